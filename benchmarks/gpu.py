@@ -51,7 +51,7 @@ def main(output: Path, only: tuple[str, ...], resume: bool, interpret: bool) -> 
 def _checked(chosen: list[Case]) -> int:
     """Check all at a small size; the number of rows that are wrong, at most 1."""
     from benchmarks.accelerator.measuring import mismatch
-    from mindspeed.ops.triton.interpreter import kernels_on_cpu
+    from tests.ops.triton.kernels import kernels_on_cpu
 
     wrong = 0
     with kernels_on_cpu():

@@ -29,7 +29,7 @@ from mindspeed.engine.runtime import rendezvous, session
 from mindspeed.engine.runtime.effects import EffectReport
 from mindspeed.engine.runtime.session import ActivationReport, DeactivationReport, Surroundings, suspended
 from mindspeed.job.world import PLATFORMS
-from mindspeed.ops.public_functions import public_functions
+from mindspeed.ops.variants import public_functions
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.cache_folder import CACHE_VARIABLE
 from mindspeed.plugins.constraints import AUTO

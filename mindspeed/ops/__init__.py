@@ -11,27 +11,25 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from mindspeed.ops import lcal_coc as lcal_coc
-    from mindspeed.ops.ffn import ffn as ffn
-    from mindspeed.ops.fusion_attention import fusion_attention as fusion_attention
-    from mindspeed.ops.npu_all_to_all_all_gather_bmm import npu_all_to_all_all_gather_bmm as npu_all_to_all_all_gather_bmm
-    from mindspeed.ops.npu_bmm_reduce_scatter_all_to_all import (
-        npu_bmm_reduce_scatter_all_to_all as npu_bmm_reduce_scatter_all_to_all,
-    )
-    from mindspeed.ops.npu_dropout_add_layer_norm import npu_dropout_add_layer_norm as npu_dropout_add_layer_norm
-    from mindspeed.ops.npu_fused_moe_token_permute import npu_fused_moe_token_permute as npu_fused_moe_token_permute
-    from mindspeed.ops.npu_fused_moe_token_unpermute import npu_fused_moe_token_unpermute as npu_fused_moe_token_unpermute
-    from mindspeed.ops.npu_gmm import npu_gmm as npu_gmm
-    from mindspeed.ops.npu_grouped_mat_mul_all_reduce import npu_grouped_mat_mul_all_reduce as npu_grouped_mat_mul_all_reduce
-    from mindspeed.ops.npu_groupmatmul_add_fp32 import npu_groupmatmul_add_fp32 as npu_groupmatmul_add_fp32
-    from mindspeed.ops.npu_matmul_add_fp32 import npu_matmul_add_fp32 as npu_matmul_add_fp32
-    from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import npu_mm_all_reduce_add_rms_norm as npu_mm_all_reduce_add_rms_norm
-    from mindspeed.ops.npu_mm_all_reduce_add_rms_norm_ import npu_mm_all_reduce_add_rms_norm_ as npu_mm_all_reduce_add_rms_norm_
-    from mindspeed.ops.npu_ring_attention_update import npu_ring_attention_update as npu_ring_attention_update
-    from mindspeed.ops.npu_rotary_position_embedding import npu_rotary_position_embedding as npu_rotary_position_embedding
-    from mindspeed.ops.quant_gmm import quant_gmm as quant_gmm
-    from mindspeed.ops.rms_norm import rms_norm as rms_norm
-    from mindspeed.ops.swiglu import swiglu as swiglu
+    from mindspeed.ops import lcal_coc
+    from mindspeed.ops.ffn import ffn
+    from mindspeed.ops.fusion_attention import fusion_attention
+    from mindspeed.ops.npu_all_to_all_all_gather_bmm import npu_all_to_all_all_gather_bmm
+    from mindspeed.ops.npu_bmm_reduce_scatter_all_to_all import npu_bmm_reduce_scatter_all_to_all
+    from mindspeed.ops.npu_dropout_add_layer_norm import npu_dropout_add_layer_norm
+    from mindspeed.ops.npu_fused_moe_token_permute import npu_fused_moe_token_permute
+    from mindspeed.ops.npu_fused_moe_token_unpermute import npu_fused_moe_token_unpermute
+    from mindspeed.ops.npu_gmm import npu_gmm
+    from mindspeed.ops.npu_grouped_mat_mul_all_reduce import npu_grouped_mat_mul_all_reduce
+    from mindspeed.ops.npu_groupmatmul_add_fp32 import npu_groupmatmul_add_fp32
+    from mindspeed.ops.npu_matmul_add_fp32 import npu_matmul_add_fp32
+    from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import npu_mm_all_reduce_add_rms_norm
+    from mindspeed.ops.npu_mm_all_reduce_add_rms_norm_ import npu_mm_all_reduce_add_rms_norm_
+    from mindspeed.ops.npu_ring_attention_update import npu_ring_attention_update
+    from mindspeed.ops.npu_rotary_position_embedding import npu_rotary_position_embedding
+    from mindspeed.ops.quant_gmm import quant_gmm
+    from mindspeed.ops.rms_norm import rms_norm
+    from mindspeed.ops.swiglu import swiglu
 
 __all__ = [
     "ffn",

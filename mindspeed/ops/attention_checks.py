@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.attention_layout import LAYOUTS, head_width, heads_like, sizes
+from mindspeed.ops.attention_layout import LAYOUTS, head_width, heads_like, ranges_of, sizes
 from mindspeed.ops.attention_scores import COMPRESSED_ROWS
 from mindspeed.ops.errors import require
 
@@ -34,14 +34,11 @@ def check_call(
     require(layout in LAYOUTS, _OP, f"input_layout is {layout}; it is one of {', '.join(LAYOUTS)}")
     rank = 3 if layout in ("SBH", "BSH", "TND") else 4
     shapes = [tuple(x.shape) for x in (query, key, value)]
-    require(
-        all(len(s) == rank for s in shapes), _OP, f"query, key and value have shapes {shapes}; {layout} has {rank} dimensions"
-    )
-    types = {x.dtype for x in (query, key, value)}
-    one = len(types) == 1 and query.is_floating_point()
-    require(
-        one, _OP, f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}; they must have one floating type"
-    )
+    ranks = {len(shape) for shape in shapes}
+    require(ranks == {rank}, _OP, f"query, key and value have shapes {shapes}; {layout} has {rank} dimensions")
+    one = query.dtype == key.dtype == value.dtype and query.is_floating_point()
+    types = f"{query.dtype}, {key.dtype} and {value.dtype}"
+    require(one, _OP, f"query, key and value are {types}; they must have one floating type")
     _check_heads(query, key, value, options)
     modes = "0 to 4 and 6 to 8" if layout == "TND" else "0 to 6"
     taken = 0 <= mode <= 8 and (mode != 5 if layout == "TND" else mode < 7)
@@ -82,9 +79,8 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor, options: AttentionOp
     shared = groups > 0 and heads % groups == 0
     require(shared, _OP, f"{groups} heads of the key do not divide {heads} heads of the query")
     width = head_width(query, layout, heads)
-    require(
-        head_width(key, layout, groups) == width, _OP, f"key of shape {tuple(key.shape)} does not have heads of width {width}"
-    )
+    alike = head_width(key, layout, groups) == width
+    require(alike, _OP, f"key of shape {tuple(key.shape)} does not have heads of width {width}")
     flat = layout in ("SBH", "BSH")
     same = value.shape[-1] % groups == 0 if flat else heads_like(value, layout, query, heads) == groups
     require(same, _OP, f"value of shape {tuple(value.shape)} does not have the {groups} heads of the key")
@@ -95,20 +91,18 @@ def _check_lengths(query: Tensor, key: Tensor, value: Tensor, options: Attention
     if options.layout == "TND":
         require(key.shape[0] == value.shape[0], _OP, f"key has {key.shape[0]} tokens and value {value.shape[0]}")
         for name, ends, x in (("actual_seq_qlen", options.q_ends, query), ("actual_seq_kvlen", options.kv_ends, key)):
-            ascending = bool(ends) and _ascending(ends or [])
-            whole = ascending and ends is not None and ends[-1] == x.shape[0]
-            require(whole, _OP, f"{name} is {ends}; the layout TND needs ascending ends up to {x.shape[0]}")
+            whole = ends and ends[-1] == x.shape[0] and all(start <= end for start, end in ranges_of(ends))
+            require(bool(whole), _OP, f"{name} is {ends}; the layout TND needs ascending ends up to {x.shape[0]}")
         q_ends, kv_ends = options.q_ends or [], options.kv_ends or []
         counts = f"{len(q_ends)} and {len(kv_ends)}"
         require(len(q_ends) == len(kv_ends), _OP, f"actual_seq_qlen and actual_seq_kvlen have {counts} sequences")
-        longest = [max(b - a for a, b in zip([0, *ends], ends, strict=False)) for ends in (q_ends, kv_ends)]
+        longest = [max(end - start for start, end in ranges_of(ends)) for ends in (q_ends, kv_ends)]
         sequences = len(q_ends)
     else:
         (sequences, queries), (other, keys) = sizes(query, options.layout), sizes(key, options.layout)
         same = other == sequences and sizes(value, options.layout) == (other, keys)
-        require(
-            same, _OP, f"query, key and value have shapes {[tuple(x.shape) for x in (query, key, value)]}, of different sizes"
-        )
+        shapes = [tuple(x.shape) for x in (query, key, value)]
+        require(same, _OP, f"query, key and value have shapes {shapes}, of different sizes")
         none = options.q_ends is None and options.kv_ends is None
         require(none, _OP, f"actual_seq_qlen and actual_seq_kvlen belong to the layout TND, not to {options.layout}")
         longest = [queries, keys]
@@ -117,10 +111,6 @@ def _check_lengths(query: Tensor, key: Tensor, value: Tensor, options: Attention
         given = given and all(0 <= n <= longest[1] for n in options.prefix or [])
         require(given, _OP, f"prefix is {options.prefix}; it is {sequences} numbers of keys, from 0 to {longest[1]}")
     return longest[0], longest[1], sequences
-
-
-def _ascending(ends: list[int]) -> bool:
-    return all(a <= b for a, b in zip([0, *ends], ends, strict=False))
 
 
 def _check_mask(mask: Tensor, sizes: tuple[int, int, int, int], options: AttentionOptions) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from mindspeed.ops.numerics import unflatten
 
-DENSE: Final = {"SBH": "SBH", "BSH": "BSH", "BSND": "BSND", "BNSD": "BNSD"}
-LAYOUTS: Final = (*DENSE, "TND")
+if TYPE_CHECKING:
+    from mindspeed.ops.attention_arguments import AttentionOptions
+
+LAYOUTS: Final = ("SBH", "BSH", "BSND", "BNSD", "TND")
 
 Ranges = list[tuple[int, int]]
 
@@ -17,6 +20,15 @@ Ranges = list[tuple[int, int]]
 def ranges_of(ends: list[int] | None) -> Ranges:
     """``(start, end)`` of each packed sequence from the cumulative ends."""
     return list(zip([0, *(ends or [])[:-1]], ends or [], strict=True))
+
+
+def lengths_of(query: Tensor, key: Tensor, options: AttentionOptions) -> Ranges:
+    """``(queries, keys)`` of each sequence of a batch, or of each packed one."""
+    if options.layout == "TND":
+        spans = zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True)
+        return [(q[1] - q[0], kv[1] - kv[0]) for q, kv in spans]
+    batch, queries = sizes(query, options.layout)
+    return [(queries, sizes(key, options.layout)[1])] * batch
 
 
 def head_view(x: Tensor, layout: str, heads: int) -> Tensor:
@@ -51,3 +63,9 @@ def heads_like(x: Tensor, layout: str, other: Tensor, heads: int) -> int:
         width = other.shape[-1] // heads
         return x.shape[-1] // width if width else heads
     return x.shape[1] if layout in ("BNSD", "TND") else x.shape[2]
+
+
+def padded_heads(x: Tensor, width: int) -> Tensor:
+    """Heads of one width, elements side by side, as flash kernels want them: zeros change no product."""
+    x = x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from mindspeed.ops.attention_layout import ranges_of, sizes
+from mindspeed.ops.attention_layout import lengths_of, sizes
+
+if TYPE_CHECKING:
+    from mindspeed.ops.attention_arguments import AttentionOptions
 
 FULL_MASK_MODES = (0, 1, 5)
 """Modes whose mask has an entry for every query and key; the mask of the others only says that there is one."""
@@ -89,26 +93,25 @@ def _staircase(queries: int, keys: int, start: int) -> int:
 
 
 def visibility(
-    mode: int,
-    queries: int,
-    keys: int,
-    before: int,
-    after: int,
-    prefix: tuple[int, ...] | None,
-    mask: Tensor | None,
-    at_edge: bool,
+    options: AttentionOptions, queries: int, keys: int, prefix: tuple[int, ...] | None, mask: Tensor | None, at_edge: bool
 ) -> AttentionVisibility:
     """Make the visibility of one sequence under a sparse mode; ``at_edge``: modes 7 and 8 give this one a band."""
-    shift = keys - queries
+    mode, shift = options.mode, keys - queries
     if mode == 0:
-        return AttentionVisibility(-before, after, mask=mask)
+        return AttentionVisibility(-options.before, options.after, mask=mask)
     if mode == 1:
         return AttentionVisibility(mask=mask)
     if mode == 4 or (mode in (7, 8) and at_edge):
-        return AttentionVisibility(shift - before, shift + after)
+        return AttentionVisibility(shift - options.before, shift + options.after)
     if mode in (5, 6):
         return AttentionVisibility(last=shift, prefix=prefix, mask=mask if mode == 5 else None)
     return AttentionVisibility(last=0 if mode in (2, 8) else shift)
+
+
+def sequence_at_edge(lengths: Sequence[tuple[int, int]], mode: int) -> int | None:
+    """Number of the packed sequence that has a band: for mode 7 the last one with queries, for mode 8 the first one."""
+    filled = [number for number, (queries, _) in enumerate(lengths) if queries]
+    return filled[-1 if mode == 7 else 0] if filled and mode in (7, 8) else None
 
 
 CAUSAL: Final = AttentionVisibility(last=0)
@@ -129,39 +132,32 @@ def compressed_mask(device: torch.device) -> Tensor:
         return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu_(1)
 
 
-def visible_pairs(query: Tensor, key: Tensor, mask: Tensor | None, options: Any) -> int:
+def visible_pairs(query: Tensor, key: Tensor, mask: Tensor | None, options: AttentionOptions) -> int:
     """Count the pairs of all heads and sequences of a call. A mask with an entry for every pair is read, unless it is fake."""
     if options.layout != "TND":
         (batch, queries), (_, keys) = sizes(query, options.layout), sizes(key, options.layout)
         prefix = None if options.prefix is None else tuple(options.prefix)
         return _pairs(mask, (batch, queries, keys), prefix, False, options)
-    spans = [(q[1] - q[0], kv[1] - kv[0]) for q, kv in zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True)]
-    filled = [n for n, (queries, _) in enumerate(spans) if queries]
-    edge = {7: filled[-1:], 8: filled[:1]}.get(options.mode, [])
+    lengths = lengths_of(query, key, options)
+    edge = sequence_at_edge(lengths, options.mode)
     total = 0
-    for n, span in enumerate(spans):
+    for n, length in enumerate(lengths):
         prefix = None if options.prefix is None else (options.prefix[n],)
-        total += _pairs(mask, (1, *span), prefix, n in edge, options)
+        total += _pairs(mask, (1, *length), prefix, n == edge, options)
     return total
 
 
 def _pairs(
-    mask: Tensor | None, shape: tuple[int, int, int], prefix: tuple[int, ...] | None, at_edge: bool, options: Any
+    mask: Tensor | None, shape: tuple[int, int, int], prefix: tuple[int, ...] | None, at_edge: bool, options: AttentionOptions
 ) -> int:
     batch, queries, keys = shape
     if mask is None:
-        return int(options.heads) * AttentionVisibility().pairs(queries, keys, batch)
-    seen = visibility(options.mode, queries, keys, options.before, options.after, prefix, None, at_edge)
-    if options.mode not in FULL_MASK_MODES or prefix is not None or _is_fake(mask):
-        return int(options.heads) * seen.pairs(queries, keys, batch)
+        return options.heads * AttentionVisibility().pairs(queries, keys, batch)
+    seen = visibility(options, queries, keys, prefix, None, at_edge)
+    if options.mode not in FULL_MASK_MODES or prefix is not None or isinstance(mask, FakeTensor) or mask.is_meta:
+        return options.heads * seen.pairs(queries, keys, batch)
     hidden = mask[..., :queries, :keys]
     outside = seen.hidden((0, queries), (0, keys), mask.device)
     hidden = hidden if outside is None else hidden | outside
-    repeated = batch * int(options.heads) * queries * keys // max(1, hidden.numel())
+    repeated = batch * options.heads * queries * keys // max(1, hidden.numel())
     return repeated * int((~hidden).sum())
-
-
-def _is_fake(tensor: Tensor) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor) or tensor.device == torch.device("meta")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,6 +125,15 @@ class AttentionScores:
         return logits if hidden is None else logits.masked_fill(hidden, -torch.inf)
 
 
+class AttentionBatch(NamedTuple):
+    """A batch of equally long sequences: views of tensors as [B, K, G, S, D] (queries) and [B, K, T, D] (keys)."""
+
+    query_side: list[Tensor]
+    key_side: list[Tensor]
+    stats: list[Tensor]
+    scores: AttentionScores
+
+
 def scores_of(
     queries: int,
     keys: int,
@@ -146,7 +155,7 @@ def scores_of(
     if mask is None:
         return AttentionScores(options.scale, (queries, keys), AttentionVisibility(), bias, dropout)
     by_group = _mask_by_group(mask[..., :queries, :keys], split) if options.mode in FULL_MASK_MODES else None
-    seen = visibility(options.mode, queries, keys, options.before, options.after, prefix, by_group, at_edge)
+    seen = visibility(options, queries, keys, prefix, by_group, at_edge)
     return AttentionScores(options.scale, (queries, keys), seen, bias, dropout)
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.attention_scores import AttentionScores, Span
+from mindspeed.ops.attention_scores import AttentionBatch, AttentionScores, Span
 from mindspeed.ops.numerics import wide
 
 _NUMBERS: Final = 1 << 22
@@ -40,13 +40,12 @@ def _shifted(logits: Tensor, maximum: Tensor) -> Tensor:
     return torch.exp(logits - maximum.masked_fill(maximum == -torch.inf, 0)[..., None])
 
 
-def forward(
-    q_BKGSD: Tensor, k_BKTD: Tensor, v_BKTE: Tensor, scores: AttentionScores, out_BKGSE: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Write the result to ``out`` and give the maximum and the sum of each row's softmax, [B, K, G, S]."""
+def forward(part: AttentionBatch) -> None:
+    """Write the result, and the maximum and the sum of each row's softmax, [B, K, G, S]."""
+    (q_BKGSD, out_BKGSE), (k_BKTD, v_BKTE), (maximum, total), scores = part
     k_wide, v_wide = wide(k_BKTD), wide(v_BKTE)
-    maximum = k_wide.new_full(q_BKGSD.shape[:-1], -torch.inf)
-    total = torch.zeros_like(maximum)
+    maximum.fill_(-torch.inf)
+    total.zero_()
     for rows, columns in _strips(q_BKGSD, scores):
         here, there = slice(*rows), slice(*columns)
         if columns[0] == columns[1]:
@@ -61,26 +60,15 @@ def forward(
             weights = weights * scores.dropout.factors(rows, columns, weights.dtype)
         sums = total[..., here, None]
         out_BKGSE[..., here, :] = _product(weights, v_wide[:, :, there]) / sums.masked_fill(sums == 0, 1)
-    return maximum, total
 
 
-def backward(
-    grads: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    dout_BKGSE: Tensor,
-    q_BKGSD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTE: Tensor,
-    out_BKGSE: Tensor,
-    maximum: Tensor,
-    total: Tensor,
-    scores: AttentionScores,
-) -> None:
-    """Write the gradients of q, k, v to the first three of ``grads`` and add that of the bias to the fourth, if there is one.
+def backward(part: AttentionBatch, dbias: Tensor | None) -> None:
+    """Write the gradients of queries, keys and values, and add that of the bias to ``dbias``, if there is one.
 
     With P the probabilities and M the dropout factors: ``dV = (P M)^T dO``, ``dP = (dO V^T) M``,
     ``dS = P (dP - rowsum(dO O))``, ``dQ = scale dS K``, ``dK = scale dS^T Q``.
     """
-    dq, dk, dv, dbias = grads
+    (q_BKGSD, out_BKGSE, dout_BKGSE, dq), (k_BKTD, v_BKTE, dk, dv), (maximum, total), scores = part
     k_wide, v_wide = wide(k_BKTD), wide(v_BKTE)
     dk_wide, dv_wide = torch.zeros_like(k_wide), torch.zeros_like(v_wide)
     for rows, columns in _strips(q_BKGSD, scores):

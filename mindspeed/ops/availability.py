@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from mindspeed.ops import OPERATORS, build_cache
 from mindspeed.ops.compiler import find_compiler
-from mindspeed.ops.reasons import reason
 from mindspeed.ops.variants import has_variant, native_variants, python_variants, reference_only
 from mindspeed.plugins.cache_folder import cache_folder, why_unwritable
 
@@ -25,6 +24,22 @@ _PACKAGES: Final = {"Triton": "triton", "torch_npu": "torch_npu"}
 _WORDS: Final = {"cuda": "GPU", "npu": "NPU"}
 _DEVICES: Final = {"cuda": "/dev/nvidia[0-9]*", "npu": "/dev/davinci[0-9]*"}
 _OPS: Final = Path(__file__).resolve().parent
+
+_COMPOSED: Final = "it is composed of the device's own matrix products and collectives"
+_EVERYWHERE: Final = {
+    "ffn": "it is composed of the device's own matrix products and an activation",
+    "lcal_coc": _COMPOSED,
+    "npu_all_to_all_all_gather_bmm": _COMPOSED,
+    "npu_bmm_reduce_scatter_all_to_all": _COMPOSED,
+    "npu_grouped_mat_mul_all_reduce": _COMPOSED,
+    "npu_mm_all_reduce_add_rms_norm": _COMPOSED,
+    "npu_mm_all_reduce_add_rms_norm_": "it is npu_mm_all_reduce_add_rms_norm, written into its argument",
+}
+_BY_PLATFORM: Final[dict[tuple[str, str], str]] = {
+    ("quant_gmm", "cuda"): "nobody has written a Triton kernel of integer products yet",
+}
+
+_NOT_YET: Final = "nobody has written one yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +128,11 @@ def _standing(op: str, machine: _Machine) -> VariantStatus:
     return VariantStatus(op, machine.platform, best, otherwise, *machine.obstacle(op))
 
 
+def reason(op: str, platform: str) -> str:
+    """The reason for an operator that runs its reference on a platform."""
+    return _BY_PLATFORM.get((op, platform)) or _EVERYWHERE.get(op) or _NOT_YET
+
+
 class _Machine:
     """Look up what this machine has for one platform; each part once, when it is first needed."""
 
@@ -126,7 +146,7 @@ class _Machine:
         if reference_only():
             return False
         kind = variant(op, self.platform)
-        return op in self.built if kind == CPP else not self.lacks(kind)
+        return op in self.built if kind == CPP else kind not in _PACKAGES or find_spec(_PACKAGES[kind]) is not None
 
     def obstacle(self, op: str) -> tuple[str, str]:
         """Return the reason why it does not, and the command that mends it, if there is one."""
@@ -136,10 +156,6 @@ class _Machine:
             return "MINDSPEED_OPS is reference", ""
         kind = variant(op, self.platform)
         return self.no_library if kind == CPP else (f"{_PACKAGES[kind]} is not installed", "")
-
-    def lacks(self, kind: str) -> bool:
-        """Return whether a package that a kind of variant needs is not installed."""
-        return kind in _PACKAGES and find_spec(_PACKAGES[kind]) is None
 
     @cached_property
     def built(self) -> frozenset[str]:

@@ -9,7 +9,7 @@ of each row, and the seed of the dropout mask; never probabilities or the mask o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ from torch import Tensor
 from mindspeed.ops import attention_strips
 from mindspeed.ops.attention_arguments import AttentionGradientInputs, AttentionOptions
 from mindspeed.ops.attention_checks import check_call, check_results
-from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sequence_view, sizes
-from mindspeed.ops.attention_mask import visible_pairs
-from mindspeed.ops.attention_scores import AttentionScores, Dropout, scores_of
+from mindspeed.ops.attention_layout import head_view, head_width, heads_like, lengths_of, ranges_of, sequence_view, sizes
+from mindspeed.ops.attention_mask import sequence_at_edge, visible_pairs
+from mindspeed.ops.attention_scores import AttentionBatch, Dropout, scores_of
 from mindspeed.ops.npu_ring_attention_update import sequence_major, token_major
 from mindspeed.ops.numerics import unflatten, wide_type
 from mindspeed.ops.registration import define
@@ -87,7 +87,7 @@ def fusion_attention(
     if options.layout == "TND" and softmax_layout == "":
         stats = [sequence_major(stat, options.q_ends or []) for stat in stats]
     reserved = query.new_empty(0)
-    numels = _dropout_size(query, key, options) if dropping else 0
+    numels = head_num * sum(queries * keys for queries, keys in lengths_of(query, key, options)) if dropping else 0
     return out, stats[0], stats[1], reserved, 0 if seed is None else seed, 0, numels
 
 
@@ -166,33 +166,18 @@ def _integers(values: Sequence[int] | Tensor | None) -> list[int] | None:
     return values.tolist() if isinstance(values, Tensor) else list(values)
 
 
-def _dropout_size(query: Tensor, key: Tensor, options: AttentionOptions) -> int:
-    if options.layout == "TND":
-        spans = zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True)
-        return options.heads * sum((q1 - q0) * (k1 - k0) for (q0, q1), (k0, k1) in spans)
-    (batch, queries), (_, keys) = sizes(query, options.layout), sizes(key, options.layout)
-    return batch * options.heads * queries * keys
-
-
-class AttentionBatch(NamedTuple):
-    """A batch of equally long sequences: views of tensors as [B, K, G, S, D] (queries) and [B, K, T, D] (keys)."""
-
-    query_side: list[Tensor]
-    key_side: list[Tensor]
-    stats: list[Tensor]
-    scores: AttentionScores
-
-
 def _parts(
     query_side: list[Tensor],
     key_side: list[Tensor],
     stats: list[Tensor],
-    pse: Tensor | None,
-    mask: Tensor | None,
-    seed: Tensor | None,
+    optional: Sequence[Tensor | None],
     options: AttentionOptions,
 ) -> Iterator[AttentionBatch]:
-    """Views of the query and key side tensors and of the statistics, with the scores: one part, or one per packed sequence."""
+    """Views of the query and key side tensors and of the statistics, with the scores: one part, or one per packed sequence.
+
+    ``optional`` are bias, mask and seed.
+    """
+    pse, mask, seed = optional
     heads, layout = options.heads, options.layout
     groups = heads_like(key_side[0], layout, query_side[0], heads)
     split = (groups, heads // groups)
@@ -205,19 +190,17 @@ def _parts(
         scores = scores_of(s, keys[0].shape[2], prefix, False, pse, mask, dropout, split, options)
         yield AttentionBatch(queries, keys, [unflatten(stat, 1, split) for stat in stats], scores)
         return
-    first, spans = 0, list(zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True))
-    lengths = [q[1] - q[0] for q, _ in spans]
-    filled = [n for n, length in enumerate(lengths) if length]
-    edge = {7: filled[-1:], 8: filled[:1]}.get(options.mode, [])
-    for n, (q, kv) in enumerate(spans):
+    first, lengths = 0, lengths_of(query_side[0], key_side[0], options)
+    edge = sequence_at_edge(lengths, options.mode)
+    for n, (q, kv) in enumerate(zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True)):
         queries = [unflatten(sequence_view(x, *q), 1, split) for x in query_side]
         keys = [sequence_view(x, *kv) for x in key_side]
-        shape = (1, *split, lengths[n], kv[1] - kv[0])
+        shape = (1, *split, *lengths[n])
         dropout = None if seed is None else Dropout(options.keep_prob, seed, first, shape)
         first += heads * shape[3] * shape[4]
         prefix = None if options.prefix is None else (options.prefix[n],)
         own = pse[n : n + 1] if pse is not None and pse.dim() > 1 and pse.shape[0] > 1 else pse
-        scores = scores_of(*shape[3:], prefix, n in edge, own, mask, dropout, split, options)
+        scores = scores_of(*shape[3:], prefix, n == edge, own, mask, dropout, split, options)
         yield AttentionBatch(queries, keys, [unflatten(stat[q[0] : q[1]].t()[None], 1, split) for stat in stats], scores)
 
 
@@ -237,41 +220,39 @@ def _stats_like(query: Tensor, options: AttentionOptions) -> Tensor:
 
 def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Reference: the result and lean statistics, [B, N, S] or [T, N]."""
-    return by_parts(_forward_part, *args)
-
-
-def _forward_part(part: AttentionBatch) -> None:
-    (q, out), (k, v) = part.query_side, part.key_side
-    for stat, values in zip(part.stats, attention_strips.forward(q, k, v, part.scores, out), strict=True):
-        stat.copy_(values)
+    return by_parts(attention_strips.forward, *args)
 
 
 def by_parts(write: Callable[[AttentionBatch], None], *args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Give the result and lean statistics, [B, N, S] or [T, N], which ``write`` fills for each batch of equal sequences."""
-    query, key, value, pse, mask, seed, *rest = args
-    options = AttentionOptions(*rest)
+    query, key, value, *optional = args[:6]
+    options = AttentionOptions(*args[6:])
     out, maximum = _out_like(query, key, value, options), _stats_like(query, options)
     total = torch.empty_like(maximum)
-    for part in _parts([query, out], [key, value], [maximum, total], pse, mask, seed, options):
+    for part in _parts([query, out], [key, value], [maximum, total], optional, options):
         write(part)
     return out, maximum, total
 
 
 def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Reference: gradients of query, key, value and, with ``of_pse``, of the bias (else empty)."""
+    return gradients_by_parts(attention_strips.backward, *args)
+
+
+def gradients_by_parts(
+    write: Callable[[AttentionBatch, Tensor | None], None], *args: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Give the gradients of `_backward`, which ``write`` fills for each batch, that of a bias being added to the second."""
     dout, query, key, value, pse, mask, seed, out, maximum, total, of_pse, options = AttentionGradientInputs.of(*args)
     dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
     dpse = None if pse is None or not of_pse else pse.new_zeros(pse.shape, dtype=wide_type(pse.dtype))
     query_side, key_side = [query, out, dout, dq], [key, value, dk, dv]
-    for n, part in enumerate(_parts(query_side, key_side, [maximum, total], pse, mask, seed, options)):
-        (q, o, do, dq_view), (k, v, dk_view, dv_view) = part.query_side, part.key_side
+    for n, part in enumerate(_parts(query_side, key_side, [maximum, total], (pse, mask, seed), options)):
         dbias = None
         if dpse is not None:
             own = dpse[n : n + 1] if options.layout == "TND" and dpse.shape[0] > 1 else dpse
-            dbias = unflatten(own, 1, q.shape[1:3])
-        grads = (dq_view, dk_view, dv_view, dbias)
-        m, s = part.stats
-        attention_strips.backward(grads, do, q, k, v, o, m, s, part.scores)
+            dbias = unflatten(own, 1, part.query_side[0].shape[1:3])
+        write(part, dbias)
     return dq, dk, dv, query.new_empty(0) if pse is None or dpse is None else dpse.to(pse.dtype)
 
 

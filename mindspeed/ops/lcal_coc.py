@@ -6,28 +6,30 @@ is added after the communication. Products and sums over ranks are computed in f
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import unflatten, wide
 from mindspeed.ops.process_groups import Group, all_gather, all_reduce, name_of, reduce_scatter, size_of
-from mindspeed.ops.registration import define, like, product_operations
+from mindspeed.ops.registration import define, like, product_operations, require_no_gradient
 
 
 def pure_matmul(x1: Tensor, x2: Tensor, output: Tensor, *, bias: Tensor | None = None) -> None:
     """``output = x1 x2 + bias``: [m, k] by [k, n]."""
-    _run("pure_matmul", x1, x2, output, bias, [], x1.shape[0])
+    _run("pure_matmul", (x1, x2, output), bias, [], x1.shape[0])
 
 
 def matmul_all_reduce(x1: Tensor, x2: Tensor, output: Tensor, group: Group, *, bias: Tensor | None = None) -> None:
     """``output = sum over ranks of x1 x2, + bias``: [m, k] by [k, n] to [m, n] on every rank."""
-    _run("matmul_all_reduce", x1, x2, output, bias, [group], x1.shape[0])
+    _run("matmul_all_reduce", (x1, x2, output), bias, [group], x1.shape[0])
 
 
 def all_gather_matmul(x1: Tensor, x2: Tensor, output: Tensor, group: Group, *, bias: Tensor | None = None) -> None:
     """``output = (x1 of all ranks) x2 + bias``: [m / ranks, k] by [k, n] to [m, n]."""
-    _run("all_gather_matmul", x1, x2, output, bias, [group], x1.shape[0] * size_of(group))
+    _run("all_gather_matmul", (x1, x2, output), bias, [group], x1.shape[0] * size_of(group))
 
 
 def all_gather_matmul_v2(
@@ -37,7 +39,7 @@ def all_gather_matmul_v2(
     rows = x1.shape[0] * size_of(group)
     fits = comm_output.shape == (rows, *x1.shape[1:]) and comm_output.dtype == x1.dtype
     require(fits, "lcal_coc.all_gather_matmul_v2", f"comm_output is not {x1.dtype} of shape {(rows, *x1.shape[1:])}")
-    _run("all_gather_matmul_v2", x1, x2, output, bias, [group], rows, comm_output)
+    _run("all_gather_matmul_v2", (x1, x2, output), bias, [group], rows, comm_output)
 
 
 def matmul_reduce_scatter(x1: Tensor, x2: Tensor, output: Tensor, group: Group, *, bias: Tensor | None = None) -> None:
@@ -45,7 +47,7 @@ def matmul_reduce_scatter(x1: Tensor, x2: Tensor, output: Tensor, group: Group, 
     ranks = size_of(group)
     divides = x1.shape[0] % ranks == 0
     require(divides, "lcal_coc.matmul_reduce_scatter", f"{ranks} ranks do not divide the {x1.shape[0]} rows of x1")
-    _run("matmul_reduce_scatter", x1, x2, output, bias, [group], x1.shape[0] // ranks)
+    _run("matmul_reduce_scatter", (x1, x2, output), bias, [group], x1.shape[0] // ranks)
 
 
 def all_gather_matmul_reduce_scatter(
@@ -59,30 +61,21 @@ def all_gather_matmul_reduce_scatter(
     divides = rows % ranks == 0
     require(divides, "lcal_coc.all_gather_matmul_reduce_scatter", f"{ranks} ranks do not divide the {rows} rows of x1")
     groups = [gather_group, scatter_group]
-    _run("all_gather_matmul_reduce_scatter", x1, x2, output, bias, groups, rows // ranks)
+    _run("all_gather_matmul_reduce_scatter", (x1, x2, output), bias, groups, rows // ranks)
 
 
 def _run(
-    name: str,
-    x1: Tensor,
-    x2: Tensor,
-    output: Tensor,
-    bias: Tensor | None,
-    groups: list[Group],
-    rows: int,
-    gathered: Tensor | None = None,
+    name: str, tensors: tuple[Tensor, ...], bias: Tensor | None, groups: list[Group], rows: int, *gathered: Tensor
 ) -> None:
-    op, tensors = f"lcal_coc.{name}", (x1, x2, output)
+    op, (x1, x2, output) = f"lcal_coc.{name}", tensors
     fits = all(t.dim() == 2 and t.dtype == x1.dtype for t in tensors) and x1.is_floating_point() and x1.shape[1] == x2.shape[0]
     shapes = f"x1, x2 and output have shapes {[tuple(t.shape) for t in tensors]} and types {[t.dtype for t in tensors]}"
     require(fits and tuple(output.shape) == (rows, x2.shape[1]), op, f"{shapes}; output is the [{rows}, n] of a product")
     flat = bias is None or tuple(bias.shape) in ((1, x2.shape[1]), (x2.shape[1],))
     require(flat, op, f"bias is not of shape {(1, x2.shape[1])}")
-    learned = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*tensors, bias))
-    require(not learned, op, "it has no gradient; call it on tensors that need none, or under torch.no_grad()")
+    require_no_gradient(op, *tensors, bias)
     names = [name_of(op, group) for group in groups]
-    outputs = (output,) if gathered is None else (output, gathered)
-    getattr(torch.ops.mindspeed, f"lcal_coc_{name}")(x1, x2, bias, names, *outputs)
+    getattr(torch.ops.mindspeed, f"lcal_coc_{name}")(x1, x2, bias, names, output, *gathered)
 
 
 def _finish(product: Tensor, bias: Tensor | None, output: Tensor) -> None:
@@ -97,31 +90,17 @@ def _scattered(product: Tensor, group: str) -> Tensor:
     return reduce_scatter(unflatten(product, 0, (size_of(group), -1)), group)
 
 
-def _pure_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    _finish(wide(x1) @ wide(x2), bias, output)
+def _reference(gathers: bool, collect: Callable[[Tensor, str], Tensor] | None) -> Callable[..., None]:
+    """Make the reference of a product: ``x1`` may be gathered before it, and partial sums collected behind it."""
 
+    def product(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor, *gathered: Tensor) -> None:
+        x1 = _gathered(x1, groups[0]) if gathers else x1
+        for target in gathered:
+            target.copy_(x1)
+        y = wide(x1) @ wide(x2)
+        _finish(y if collect is None else collect(y, groups[-1]), bias, output)
 
-def _matmul_all_reduce(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    _finish(all_reduce(wide(x1) @ wide(x2), groups[0]), bias, output)
-
-
-def _all_gather_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    _finish(wide(_gathered(x1, groups[0])) @ wide(x2), bias, output)
-
-
-def _all_gather_matmul_v2(
-    x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor, gathered: Tensor
-) -> None:
-    gathered.copy_(_gathered(x1, groups[0]))
-    _finish(wide(gathered) @ wide(x2), bias, output)
-
-
-def _matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    _finish(_scattered(wide(x1) @ wide(x2), groups[0]), bias, output)
-
-
-def _all_gather_matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    _finish(_scattered(wide(_gathered(x1, groups[0])) @ wide(x2), groups[1]), bias, output)
+    return product
 
 
 def _gathered_operations(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], *outputs: Tensor) -> int:
@@ -131,12 +110,13 @@ def _gathered_operations(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: li
 
 _OPERANDS = "Tensor x1, Tensor x2, Tensor? bias, str[] groups, Tensor(a!) output"
 
-for _name, _reference, _count in (
-    (f"lcal_coc_pure_matmul({_OPERANDS})", _pure_matmul, product_operations),
-    (f"lcal_coc_matmul_all_reduce({_OPERANDS})", _matmul_all_reduce, product_operations),
-    (f"lcal_coc_all_gather_matmul({_OPERANDS})", _all_gather_matmul, _gathered_operations),
-    (f"lcal_coc_all_gather_matmul_v2({_OPERANDS}, Tensor(b!) gathered)", _all_gather_matmul_v2, _gathered_operations),
-    (f"lcal_coc_matmul_reduce_scatter({_OPERANDS})", _matmul_reduce_scatter, product_operations),
-    (f"lcal_coc_all_gather_matmul_reduce_scatter({_OPERANDS})", _all_gather_matmul_reduce_scatter, _gathered_operations),
+for _name, _gathers, _collect in (
+    (f"lcal_coc_pure_matmul({_OPERANDS})", False, None),
+    (f"lcal_coc_matmul_all_reduce({_OPERANDS})", False, all_reduce),
+    (f"lcal_coc_all_gather_matmul({_OPERANDS})", True, None),
+    (f"lcal_coc_all_gather_matmul_v2({_OPERANDS}, Tensor(b!) gathered)", True, None),
+    (f"lcal_coc_matmul_reduce_scatter({_OPERANDS})", False, _scattered),
+    (f"lcal_coc_all_gather_matmul_reduce_scatter({_OPERANDS})", True, _scattered),
 ):
-    define(f"{_name} -> ()", _reference, like(), operations=_count)
+    _count = _gathered_operations if _gathers else product_operations
+    define(f"{_name} -> ()", _reference(_gathers, _collect), like(), operations=_count)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
+from mindspeed.ops.npu_all_to_all_all_gather_bmm import bias_by_expert, check_operands
 from mindspeed.ops.numerics import unflatten, wide
-from mindspeed.ops.process_groups import Group, all_to_all, name_of, reduce_scatter, require_size, size_of
+from mindspeed.ops.process_groups import Group, all_to_all, name_of_size, reduce_scatter, size_of
 from mindspeed.ops.registration import define, no_gradient, product_operations
 
 
@@ -32,12 +33,8 @@ def npu_bmm_reduce_scatter_all_to_all(
     [E / ep, H] for 1, or with a 1 in the middle. Raises OperatorError for others.
     """
     op, ranks = "npu_bmm_reduce_scatter_all_to_all", group_ep_worldsize * group_tp_worldsize
-    ep, tp = name_of(op, group_ep), name_of(op, group_tp)
-    require_size(op, group_ep, group_ep_worldsize)
-    require_size(op, group_tp, group_tp_worldsize)
-    require(shard_type in (0, 1), op, f"shard_type is {shard_type}; it is 0 (width) or 1 (rows)")
-    types = f"x is {x.dtype} and weight is {weight.dtype}"
-    require(x.dtype == weight.dtype and x.is_floating_point(), op, f"{types}; they must have one floating-point type")
+    ep, tp = name_of_size(op, group_ep, group_ep_worldsize), name_of_size(op, group_tp, group_tp_worldsize)
+    check_operands(op, x, weight, shard_type)
     fits = x.dim() == weight.dim() == 3 and x.shape[0] == weight.shape[0] and x.shape[2] == weight.shape[1]
     shapes = f"x of shape {tuple(x.shape)} and weight of shape {tuple(weight.shape)}"
     require(fits, op, f"{shapes} have no product")
@@ -45,9 +42,7 @@ def npu_bmm_reduce_scatter_all_to_all(
     whole = rows % ranks == 0 if shard_type == 1 else rows % group_ep_worldsize == width % group_tp_worldsize == 0
     require(whole, op, f"{shapes} cannot be cut for {group_ep_worldsize} expert and {group_tp_worldsize} tensor ranks")
     columns = width if shard_type == 1 else width // group_tp_worldsize
-    allowed = ((experts, columns), (experts, 1, columns))
-    require(bias is None or tuple(bias.shape) in allowed, op, f"bias is not of shape {allowed[0]} or {allowed[1]}")
-    flat = None if bias is None else bias.reshape(experts, 1, columns)
+    flat = bias_by_expert(op, bias, experts, columns)
     y: Tensor = torch.ops.mindspeed.npu_bmm_reduce_scatter_all_to_all(x, weight, flat, ep, tp, shard_type)
     return y
 

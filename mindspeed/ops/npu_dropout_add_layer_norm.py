@@ -71,9 +71,8 @@ def npu_dropout_add_layer_norm(
     else that of ``x0``); with ``return_dropout_mask`` also the mask, uint8, 1 where an element was kept.
     The mask is drawn from torch's generator of the device. Raises OperatorError for other shapes or types.
     """
-    tensors = (x0, residual, weight, bias, rowscale, layerscale)
-    results = _checked("npu_dropout_add_layer_norm", *tensors, dropout_p, epsilon, residual_in_fp32, False)
-    return _selected(results, x0, prenorm, return_dropout_mask)
+    inputs = NormInputs(x0, residual, weight, bias, rowscale, layerscale, None, dropout_p, epsilon, x0.dtype, False)
+    return _checked("npu_dropout_add_layer_norm", inputs, residual_in_fp32, prenorm, return_dropout_mask)
 
 
 def npu_dropout_add_rms_norm(
@@ -91,25 +90,13 @@ def npu_dropout_add_rms_norm(
 ) -> Any:
     """RMSNorm in place of LayerNorm, without mean and bias; else as `npu_dropout_add_layer_norm`."""
     require(bias is None, "npu_dropout_add_rms_norm", "there is a bias, and RMSNorm has none")
-    tensors = (x0, residual, weight, None, rowscale, layerscale)
-    results = _checked("npu_dropout_add_rms_norm", *tensors, dropout_p, epsilon, residual_in_fp32, True)
-    return _selected(results, x0, prenorm, return_dropout_mask)
+    inputs = NormInputs(x0, residual, weight, None, rowscale, layerscale, None, dropout_p, epsilon, x0.dtype, True)
+    return _checked("npu_dropout_add_rms_norm", inputs, residual_in_fp32, prenorm, return_dropout_mask)
 
 
-def _checked(
-    op: str,
-    x0: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    rowscale: Tensor | None,
-    layerscale: Tensor | None,
-    p: float,
-    epsilon: float,
-    residual_in_fp32: bool,
-    rms: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Refuse what does not fit, draw the mask, and give ``(out, z, mask)``."""
+def _checked(op: str, inputs: NormInputs, residual_in_fp32: bool, prenorm: bool, with_mask: bool) -> Any:
+    """Refuse what does not fit, draw the mask, and give those of the results that were requested."""
+    x0, residual, weight, bias, rowscale, layerscale, _, p, *_ = inputs
     require(x0.is_floating_point() and x0.dim() > 0, op, f"x0 is {x0.dtype} of shape {tuple(x0.shape)}, not rows of numbers")
     require(0 <= p <= 1, op, f"dropout_p is {p}; it lies between 0 and 1")
     rows, norm = x0.shape[:-1], x0.shape[-1:]
@@ -122,13 +109,7 @@ def _checked(
     require(not mixed, op, f"x0 is {x0.dtype} and weight is {weight.dtype}, two 16-bit types")
     dtype = residual.dtype if residual is not None else wide_type(x0.dtype) if residual_in_fp32 else x0.dtype
     mask = torch.empty(x0.shape, dtype=torch.uint8, device=x0.device).bernoulli_(1 - p) if p > 0 else None
-    tensors = (x0, residual, weight, bias, rowscale, layerscale, mask)
-    out, z, *_ = torch.ops.mindspeed.npu_dropout_add_layer_norm(*tensors, p, epsilon, dtype, rms)
-    return out, z, mask
-
-
-def _selected(results: tuple[Tensor, Tensor, Tensor | None], x0: Tensor, prenorm: bool, with_mask: bool) -> Any:
-    out, z, mask = results
+    out, z, *_ = torch.ops.mindspeed.npu_dropout_add_layer_norm(*inputs._replace(mask=mask, residual_dtype=dtype))
     selected: tuple[Tensor, ...] = (out,)
     if prenorm:
         selected += (z,)
@@ -175,38 +156,30 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Reference: gradients of x0, residual, weight, bias, rowscale, layerscale; those of scales are empty without ``x0``."""
-    dout, dz, z, weight, mean, rstd, x0, rowscale, layerscale, mask, p, rms = NormGradientInputs(*args)
+    inputs = NormGradientInputs(*args)
+    dout, dz, z, weight, mean, rstd, *_, rms = inputs
     normalized, dout_wide = (wide(z) - mean) * rstd, wide(dout)
     g = dout_wide * wide(weight)
     centred = g if rms else g - g.mean(-1, keepdim=True)
     dz_wide = wide(dz) + rstd * (centred - normalized * (g * normalized).mean(-1, keepdim=True))
     dweight = (dout_wide * normalized).sum_to_size(weight.shape).to(weight.dtype)
     dbias = dout_wide.sum_to_size(weight.shape).to(weight.dtype)
-    inputs = _input_gradients(dz_wide, dout.dtype, z.dtype, x0, rowscale, layerscale, mask, p)
-    dx0, dresidual, drow, dlayer = inputs
+    dx0, dresidual, drow, dlayer = _input_gradients(dz_wide, inputs)
     return dx0, dresidual, dweight, dbias, drow, dlayer
 
 
-def _input_gradients(
-    dz: Tensor,
-    dtype: torch.dtype,
-    residual_dtype: torch.dtype,
-    x0: Tensor | None,
-    rowscale: Tensor | None,
-    layerscale: Tensor | None,
-    mask: Tensor | None,
-    p: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _input_gradients(dz: Tensor, inputs: NormGradientInputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x0, residual, rowscale and layerscale from that of z in a wide type."""
+    dout, _, z, _, _, _, x0, rowscale, layerscale, mask, p, _ = inputs
     rows, layers, kept = _scales(rowscale, layerscale, mask, p)
-    drow, dlayer = dz.new_empty(0, dtype=dtype), dz.new_empty(0, dtype=dtype)
+    drow, dlayer = dout.new_empty(0), dout.new_empty(0)
     if x0 is not None:
         plain = _product(wide(x0) * dz, kept)
         drow = drow if rowscale is None else _product(plain, layers).sum(-1).to(rowscale.dtype)
         dlayer = dlayer if layerscale is None else _product(plain, rows).sum_to_size(layerscale.shape).to(layerscale.dtype)
     # a result may not be an input: a copy where nothing changes the value
-    dx0 = _product(dz, rows, layers, kept).to(dtype, copy=True).contiguous()
-    return dx0, dz.to(residual_dtype, copy=True).contiguous(), drow.contiguous(), dlayer
+    dx0 = _product(dz, rows, layers, kept).to(dout.dtype, copy=True).contiguous()
+    return dx0, dz.to(z.dtype, copy=True).contiguous(), drow.contiguous(), dlayer
 
 
 def _forward_shapes(x0: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -224,19 +197,17 @@ def _backward_shapes(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
-    x0, residual, weight, bias, rowscale, layerscale, mask, ctx.p, _, _, ctx.rms = inputs
+    x0, _, weight, bias, rowscale, layerscale, mask, ctx.p, _, _, ctx.rms = inputs
     _, z, mean, rstd = output
     ctx.mark_non_differentiable(mean, rstd)
-    ctx.present = (True, residual is not None, True, bias is not None, rowscale is not None, layerscale is not None)
     ctx.bias_dtype = None if bias is None else bias.dtype
     of_scales = any(ctx.needs_input_grad[4:6])
     ctx.save_for_backward(z, weight, mean, rstd, x0 if of_scales else None, rowscale, layerscale, mask)
-    ctx.of = (True, True, True, True, of_scales, of_scales)
 
 
 def _gradient(ctx: Any, dout: Tensor, dz: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     grads = torch.ops.mindspeed.npu_dropout_add_layer_norm_backward(dout, dz, *ctx.saved_tensors, ctx.p, ctx.rms)
-    wanted = [grad if a and b else None for grad, a, b in zip(grads, ctx.present, ctx.of, strict=True)]
+    wanted = [grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad, strict=False)]
     if wanted[3] is not None:
         wanted[3] = wanted[3].to(ctx.bias_dtype)
     return (*wanted, None, None, None, None, None)

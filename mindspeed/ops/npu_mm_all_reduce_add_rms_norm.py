@@ -56,29 +56,17 @@ def npu_mm_all_reduce_add_rms_norm(
     ``antiquant_scale`` [1], [N] or, in groups of ``antiquant_group_size`` rows, [K / group, N].
     ``comm_turn`` changes nothing. Raises OperatorError for others.
     """
-    name = check(
-        "npu_mm_all_reduce_add_rms_norm", x1, x2, residual, gamma, hcom, reduce_op, bias, dequant_scale, antiquant_scale
-    )
-    check_group_size("npu_mm_all_reduce_add_rms_norm", x2, antiquant_scale, antiquant_group_size)
-    y, norm = torch.ops.mindspeed.npu_mm_all_reduce_add_rms_norm(
-        x1, x2, residual, gamma, bias, antiquant_scale, antiquant_offset, dequant_scale, name, epsilon
-    )
+    op = "npu_mm_all_reduce_add_rms_norm"
+    tensors = (x1, x2, residual, gamma, bias, antiquant_scale, antiquant_offset, dequant_scale)
+    inputs = ProductInputs(*tensors, name_of(op, hcom), epsilon)
+    check(op, inputs, reduce_op, antiquant_group_size)
+    y, norm = torch.ops.mindspeed.npu_mm_all_reduce_add_rms_norm(*inputs)
     return y, norm
 
 
-def check(
-    op: str,
-    x1: Tensor,
-    x2: Tensor,
-    residual: Tensor,
-    gamma: Tensor,
-    group: Group,
-    reduce_op: str,
-    bias: Tensor | None,
-    dequant_scale: Tensor | None,
-    antiquant_scale: Tensor | None,
-) -> str:
-    """Refuse what does not fit and give the name of the group."""
+def check(op: str, inputs: ProductInputs, reduce_op: str, group_size: int) -> None:
+    """Refuse what does not fit, and a scale whose rows are not one per ``group_size`` rows of ``x2``."""
+    x1, x2, residual, gamma, bias, antiquant_scale, _, dequant_scale, _, _ = inputs
     require(reduce_op == "sum", op, f"reduce_op is {reduce_op}; it is sum")
     fits = x1.dim() >= 2 and x2.dim() == 2 and x1.shape[-1] == x2.shape[0]
     require(fits, op, f"x1 of shape {tuple(x1.shape)} and x2 of shape {tuple(x2.shape)} have no product")
@@ -95,14 +83,10 @@ def check(
         require(x1.dtype == residual.dtype and antiquant_scale is not None, op, f"{types}; an int8 x2 needs antiquant_scale")
     else:
         require(x1.dtype == x2.dtype == residual.dtype and x1.is_floating_point(), op, f"{types}; they must have one type")
-    return name_of(op, group)
-
-
-def check_group_size(op: str, x2: Tensor, scale: Tensor | None, size: int) -> None:
-    """Refuse a scale whose rows are not one per group of ``size`` rows of ``x2``."""
-    rows = 1 if scale is None or scale.dim() < 2 else scale.shape[0]
-    fits = rows == 1 if size == 0 else x2.shape[0] == rows * size
-    require(fits, op, f"antiquant_scale has {rows} rows and antiquant_group_size is {size}, for {x2.shape[0]} rows of x2")
+    groups = 1 if antiquant_scale is None or antiquant_scale.dim() < 2 else antiquant_scale.shape[0]
+    whole = groups == 1 if group_size == 0 else x2.shape[0] == groups * group_size
+    scales = f"antiquant_scale has {groups} rows and antiquant_group_size is {group_size}"
+    require(whole, op, f"{scales}, for {x2.shape[0]} rows of x2")
 
 
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mindspeed.ops.errors import require
-from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import REST, check, check_group_size
-from mindspeed.ops.process_groups import Group
-from mindspeed.ops.registration import define, like, product_operations
+from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import REST, ProductInputs, check
+from mindspeed.ops.process_groups import Group, name_of
+from mindspeed.ops.registration import define, like, product_operations, require_no_gradient
 
 
 def npu_mm_all_reduce_add_rms_norm_(
@@ -31,13 +30,11 @@ def npu_mm_all_reduce_add_rms_norm_(
     Raises OperatorError also where an operand needs a gradient, which a change in place would lose.
     """
     op = "npu_mm_all_reduce_add_rms_norm_"
-    name = check(op, x1, x2, residual, gamma, hcom, reduce_op, bias, dequant_scale, antiquant_scale)
-    check_group_size(op, x2, antiquant_scale, antiquant_group_size)
-    learned = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x1, x2, residual, gamma, bias))
-    require(not learned, op, "it has no gradient; call it on tensors that need none, or under torch.no_grad()")
-    norm: Tensor = torch.ops.mindspeed.npu_mm_all_reduce_add_rms_norm_(
-        x1, x2, residual, gamma, bias, antiquant_scale, antiquant_offset, dequant_scale, name, epsilon
-    )
+    tensors = (x1, x2, residual, gamma, bias, antiquant_scale, antiquant_offset, dequant_scale)
+    inputs = ProductInputs(*tensors, name_of(op, hcom), epsilon)
+    check(op, inputs, reduce_op, antiquant_group_size)
+    require_no_gradient(op, x1, x2, residual, gamma, bias)
+    norm: Tensor = torch.ops.mindspeed.npu_mm_all_reduce_add_rms_norm_(*inputs)
     return residual, norm
 
 

@@ -23,6 +23,11 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).contiguous()
 
 
+def filled(*tensors: Tensor) -> bool:
+    """Return whether every tensor has elements; kernels of other libraries promise nothing for empty ones."""
+    return all(x.numel() > 0 for x in tensors)
+
+
 def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """`Tensor.unflatten`, which torch leaves without types: dimension ``dim`` becomes several."""
     split: Tensor = x.unflatten(dim, sizes)  # type: ignore[no-untyped-call]

@@ -1,10 +1,13 @@
 """Process groups of operators that communicate: an operator's schema names the group, its kernel looks it up.
 
-Partial sums travel as they were accumulated, wide; each result is rounded once, after the sum over ranks.
+Partial sums travel as they were accumulated, wide; each result is rounded once, after the sum over ranks. What is posted
+takes the group itself, and is waited for later.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -42,9 +45,11 @@ def hccl_name(group: str) -> str:
     return name
 
 
-def require_size(op: str, group: Group, size: int) -> None:
-    """Raise OperatorError unless the group has ``size`` ranks."""
-    require(size_of(group) == size, op, f"the group {name_of(op, group)} has {size_of(group)} ranks, not {size}")
+def name_of_size(op: str, group: Group, size: int) -> str:
+    """The name of a group. Raises OperatorError unless it has ``size`` ranks."""
+    name = name_of(op, group)
+    require(size_of(group) == size, op, f"the group {name} has {size_of(group)} ranks, not {size}")
+    return name
 
 
 def all_reduce(x: Tensor, name: str) -> Tensor:
@@ -73,3 +78,43 @@ def all_to_all(x: Tensor, name: str) -> Tensor:
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     dist.all_to_all_single(result, x.contiguous(), group=_group(name))
     return result
+
+
+@dataclass(slots=True)
+class PendingCollective:
+    """A collective that was posted. ``received`` must not be read, and what was sent not be changed, before `wait`."""
+
+    received: Tensor
+    _sent: Tensor | None = None
+    _works: Sequence[dist.Work] = ()
+
+    def wait(self) -> Tensor:
+        """Return what was received, once it is there. Later calls return at once."""
+        works, self._works = self._works, ()
+        for work in works:
+            work.wait()
+        self._sent = None
+        return self.received
+
+
+def post_all_to_all(
+    group: dist.ProcessGroup, rows: Tensor, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
+) -> PendingCollective:
+    """Post ``sent[r]`` rows to rank r of the group, to receive ``received[r]`` from it; equally many for all if not given."""
+    rows = rows.contiguous()
+    arriving = rows.new_empty((len(rows) if received is None else sum(received), *rows.shape[1:]))
+    arriving_splits, sent_splits = (None if numbers is None else list(numbers) for numbers in (received, sent))
+    work = dist.all_to_all_single(arriving, rows, arriving_splits, sent_splits, group=group, async_op=True)
+    return PendingCollective(arriving, rows, [work])
+
+
+def post_all_gather(group: dist.ProcessGroup, rows: Tensor) -> PendingCollective:
+    """Post the rows of this rank to all; they arrive in order of rank."""
+    rows, arriving = rows.contiguous(), rows.new_empty((rows.shape[0] * group.size(), *rows.shape[1:]))
+    return PendingCollective(arriving, rows, [dist.all_gather_into_tensor(arriving, rows, group=group, async_op=True)])
+
+
+def post_reduce_scatter(group: dist.ProcessGroup, rows: Tensor) -> PendingCollective:
+    """Post rows for every rank; this rank's share arrives, summed over the ranks."""
+    rows, arriving = rows.contiguous(), rows.new_empty((rows.shape[0] // group.size(), *rows.shape[1:]))
+    return PendingCollective(arriving, rows, [dist.reduce_scatter_tensor(arriving, rows, group=group, async_op=True)])

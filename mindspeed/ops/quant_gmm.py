@@ -56,7 +56,9 @@ def quant_gmm(
     of ``output_dtype``: bf16, fp16, or int8, which takes neither activation nor per_token_scale. ``offset`` must be None.
     Raises OperatorError for others.
     """
-    return _checked("quant_gmm", x, weight, scale, offset, per_token_scale, bias, group_list, output_dtype, act_type, True)
+    groups = group_tensor("quant_gmm", group_list)
+    inputs = QuantizedProduct(x, weight, scale, per_token_scale, bias, groups, output_dtype, act_type, True)
+    return _checked("quant_gmm", inputs, offset)
 
 
 def npu_quant_gmm_v2(
@@ -72,28 +74,16 @@ def npu_quant_gmm_v2(
     act_type: int = 0,
 ) -> Tensor:
     """Grouped product with ``group_list`` the size of each group; else as `quant_gmm`."""
-    return _checked(
-        "npu_quant_gmm_v2", x, weight, scale, offset, per_token_scale, bias, group_list, output_dtype, act_type, False
-    )
+    groups = group_tensor("npu_quant_gmm_v2", group_list)
+    inputs = QuantizedProduct(x, weight, scale, per_token_scale, bias, groups, output_dtype, act_type, False)
+    return _checked("npu_quant_gmm_v2", inputs, offset)
 
 
 npu_quant_gmm = quant_gmm
 
 
-def _checked(
-    op: str,
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    offset: Tensor | None,
-    per_token: Tensor | None,
-    bias: Tensor | None,
-    group_list: Tensor | Sequence[int],
-    dtype: torch.dtype,
-    activation: int,
-    cumulative: bool,
-) -> Tensor:
-    groups = group_tensor(op, group_list)
+def _checked(op: str, inputs: QuantizedProduct, offset: Tensor | None) -> Tensor:
+    x, weight, scale, per_token, bias, groups, dtype, activation, _ = inputs
     integers = x.dtype == weight.dtype == torch.int8
     require(integers, op, f"x is {x.dtype} and weight is {weight.dtype}; both must be torch.int8")
     fits = x.dim() == 2 and weight.dim() == 3 and x.shape[1] == weight.shape[1]
@@ -111,7 +101,7 @@ def _checked(
     require(activation in ACTIVATIONS, op, f"act_type is {activation}; it is one of {', '.join(map(str, ACTIVATIONS))}")
     plain = dtype != torch.int8 or (per_token is None and activation == 0)
     require(plain, op, "an int8 result takes neither per_token_scale nor activation")
-    y: Tensor = torch.ops.mindspeed.quant_gmm(x, weight, scale, per_token, bias, groups, dtype, activation, cumulative)
+    y: Tensor = torch.ops.mindspeed.quant_gmm(*inputs)
     return y
 
 

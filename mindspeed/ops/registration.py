@@ -18,6 +18,7 @@ from mindspeed.ops.variants import python_variants, reference_only
 _LIBRARY: Final = torch.library.Library("mindspeed", "FRAGMENT")  # type: ignore[no-untyped-call]
 _KEYS: Final = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
 """Dispatch keys of the platforms."""
+_NO_GRADIENT: Final = "it has no gradient; call it on tensors that need none, or under torch.no_grad()"
 _REFERENCES: Final[dict[str, Callable[..., Any]]] = {}
 native_library.load()
 
@@ -122,6 +123,12 @@ def no_gradient(op: str) -> Callable[..., Any]:
     """The gradient of an operator that has none: backward through it raises OperatorError instead of giving zeros."""
 
     def gradient(ctx: Any, *grads: Any) -> None:
-        require(False, op, "it has no gradient; call it on tensors that need none, or under torch.no_grad()")
+        require(False, op, _NO_GRADIENT)
 
     return gradient
+
+
+def require_no_gradient(op: str, *operands: torch.Tensor | None) -> None:
+    """Raise OperatorError where an operand needs a gradient, which an operator that writes in place would lose."""
+    learned = torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
+    require(not learned, op, _NO_GRADIENT)

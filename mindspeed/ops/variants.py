@@ -1,10 +1,12 @@
-"""Find the operators with more than a reference on a platform from their files; nothing is imported."""
+"""Find the operators with more than a reference on a platform from their files, and their functions. Nothing is imported."""
 
 from __future__ import annotations
 
 import os
+import sys
 from functools import lru_cache
 from pathlib import Path
+from types import FunctionType
 from typing import Final
 
 _OPS: Final = Path(__file__).resolve().parent
@@ -37,3 +39,11 @@ def variants(platform: str) -> frozenset[str]:
 def has_variant(op: str, platform: str) -> bool:
     """Return whether ``op`` can run something else than its plain-torch reference on ``platform``, built here or not."""
     return not reference_only() and op in variants(platform)
+
+
+def public_functions(name: str) -> list[FunctionType]:
+    """Return the function of a loaded operator that has its name, else all public ones: their calls show that it runs."""
+    module = sys.modules.get(f"mindspeed.ops.{name}")
+    public = {key: value for key, value in vars(module).items() if not key.startswith("_")} if module else {}
+    functions = {key: f for key, f in public.items() if isinstance(f, FunctionType) and f.__module__ == f"mindspeed.ops.{name}"}
+    return [functions[name]] if name in functions else list(functions.values())

@@ -10,8 +10,7 @@ from typing import Final
 
 from mindspeed import ops
 from mindspeed.job.world import PLATFORMS
-from mindspeed.ops.availability import REFERENCE, variant
-from mindspeed.ops.reasons import reason
+from mindspeed.ops.availability import REFERENCE, reason, variant
 from tools.docs.markdown import code, page, table
 
 _GRADIENT: Final = 4

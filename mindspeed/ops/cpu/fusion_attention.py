@@ -13,14 +13,14 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mindspeed.ops.attention_arguments import AttentionGradientInputs
-from mindspeed.ops.attention_scores import AttentionScores, Span
-from mindspeed.ops.fusion_attention import AttentionBatch, _parts, by_parts
+from mindspeed.ops.attention_layout import padded_heads
+from mindspeed.ops.attention_scores import AttentionBatch, AttentionScores, Span
+from mindspeed.ops.fusion_attention import by_parts, gradients_by_parts
 from mindspeed.ops.kernel import Kernel
-from mindspeed.ops.numerics import wide_type
+from mindspeed.ops.numerics import filled, wide_type
 
 _NUMBERS: Final = 1 << 20
 """Entries in the mask of one strip, unless that would leave fewer than ``_ROWS`` queries."""
@@ -90,14 +90,13 @@ def _added(rows: Span, columns: Span, scores: AttentionScores, dtype: torch.dtyp
 
 
 def _supports(query: Tensor, key: Tensor, value: Tensor, seed: Tensor | None) -> bool:
-    return seed is None and all(x.numel() for x in (query, key, value))
+    return seed is None and filled(query, key, value)
 
 
 def _padded(tensors: list[Tensor]) -> list[Tensor]:
-    """The kernel wants one head width and elements side by side: narrower heads get zeros, which change no product."""
+    """Tensors whose heads all have the largest width."""
     width = max(x.shape[-1] for x in tensors)
-    same = [x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in tensors]
-    return [x if x.stride(-1) == 1 else x.contiguous() for x in same]
+    return [padded_heads(x, width) for x in tensors]
 
 
 def _heads(tensors: list[Tensor]) -> list[Tensor]:
@@ -134,7 +133,8 @@ def _merge(out: Tensor, logsumexp: Tensor, more: Tensor, its_logsumexp: Tensor) 
     logsumexp.copy_(together)
 
 
-def _backward_part(part: AttentionBatch) -> None:
+def _backward_part(part: AttentionBatch, dbias: Tensor | None) -> None:
+    """Write the gradients; the statistics may be any whose ``maximum + log(sum)`` is the logsumexp."""
     q_view, out, dout, dq = _heads(part.query_side)
     k_view, v_view, dk, dv = part.key_side
     maximum, total = _heads(part.stats)
@@ -145,17 +145,9 @@ def _backward_part(part: AttentionBatch) -> None:
     dq.zero_()
     for rows, columns, causal, added, more in _tiles(part.scores, maximum.dtype, q.device):
         here, there = slice(*rows), slice(*columns)
+        sides = (dout[:, :, here], q[:, :, here], k[:, :, there], v[:, :, there], out[:, :, here], logsumexp[:, :, here])
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            dout[:, :, here],
-            q[:, :, here],
-            k[:, :, there],
-            v[:, :, there],
-            out[:, :, here],
-            logsumexp[:, :, here],
-            0.0,
-            causal,
-            attn_mask=added,
-            scale=part.scores.scale,
+            *sides, 0.0, causal, attn_mask=added, scale=part.scores.scale
         )
         share = grads[0][..., : dq.shape[-1]]
         dq[:, :, here] = dq[:, :, here] + share if more else share
@@ -170,8 +162,7 @@ def _backward_part(part: AttentionBatch) -> None:
         grad.copy_(sum_)
 
 
-def _supports_forward(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> bool:
-    _, _, seed = rest[:3]
+def _supports_forward(query: Tensor, key: Tensor, value: Tensor, pse: Any, mask: Any, seed: Tensor | None, *rest: Any) -> bool:
     return _supports(query, key, value, seed)
 
 
@@ -180,17 +171,7 @@ def _supports_backward(*args: Any) -> bool:
     return not inputs.of_pse and _supports(inputs.query, inputs.key, inputs.value, inputs.seed)
 
 
-def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value; the statistics may be any whose ``maximum + log(sum)`` is the logsumexp."""
-    dout, query, key, value, pse, mask, seed, out, maximum, total, _, options = AttentionGradientInputs.of(*args)
-    dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
-    parts = _parts([query, out, dout, dq], [key, value, dk, dv], [maximum, total], pse, mask, seed, options)
-    for part in parts:
-        _backward_part(part)
-    return dq, dk, dv, query.new_empty(0)
-
-
 KERNELS: Final[dict[str, Kernel]] = {
     "fusion_attention": Kernel(partial(by_parts, _forward_part), _supports_forward),
-    "fusion_attention_backward": Kernel(backward, _supports_backward),
+    "fusion_attention_backward": Kernel(partial(gradients_by_parts, _backward_part), _supports_backward),
 }

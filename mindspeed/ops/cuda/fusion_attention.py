@@ -11,18 +11,16 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mindspeed.ops.attention_arguments import AttentionGradientInputs, AttentionOptions
-from mindspeed.ops.attention_layout import head_view, head_width, heads_like, ranges_of, sizes
+from mindspeed.ops.attention_layout import Ranges, head_view, head_width, heads_like, lengths_of, padded_heads
 from mindspeed.ops.kernel import Kernel
+from mindspeed.ops.numerics import filled
 
 _WIDEST: Final = 256
 _ALL: Final = -1
 """A side of the window without a bound."""
-
-Lengths = list[tuple[int, int]]
 
 
 class AttentionWindow(NamedTuple):
@@ -38,15 +36,7 @@ def _device_takes(device: torch.device) -> bool:
     return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _lengths(query: Tensor, key: Tensor, options: AttentionOptions) -> Lengths:
-    """``(queries, keys)`` of each sequence, of one where all are equal."""
-    if options.layout != "TND":
-        return [(sizes(query, options.layout)[1], sizes(key, options.layout)[1])]
-    spans = zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True)
-    return [(q1 - q0, k1 - k0) for (q0, q1), (k0, k1) in spans]
-
-
-def window(lengths: Lengths, masked: bool, options: AttentionOptions) -> AttentionWindow | None:
+def window(lengths: Ranges, masked: bool, options: AttentionOptions) -> AttentionWindow | None:
     """Express the visibility of keys as a window; None if the kernel does not have it."""
     if any(queries and not keys for queries, keys in lengths):
         return None
@@ -82,9 +72,9 @@ def _supports(
     options = AttentionOptions(*rest)
     if query.dtype not in (torch.bfloat16, torch.float16) or pse is not None or seed is not None:
         return False
-    if not all(x.numel() for x in (query, key, value)) or not _device_takes(query.device):
+    if not filled(query, key, value) or not _device_takes(query.device):
         return False
-    seen = window(_lengths(query, key, options), mask is not None, options)
+    seen = window(lengths_of(query, key, options), mask is not None, options)
     return seen is not None and max(_widths(query, key, value, options)) <= _WIDEST
 
 
@@ -100,32 +90,25 @@ def _widths(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions
 
 def _call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: AttentionOptions) -> KernelInputs:
     """The call of the kernel."""
-    lengths, groups = _lengths(query, key, options), heads_like(key, options.layout, query, options.heads)
+    lengths, groups = lengths_of(query, key, options), heads_like(key, options.layout, query, options.heads)
     seen = window(lengths, mask is not None, options) or AttentionWindow(_ALL, _ALL)
     width = -(-max(_widths(query, key, value, options)) // 8) * 8
-    views = [_padded(_view(x, options.layout, n), width) for x, n in ((query, options.heads), (key, groups), (value, groups))]
+    heads = ((query, options.heads), (key, groups), (value, groups))
+    views = [padded_heads(_view(x, options.layout, count), width) for x, count in heads]
     ends: tuple[Tensor | None, Tensor | None] = (None, None)
     if options.layout == "TND":
         lists = (options.q_ends or [], options.kv_ends or [])
         ends = tuple(torch.tensor([0, *known], dtype=torch.int32, device=query.device) for known in lists)  # type: ignore[assignment]
     longest = max(queries for queries, _ in lengths), max(keys for _, keys in lengths)
     causal = seen == AttentionWindow(_ALL, 0)
-    bounds = (
-        {}
-        if causal or seen == AttentionWindow(_ALL, _ALL)
-        else {"window_size_left": seen.left, "window_size_right": seen.right}
-    )
-    return KernelInputs(views[0], views[1], views[2], ends, longest, causal, {"scale": options.scale, **bounds})
+    sides = {"scale": options.scale}
+    if not causal and seen != AttentionWindow(_ALL, _ALL):
+        sides |= {"window_size_left": seen.left, "window_size_right": seen.right}
+    return KernelInputs(views[0], views[1], views[2], ends, longest, causal, sides)
 
 
 def _view(x: Tensor, layout: str, heads: int) -> Tensor:
     return x if layout == "TND" else head_view(x, layout, heads).transpose(1, 2)
-
-
-def _padded(x: Tensor, width: int) -> Tensor:
-    """Heads of one width, elements side by side: zeros change no product."""
-    x = x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _in_layout(x: Tensor, width: int, layout: str) -> Tensor:
@@ -159,20 +142,10 @@ def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     # exp(logit - inf) is zero: a row that saw no key among all of which this is a block has no gradient
     logsumexp = torch.where(total > 0, maximum + total.log(), torch.inf)
     logsumexp = (logsumexp.t() if options.layout == "TND" else logsumexp).contiguous()
-    sides = [_padded(_view(x, options.layout, options.heads), call.query.shape[-1]) for x in (dout, out)]
+    sides = [padded_heads(_view(x, options.layout, options.heads), call.query.shape[-1]) for x in (dout, out)]
     generator = (query.new_empty(2, dtype=torch.uint64), query.new_empty((), dtype=torch.uint64))
-    grads = torch.ops.aten._flash_attention_backward(
-        sides[0],
-        *call[:3],
-        sides[1],
-        logsumexp,
-        *call.ends,
-        *call.longest,
-        0.0,
-        call.causal,
-        *generator,
-        **call.sides,
-    )
+    forward = (sides[0], *call[:3], sides[1], logsumexp, *call.ends, *call.longest)
+    grads = torch.ops.aten._flash_attention_backward(*forward, 0.0, call.causal, *generator, **call.sides)
     groups = heads_like(key, options.layout, query, options.heads)
     widths = [head_width(x, options.layout, n) for x, n in ((query, options.heads), (key, groups), (value, groups))]
     dq, dk, dv = (_in_layout(x, width, options.layout) for x, width in zip(grads, widths, strict=True))

@@ -10,7 +10,7 @@ from torch import Tensor
 from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu_dropout_add_layer_norm import NormGradientInputs, NormInputs, _kept
 from mindspeed.ops.triton import npu_dropout_add_layer_norm as kernels
-from mindspeed.ops.triton.launch import cores, launch, pieces, power, takes, tile, warps
+from mindspeed.ops.triton.launch import cores, launch, pieces, takes, warps, whole_rows
 from mindspeed.ops.triton.sums import column_sums
 
 _WIDEST: Final = 8192
@@ -31,8 +31,7 @@ def _supports_backward(dout: Tensor, *rest: Any) -> bool:
 
 
 def _sizes(width: int, rows: int) -> dict[str, int]:
-    tall, wide = tile(width, rows)
-    wide = max(wide, power(width))
+    tall, wide = whole_rows(width, rows)
     return {"ROWS": tall, "COLUMNS": wide, "num_warps": warps(2 * tall * wide)}
 
 
@@ -53,7 +52,6 @@ def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     launch(
         kernels.forward,
         pieces(rows, sizes["ROWS"]),
-        x0.device,
         *(x0, *(_or(tensor, x0) for tensor in (*optional, mask)), out, z, mean, rstd),
         *(rows, width, _kept(p), epsilon),
         RESIDUAL=residual is not None,
@@ -84,7 +82,6 @@ def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
     launch(
         kernels.backward,
         programs,
-        dout.device,
         *(*tensors, dx0, dresidual, drow, parts, rows, width, _kept(p)),
         SCALES=x0 is not None,
         ROWSCALE=rowscale is not None,
@@ -97,7 +94,7 @@ def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
     sums = ((dweight, True), (dbias, not rms), (dlayer, dlayer.numel() > 0))
     for part, (grad, wanted) in zip(parts.unbind(), sums, strict=True):
         columns = pieces(width, 64) if wanted else 0
-        launch(column_sums, columns, dout.device, part, grad, programs, width, ROWS=32, COLUMNS=64)
+        launch(column_sums, columns, part, grad, programs, width, ROWS=32, COLUMNS=64)
     return dx0, dresidual, dweight, dbias, drow, dlayer
 
 

@@ -26,7 +26,7 @@ def forward(tokens: Tensor, indices: Tensor, rows: int, padded: bool) -> tuple[T
     if rows and width:
         tokens, wide = tokens.contiguous(), across(width)
         tensors, sizes = (tokens, slots, tokens, permuted), {"WEIGHED": False, "COLUMNS": wide}
-        launch(kernels.spread, tokens.shape[0] * pieces(width, wide), tokens.device, *tensors, rows, topk, width, **sizes)
+        launch(kernels.spread, tokens.shape[0] * pieces(width, wide), *tensors, rows, topk, width, **sizes)
     return permuted, slots
 
 

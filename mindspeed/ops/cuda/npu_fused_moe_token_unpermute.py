@@ -29,7 +29,7 @@ def forward(rows: Tensor, indices: Tensor, probs: Tensor | None, tokens: int, to
     wide = across(width)
     sizes = {"WEIGHED": probs is not None, "COLUMNS": wide}
     tensors = (rows, indices, weights, out)
-    launch(kernels.gather, tokens * pieces(width, wide), rows.device, *tensors, count, topk, width, **sizes)
+    launch(kernels.gather, tokens * pieces(width, wide), *tensors, count, topk, width, **sizes)
     return out
 
 
@@ -43,11 +43,11 @@ def backward(
         dprobs = dout.new_empty(0) if rows is None or probs is None else torch.zeros_like(probs)
         weights = dout if probs is None else probs.contiguous()
         moved, sizes = (dout, indices, weights, drows), {"WEIGHED": probs is not None, "COLUMNS": wide}
-        launch(kernels.spread, tokens * pieces(width, wide), dout.device, *moved, count, topk, width, **sizes)
+        launch(kernels.spread, tokens * pieces(width, wide), *moved, count, topk, width, **sizes)
         return drows, dprobs
     dprobs = probs.new_empty(probs.shape)
     tensors = (dout, rows.contiguous(), indices, probs.contiguous(), drows, dprobs)
-    launch(kernels.spread_and_dot, tokens, dout.device, *tensors, count, topk, width, COLUMNS=wide, TOPK=power(topk))
+    launch(kernels.spread_and_dot, tokens, *tensors, count, topk, width, COLUMNS=wide, TOPK=power(topk))
     return drows, dprobs
 
 

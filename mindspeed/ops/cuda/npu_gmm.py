@@ -72,7 +72,6 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumu
     launch(
         kernels.by_rows,
         min(most, cores(x.device)),
-        x.device,
         *(x, weight, x if bias is None else bias.contiguous(), out, ends, rows, experts, depth, columns),
         *(*x.stride(), *weight.stride()),
         BIAS=bias is not None,
@@ -102,7 +101,6 @@ def add_products(x: Tensor, dy: Tensor, ends: Tensor, out: Tensor, add: bool) ->
     launch(
         kernels.by_groups,
         min(experts * pieces(tall, tile.rows) * pieces(columns, tile.columns), cores(x.device)),
-        x.device,
         *(x, dy, out, ends, order, rows, experts, tall, columns, *x.stride(), *dy.stride()),
         ADD=add,
         PRECISION=precision(x.dtype),
@@ -128,7 +126,7 @@ def bias_sum(dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
     ends = ends_on(dy.device, groups, rows, cumulative)
     out = dy.new_empty((groups.shape[0], columns), dtype=torch.float32)
     programs = groups.shape[0] * pieces(columns, 128)
-    launch(kernels.row_sums, programs, dy.device, dy, out, ends, rows, columns, *dy.stride(), ROWS=32, COLUMNS=128)
+    launch(kernels.row_sums, programs, dy, out, ends, rows, columns, *dy.stride(), ROWS=32, COLUMNS=128)
     return out
 
 

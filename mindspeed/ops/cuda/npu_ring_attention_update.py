@@ -32,7 +32,6 @@ def forward(
     launch(
         kernels.merge,
         pieces(rows, tall),
-        out1.device,
         *(*inputs, *results, starts, lengths),
         *(rows, heads, width, second, first, max1.shape[-1]),
         ORDER=order,

@@ -69,7 +69,6 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, mode: int, back: bool) -> Tensor:
     launch(
         kernels.turn,
         prod(rows.sizes) // along * pieces(along, tile["ROWS"]),
-        x.device,
         *(x, cos, sin, y, rows.sizes[rows.order[1]], along, x.shape[-1] // 2),
         *(*rows.strides(x), *rows.strides(y), *rows.strides(cos)),
         BACK=back,
@@ -104,7 +103,6 @@ def tables_backward(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> tuple[Tens
     launch(
         kernels.table_gradients,
         rows.sizes[first] * rows.sizes[second],
-        x.device,
         *(dy, x, *sums, rows.sizes[second], rows.sizes[last], x.shape[-1] // 2),
         *(*rows.strides(dy), *rows.strides(x)),
         NEIGHBOURS=mode == INTERLEAVED,

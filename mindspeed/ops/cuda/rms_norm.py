@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.triton import rms_norm as kernels
-from mindspeed.ops.triton.launch import ROW, cores, launch, pieces, takes, tile, warps
+from mindspeed.ops.triton.launch import ROW, cores, launch, pieces, takes, warps, whole_rows
 from mindspeed.ops.triton.sums import column_sums
 
 _AHEAD: Final = 8192
@@ -18,7 +18,7 @@ _LONG: Final = 4096
 """Columns of the pieces in which a row longer than ROW is read."""
 
 
-def _forward(x: Tensor, residual: Tensor | None, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+def residual_forward(x: Tensor, residual: Tensor | None, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """``(y, sum, rstd)``; without a residual the sum is ``x``."""
     width = gamma.numel()
     x, gamma = x.contiguous(), gamma.contiguous()
@@ -29,15 +29,16 @@ def _forward(x: Tensor, residual: Tensor | None, gamma: Tensor, epsilon: float) 
     total = x.new_empty(x.shape) if has else x
     tensors = (x, residual, gamma, y, total, rstd)
     if width > ROW:
-        launch(kernels.forward_long, rows, x.device, *tensors, width, epsilon, RESIDUAL=has, COLUMNS=_LONG, num_warps=8)
+        launch(kernels.forward_long, rows, *tensors, width, epsilon, RESIDUAL=has, COLUMNS=_LONG, num_warps=8)
     else:
-        tall, wide = _whole(width, rows)
+        tall, wide = whole_rows(width, rows)
         sizes = {"ROWS": tall, "COLUMNS": wide, "num_warps": warps(tall * wide)}
-        launch(kernels.forward, pieces(rows, tall), x.device, *tensors, rows, width, epsilon, RESIDUAL=has, **sizes)
+        launch(kernels.forward, pieces(rows, tall), *tensors, rows, width, epsilon, RESIDUAL=has, **sizes)
     return y, total, rstd
 
 
-def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+def residual_backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of x, which is also that of the residual, and the gradient of gamma; ``dtotal`` is None without one."""
     width = gamma.numel()
     dy, x, gamma, rstd = dy.contiguous(), x.contiguous(), gamma.contiguous(), rstd.contiguous()
     rows = x.numel() // width
@@ -47,32 +48,24 @@ def _backward(dy: Tensor, dtotal: Tensor | None, x: Tensor, gamma: Tensor, rstd:
     if width > ROW:
         parts = _long(tensors, rows, width, has)
     else:
-        tall, wide = _whole(width, rows)
+        tall, wide = whole_rows(width, rows)
         # the share of dgamma stays in registers: twice the warps of the forward pass, two programs on a multiprocessor
         sizes = {"AHEAD": wide <= _AHEAD, "ROWS": tall, "COLUMNS": wide, "num_warps": warps(2 * tall * wide)}
         programs = min(pieces(rows, tall), 2 * cores(x.device))
         parts = x.new_empty((programs, width), dtype=torch.float32)
-        launch(kernels.backward, programs, x.device, *tensors, parts, rows, width, RESIDUAL=has, **sizes)
-    launch(column_sums, pieces(width, 64), x.device, parts, dgamma, parts.shape[0], width, ROWS=32, COLUMNS=64)
+        launch(kernels.backward, programs, *tensors, parts, rows, width, RESIDUAL=has, **sizes)
+    launch(column_sums, pieces(width, 64), parts, dgamma, parts.shape[0], width, ROWS=32, COLUMNS=64)
     return dx, dgamma
-
-
-def _whole(width: int, rows: int) -> tuple[int, int]:
-    """A tile that holds whole rows."""
-    tall, wide = tile(width, rows)
-    while wide < width:
-        wide *= 2
-    return tall, wide
 
 
 def _long(tensors: tuple[Tensor, ...], rows: int, width: int, has: bool) -> Tensor:
     """Launch the gradient of rows longer than ROW; gives the shares of dgamma."""
     dy, x, _, rstd, _, _ = tensors
-    launch(kernels.backward_long, rows, x.device, *tensors, width, RESIDUAL=has, COLUMNS=_LONG, num_warps=8)
+    launch(kernels.backward_long, rows, *tensors, width, RESIDUAL=has, COLUMNS=_LONG, num_warps=8)
     per_part = max(pieces(rows * pieces(width, 512), 4 * cores(x.device)), 8)
     parts = x.new_empty((pieces(rows, per_part), width), dtype=torch.float32)
     programs = parts.shape[0] * pieces(width, 512)
-    launch(kernels.gamma_long, programs, x.device, dy, x, rstd, parts, rows, width, per_part, ROWS=8, COLUMNS=512)
+    launch(kernels.gamma_long, programs, dy, x, rstd, parts, rows, width, per_part, ROWS=8, COLUMNS=512)
     return parts
 
 
@@ -82,23 +75,13 @@ def _supports(x: Tensor, gamma: Tensor) -> bool:
 
 def forward(x: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """``(y, rstd)``."""
-    y, _, rstd = _forward(x, None, gamma, epsilon)
+    y, _, rstd = residual_forward(x, None, gamma, epsilon)
     return y, rstd
 
 
 def backward(dy: Tensor, x: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and gamma."""
-    return _backward(dy, None, x, gamma, rstd)
-
-
-def residual_forward(x: Tensor, residual: Tensor, gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """``(y, sum, rstd)``."""
-    return _forward(x, residual, gamma, epsilon)
-
-
-def residual_backward(dy: Tensor, dtotal: Tensor, total: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of x, which is also that of the residual, and the gradient of gamma."""
-    return _backward(dy, dtotal, total, gamma, rstd)
+    return residual_backward(dy, None, x, gamma, rstd)
 
 
 KERNELS: Final[dict[str, Kernel]] = {

@@ -8,6 +8,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from mindspeed.ops.kernel import Kernel
+from mindspeed.ops.swiglu import _forward_shape
 from mindspeed.ops.triton import swiglu as kernels
 from mindspeed.ops.triton.launch import launch, pieces, takes, tile, warps
 
@@ -19,14 +20,12 @@ def _launch(kernel: Any, x: Tensor, dim: int, *tensors: Tensor) -> None:
     if rows and half:
         tall, wide = tile(half, rows)
         programs = pieces(rows, tall) * pieces(half, wide)
-        launch(kernel, programs, x.device, *tensors, rows, half, ROWS=tall, COLUMNS=wide, num_warps=warps(tall * wide))
+        launch(kernel, programs, *tensors, rows, half, ROWS=tall, COLUMNS=wide, num_warps=warps(tall * wide))
 
 
 def forward(x: Tensor, dim: int) -> Tensor:
     """The gated first half along ``dim``."""
-    shape = list(x.shape)
-    shape[dim] //= 2
-    x, y = x.contiguous(), x.new_empty(shape)
+    x, y = x.contiguous(), _forward_shape(x, dim)
     _launch(kernels.forward, x, dim, x, y)
     return y
 

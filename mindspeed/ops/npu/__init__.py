@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-from torch import Tensor
 
 HALVES: Final = (torch.float16, torch.bfloat16)
 """The types that operators for training in mixed precision and those that communicate take."""
@@ -18,11 +17,6 @@ TYPES: Final = (*HALVES, torch.float32)
 RANKS: Final = (2, 4, 8, 16)
 """Sizes of a group that products fused with a collective take."""
 _LAST: Final = 65536
-
-
-def filled(*tensors: Tensor) -> bool:
-    """Return whether every tensor has elements; operators of torch_npu promise nothing for empty ones."""
-    return all(x.numel() > 0 for x in tensors)
 
 
 def narrow(*sizes: int) -> bool:

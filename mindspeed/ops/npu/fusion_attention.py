@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.attention_arguments import AttentionGradientInputs, AttentionOptions
-from mindspeed.ops.attention_layout import head_width, heads_like, ranges_of, sizes
-from mindspeed.ops.attention_mask import FULL_MASK_MODES
+from mindspeed.ops.attention_layout import head_width, heads_like, lengths_of, sizes
+from mindspeed.ops.attention_mask import FULL_MASK_MODES, compressed_mask
 from mindspeed.ops.fusion_attention import LANES, UNBOUNDED
 from mindspeed.ops.kernel import Kernel
-from mindspeed.ops.npu import TYPES, filled
+from mindspeed.ops.npu import TYPES
+from mindspeed.ops.numerics import filled
 
 _WIDTH, _WIDTH_V2, _HEADS, _PREFIXES = 768, 512, 256, 32
 _HIDES_ROWS: Final = 2
@@ -42,15 +43,6 @@ class MaskArguments(NamedTuple):
     statistics: str
 
 
-def _lengths(query: Tensor, key: Tensor, options: AttentionOptions) -> list[tuple[int, int]]:
-    """``(queries, keys)`` of each sequence."""
-    if options.layout == "TND":
-        spans = zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True)
-        return [(q[1] - q[0], kv[1] - kv[0]) for q, kv in spans]
-    batch, queries = sizes(query, options.layout)
-    return [(queries, sizes(key, options.layout)[1])] * batch
-
-
 def _supports(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, seed: Tensor | None, options: AttentionOptions
 ) -> bool:
@@ -62,7 +54,7 @@ def _supports(
     limit = _WIDTH if pse is None or options.pse_type == 1 else _WIDTH_V2
     if width > limit or head_width(value, options.layout, groups) > width or options.heads > _HEADS:
         return False
-    lengths = _lengths(query, key, options)
+    lengths = lengths_of(query, key, options)
     if any((queries and not keys) or (pse is not None and not queries) for queries, keys in lengths):
         return False
     return options.mode not in (5, 6) or len(lengths) <= _PREFIXES
@@ -70,7 +62,7 @@ def _supports(
 
 def _compressed_mask(with_prefix: bool, device: torch.device) -> Tensor:
     """True above the diagonal, [2048, 2048]; for prefixes 1024 rows follow of which the right half is True."""
-    mask = torch.ones(_SIDE, _SIDE, dtype=torch.bool, device=device).triu(1)
+    mask = compressed_mask(device)
     if not with_prefix:
         return mask
     half = torch.zeros(_PREFIX_ROWS, _SIDE, dtype=torch.bool, device=device)
@@ -97,7 +89,7 @@ def mask_arguments(query: Tensor, key: Tensor, mask: Tensor | None, options: Att
     statistics = "TND" if options.layout == "TND" else ""
     if mask is None:
         return MaskArguments(None, 0, UNBOUNDED, UNBOUNDED, None, 0, statistics)
-    mode, lengths = options.mode, _lengths(query, key, options)
+    mode, lengths = options.mode, lengths_of(query, key, options)
     by_formula = mode not in FULL_MASK_MODES
     mask = _compressed_mask(mode == 6, query.device) if by_formula else _full_mask(mask, lengths, options)
     prefix = None

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.kernel import Kernel
-from mindspeed.ops.npu import TYPES, filled
+from mindspeed.ops.npu import TYPES
 from mindspeed.ops.npu_dropout_add_layer_norm import NormGradientInputs, NormInputs, _input_gradients, _product, _scales
-from mindspeed.ops.numerics import rounded, wide
+from mindspeed.ops.numerics import filled, rounded, wide
 
 
 def _supports(x: Tensor, *others: Tensor | None) -> bool:
@@ -44,7 +44,8 @@ def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dout, dz, z, weight, mean, rstd, x0, rowscale, layerscale, mask, p, rms = NormGradientInputs(*args)
+    inputs = NormGradientInputs(*args)
+    dout, dz, z, weight, mean, rstd, *_, rms = inputs
     gamma = wide(weight)
     if rms:
         through, dweight = torch.ops.npu.npu_rms_norm_backward(wide(dout), wide(z), gamma, rstd)
@@ -53,8 +54,7 @@ def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
         through, dweight, dbias = torch.ops.aten.native_layer_norm_backward(
             wide(dout), wide(z), gamma.shape, mean, rstd, gamma, gamma, [True, True, True]
         )
-    inputs = _input_gradients(wide(dz) + through, dout.dtype, z.dtype, x0, rowscale, layerscale, mask, p)
-    dx0, dresidual, drow, dlayer = inputs
+    dx0, dresidual, drow, dlayer = _input_gradients(wide(dz) + through, inputs)
     return dx0, dresidual, rounded(dweight, weight.dtype), rounded(dbias, weight.dtype), drow, dlayer
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.kernel import Kernel
-from mindspeed.ops.npu import filled
 from mindspeed.ops.npu_fused_moe_token_permute import _topk
+from mindspeed.ops.numerics import filled
 
 _CHOICES: Final = 512
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.kernel import Kernel
-from mindspeed.ops.npu import filled
+from mindspeed.ops.numerics import filled
 
 
 def _supports(rows: Tensor, probs: Tensor | None, padded: bool) -> bool:

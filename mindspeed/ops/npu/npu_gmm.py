@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.kernel import Kernel, with_reference
-from mindspeed.ops.npu import TYPES, filled, narrow
+from mindspeed.ops.npu import TYPES, narrow
 from mindspeed.ops.npu_gmm import GROUPED_ROWS, GROUPED_SUM, _forward
+from mindspeed.ops.numerics import filled
 
 GROUPS: Final = 1024
 _ENDS, _SIZES, _ONE_RESULT = 0, 1, 3

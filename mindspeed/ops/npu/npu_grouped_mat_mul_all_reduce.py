@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mindspeed.ops import process_groups
 from mindspeed.ops.kernel import Kernel
-from mindspeed.ops.npu import HALVES, RANKS, filled
-from mindspeed.ops.numerics import rounded, wide
+from mindspeed.ops.npu import HALVES, RANKS
+from mindspeed.ops.numerics import filled, rounded, wide
 
 
 def _supports(x: list[Tensor], weight: list[Tensor], bias: list[Tensor] | None, group: str) -> bool:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.kernel import Kernel
-from mindspeed.ops.npu import HALVES, filled, narrow
+from mindspeed.ops.npu import HALVES, narrow
+from mindspeed.ops.numerics import filled
 
 GROUPS: Final = 1024
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.kernel import Kernel
-from mindspeed.ops.npu import HALVES, filled, narrow
+from mindspeed.ops.npu import HALVES, narrow
+from mindspeed.ops.numerics import filled
 
 
 def _supports(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> bool:

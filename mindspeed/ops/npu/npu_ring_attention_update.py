@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mindspeed.ops.kernel import Kernel
-from mindspeed.ops.npu import TYPES, filled
+from mindspeed.ops.npu import TYPES
+from mindspeed.ops.numerics import filled
 
 _LANES, _PACKED_WIDTH = 8, 64
 _LOWEST: Final = torch.finfo(torch.float32).min

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.kernel import Kernel
-from mindspeed.ops.npu import TYPES, filled
-from mindspeed.ops.numerics import rounded, wide
+from mindspeed.ops.npu import TYPES
+from mindspeed.ops.numerics import filled, rounded, wide
 
 
 def _supports(x: Tensor) -> bool:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.kernel import Kernel
-from mindspeed.ops.npu import TYPES, filled
+from mindspeed.ops.npu import TYPES
+from mindspeed.ops.numerics import filled
 
 
 def _supports(x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Kernels in Triton's interpreter: two repairs, so that bf16 means there what it means on a device, and their use on the CPU.
+"""Kernels in Triton's interpreter: two repairs, so that bf16 means there what it means on a device.
 
 The interpreter (3.9) keeps bf16 as bit patterns in uint16. It rounds fp32 to bf16 towards zero, and multiplies the bit
 patterns of bf16 matrices as integers.
@@ -6,19 +6,12 @@ patterns of bf16 matrices as integers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-from mindspeed.ops.kernel import with_reference
-from mindspeed.ops.registration import reference_of
-from mindspeed.ops.variants import python_variants
 
 
 def _to_bf16(values: Any) -> Any:
@@ -51,13 +44,3 @@ def repair() -> None:
         return dot(self, a, b, d, *rest)
 
     builder.cast_impl, builder.create_dot, builder._bf16_is_repaired = cast_impl, create_dot, True
-
-
-@contextmanager
-def kernels_on_cpu() -> Iterator[None]:
-    """The kernels of CUDA run for CPU tensors. With MINDSPEED_OPS=reference alone, or they compete with those of the CPU."""
-    with torch.library._scoped_library("mindspeed", "IMPL") as library:
-        for module in sorted(python_variants("cuda") - {"fusion_attention"}):
-            for name, kernel in import_module(f"mindspeed.ops.cuda.{module}").KERNELS.items():
-                library.impl(name, with_reference(kernel, reference_of(name)), "CPU")
-        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, Final
 
@@ -60,16 +61,20 @@ def cores(device: torch.device) -> int:
     return count
 
 
-def launch(kernel: Any, programs: int, device: torch.device, *args: Any, **constants: Any) -> None:
-    """Run ``programs`` programs of ``kernel`` on ``device``; none for none."""
+def launch(kernel: Any, programs: int, *args: Any, **constants: Any) -> None:
+    """Run ``programs`` programs of ``kernel`` on the device of its first argument, a tensor; none for none."""
+    device = args[0].device
     if programs == 0:
         return
     if device.type == "cpu":
         kernel[(programs,)](*args, **constants)
         return
     module = torch.get_device_module(device)
-    if module.current_device() == device.index:
+    with nullcontext() if module.current_device() == device.index else module.device(device):
         kernel[(programs,)](*args, **constants)
-        return
-    with module.device(device):
-        kernel[(programs,)](*args, **constants)
+
+
+def whole_rows(width: int, rows: int) -> tuple[int, int]:
+    """``(ROWS, COLUMNS)`` of a tile that holds whole rows."""
+    tall, wide = tile(width, rows)
+    return tall, max(wide, power(width))

@@ -15,7 +15,7 @@ from mindspeed.engine.runtime import effects as proof_module
 from mindspeed.engine.runtime import session
 from mindspeed.engine.runtime.effects import EffectTracker
 from mindspeed.job.world import World
-from mindspeed.ops.public_functions import public_functions
+from mindspeed.ops.variants import public_functions
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, hookimpl
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Replace, Set, Wrap

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
 import torch
 from triton.runtime.interpreter import GridExecutor
 
-from mindspeed.ops.triton.interpreter import kernels_on_cpu
+from mindspeed.ops.kernel import with_reference
+from mindspeed.ops.registration import reference_of
+from mindspeed.ops.variants import python_variants
 from tests.ops.operator_checks import TOLERANCE, gradients, randn
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -14,6 +17,16 @@ TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def leaf(*shape, dtype=torch.float32, seed=1, grad=True):
     return randn(*shape, dtype=dtype, seed=seed, grad=grad)
+
+
+@contextmanager
+def kernels_on_cpu() -> Iterator[None]:
+    """The kernels of CUDA run for CPU tensors. With MINDSPEED_OPS=reference alone, or they compete with those of the CPU."""
+    with torch.library._scoped_library("mindspeed", "IMPL") as library:
+        for module in sorted(python_variants("cuda") - {"fusion_attention"}):
+            for name, kernel in import_module(f"mindspeed.ops.cuda.{module}").KERNELS.items():
+                library.impl(name, with_reference(kernel, reference_of(name)), "CPU")
+        yield
 
 
 @contextmanager
