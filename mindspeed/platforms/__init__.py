@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.job.world import PLATFORMS
 from mindspeed.plugins.fixes import Advice
+from mindspeed.plugins.problems import PlatformError, Problem
 
 if TYPE_CHECKING:
     from mindspeed.plugins.feature import Feature
@@ -40,11 +41,8 @@ def device_layer(platform: str) -> type[Feature[Any]]:
 
     Raises PlatformError for a name that is none of `PLATFORMS`.
     """
-    from mindspeed.plugins.problems import PlatformError, Problem
-
     if platform not in PLATFORMS:
-        raise PlatformError(
-            [Problem("MS501", f"unknown platform {platform!r}", fix=Advice(f"use one of {', '.join(PLATFORMS)}"))]
-        )
+        fix = Advice(f"use one of {', '.join(PLATFORMS)}")
+        raise PlatformError([Problem("MS501", f"unknown platform {platform!r}", fix=fix)])
     layer: type[Feature[Any]] = resolve_name(f"{__name__}.{platform}:{platform.capitalize()}Platform")
     return layer

@@ -44,6 +44,11 @@ class CollectiveCall:
         return max(sum(t.numel() * t.element_size() for t in side) for side in (self.inputs, self.outputs))
 
     @property
+    def process_group(self) -> Any:
+        """The process group, that of all ranks if none was given."""
+        return self.arguments.get("group") or torch.distributed.GroupMember.WORLD
+
+    @property
     def group(self) -> str:
         """Description of the process group, as Megatron names it, else its own name."""
         group = self.arguments.get("group")

@@ -34,18 +34,11 @@ from mindspeed.plugins.tables import table_beside
 _HERE: Final = "mindspeed.platforms"
 _C10D: Final = "torch.distributed.distributed_c10d"
 
-_TABLES: Final[dict[str, list[dict[str, Any]]]] = table_beside(__file__)
+_TABLES: Final[dict[str, Any]] = table_beside(__file__)
 _NCCL_GROUPS: Final = (f"{_C10D}:ProcessGroupNCCL", "torch.distributed:ProcessGroupNCCL")
 _OPTIONS: Final = "scripts make options of NCCL's groups; a torch without CUDA lacks the class"
 
-COLLECTIVES: Final = tuple(
-    name
-    for names in (
-        "broadcast all_reduce reduce all_gather all_gather_into_tensor _all_gather_base gather scatter reduce_scatter",
-        "reduce_scatter_tensor _reduce_scatter_base all_to_all all_to_all_single send recv isend irecv",
-    )
-    for name in names.split()
-)
+COLLECTIVES: Final = tuple(_TABLES["collectives"]["names"].split())
 """Functions of torch.distributed that move tensors."""
 
 
@@ -83,11 +76,12 @@ class CpuPlatform(Feature[FeatureArgs]):
             patches += (Replace(f"{module}:{name}", f"{glue}:{name}", row["reason"]) for name in row["names"].split())
         patches.append(Set("torch.cuda:_initialized", True, "the CPU is always ready"))
         patches += (Set(row["target"], Ref(f"{_HERE}.{row['to']}"), row["reason"]) for row in _TABLES["set"])
+        types, reason = _TABLES["types"]["names"].split(), _TABLES["types"]["reason"]
+        patches += (Set(f"torch.cuda:{name}", Ref(f"torch:{name}"), reason) for name in types)
         patches += (Set(target, Ref(f"{_HERE}.cpu_nccl:ProcessGroupNCCL"), _OPTIONS, optional=True) for target in _NCCL_GROUPS)
         for row in _TABLES["wrapped"]:
             patches += _wraps(row["prefix"], row["by"], row["reason"], row["names"].split())
-        counts = "proofs count the bytes of every collective"
-        return patches + _wraps(f"{_C10D}:", "collectives:counted", counts, COLLECTIVES)
+        return patches + _wraps(f"{_C10D}:", "collectives:counted", _TABLES["collectives"]["reason"], COLLECTIVES)
 
     @hookimpl
     def activated(self) -> None:

@@ -58,11 +58,20 @@ class Generator(metaclass=_AnyGenerator):
 
 def place_random(factory: Callable[..., Any]) -> Callable[..., Any]:
     """A factory that draws: host tensors from the host's generator."""
-    placed = place(factory)
+    return _drawing_for(made_on_host, factory, place(factory))
 
-    @wraps(factory)
+
+def draw_from_side(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that draws for its first argument, a tensor: from the generator of the side that it is on."""
+    return _drawing_for(lambda args, kwargs: is_host(args[0]), function, function)
+
+
+def _drawing_for(on_host: Callable[..., bool], function: Callable[..., Any], placed: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function draw from the host's generator where ``on_host(args, kwargs)``."""
+
+    @wraps(function)
     def draw(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("generator") is None and made_on_host(args, kwargs) and not _is_traced():
+        if kwargs.get("generator") is None and on_host(args, kwargs) and not _is_traced():
             kwargs["generator"] = HOST
         return placed(*args, **kwargs)
 
@@ -84,18 +93,6 @@ def place_like(factory: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             HOST.set_state(_DEVICE.get_state())
             _DEVICE.set_state(device)
-
-    return draw
-
-
-def draw_from_side(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that draws for its first argument, a tensor: from the generator of the side that it is on."""
-
-    @wraps(function)
-    def draw(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("generator") is None and is_host(tensor) and not _is_traced():
-            kwargs["generator"] = HOST
-        return function(tensor, *args, **kwargs)
 
     return draw
 

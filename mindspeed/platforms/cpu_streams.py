@@ -14,20 +14,20 @@ import torch
 _HANDLE: Final = Struct("d")
 
 
+def _waited(self: Any, *other: Any, **named: Any) -> None:
+    """Program order has waited already."""
+
+
 class Event:
     """The time at which it was recorded."""
+
+    wait = synchronize = _waited
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any) -> None:
         self._recorded: float | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         self._recorded = time.perf_counter()
-
-    def wait(self, stream: Stream | None = None) -> None:
-        """Program order has waited already."""
-
-    def synchronize(self) -> None:
-        """Program order has waited already."""
 
     def query(self) -> bool:
         return True
@@ -53,6 +53,8 @@ class Event:
 class Stream:
     """A name for a sequence of work; its work runs at once, in program order."""
 
+    wait_stream = wait_event = synchronize = _waited
+
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.priority = priority
         self.device = torch.device("cpu")
@@ -64,15 +66,6 @@ class Stream:
     def priority_range() -> tuple[int, int]:
         """Lowest and highest priority: there is but one."""
         return 0, 0
-
-    def wait_stream(self, stream: Stream) -> None:
-        """Program order has waited already."""
-
-    def wait_event(self, event: Event) -> None:
-        """Program order has waited already."""
-
-    def synchronize(self) -> None:
-        """Program order has waited already."""
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()
@@ -126,24 +119,12 @@ def stream(stream: Stream | None) -> StreamContext:
     return StreamContext(stream)
 
 
-def range_push(msg: str) -> int:
+def mark(msg: Any = None) -> int:
+    """Nobody reads marks and ranges: the depth, or the number, of each is 0."""
     return 0
 
 
-def range_pop() -> int:
-    return 0
-
-
-def range_start(msg: str) -> int:
-    return 0
-
-
-def range_end(range_id: int) -> None:
-    """No range was started."""
-
-
-def mark(msg: str) -> None:
-    """Nobody reads marks."""
+range_push = range_pop = range_start = range_end = mark
 
 
 @contextmanager

@@ -12,16 +12,6 @@ from functools import lru_cache, wraps
 from typing import Any
 
 import torch
-from torch import BFloat16Tensor as BFloat16Tensor
-from torch import BoolTensor as BoolTensor
-from torch import ByteTensor as ByteTensor
-from torch import CharTensor as CharTensor
-from torch import DoubleTensor as DoubleTensor
-from torch import FloatTensor as FloatTensor
-from torch import HalfTensor as HalfTensor
-from torch import IntTensor as IntTensor
-from torch import LongTensor as LongTensor
-from torch import ShortTensor as ShortTensor
 from torch.utils import _device
 
 from mindspeed.platforms import cpu_memory

@@ -42,7 +42,30 @@ class DeviceEmulation(Feature[DeviceEmulationArgs]):
     @hookimpl
     def patches(self) -> list[Patch]:
         """Return the wraps of collectives, inside out: launch/wait log, emulated link, poison."""
-        return [*self._delay(), *self._log(), *self._link(), *self._poison()]
+        args = self.args
+        patches: list[Patch] = []
+        if args.transfer_delay:
+            patches.append(Set(f"{_COPIES}:DELAY", args.transfer_delay / 1e3, "copies between device and host take their time"))
+        if args.collective_log:
+            reason = "launch, wait and use of asynchronous collectives are logged"
+            patches.append(Set(f"{_HERE}.collective_log:PATH", args.collective_log, reason))
+            patches += _wraps("collective_log:logged", reason, *COLLECTIVES)
+            patches += _wraps("collective_log:logged_group", reason, "_coalescing_manager")
+            patches += _wraps("collective_log:watching", reason, "init_process_group")
+        if args.link_ms or args.link_gbps:
+            reason = "transfers take the time of an emulated link"
+            patches.append(Set(f"{_HERE}.link:LATENCY", args.link_ms / 1e3, reason))
+            patches.append(Set(f"{_HERE}.link:BYTES_PER_SECOND", args.link_gbps * 1e9 / 8 or float("inf"), reason))
+            patches += _wraps("link:delayed", reason, *COLLECTIVES)
+            patches += _wraps("link:delayed_group", reason, "_coalescing_manager")
+        if args.poison:
+            reason = "the output of an asynchronous collective is poison until it is waited for"
+            patches += _wraps("poison:poisoned", reason, *COLLECTIVES)
+            patches += _wraps("poison:poisoned_group", reason, "_coalescing_manager")
+            patches.append(Set(f"{_COPIES}:POISON", True, "so is the target of a copy between device and host"))
+            ended = "a synchronization of the device waits for every collective"
+            patches.append(Wrap("torch.cuda:synchronize", f"{_HERE}.poison:synchronized", ended))
+        return patches
 
     @hookimpl
     def activated(self) -> None:
@@ -61,45 +84,6 @@ class DeviceEmulation(Feature[DeviceEmulationArgs]):
         if self._guard is not None:
             self._guard.__exit__(None, None, None)
             self._guard = None
-
-    def _delay(self) -> list[Patch]:
-        if not self.args.transfer_delay:
-            return []
-        return [Set(f"{_COPIES}:DELAY", self.args.transfer_delay / 1e3, "copies between device and host take their time")]
-
-    def _log(self) -> list[Patch]:
-        if not self.args.collective_log:
-            return []
-        reason = "launch, wait and use of asynchronous collectives are logged"
-        return [
-            Set(f"{_HERE}.collective_log:PATH", self.args.collective_log, reason),
-            *_wraps("collective_log:logged", reason, *COLLECTIVES),
-            *_wraps("collective_log:logged_group", reason, "_coalescing_manager"),
-            *_wraps("collective_log:watching", reason, "init_process_group"),
-        ]
-
-    def _link(self) -> list[Patch]:
-        if not (self.args.link_ms or self.args.link_gbps):
-            return []
-        reason = "transfers take the time of an emulated link"
-        return [
-            Set(f"{_HERE}.link:LATENCY", self.args.link_ms / 1e3, reason),
-            Set(f"{_HERE}.link:BYTES_PER_SECOND", self.args.link_gbps * 1e9 / 8 or float("inf"), reason),
-            *_wraps("link:delayed", reason, *COLLECTIVES),
-            *_wraps("link:delayed_group", reason, "_coalescing_manager"),
-        ]
-
-    def _poison(self) -> list[Patch]:
-        if not self.args.poison:
-            return []
-        reason = "the output of an asynchronous collective is poison until it is waited for"
-        ended = "a synchronization of the device waits for every collective"
-        return [
-            *_wraps("poison:poisoned", reason, *COLLECTIVES),
-            *_wraps("poison:poisoned_group", reason, "_coalescing_manager"),
-            Set(f"{_COPIES}:POISON", True, "so is the target of a copy between device and host"),
-            Wrap("torch.cuda:synchronize", f"{_HERE}.poison:synchronized", ended),
-        ]
 
 
 def _wraps(wrapper: str, reason: str, *names: str) -> list[Patch]:

@@ -88,16 +88,11 @@ def _reserve(calls: Sequence[CollectiveCall], launched_at: float) -> float:
     done_at = launched_at
     for call in calls:
         if call.size:
-            group = _key(call)
+            group = str(call.process_group.group_name)
             begins_at = max(launched_at, _free_at.get(group, 0.0))
             _free_at[group] = begins_at + LATENCY + sent_bytes(call) / BYTES_PER_SECOND
             done_at = max(done_at, _free_at[group])
     return done_at
-
-
-def _key(call: CollectiveCall) -> str:
-    group: Any = call.arguments.get("group") or distributed_c10d.GroupMember.WORLD
-    return str(group.group_name)
 
 
 def _sleep_until(moment: float) -> None:

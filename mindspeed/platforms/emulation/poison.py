@@ -75,7 +75,7 @@ def synchronized(synchronize: Function, *args: Any, **kwargs: Any) -> None:
 def poisoned(collective: Function, *args: Any, **kwargs: Any) -> Any:
     """Leave poison behind where a collective is asynchronous."""
     call = read_call(collective, args, kwargs)
-    coalescing = bool(_coalesced) and _group(call) in distributed_c10d._world.pg_coalesce_state
+    coalescing = bool(_coalesced) and call.process_group in distributed_c10d._world.pg_coalesce_state
     if not (call.outputs and (call.asynchronous or coalescing)):
         return collective(*args, **kwargs)
     shadows = {id(t): t.detach().clone(memory_format=torch.contiguous_format) for t in (*call.inputs, *call.outputs)}
@@ -129,12 +129,8 @@ def _spoil(call: CollectiveCall) -> None:
 def _is_source(call: CollectiveCall) -> bool:
     source = call.arguments.get("group_src")
     if source is not None:
-        return bool(distributed_c10d.get_rank(_group(call)) == source)
+        return bool(distributed_c10d.get_rank(call.process_group) == source)
     return bool(distributed_c10d.get_rank() == call.arguments.get("src"))
-
-
-def _group(call: CollectiveCall) -> Any:
-    return call.arguments.get("group") or distributed_c10d.GroupMember.WORLD
 
 
 def _shadowed(value: Any, shadows: dict[int, torch.Tensor]) -> Any:
