@@ -156,7 +156,7 @@ def planted(how: Run) -> Iterator[list[int]]:
     waits, wait, post = [0], transfer.PendingCollective.wait, transfer.post_all_to_all
 
     def counted(pending: transfer.PendingCollective) -> Tensor:
-        if pending._work is None:
+        if not pending._works:
             return wait(pending)
         waits[0] += 1
         return pending.received if waits[0] - 1 == how.skip else wait(pending)

@@ -17,7 +17,7 @@ from torch import Tensor
 import mindspeed
 from benchmarks._virtual_time import virtual_time
 from mindspeed.moe import transfer
-from mindspeed.moe.transfer import PendingCollective
+from mindspeed.ops.process_groups import PendingCollective
 from mindspeed.platforms.collectives import traffic
 
 

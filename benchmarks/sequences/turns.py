@@ -14,10 +14,10 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 
-from mindspeed.context_parallel.exchange import PendingExchange
+from mindspeed.ops.process_groups import PendingCollective
 
 WAITS: Final[tuple[tuple[Any, str], ...]] = (
-    (PendingExchange, "wait"),
+    (PendingCollective, "wait"),
     (dist, "all_gather_into_tensor"),
     (dist, "reduce_scatter_tensor"),
 )

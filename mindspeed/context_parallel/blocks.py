@@ -12,18 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mindspeed.context_parallel.layout import Span
 from mindspeed.context_parallel.tiles import Tile, tiles
-from mindspeed.ops import fusion_attention as _registered  # noqa: F401 - makes torch.ops.mindspeed.fusion_attention
 from mindspeed.ops.attention_mask import CAUSAL, AttentionVisibility, compressed_mask
+from mindspeed.ops.fusion_attention import UNBOUNDED
 from mindspeed.ops.numerics import unflatten
 
-UNBOUNDED: Final = 2147483647
 _ALL_KEYS, _BY_MASK, _TO_LAST_KEY = 0, 1, 3
 """Sparse modes of the operator: every key, a given mask, the last query sees the last key."""
 
@@ -107,9 +106,8 @@ def accumulate_block(running: Running, scoring: Scoring, part: BlockCall, q: Ten
     """Merge a part of a block of keys into the running result."""
     here, there = slice(*part.tile.rows), slice(*part.tile.columns)
     inputs = [x[tokens, part.batch].flatten(2) for x, tokens in ((q, here), (k, there), (v, there))]
-    out, maximum, total = torch.ops.mindspeed.fusion_attention(
-        *inputs, *_optional_tensors(scoring, part), *_options(scoring, part, q)
-    )
+    optional = (scoring.slopes, part.mask, part.seed)
+    out, maximum, total = torch.ops.mindspeed.fusion_attention(*inputs, *optional, *_options(scoring, part, q))
     merge(running.out[here, part.batch], running.lse[part.batch, :, here], out, maximum + total.log())
 
 
@@ -130,24 +128,12 @@ def gradients(
     dout, q_rows, out = (x[here, part.batch].flatten(2) for x in (dout, q, out))
     k_rows, v_rows = (x[there, part.batch].flatten(2) for x in (k, v))
     lse = lse[part.batch, :, here]
-    dq, dk, dv, _ = torch.ops.mindspeed.fusion_attention_backward(
-        dout,
-        q_rows,
-        k_rows,
-        v_rows,
-        *_optional_tensors(scoring, part),
-        out,
-        lse,
-        (lse > -torch.inf).to(lse.dtype),
-        False,
-        *_options(scoring, part, q),
-    )
+    inputs = (dout, q_rows, k_rows, v_rows, scoring.slopes, part.mask, part.seed)
+    results = (out, lse, (lse > -torch.inf).to(lse.dtype))
+    backward = torch.ops.mindspeed.fusion_attention_backward
+    dq, dk, dv, _ = backward(*inputs, *results, False, *_options(scoring, part, q))
     heads, groups = q.shape[2], k.shape[2]
     return unflatten(dq, 2, (heads, -1)), unflatten(dk, 2, (groups, -1)), unflatten(dv, 2, (groups, -1))
-
-
-def _optional_tensors(scoring: Scoring, part: BlockCall) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    return scoring.slopes, part.mask, part.seed
 
 
 def _options(scoring: Scoring, part: BlockCall, q: Tensor) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Sending a tensor to one rank or to all while receiving as much, posted early and waited for late."""
+"""Sending a tensor to one rank while receiving as much, posted early and waited for late."""
 
 from __future__ import annotations
 
@@ -9,21 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
-@dataclass(slots=True)
-class PendingExchange:
-    """A posted exchange; what is sent and received must not be touched before `wait`."""
-
-    received: Tensor
-    _sent: Tensor
-    _works: list[dist.Work]
-
-    def wait(self) -> Tensor:
-        """The received tensor, once both directions are done."""
-        for work in self._works:
-            work.wait()
-        self._works.clear()
-        return self.received
+from mindspeed.ops.process_groups import PendingCollective
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +20,20 @@ class Exchange:
     group: dist.ProcessGroup
     second: dist.ProcessGroup | None = None
 
-    def post(self, sent: Tensor, to: int, source: int) -> PendingExchange:
+    def post(self, sent: Tensor, to: int, source: int) -> PendingCollective:
         """Send to rank ``to`` of the group and receive as much from rank ``source``."""
         received = torch.empty_like(sent)
         here, there = self._group(self.group.rank()), self._group(source)
         send = dist.P2POp(dist.isend, sent, group=here, group_peer=to)
         receive = dist.P2POp(dist.irecv, received, group=there, group_peer=source)
         if here is there:
-            return PendingExchange(received, sent, dist.batch_isend_irecv([send, receive]))
+            return PendingCollective(received, sent, dist.batch_isend_irecv([send, receive]))
         ordered = [send, receive] if here is self.group else [receive, send]
-        return PendingExchange(received, sent, [work for one in ordered for work in dist.batch_isend_irecv([one])])
+        return PendingCollective(received, sent, [work for one in ordered for work in dist.batch_isend_irecv([one])])
 
     def _group(self, sender: int) -> dist.ProcessGroup:
         """The communicator of what ``sender`` sends."""
         return self.second if self.second is not None and sender % 2 else self.group
-
-
-def post_all_to_all(sent: Tensor, group: dist.ProcessGroup) -> PendingExchange:
-    """Send slice r of dimension 0 to rank r of the group; what is received has the sender in dimension 0."""
-    received = torch.empty_like(sent)
-    return PendingExchange(received, sent, [dist.all_to_all_single(received, sent, group=group, async_op=True)])
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,12 +29,12 @@ ALGORITHM: Final[tuple[Constraint, ...]] = (
 """Requirement of every algorithm: the feature that makes the groups."""
 
 
-class AlgorithmFeature(Feature[ArgsT]):
+class AlgorithmFeature(Feature[ArgsT], ABC):
     """Base of an algorithm: its core attention replaces Megatron's. Not called where one rank has the whole sequence."""
 
+    @abstractmethod
     def core_attention(self) -> type[CoreAttention]:
         """Return the class of the core attention."""
-        raise NotImplementedError
 
     def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         """Return what layers keep for backward with the attention ``a`` of a layer for a micro-batch on a rank."""

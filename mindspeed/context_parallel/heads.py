@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.context_parallel.costs import copies
-from mindspeed.context_parallel.exchange import post_all_to_all
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import unflatten
+from mindspeed.ops.process_groups import post_all_to_all
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention of query, key and value, each [tokens, batch, heads, width], to [tokens, batch, heads, width of value]."""
@@ -74,5 +74,5 @@ class _HeadAllToAll(torch.autograd.Function):
 
 def head_all_to_all(group: dist.ProcessGroup, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Post one all-to-all for each tensor, all before the first is waited for: no copies into a message and out of it."""
-    pending = [post_all_to_all(x.contiguous(), group) for x in tensors]
+    pending = [post_all_to_all(group, x) for x in tensors]
     return tuple(one.wait() for one in pending)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
+from mindspeed.plugins.wrapping import Function, wrapper
 
-def take_any_length(validate_args: Callable[..., Any]) -> Callable[..., Any]:
+
+@wrapper
+def take_any_length(validate_args: Function, args: Any, *rest: Any, **kwargs: Any) -> Any:
     """Wrap ``validate_args(args, ...)``: the length goes in by its other name, which may be any number.
 
     Megatron-LM takes ``encoder_seq_length`` for ``seq_length`` where that is not given, and then sets both.
     """
-
-    @wraps(validate_args)
-    def validated(args: Any, *rest: Any, **kwargs: Any) -> Any:
-        if args.encoder_seq_length is None:
-            args.encoder_seq_length, args.seq_length = args.seq_length, None
-        return validate_args(args, *rest, **kwargs)
-
-    return validated
+    if args.encoder_seq_length is None:
+        args.encoder_seq_length, args.seq_length = args.seq_length, None
+    return validate_args(args, *rest, **kwargs)

@@ -91,14 +91,11 @@ share_of_documents = document_slicer(zigzag)
 
 def _slice_rows(batch: dict[str, Any], layout: Layout, rank: int) -> dict[str, Any]:
     for name, value in batch.items():
-        if value is not None and name not in NOT_SLICED and name != "attention_mask":
-            _check_length(value.shape[1], layout)
-            batch[name] = layout.take(value, rank, 1)
+        if value is None or name in NOT_SLICED or name == "attention_mask":
+            continue
+        if (tokens := value.shape[1]) % layout.count:
+            text = f"a row of packed sequences has {tokens} tokens, which are not {layout.count} equal pieces"
+            fix = f"pad the row to a multiple of {layout.count}; its documents may have any length"
+            raise MindSpeedError([Problem("MS336", text, fix=advice(fix))])
+        batch[name] = layout.take(value, rank, 1)
     return batch
-
-
-def _check_length(tokens: int, layout: Layout) -> None:
-    if tokens % layout.count:
-        text = f"a row of packed sequences has {tokens} tokens, which are not {layout.count} equal pieces"
-        fix = f"pad the row to a multiple of {layout.count}; its documents may have any length"
-        raise MindSpeedError([Problem("MS336", text, fix=advice(fix))])

@@ -36,26 +36,18 @@ class PositionBias:
         heads = len(self.slopes) // tensor.size()
         return replace(self, slopes=self.slopes[tensor.rank() * heads : (tensor.rank() + 1) * heads])
 
+    @lru_cache(maxsize=8)  # noqa: B019 - what is kept is small and needed by every layer
     def slopes_on(self, device: torch.device) -> Tensor:
         """[heads], fp32."""
-        return _slopes(self.slopes, device)
+        with torch.inference_mode(False):  # training may come after
+            return torch.tensor(self.slopes, dtype=torch.float32, device=device)
 
+    @lru_cache(maxsize=2)  # noqa: B019 - all layers share one matrix
     def values(self, rows: int, keys: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """[heads, rows, keys] for the last ``rows`` queries, the last of which stands at the last key. Not to be changed."""
-        return _values(self, rows, keys, device, dtype)
-
-
-@lru_cache(maxsize=8)
-def _slopes(slopes: tuple[float, ...], device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # training may come after
-        return torch.tensor(slopes, dtype=torch.float32, device=device)
-
-
-@lru_cache(maxsize=2)
-def _values(bias: PositionBias, rows: int, keys: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):
-        places = torch.arange(keys, dtype=torch.float64, device=device)
-        behind = places - places[keys - rows :, None]
-        by_form = {"distance": -behind.abs(), "root": -behind.abs().sqrt(), "signed": behind}
-        values = torch.tensor(bias.slopes, dtype=torch.float64, device=device)[:, None, None] * by_form[bias.form]
-        return (values.masked_fill(behind > 0, -torch.inf) if bias.fill else values).to(dtype)
+        with torch.inference_mode(False):
+            places = torch.arange(keys, dtype=torch.float64, device=device)
+            behind = places - places[keys - rows :, None]
+            by_form = {"distance": -behind.abs(), "root": -behind.abs().sqrt(), "signed": behind}
+            values = torch.tensor(self.slopes, dtype=torch.float64, device=device)[:, None, None] * by_form[self.form]
+            return (values.masked_fill(behind > 0, -torch.inf) if self.fill else values).to(dtype)

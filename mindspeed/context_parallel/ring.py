@@ -21,12 +21,13 @@ from torch import Tensor
 from mindspeed.context_parallel.blocks import BlockCall, Scoring, accumulate_block, parts, start
 from mindspeed.context_parallel.checks import check_shares
 from mindspeed.context_parallel.costs import Keep
-from mindspeed.context_parallel.exchange import Exchange, PendingExchange, pack, unpack
+from mindspeed.context_parallel.exchange import Exchange, pack, unpack
 from mindspeed.context_parallel.layout import Layout, contiguous, zigzag
 from mindspeed.context_parallel.local_attention import add_gradients
 from mindspeed.context_parallel.ring_schedule import Rounds
 from mindspeed.ops.attention_mask import attention_visibility
 from mindspeed.ops.errors import require
+from mindspeed.ops.process_groups import PendingCollective
 
 
 def ring_attention(
@@ -92,7 +93,7 @@ class _Ring(torch.autograd.Function):
         work = plan.work(rank, query.shape[0], query.device)
         running = start(query, value.shape[-1])
         block, kept = pack([key, value]), list[Tensor]()
-        arriving: dict[int, PendingExchange] = {}
+        arriving: dict[int, PendingCollective] = {}
         for step in range(ranks):
             if step:
                 block = arriving.pop(step).wait()
@@ -124,8 +125,8 @@ class _Ring(torch.autograd.Function):
             add_gradients([dq, *unpack(total, like)], plan.scoring, work[step], dout, query, k, v, out, lse)
 
         block = pack(sent) if sent else None
-        arriving: dict[int, PendingExchange] = {}
-        returning: PendingExchange | None = None
+        arriving: dict[int, PendingCollective] = {}
+        returning: PendingCollective | None = None
         for step in range(ranks):
             if block is not None:
                 block = arriving.pop(step).wait() if step else block

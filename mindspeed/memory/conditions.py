@@ -10,11 +10,8 @@ from mindspeed.plugins.conditions import ModelCondition, condition, unset
 from mindspeed.plugins.fixes import Advice, DropSetting, GiveField, GiveSetting, RemoveFeature
 from mindspeed.plugins.shared_conditions import (
     NO_CPU_OFFLOADING,
-    NO_CUDA_GRAPHS,
-    NO_FINE_GRAINED_OFFLOADING,
     NO_FSDP,
-    NO_LOW_PRECISION,
-    NO_OVERLAPPED_MICRO_BATCHES,
+    NO_OTHER_PASSES,
     NO_TRANSFORMER_ENGINE_LAYERS,
 )
 
@@ -61,16 +58,11 @@ def _counts_layers(args: Any, world: World) -> bool:
     return args.num_layers is not None
 
 
-def _largest_count(args: Any, world: World) -> Mapping[str, int]:
-    """Return the layers of the smallest model chunk."""
-    return {"layers": _smallest_chunk(world)}
-
-
 @condition(
     "num_layers={args.num_layers} is more than the {layers} layers of a model chunk",
     fix=(GiveSetting("num_layers", "{layers}"), DropSetting("num_layers")),
     when=_counts_layers,
-    values=_largest_count,
+    values=_layers_left,
 )
 def chunks_have_num_layers(args: Any, world: World) -> bool:
     """Check that each model chunk has as many layers as num_layers says."""
@@ -83,12 +75,8 @@ LAYERS_OF_MODEL: Final = ModelCondition(
 )
 PARTS_OF_LAYERS: Final = (
     no_uniform_recompute,
-    NO_CUDA_GRAPHS,
-    NO_LOW_PRECISION,
-    NO_OVERLAPPED_MICRO_BATCHES,
-    NO_FSDP,
+    *NO_OTHER_PASSES,
     NO_CPU_OFFLOADING,
-    NO_FINE_GRAINED_OFFLOADING,
     NO_TRANSFORMER_ENGINE_LAYERS,
     blocks_leave_layers,
     LAYERS_OF_MODEL,
@@ -119,7 +107,7 @@ NO_SHARED_EXPERT_OVERLAP: Final = unset(
     "shared experts are computed in steps between the transfers of routed experts, which {feature} does not support",
 )
 LOCAL_LAYERS: Final = (Advice("build the model with Megatron's local layers"), _REMOVE)
-"""The fix of a model whose layers do more than one thing at once."""
+"""Fix for a model with fused layers, such as Transformer Engine's norm and linear layer in one."""
 
 ELEMENTWISE: Final = ("adam", "sgd")
 """Optimizers of Megatron that update each element by itself."""

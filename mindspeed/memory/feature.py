@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
@@ -31,15 +32,15 @@ class LayersArgs(FeatureArgs):
     )
 
 
-class PartRecompute(Feature[LayersArgs]):
+class PartRecompute(Feature[LayersArgs], ABC):
     """Recompute a part of the first layers of each model chunk that no block recomputation takes."""
 
     recomputed_tensors: ClassVar[Sequence[str]]
     """The tensors that are not kept."""
 
+    @abstractmethod
     def recompute(self, layer: Any) -> object:
         """Let a layer recompute the part."""
-        raise NotImplementedError
 
     @hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:

@@ -39,16 +39,6 @@ def model_region(owner: str, module: str) -> Region:
 
 def tracker_state() -> RandomState:
     """Return the state of Megatron's random number tracker."""
-    return RandomState(_tracker_states, _set_tracker_states)
+    from megatron.core.tensor_parallel.random import get_cuda_rng_tracker as tracker
 
-
-def _tracker_states() -> Any:
-    from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
-
-    return get_cuda_rng_tracker().get_states()
-
-
-def _set_tracker_states(states: Any) -> None:
-    from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
-
-    get_cuda_rng_tracker().set_states(states)
+    return RandomState(lambda: tracker().get_states(), lambda states: tracker().set_states(states))

@@ -25,17 +25,11 @@ class HostBuffers:
     def take(self, size: int) -> Tensor:
         """Return a buffer of ``size`` bytes."""
         free = self._free[size]
-        return (
-            free.pop() if free else torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=runtime.platform() != "cpu")
-        )
+        return free.pop() if free else host_tensor((size,), torch.uint8)
 
     def give_back(self, buffer: Tensor) -> None:
         """Take a buffer back whose transfers have been waited for."""
         self._free[buffer.numel()].append(buffer)
-
-    def clear(self) -> None:
-        """Free the buffers that nobody has."""
-        self._free.clear()
 
 
 class OnHost(Source):
@@ -66,3 +60,8 @@ class OnHost(Source):
 def bytes_of(storage: UntypedStorage) -> Tensor:
     """Return a storage as a tensor of bytes."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def host_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Make a tensor on the host, page-locked where the device is another one."""
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=runtime.platform() != "cpu")

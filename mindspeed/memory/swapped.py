@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from mindspeed.memory.on_host import host_tensor
 from mindspeed.memory.windows import MainWeight, OptimizerWindow
-from mindspeed.platforms import runtime
 from mindspeed.platforms.transfers import transfer
 
 TO_HOST: Final = "optimizer to host"
@@ -105,7 +105,7 @@ class Swapped:
                 if buffer is value:
                     continue
                 if buffer is None:
-                    buffer = buffers[name] = _host_buffer(value)
+                    buffer = buffers[name] = host_tensor(value.shape, value.dtype)
                 if name == _MAIN:
                     member.copy = buffer
                 away = partial(member.park, _nothing) if name == _MAIN else partial(_place, member, {name: buffer})
@@ -150,10 +150,6 @@ def _place(member: MainWeight, tensors: dict[str, Tensor]) -> None:
     state = {name: value for name, value in tensors.items() if name != _RESIDUAL}
     if state:
         member.optimizer.state[member.main].update(state)
-
-
-def _host_buffer(value: Tensor) -> Tensor:
-    return torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=runtime.platform() != "cpu")
 
 
 def _nothing(main: Tensor) -> None:

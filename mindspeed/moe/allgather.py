@@ -17,7 +17,8 @@ from torch import Tensor
 
 from mindspeed.moe.overlap import ExpertCall, InFlight, send
 from mindspeed.moe.routing import expert_indices, local_choices, positions_of, probabilities_of, sum_rows, take_rows
-from mindspeed.moe.transfer import PendingCollective, all_gather, post_all_gather, reduce_scatter
+from mindspeed.moe.transfer import all_gather, reduce_scatter
+from mindspeed.ops.process_groups import PendingCollective, post_all_gather
 
 
 class AllGatherCall:
@@ -31,7 +32,7 @@ class AllGatherCall:
         self._chosen_TK = expert_indices(routing_map, topk)
         indices = self._chosen_TK.to(torch.int32)
         self.alone = group.size() == 1
-        self._gathered = PendingCollective(indices, None, None) if self.alone else post_all_gather(group, indices)
+        self._gathered = PendingCollective(indices) if self.alone else post_all_gather(group, indices)
 
     def choose(self, probs: Tensor) -> Tensor:
         """The probabilities [T, K] of the chosen experts, 0 where a token has fewer."""

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.moe.routing import chunk_order, padded_positions, positions_of, probabilities_of, reorder, sum_rows, take_rows
-from mindspeed.moe.transfer import PendingCollective, TokenTransfer, all_to_all, post_all_gather
+from mindspeed.moe.transfer import TokenTransfer, all_to_all
+from mindspeed.ops.process_groups import PendingCollective, post_all_gather
 
 TensorRanks = Callable[[Tensor, list[int]], Tensor]
 """Gather the rows of the ranks that share an expert, or sum them and keep this rank's; with the rows of each rank."""
@@ -81,7 +82,7 @@ class AllToAllCall:
         alone = place.ranks * place.tensor_ranks == 1 or capacity is not None
         sources = place.ranks * place.tensor_ranks
         repeated = counts.expand(sources, -1).reshape(-1) if alone else counts
-        self._gathered = PendingCollective(repeated, None, None) if alone else post_all_gather(place.everyone, counts)
+        self._gathered = PendingCollective(repeated) if alone else post_all_gather(place.everyone, counts)
 
     @cached_property
     def counts(self) -> Tensor:

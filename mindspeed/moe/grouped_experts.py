@@ -73,10 +73,8 @@ class GroupedExperts(MegatronModule):  # type: ignore[misc]
     def weights(self) -> tuple[Weight, Weight]:
         """Let both weights enter the graph here."""
         count, hidden, width = self.num_local_experts, self.config.hidden_size, self.weight2.shape[0] // self.num_local_experts
-        return (
-            deferred(self.weight1, count, hidden, self.weight_gradient),
-            deferred(self.weight2, count, width, self.weight_gradient),
-        )
+        first = deferred(self.weight1, count, hidden, self.weight_gradient)
+        return first, deferred(self.weight2, count, width, self.weight_gradient)
 
     def products(
         self,

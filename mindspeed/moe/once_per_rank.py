@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mindspeed.moe.alltoall import AllToAllCall, Placement, Splits
 from mindspeed.moe.routing import positions_of, probabilities_of, sum_rows, take_rows
-from mindspeed.moe.transfer import post_all_gather
+from mindspeed.ops.process_groups import post_all_gather
 
 
 class OncePerRankCall(AllToAllCall):

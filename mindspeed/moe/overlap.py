@@ -6,15 +6,16 @@ gradients of rows travel back. What a part gives is sent back before the next pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from mindspeed.moe.alltoall import AllToAllCall
-from mindspeed.moe.transfer import PendingCollective, TokenTransfer, post, post_all_to_all, wait
+from mindspeed.moe.transfer import TokenTransfer, post, wait
+from mindspeed.ops.process_groups import PendingCollective, post_all_to_all
 
 
 class InFlight(NamedTuple):
@@ -93,7 +94,7 @@ class OverlappedCall(ExpertCall):
         sent, self.sent = self.sent, []
         for part, (rows, probs) in enumerate(sent):
             again = Redispatch(call, part, self.source)
-            arrived = once(lambda probs=probs, part=part: call.arrange_probabilities(probs.wait(), part))  # type: ignore[misc]
+            arrived = cache(lambda probs=probs, part=part: call.arrange_probabilities(probs.wait(), part))
             if call.probabilities_first:
                 arrived()
             x, ends = call.arrange(rows.wait(), part), call.expert_counts(part).cumsum(0)
@@ -108,15 +109,3 @@ class OverlappedCall(ExpertCall):
         returned, self.returned = self.returned, []
         arrived = [answers.wait() for answers in returned]
         return torch.cat(arrived) if len(arrived) > 1 else arrived[0]
-
-
-def once(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Call a function once, however often its value is taken."""
-    values: list[Tensor] = []
-
-    def value() -> Tensor:
-        if not values:
-            values.append(function())
-        return values[0]
-
-    return value

@@ -15,22 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
-@dataclass(slots=True)
-class PendingCollective:
-    """A collective that was posted. ``received`` must not be read, and what was sent not be changed, before `wait`."""
-
-    received: Tensor
-    _sent: Tensor | None
-    _work: dist.Work | None
-
-    def wait(self) -> Tensor:
-        """Return what was received, once it is there. Later calls return at once."""
-        if self._work is not None:
-            self._work.wait()
-        self._work = self._sent = None
-        return self.received
-
+from mindspeed.ops.process_groups import PendingCollective, post_all_gather, post_all_to_all, post_reduce_scatter
 
 Post = Callable[[Tensor], PendingCollective]
 
@@ -71,22 +56,6 @@ def all_gather(group: dist.ProcessGroup) -> TokenTransfer:
 def reduce_scatter(group: dist.ProcessGroup) -> TokenTransfer:
     """Receive this rank's share of the rows, summed over the ranks."""
     return TokenTransfer(lambda rows: post_reduce_scatter(group, rows), lambda rows: post_all_gather(group, rows))
-
-
-def post_all_to_all(group: dist.ProcessGroup, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> PendingCollective:
-    rows, arriving = rows.contiguous(), rows.new_empty((sum(received), *rows.shape[1:]))
-    work = dist.all_to_all_single(arriving, rows, list(received), list(sent), group=group, async_op=True)
-    return PendingCollective(arriving, rows, work)
-
-
-def post_all_gather(group: dist.ProcessGroup, rows: Tensor) -> PendingCollective:
-    rows, arriving = rows.contiguous(), rows.new_empty((rows.shape[0] * group.size(), *rows.shape[1:]))
-    return PendingCollective(arriving, rows, dist.all_gather_into_tensor(arriving, rows, group=group, async_op=True))
-
-
-def post_reduce_scatter(group: dist.ProcessGroup, rows: Tensor) -> PendingCollective:
-    rows, arriving = rows.contiguous(), rows.new_empty((rows.shape[0] // group.size(), *rows.shape[1:]))
-    return PendingCollective(arriving, rows, dist.reduce_scatter_tensor(arriving, rows, group=group, async_op=True))
 
 
 class _Post(torch.autograd.Function):

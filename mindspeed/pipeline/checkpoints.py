@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ from mindspeed.memory.checkpoint import Checkpoint
 from mindspeed.memory.model_layers import tracker_state
 from mindspeed.pipeline.recomputation import Unit
 from mindspeed.pipeline.running_step import running_step
-from mindspeed.plugins.wrapping import Function
+from mindspeed.plugins.wrapping import Function, wrapper
 
 
 class Checkpoints:
@@ -62,17 +61,13 @@ class Checkpoints:
         return len(self._waiting)
 
 
-def with_early_restore(original: Function) -> Function:
+@wrapper
+def with_early_restore(original: Function, function: Function, distribute_saved_activations: bool, *args: Any) -> Any:
     """Wrap ``tensor_parallel.checkpoint(function, distribute_saved_activations, *args)``: R repeats its forward pass.
 
     What the list keeps is not recomputed. Outside of a step with operations R it is Megatron's function.
     """
-
-    @functools.wraps(original)
-    def checkpoint(function: Function, distribute_saved_activations: bool, *args: Any) -> Any:
-        units = running_step().checkpoints
-        if units is None or not units.active or distribute_saved_activations or not torch.is_grad_enabled():
-            return original(function, distribute_saved_activations, *args)
-        return units.run(function, args)
-
-    return checkpoint
+    units = running_step().checkpoints
+    if units is None or not units.active or distribute_saved_activations or not torch.is_grad_enabled():
+        return original(function, distribute_saved_activations, *args)
+    return units.run(function, args)

@@ -7,14 +7,7 @@ from typing import Any, Final
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import ModelCondition, condition, unset
 from mindspeed.plugins.fixes import GiveField, RemoveFeature
-from mindspeed.plugins.shared_conditions import (
-    NO_CUDA_GRAPHS,
-    NO_FINE_GRAINED_OFFLOADING,
-    NO_FSDP,
-    NO_LOW_PRECISION,
-    NO_OVERLAPPED_MICRO_BATCHES,
-    NO_TRANSFORMER_ENGINE_LAYERS,
-)
+from mindspeed.plugins.shared_conditions import NO_OTHER_PASSES, NO_TRANSFORMER_ENGINE_LAYERS
 
 _REMOVE: Final = RemoveFeature()
 
@@ -27,11 +20,7 @@ def has_stages(args: Any, world: World) -> bool:
 
 KEEPS_FORWARDS: Final = (
     has_stages,
-    NO_CUDA_GRAPHS,
-    NO_LOW_PRECISION,  # its layers are Transformer Engine's, whose linear layers and checkpoints are others
-    NO_OVERLAPPED_MICRO_BATCHES,
-    NO_FINE_GRAINED_OFFLOADING,
-    NO_FSDP,
+    *NO_OTHER_PASSES,
     unset(
         "partial_checkpoints",
         "Megatron recomputes some micro-batches only (num_microbatches_with_partial_activation_checkpoints), and {feature} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,15 +14,15 @@ from mindspeed.plugins.hookspecs import hookimpl
 ArgsT = TypeVar("ArgsT", bound=ScheduleArgs)
 
 
-class ScheduleFeature(Feature[ArgsT]):
+class ScheduleFeature(Feature[ArgsT], ABC):
     """Run the lists of operations of `planned_schedule` in place of Megatron's schedules."""
 
     engine: Any = None
     """The schedules of this rank, from the time when Megatron has its groups."""
 
+    @abstractmethod
     def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:
         """Return the list of operations of each rank. Raises ValueError where none keeps the settings."""
-        raise NotImplementedError
 
     def engine_options(self) -> dict[str, Any]:
         """Return further options of `mindspeed.pipeline.megatron.Engine`."""

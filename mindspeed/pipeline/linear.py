@@ -12,9 +12,11 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel import layers
 from torch import Tensor, UntypedStorage
 
+from mindspeed.ops.process_groups import PendingCollective, post_all_gather
 from mindspeed.pipeline.recomputation import Unit
 from mindspeed.pipeline.running_step import running_step
 from mindspeed.pipeline.weight_gradients import QueuedTensor
+from mindspeed.tensor_parallel.weight_gradient import added_to_buffer
 
 Linear = Callable[..., Tensor]
 
@@ -51,7 +53,7 @@ class LinearProduct:
         self._call = call
         self._input = QueuedTensor(given)
         self._grad_output = QueuedTensor(grad_output)
-        self._gather: tuple[Tensor, Any] | None = None
+        self._gather: PendingCollective | None = None
 
     def storages(self) -> list[UntypedStorage]:
         """Return the storages of the input and of the output gradient."""
@@ -61,31 +63,18 @@ class LinearProduct:
         """Start to gather the input over the sequence."""
         if not self._call.sequence_parallel or self._gather is not None:
             return
-        given, group = self._input.take(), self._call.group
-        total = given.new_empty((given.shape[0] * group.size(), *given.shape[1:]))
-        self._gather = total, dist.all_gather_into_tensor(total, given.contiguous(), group=group, async_op=True)
+        self._gather = post_all_gather(self._call.group, self._input.take())
 
     def add(self, before: Tensor | None) -> Tensor | None:
         """Compute the gradient as Megatron does, in its fused buffer where the weight has one."""
         total = self._input.take()
         if self._gather is not None:
-            total, work = self._gather
-            work.wait()
+            total = self._gather.wait()
         grad_output, total = layers.prepare_input_tensors_for_wgrad_compute(self._grad_output.take(), total)
         if not self._call.fused:
             gradient = grad_output.t().matmul(total)
             return gradient if before is None else before.add_(gradient)
-        main_grad: Tensor = self.weight.main_grad  # type: ignore[attr-defined]
-        kernels = layers.fused_weight_gradient_mlp_cuda
-        if main_grad.dtype == torch.float32:
-            kernels.wgrad_gemm_accum_fp32(total, grad_output, main_grad)
-        else:
-            kernels.wgrad_gemm_accum_fp16(total, grad_output, main_grad)
-        if not hasattr(self.weight, "grad_added_to_main_grad"):
-            return None
-        self.weight.grad_added_to_main_grad = True
-        make = torch.zeros if getattr(self.weight, "zero_out_wgrad", False) else torch.empty
-        return make(main_grad.shape, dtype=total.dtype, device=total.device)
+        return added_to_buffer(self.weight, grad_output, total)
 
 
 class InputGradient(torch.autograd.Function):
@@ -99,15 +88,9 @@ class InputGradient(torch.autograd.Function):
         ctx.save_for_backward(given)
         ctx.call = call
         ctx.use_bias = bias is not None
-        return call.original(
-            given,
-            call.weight.detach(),
-            bias.detach() if bias is not None else None,
-            False,
-            call.allreduce,
-            call.sequence_parallel,
-            tp_group=call.group,
-        )
+        detached = None if bias is None else bias.detach()
+        flags = (False, call.allreduce, call.sequence_parallel)
+        return call.original(given, call.weight.detach(), detached, *flags, tp_group=call.group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,6 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from mindspeed.job.world import UnknownValue, World
-from mindspeed.memory.on_host import HostBuffers
 from mindspeed.pipeline.checkpoints import Checkpoints
 from mindspeed.pipeline.host_queue import HostQueue
 from mindspeed.pipeline.operations import Op, Schedule
@@ -29,13 +28,8 @@ from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.patches import ArgOverride
 from mindspeed.plugins.problems import Problem, RunError
 
-
-class StepOptions(Protocol):
-    """What the engine of a feature decides about its steps."""
-
-    owner: str
-    output_layer: bool
-    host: HostBuffers | None
+if TYPE_CHECKING:
+    from mindspeed.pipeline.megatron import Engine
 
 
 def refuse(owner: str, text: str) -> NoReturn:
@@ -77,12 +71,17 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
+def _known(function: Callable[..., Any], **optional: Any) -> dict[str, Any]:
+    """Return those of the arguments that a release's function has."""
+    return {name: value for name, value in optional.items() if name in _parameters(function)}
+
+
 class MegatronStages:
     """One call of the forward-backward function: the stages of a rank, and what Megatron keeps during a step."""
 
     def __init__(
         self,
-        options: StepOptions,
+        options: Engine,
         schedule: Schedule,
         chunks: list[Any],
         iterators: list[Any],
@@ -101,7 +100,7 @@ class MegatronStages:
         self._following = dict(zip(schedule.ops[self.rank], schedule.ops[self.rank][1:], strict=False))
         self._hooks: dict[int, Callable[..., None]] = {}
         self._gathered = 0
-        self._no_sync: Any = None
+        self._no_sync = contextlib.ExitStack()
         self.checkpoints = Checkpoints(frozenset(op[1:] for op in schedule.ops[self.rank] if op.kind == "R"))
         waiting = any(op.kind == "W" for op in schedule.ops[self.rank])
         staying = frozenset(_staying_weights(chunks, options.output_layer))
@@ -119,12 +118,12 @@ class MegatronStages:
         first = op.micro_batch == 0
         if self.keywords["first_val_step"] is not None and self.forward_only:
             first = self.keywords["first_val_step"] and first
-        optional = {
-            "cp_group_size": parallel_state.get_context_parallel_world_size(),
-            "vp_stage": op.chunk if shape.vpp > 1 else None,
-            "is_last_stage": last,
-        }
-        known = _parameters(schedules.forward_step)
+        optional = _known(
+            schedules.forward_step,
+            cp_group_size=parallel_state.get_context_parallel_world_size(),
+            vp_stage=op.chunk if shape.vpp > 1 else None,
+            is_last_stage=last,
+        )
         with self._collected(op), self.checkpoints.entered(op[1:]):
             made: tuple[Tensor, Any] = schedules.forward_step(
                 self.function,
@@ -137,7 +136,7 @@ class MegatronStages:
                 collect_non_loss_data=self.keywords["collect_non_loss_data"],
                 is_first_microbatch=first,
                 current_microbatch=op.micro_batch,
-                **{name: value for name, value in optional.items() if name in known},
+                **optional,
             )
         output, tokens = made
         self.tokens += tokens
@@ -148,17 +147,12 @@ class MegatronStages:
         return output
 
     def backward(self, op: Op, given: Tensor | None, output: Tensor, gradient: Tensor | None) -> Tensor | None:
-        config = self.config
-        optional = {"model_type": get_model_type(self.chunks[0]), "config": config}
-        known = _parameters(schedules.backward_step)
-        if "pipeline_model_parallel_size" in known:
-            optional["pipeline_model_parallel_size"] = self.schedule.shape.pp
-        if "model_type" not in known:
-            del optional["model_type"]
+        config, model_type = self.config, get_model_type(self.chunks[0])
+        optional = _known(schedules.backward_step, model_type=model_type, pipeline_model_parallel_size=self.schedule.shape.pp)
         if gradient is not None:
             schedules.deallocate_output_tensor(output, config.deallocate_pipeline_outputs)
         with self._collected(op), self._synchronised(op):
-            made: Tensor | None = schedules.backward_step(given, output, gradient, **optional)
+            made: Tensor | None = schedules.backward_step(given, output, gradient, config=config, **optional)
         self._end_of_chunk(op)
         return made
 
@@ -189,21 +183,12 @@ class MegatronStages:
     @contextlib.contextmanager
     def gradients_kept_local(self) -> Iterator[None]:
         """Reduce no gradient over data-parallel ranks but those of the last micro-batch."""
-        self._leave_local(False)
-        try:
+        self._keep_local()
+        with self._no_sync:
             yield
-        finally:
-            self._leave_local(True)
 
-    def _leave_local(self, leave: bool) -> None:
-        if leave == (self._no_sync is None):
-            return
-        if leave:
-            self._no_sync.__exit__(None, None, None)
-            self._no_sync = None
-            return
+    def _keep_local(self) -> None:
         functions = self.config.no_sync_func
-        self._no_sync = contextlib.ExitStack()
         for function in functions if isinstance(functions, list) else [functions]:
             if function is not None:
                 self._no_sync.enter_context(function())
@@ -214,17 +199,17 @@ class MegatronStages:
         if op.micro_batch != self.schedule.shape.micro_batches - 1 or self.config.grad_sync_func is not None:
             yield
             return
-        self._leave_local(True)
+        self._no_sync.close()
         yield
-        self._leave_local(False)
+        self._keep_local()
 
     def _end_of_chunk(self, op: Op) -> None:
         """Start the reduction of a chunk behind its last weight gradient, where Megatron is given a function for it."""
         if self.config.grad_sync_func is not None and self._last.get(op.chunk) == op:
-            self._leave_local(True)
+            self._no_sync.close()
             functions = self.config.grad_sync_func
             (functions[op.chunk] if isinstance(functions, list) else functions)(self.chunks[op.chunk].parameters())
-            self._leave_local(False)
+            self._keep_local()
 
     def _gather_parameters(self, op: Op) -> None:
         """Start the gather of the parameters of a chunk one chunk ahead, where Megatron is given a function for it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,7 @@ from mindspeed.pipeline.checkpoints import Checkpoints
 from mindspeed.pipeline.operations import Op, Schedule
 from mindspeed.pipeline.recording import Timed
 from mindspeed.pipeline.running_step import running_step
-from mindspeed.plugins.wrapping import Function
+from mindspeed.plugins.wrapping import Function, wrapper
 
 
 class OwnSchedule:
@@ -87,22 +86,18 @@ class RestoringHandle:
         return getattr(self._handle, name)
 
 
-def with_restoring_handles(original: Function) -> Function:
+@wrapper
+def with_restoring_handles(original: Function, *args: Any, tensor_recv_next: Any = None, **more: Any) -> Any:
     """Wrap ``_p2p_ops`` and ``_batched_p2p_ops``, whose handles every schedule of Megatron waits for.
 
     The messages of one call are on their way when the first of its handles is waited for. Of handles by name, which schedules
     wait for one by one, that of the gradient restores.
     """
-
-    @functools.wraps(original)
-    def post(*args: Any, tensor_recv_next: Any = None, **more: Any) -> Any:
-        handles = original(*args, tensor_recv_next=tensor_recv_next, **more)
-        own = running_step().own
-        if own is None or tensor_recv_next is None or not handles:
-            return handles
-        restore = own.next_gradient()
-        if isinstance(handles, dict):
-            return {name: RestoringHandle(work, restore) if name == "recv_next" else work for name, work in handles.items()}
-        return [RestoringHandle(work, restore) for work in handles]
-
-    return post
+    handles = original(*args, tensor_recv_next=tensor_recv_next, **more)
+    own = running_step().own
+    if own is None or tensor_recv_next is None or not handles:
+        return handles
+    restore = own.next_gradient()
+    if isinstance(handles, dict):
+        return {name: RestoringHandle(work, restore) if name == "recv_next" else work for name, work in handles.items()}
+    return [RestoringHandle(work, restore) for work in handles]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from mindspeed.pipeline.conditions import KEEPS_FORWARDS, NO_SHARDED_MODEL
 from mindspeed.pipeline.declarations import LISTED_RECOMPUTE, ScheduleArgs
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
+from mindspeed.pipeline.running_step import RunningStep, running, running_step
 from mindspeed.pipeline.synthesis import megatron
 from mindspeed.plugins.constraints import Constraint
 from mindspeed.plugins.feature import Feature
@@ -72,7 +73,6 @@ class RecomputeFeature(Feature[ArgsT]):
 
         from mindspeed.pipeline.own_schedule import OwnSchedule
         from mindspeed.pipeline.recording import device_time, write_trace
-        from mindspeed.pipeline.running_step import RunningStep, running
 
         group = getattr(get_model_config(chunks[0]), "microbatch_group_size_per_vp_stage", None) if len(chunks) > 1 else None
         stages = parallel_state.get_pipeline_model_parallel_world_size()
@@ -90,14 +90,10 @@ class RecomputeFeature(Feature[ArgsT]):
 
     @hookimpl
     def around_forward_step(self, unit: Any) -> AbstractContextManager[None] | None:
-        from mindspeed.pipeline.running_step import running_step
-
         own = running_step().own
         return None if own is None else own.forward()
 
     @hookimpl
     def around_backward_step(self, unit: Any) -> AbstractContextManager[None] | None:
-        from mindspeed.pipeline.running_step import running_step
-
         own = running_step().own
         return None if own is None else own.backward()

@@ -38,6 +38,16 @@ NO_FINE_GRAINED_OFFLOADING: Final = unset(
 )
 
 
+NO_OTHER_PASSES: Final = (
+    NO_CUDA_GRAPHS,
+    NO_LOW_PRECISION,  # its layers are Transformer Engine's, whose linear layers and checkpoints are others
+    NO_OVERLAPPED_MICRO_BATCHES,
+    NO_FSDP,
+    NO_FINE_GRAINED_OFFLOADING,
+)
+"""What every feature needs that repeats forward passes or moves what they keep."""
+
+
 @condition("the model is dense, and {feature} works on experts", fix=(GiveField("num_experts"), _REMOVE), selects=True)
 def has_experts(args: Any, world: World) -> bool:
     """Check that the model has experts."""

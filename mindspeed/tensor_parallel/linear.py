@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
+
+from mindspeed.ops.process_groups import post_all_gather, post_reduce_scatter
 
 WeightGradient: TypeAlias = Callable[[Tensor, Tensor], Tensor | None]
 """From the gradient of the output [T, N] and the input [T, K] to the gradient of the weight [N, K], or None where it has
@@ -34,20 +35,10 @@ class Products(Protocol):
         """Return the gradients of the input and of the weight, which ``weight_gradient`` makes."""
 
 
-class _Context(FunctionCtx):
-    """What `_Linear` keeps from forward to backward."""
-
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-    products: Products
-    weight_gradient: WeightGradient
-    shape: torch.Size
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, products: Products, weight_gradient: WeightGradient
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, products: Products, weight_gradient: WeightGradient
     ) -> Tensor:
         ctx.products, ctx.weight_gradient, ctx.shape = products, weight_gradient, x.shape
         ctx.save_for_backward(*([x, weight] if ctx.needs_input_grad[1] else [weight]))
@@ -57,7 +48,7 @@ class _Linear(torch.autograd.Function):
         return y.view(-1, *x.shape[1:-1], y.shape[-1])
 
     @staticmethod
-    def backward(ctx: _Context, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, weight = ctx.saved_tensors
         g_TN = _rows(g)
         if inputs:
@@ -95,12 +86,7 @@ def gathered_gradients(
 
     R rows of this rank, T of all ranks. Gives the gradients of the input [R, K] and of the weight.
     """
-    x_TK = x_RK.new_empty(g_TN.shape[0], x_RK.shape[1])
-    gathering = dist.all_gather_into_tensor(x_TK, x_RK.contiguous(), group=group, async_op=True)
-    product = g_TN.matmul(weight_NK)
-    grad_input = torch.empty_like(x_RK, memory_format=torch.contiguous_format)
-    scattering = dist.reduce_scatter_tensor(grad_input, product, group=group, async_op=True)
-    gathering.wait()
-    grad_weight = weight_gradient(g_TN, x_TK)
-    scattering.wait()
-    return grad_input, grad_weight
+    gathering = post_all_gather(group, x_RK)
+    scattering = post_reduce_scatter(group, g_TN.matmul(weight_NK))
+    grad_weight = weight_gradient(g_TN, gathering.wait())
+    return scattering.wait(), grad_weight

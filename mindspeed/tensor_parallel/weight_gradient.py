@@ -24,12 +24,12 @@ def weight_gradient(weight: Any, requested: bool) -> WeightGradient:
 
     def add(g_TN: Tensor, x_TK: Tensor) -> Tensor | None:
         weight.main_grad = main_grad
-        return _added(weight, g_TN, x_TK)
+        return added_to_buffer(weight, g_TN, x_TK)
 
     return add
 
 
-def _added(weight: Any, g_TN: Tensor, x_TK: Tensor) -> Tensor | None:
+def added_to_buffer(weight: Any, g_TN: Tensor, x_TK: Tensor) -> Tensor | None:
     """Add to the buffer. Hooks of Megatron's data parallelism get a gradient without content and a mark, as from its layers."""
     if hasattr(weight, "__fsdp_param__"):
         weight.main_grad = weight.get_main_grad()

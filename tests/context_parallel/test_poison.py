@@ -16,7 +16,7 @@ from tests.conftest import Prove
 
 LONG = pytest.mark.long
 POISON: dict[str, dict[str, Any]] = {"context-parallel": {"size": 2}, "device-emulation": {"poison": True}}
-WAIT = "mindspeed.context_parallel.exchange:PendingExchange.wait"
+WAIT = "mindspeed.ops.process_groups:PendingCollective.wait"
 OTHERS = ("ulysses-attention", "kv-allgather-cp", "adaptive-cp")
 FOUR = {"ring-attention": {"window": 2}, "hybrid-attention": {"ulysses_degree": 2}, "adaptive-cp": {"ulysses_degree": 2}}
 

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks._sockets import bytes_on_sockets
-from mindspeed.context_parallel.exchange import PendingExchange
+from mindspeed.ops.process_groups import PendingCollective
 from mindspeed.platforms.collectives import CollectiveTraffic, traffic
 from tests.context_parallel.algorithms import Algorithm, Attend
 
@@ -245,19 +245,19 @@ def _held(node: Any) -> Iterator[Tensor]:
 
 def results(cases: dict[str, Algorithm], tensors: Sequence[Tensor], early: bool = False) -> dict[str, list[Tensor]]:
     """Results and gradients; with ``early`` what is used is what was there before a wait."""
-    wait = PendingExchange.wait
+    wait = PendingCollective.wait
     if early:
-        PendingExchange.wait = used_early(wait)  # type: ignore[method-assign]
+        PendingCollective.wait = used_early(wait)  # type: ignore[method-assign]
     try:
         return {name: Share.of(algorithm, tensors).both() for name, algorithm in cases.items()}
     finally:
-        PendingExchange.wait = wait  # type: ignore[method-assign]
+        PendingCollective.wait = wait  # type: ignore[method-assign]
 
 
-def used_early(wait: Callable[[PendingExchange], Tensor]) -> Callable[[PendingExchange], Tensor]:
-    """Around ``PendingExchange.wait``: the received tensor as it was before; the wait itself keeps the transport in order."""
+def used_early(wait: Callable[[PendingCollective], Tensor]) -> Callable[[PendingCollective], Tensor]:
+    """Around ``PendingCollective.wait``: the received tensor as it was before; the wait itself keeps the transport in order."""
 
-    def late(pending: PendingExchange) -> Tensor:
+    def late(pending: PendingCollective) -> Tensor:
         found = pending.received.clone()
         wait(pending)
         return found

@@ -10,7 +10,7 @@ from torch import Tensor
 from mindspeed.moe import grouped_experts
 from mindspeed.moe.allgather import AllGatherCall
 from mindspeed.moe.alltoall import AllToAllCall
-from mindspeed.moe.transfer import PendingCollective
+from mindspeed.ops.process_groups import PendingCollective
 
 Function = Callable[..., Any]
 
@@ -21,10 +21,10 @@ def without_wait(number: int) -> Iterator[list[PendingCollective]]:
     original, ended = PendingCollective.wait, []
 
     def wait(pending: PendingCollective) -> Tensor:
-        if pending._work is not None:
+        if pending._works:
             ended.append(pending)
             if len(ended) == number + 1:
-                pending._work = pending._sent = None
+                pending._works, pending._sent = (), None
         return original(pending)
 
     with patch.object(PendingCollective, "wait", wait):

@@ -25,9 +25,10 @@ Leg = Literal["dispatch", "gather", "scatter", "return", ""]
 
 
 class Step(NamedTuple):
-    """One act of the schedule: post or wait for a transfer of a unit, or compute it with other steps ``between`` its products.
+    """Step of the schedule: post a transfer of a unit, wait for one, compute a unit, or let the weights enter the graph.
 
-    Where ``weights`` enter the graph, backward computes their gradients.
+    ``between`` are the steps that run between the two products of a unit. Backward computes the gradients of the weights
+    at the step ``weights``.
     """
 
     act: Act

@@ -1,4 +1,4 @@
-"""Whether an operator runs a second time, for those that count or trace."""
+"""Detect recomputation, so that FLOP counters and profilers can tell a repeated operator from its first run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stages placed as a V need. Light."""
+"""Conditions and patches of the V placement of pipeline stages. Light."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HERE: Final = "mindspeed.features.zero_bubble.v_placement"
 _LOOP: Final = GiveSetting("placement", "loop")
 TIED: Final = "placement v has the embedding and the output layer in two chunks of one rank, where Megatron does not tie them"
 UNTIE: Final = GiveField("tied_embeddings", False)
-"""What stages placed as a V cannot have; a plan, and a model whose weights it did not know, are refused alike."""
+"""Reason and fix for tied embeddings, refused in a plan and, where the plan does not know them, in the built model."""
 _BY_CHUNK: Final = SpecifierSet(">=0.14,<0.19")
 """Releases of Megatron that ask for stages where the wraps of a V answer: by chunk, and no loss by stage."""
 _UNEVEN: Final = {
