@@ -10,6 +10,7 @@ features = Group(
         "list": "mindspeed.cli.feature_list:list_features",
         "check": "mindspeed.cli.feature_check:check",
         "plan": "mindspeed.cli.feature_plan:plan",
+        "diff": "mindspeed.cli.feature_diff:diff",
         "explain": "mindspeed.cli.feature_explain:explain",
         "graph": "mindspeed.cli.feature_graph:graph",
         "schema": "mindspeed.cli.feature_schema:schema",
@@ -17,7 +18,7 @@ features = Group(
         "test": "mindspeed.cli.feature_test:test",
         "verify": "mindspeed.cli.verify:verify",
     },
-    help="List, check, plan, explain, make, test and verify features.",
+    help="List, check, plan, compare, explain, make, test and verify features.",
     epilog="""\b
 Environment variables:
   MINDSPEED_FEATURES=a,b         features to switch on, above the job file and below the command line

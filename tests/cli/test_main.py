@@ -27,6 +27,7 @@ LIGHT = [
     ["features", "verify", "--help"],
     ["features", "check", "sequence-parallel", *WORLD],
     ["features", "plan", "sequence-parallel", *WORLD],
+    ["features", "diff", "examples/pretrain_gpt.yaml", "examples/pretrain_gpt.yaml"],
     ["explain", "MS201"],
     ["ops", "list"],
     ["patches", "drift", "--json"],

@@ -42,8 +42,8 @@ OWN_VARIABLES: Final = (
 _PACKAGES: Final = {"torch": "torch", "torch_npu": "torch-npu", "transformer_engine": "transformer-engine"}
 _OF_PLAN: Final = ("mindspeed", "megatron")
 """Packages whose version a plan is made for; the versions of the others, and Python's, are facts of a machine."""
-_KINDS: Final = (
-    *("version", "operator", "feature", "setting", "level", "world", "argument"),
+KINDS: Final = (
+    *("version", "operator", "feature", "setting", "level", "world", "model", "training", "argument", "option"),
     *("variable", "source", "target", "patch", "order", "plan"),
 )
 """Kinds of facts in the order in which their differences are told."""
@@ -116,7 +116,7 @@ def diff(first: Content, second: Content) -> list[str]:
     keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
     if len(keys) > 1:  # its digest says no more than that something differs
         keys = [key for key in keys if key != "plan"]
-    return sorted(keys, key=lambda key: (_KINDS.index(key.partition(" ")[0]), key))
+    return sorted(keys, key=lambda key: (KINDS.index(key.partition(" ")[0]), key))
 
 
 def kind_of(key: str) -> str:

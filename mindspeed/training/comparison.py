@@ -1,0 +1,245 @@
+"""Compare two jobs, in whatever form each was kept: job file, plan, lock, run or checkpoint. Light."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from mindspeed.engine.planning.checkpoint_state import FILE as FEATURES
+from mindspeed.engine.planning.checkpoint_state import read_record
+from mindspeed.engine.planning.fingerprint import KINDS, Content, diff, installed_versions, kind_of, plan_facts
+from mindspeed.engine.planning.lock import read_lock
+from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
+from mindspeed.job.megatron_arguments import world_of
+from mindspeed.plugins.fixes import Advice
+from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
+from mindspeed.training.checkpoints import FOLDER, MANIFEST, checkpoint_path, read_manifest, saved_steps
+from mindspeed.training.reporting import LOG
+from mindspeed.training.saved_arguments import UNREADABLE, saved_arguments
+
+NEWEST: Final = "latest_checkpointed_iteration.txt"
+"""The file in which Megatron-LM keeps the newest iteration of a folder of checkpoints."""
+_OF_TIME: Final = ("seconds",)
+"""Numbers of a logged step that differ between equal runs."""
+
+_COUNTED: Final = {"setting", "argument", "patch"}
+"""Kinds of which a job without features has no fact, though its form keeps them."""
+
+PlanOfJob = Callable[[str], ActivationPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two jobs: its facts (`fingerprint.Content`), where values come from, and the numbers of its steps."""
+
+    path: str
+    form: str
+    facts: Content
+    sources: Mapping[str, str] = field(default_factory=dict)
+    steps: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds of facts that this form keeps."""
+        return set(map(kind_of, self.facts))
+
+    def shown(self, key: str) -> str:
+        """The value of a fact with its source, ``not set`` where there is none."""
+        source = self.sources.get(key)
+        return f"{self.facts.get(key, 'not set')}{f' ({source})' if source else ''}"
+
+    def says_more(self, key: str) -> bool:
+        """Return whether a fact that the other side lacks tells more than that a feature is active here."""
+        kind = kind_of(key)
+        return kind != "source" and not (kind == "setting" and self.sources.get(key) == "default")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A fact that two jobs do not share; None where a side does not have it."""
+
+    kind: str
+    name: str
+    first: str | None
+    second: str | None
+    first_source: str | None
+    second_source: str | None
+
+    @property
+    def key(self) -> str:
+        """The key of the fact."""
+        return f"{self.kind} {self.name}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class StepDifference:
+    """The first step of two runs with an unequal number."""
+
+    step: int
+    number: str
+    first: float | None
+    second: float | None
+
+
+def differences(first: Side, second: Side) -> list[Difference]:
+    """List the facts that differ, of the kinds that both forms keep; the most telling kind first."""
+    common = first.kinds & second.kinds | _COUNTED & (first.kinds | second.kinds)
+    keys = [key for key in diff(first.facts, second.facts) if kind_of(key) in common and _is_telling(key, first, second)]
+    if any(kind_of(key) == "feature" for key in keys):  # another order says no more than that
+        keys = [key for key in keys if kind_of(key) != "order"]
+    return [_difference(key, first, second) for key in keys]
+
+
+def not_compared(first: Side, second: Side) -> dict[str, list[str]]:
+    """Return the kinds of facts that one form alone keeps, by the path of its side."""
+    kept = {first.path: first.kinds - second.kinds, second.path: second.kinds - first.kinds}
+    return {path: sorted(kinds - _COUNTED, key=KINDS.index) for path, kinds in kept.items() if kinds - _COUNTED}
+
+
+def first_step_that_differs(first: Side, second: Side) -> StepDifference | None:
+    """Return the first step that both runs logged with unequal numbers; times of steps do not count."""
+    for step in sorted(first.steps.keys() & second.steps.keys()):
+        ours, theirs = first.steps[step], second.steps[step]
+        for number in sorted({**ours, **theirs}, key=lambda name: name != "loss"):
+            if ours.get(number) != theirs.get(number):
+                return StepDifference(step, number, ours.get(number), theirs.get(number))
+    return None
+
+
+def _is_telling(key: str, first: Side, second: Side) -> bool:
+    sides = [side for side in (first, second) if key in side.facts]
+    return len(sides) == 2 or sides[0].says_more(key)
+
+
+def _difference(key: str, first: Side, second: Side) -> Difference:
+    kind, _, name = key.partition(" ")
+    return Difference(kind, name, first.facts.get(key), second.facts.get(key), first.sources.get(key), second.sources.get(key))
+
+
+def read_side(path: str, plan_of_job: PlanOfJob) -> Side:
+    """Read one job. ``plan_of_job`` resolves a job file.
+
+    Raises MindSpeedError for what is missing, damaged or none of the forms.
+    """
+    place = Path(path)
+    if place.is_dir():
+        return _read_folder(place)
+    if place.suffix == ".json" or place.suffix == ".lock":
+        return _read_json(place)
+    return _of_plan(path, "job file", plan_of_job(path), installed_versions())
+
+
+def _read_json(path: Path) -> Side:
+    """Read a lock file, a plan file, or what ``mindspeed features plan --json`` printed."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if "job" in data:
+            return _of_lock(path)
+        return _of_plan(str(path), "plan", plan_from_json(data.get("plan", data)))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        text = f"this is neither a plan nor a lock file that can be read: {type(error).__name__}: {error}"
+        raise MindSpeedError([Problem("MS305", text, where=str(path), fix=Advice(_FORMS))]) from error
+
+
+def _of_lock(path: Path) -> Side:
+    lock = read_lock(path)
+    return Side(str(path), "lock", {**plan_facts(lock.plan, None), **lock.content}, _sources(lock.plan))
+
+
+def _of_plan(path: str, form: str, plan: ActivationPlan, versions: Mapping[str, str] | None = None) -> Side:
+    facts = plan_facts(plan, None) | {f"version {name}": version for name, version in (versions or {}).items()}
+    return Side(path, form, facts, _sources(plan))
+
+
+def _sources(plan: ActivationPlan) -> dict[str, str]:
+    """Where each setting of a plan comes from, why each feature is active, and who sets each argument."""
+    found = {f"feature {feature.name}": str(feature.why[0]) for feature in plan.features if feature.why}
+    for feature in (*plan.base, *plan.features):
+        found |= {f"setting {feature.name}.{name}": value.source for name, value in feature.settings.items()}
+    return found | {f"argument {planned.override.argument}": ", ".join(planned.owners) for planned in plan.overrides}
+
+
+def _read_folder(folder: Path) -> Side:
+    """Read a run, a checkpoint of ours or of Megatron-LM, or the newest one of a folder of either."""
+    if (folder / LOG).is_file():
+        return _of_run(folder)
+    if (folder / FOLDER).is_dir() and (steps := saved_steps(folder)):
+        folder = checkpoint_path(folder, steps[-1])
+    elif (folder / NEWEST).is_file():
+        folder = _newest_of_megatron(folder)
+    if (folder / FEATURES).is_file() or (folder / MANIFEST).is_file():
+        return _of_checkpoint(folder)
+    return _of_megatron(folder)
+
+
+def _of_run(folder: Path) -> Side:
+    from mindspeed.registry import read_plan
+
+    plan = read_plan(folder / "plan.json")
+    facts = plan_facts(plan, None) | _options(folder / "process.json")
+    if steps := saved_steps(folder):
+        record = read_record(checkpoint_path(folder, steps[-1]))
+        facts = {**(record.content if record else {}), **facts}
+    return Side(str(folder), "run", facts, _sources(plan), dict(_logged(folder / LOG)))
+
+
+def _options(path: Path) -> dict[str, str]:
+    """The trainer's options of a run; its own folder is none."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))["config"]
+    except (OSError, ValueError, LookupError) as error:
+        raise RunError([Problem("MS602", f"the options of the run cannot be read: {error}", where=str(path))]) from error
+    return {f"option {name}": str(value) for name, value in config.items() if name != "run"}
+
+
+def _logged(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield the numbers of every step; a resumed run repeats steps, and the last entry wins. A torn last line is no step."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if "loss" in row:
+            yield row.pop("step"), {name: value for name, value in row.items() if name not in _OF_TIME}
+
+
+def _of_checkpoint(folder: Path) -> Side:
+    record = read_record(folder)
+    facts = dict(record.content) if record else {}
+    if (folder / MANIFEST).is_file():
+        manifest = read_manifest(folder)
+        facts |= {f"model {name}": str(value) for name, value in manifest.model.items()}
+        facts |= {"training step": str(manifest.step), "training optimizer": manifest.optimizer, "training data": manifest.data}
+    return Side(str(folder), "checkpoint", facts | _arguments(folder))
+
+
+def _of_megatron(folder: Path) -> Side:
+    facts = _arguments(folder)
+    if not facts:
+        text = "this folder is neither a run nor a checkpoint whose arguments can be read"
+        raise RunError([Problem("MS602", text, where=str(folder), fix=Advice(_FORMS))])
+    return Side(str(folder), "checkpoint of Megatron-LM", facts)
+
+
+def _arguments(folder: Path) -> dict[str, str]:
+    """Megatron-LM's arguments in a checkpoint, and the values of the job that they give."""
+    try:
+        arguments = saved_arguments(folder)
+    except UNREADABLE as error:
+        text = f"the arguments in the checkpoint cannot be read: {type(error).__name__}: {error}"
+        raise RunError([Problem("MS602", text, where=str(folder))]) from error
+    if arguments is None:
+        return {}
+    world = {f"world {name}": str(value) for name, (value, _) in world_of(arguments).items()}
+    return world | {f"option {name}": str(value) for name, value in arguments.items() if name != "rank"}
+
+
+def _newest_of_megatron(folder: Path) -> Path:
+    iteration = (folder / NEWEST).read_text(encoding="utf-8").strip()
+    return folder / (iteration if iteration == "release" else f"iter_{int(iteration):07d}")
+
+
+_FORMS: Final = "give a job file (.yaml), a plan or lock file (.json, .lock), or the folder of a run or checkpoint"
