@@ -17,6 +17,7 @@ features = Group(
         "new": "mindspeed.cli.feature_new:new",
         "test": "mindspeed.cli.feature_test:test",
         "verify": "mindspeed.cli.verify:verify",
+        "matrix": "mindspeed.cli.feature_matrix:matrix",
     },
     help="List, check, plan, compare, explain, make, test and verify features.",
     epilog="""\b

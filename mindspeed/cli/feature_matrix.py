@@ -1,0 +1,185 @@
+"""``mindspeed features matrix``: judge every pair of features and every feature in every layout, and show the verdicts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mindspeed.cli.lazy import Group
+from mindspeed.cli.output import OK, PROBLEMS, json_option, print_result, print_table, wants_json
+from mindspeed.cli.request_options import names_argument
+
+if TYPE_CHECKING:
+    from mindspeed.verification.matrix.cases import MatrixCase
+    from mindspeed.verification.matrix.run import Progress
+
+store_option = click.option("--store", type=click.Path(path_type=Path), metavar="FILE", help="where verdicts are kept")
+
+
+@click.group(cls=Group)
+def matrix() -> None:
+    """Judge features together: every pair, every layout, larger sets."""
+
+
+@matrix.command()
+@click.option("--only", metavar="NAME,...", help="cases with one of these features")
+@click.option("--layout", "layouts", metavar="NAME,...", help="these layouts and no pairs; all: every layout")
+@click.option("--stock", is_flag=True, help="switches of stock Megatron in their layouts, without a feature")
+@click.option("--switch", "switches", metavar="NAME,...", help="with --stock: these switches")
+@click.option("--strength", type=click.IntRange(2, 3), metavar="N", help="sets in which every N features meet, not pairs")
+@click.option("--set-size", type=click.IntRange(2), default=14, show_default=True, metavar="N", help="features of such a set")
+@click.option("--budget-seconds", type=click.FloatRange(0), metavar="S", help="begin no case after so many seconds")
+@click.option("--again", is_flag=True, help="judge what has a verdict too")
+@store_option
+@json_option
+@click.pass_context
+def run(
+    ctx: click.Context,
+    only: str | None,
+    layouts: str | None,
+    stock: bool,
+    switches: str | None,
+    strength: int | None,
+    set_size: int,
+    budget_seconds: float | None,
+    again: bool,
+    store: Path | None,
+) -> None:
+    """Judge the cases whose verdict is missing or stale.
+
+    Each case trains two steps of a tiny model with its features and as unmodified Megatron does, and compares losses, gradients
+    and weights. Verdicts are kept as they come: a run that is stopped goes on where it was. Those that failed come first. The
+    exit status is 1 when a case of this run fails, or is refused by the ranks after its plan was accepted.
+    """
+    from mindspeed import registry
+    from mindspeed.verification.matrix.reach import Sources
+    from mindspeed.verification.matrix.run import judge_all, to_judge
+    from mindspeed.verification.matrix.store import Store, default_store
+    from mindspeed.verification.matrix.verdicts import count
+
+    cases = _stock(switches, layouts) if stock else _selected(only, layouts, strength, set_size)
+    kept, sources = Store(store or default_store()), Sources(registry.catalog())
+    todo = to_judge(cases, {} if again else kept.read(), sources)
+    found = judge_all(todo, kept, sources, budget_seconds or float("inf"), _show)
+    known = kept.read()
+    verdicts = count(known[case.name] for case in cases if case.name in known)
+    defects = [result for result in found if result.outcome.is_defect]
+    lines = [f"judged {len(found)} of {len(todo)} cases without a fresh verdict; {len(cases)} cases in all"]
+    lines.append(", ".join(f"{number} {outcome}" for outcome, number in verdicts.items()))
+    data = {
+        "cases": len(cases),
+        "judged": [result.to_json() for result in found],
+        "verdicts": verdicts,
+        "store": str(kept.path),
+    }
+    print_result(data, lines)
+    ctx.exit(PROBLEMS if defects else OK)
+
+
+@matrix.command()
+@names_argument("NAME...", required=True)
+@click.option("--layout", default="", metavar="NAME", help="the feature in this layout")
+@store_option
+@json_option
+def show(names: tuple[str, ...], layout: str, store: Path | None) -> None:
+    """Show the verdict of a pair, or of a feature in a layout; of one feature alone, all of its verdicts."""
+    from mindspeed import registry
+    from mindspeed.verification.matrix.cases import MatrixCase
+    from mindspeed.verification.matrix.reach import Sources
+    from mindspeed.verification.matrix.store import Store, default_store, is_stale
+
+    known = Store(store or default_store()).read()
+    one = MatrixCase(tuple(sorted(names)), layout)
+    results = [known[one.name]] if one.name in known else []
+    if len(names) == 1 and not layout:
+        results = [result for result in known.values() if names[0] in result.case.features]
+    sources = Sources(registry.catalog())
+    stale = {result.case.name: is_stale(result, sources) for result in results}
+    if wants_json():
+        data = [result.to_json() | {"stale": stale[result.case.name]} for result in results]
+        print_result({"results": data}, ())
+        return
+    rows = []
+    for result in results:
+        verdict = f"{result.outcome.value}{' (stale)' if stale[result.case.name] else ''}"
+        difference = f"{result.ratio:.2g}" if result.what else ""
+        rows.append((result.case.name, result.case.dtype, verdict, difference, f"{result.code} {result.reason}".strip()))
+    if rows:
+        print_table(("case", "dtype", "verdict", "difference / allowed", "reason"), rows)
+    else:
+        click.echo(f"not judged yet; to judge it: mindspeed features matrix run --only {','.join(names)}")
+    for result in results if len(results) == 1 else ():
+        click.echo(f"by hand: {result.case.command}")
+        if result.fix:
+            click.echo(f"fix: {result.fix}")
+
+
+@matrix.command()
+@click.option(
+    "--output", type=click.Path(path_type=Path), default="docs", show_default=True, metavar="FOLDER", help="where to write"
+)
+@store_option
+@json_option
+def page(output: Path, store: Path | None) -> None:
+    """Write matrix.html and matrix.json: every verdict, on one page that needs no other file."""
+    from mindspeed import registry
+    from mindspeed.plugins.fixes import Advice
+    from mindspeed.plugins.text_files import write_files
+    from mindspeed.verification.matrix.page import as_json, html, summary
+    from mindspeed.verification.matrix.reach import Sources
+    from mindspeed.verification.matrix.store import Store, default_store
+
+    data = summary(Store(store or default_store()).read(), registry.catalog(), Sources(registry.catalog()))
+    files = {output / "matrix.html": html(data), output / "matrix.json": as_json(data)}
+    write_files(files, fix=Advice("choose another --output FOLDER"))
+    print_result({"files": list(map(str, files)), "verdicts": data["verdicts"]}, [f"wrote {path}" for path in files])
+
+
+def _selected(only: str | None, layouts: str | None, strength: int | None, set_size: int) -> list[MatrixCase]:
+    """The cases that the options ask for: without any, all pairs and all layouts."""
+    from mindspeed import registry
+    from mindspeed.verification.matrix.cases import FEATURE_LAYOUTS, MatrixCase, in_layouts, pairs, resolves
+    from mindspeed.verification.matrix.covering import covering_sets
+
+    names = registry.catalog().usable
+    chosen = set(_names(only, names, "--only", ()))
+    cases: list[MatrixCase] = []
+    if strength is not None:
+        cases += map(MatrixCase, covering_sets(names, strength, set_size, resolves))
+    elif layouts is None:
+        cases += pairs(names)
+    if strength is None:
+        cases += in_layouts(names, _names(layouts, FEATURE_LAYOUTS, "--layout", FEATURE_LAYOUTS))
+    return [case for case in cases if not chosen or chosen.intersection(case.features)]
+
+
+def _stock(switches: str | None, layouts: str | None) -> list[MatrixCase]:
+    from mindspeed.verification.matrix.cases import STOCK_LAYOUTS, SWITCHES, of_stock
+
+    named = _names(switches, SWITCHES, "--switch", tuple(SWITCHES))
+    return list(of_stock(named, _names(layouts, STOCK_LAYOUTS, "--layout", STOCK_LAYOUTS)))
+
+
+def _names(words: str | None, known: Collection[str], option: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of an option, ``all`` and nothing being the default. Raises BadParameter for an unknown one."""
+    from mindspeed.engine.resolution.request import split_names
+
+    if words in (None, "all"):
+        return default
+    names = split_names(words or "")
+    if unknown := [name for name in names if name not in known]:
+        raise click.BadParameter(f"there is no {', '.join(unknown)}; there are {', '.join(sorted(known))}", param_hint=option)
+    return tuple(names)
+
+
+def _show(progress: Progress) -> None:
+    if wants_json() and not sys.stderr.isatty():
+        return
+    result = progress.result
+    minutes = f"{progress.seconds_left / 60:.0f} min left"
+    line: list[Any] = [f"{progress.done}/{progress.total}", minutes, f"{result.outcome.value:<12}", result.case.name]
+    click.echo("  ".join(map(str, [*line, f"{result.code} {result.reason}".strip()])).rstrip(), err=True)

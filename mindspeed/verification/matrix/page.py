@@ -1,0 +1,65 @@
+"""The page of the matrix: a self-contained heat map, and the same verdicts as data."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any, Final
+
+from mindspeed.engine.inspection.megatron_copies import megatron_version
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.verification.matrix.cases import LAYOUTS
+from mindspeed.verification.matrix.reach import Sources
+from mindspeed.verification.matrix.store import is_stale
+from mindspeed.verification.matrix.verdicts import CaseResult, count, result_from_json
+
+FORMAT: Final = 1
+_DATA: Final = "/*DATA*/null"
+
+
+def summary(known: Mapping[str, CaseResult], catalog: Catalog, sources: Sources) -> dict[str, Any]:
+    """Everything that the page shows; cases are sorted by name, and those judged on other sources are marked stale."""
+    features = sorted(catalog.usable, key=lambda name: (catalog.feature(name).spec.category.value, name))
+    cases = [result for _, result in sorted(known.items()) if catalog.usable.keys() >= set(result.case.features)]
+    versions = {"python": platform.python_version(), "torch": version("torch"), "megatron": megatron_version()}
+    return {
+        "format": FORMAT,
+        "versions": versions,
+        "features": [{"name": name, "category": catalog.feature(name).spec.category.value} for name in features],
+        "layouts": list(LAYOUTS),
+        "verdicts": count(result for result in cases if not result.case.switch),
+        "stock": count(result for result in cases if result.case.switch),
+        "stale": sum(is_stale(result, sources) for result in cases),
+        "cases": [result.to_json() | {"stale": is_stale(result, sources)} for result in cases],
+    }
+
+
+def published(text: str) -> dict[str, CaseResult]:
+    """Read the verdicts of a ``matrix.json``. Raises ValueError for another format."""
+    data = json.loads(text)
+    if data.get("format") != FORMAT:
+        raise ValueError(f"format {data.get('format')!r} is not {FORMAT}")
+    results = [result_from_json({name: value for name, value in row.items() if name != "stale"}) for row in data["cases"]]
+    return {result.case.name: result for result in results}
+
+
+def as_json(data: Mapping[str, Any]) -> str:
+    """Write the data with one case a line, so that two versions can be compared."""
+    head = json.dumps({name: value for name, value in data.items() if name != "cases"})
+    rows = ",\n".join(map(json.dumps, data["cases"]))
+    return f'{head[:-1]}, "cases": [\n{rows}\n]}}\n'
+
+
+def html(data: Mapping[str, Any]) -> str:
+    """The page, which needs no other file and no network."""
+    shown = dict(data) | {"cases": [_shown(row) for row in data["cases"]]}
+    text = files("mindspeed.verification.matrix").joinpath("page.html").read_text(encoding="utf-8")
+    return text.replace(_DATA, json.dumps(shown, separators=(",", ":")).replace("</", "<\\/"))
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    kept = ("name", "outcome", "reason", "code", "fix", "what", "ratio", "ranks", "command", "stale")
+    return {name: row[name] for name in kept} | {name: row["case"][name] for name in ("features", "layout", "switch")}

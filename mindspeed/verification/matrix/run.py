@@ -1,0 +1,99 @@
+"""Judge cases of the matrix side by side, those that need it most first, and keep every verdict as it comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from threading import local
+from typing import Final
+
+from mindspeed import registry
+from mindspeed.verification.matrix.cases import MatrixCase
+from mindspeed.verification.matrix.reach import Sources
+from mindspeed.verification.matrix.store import Store, is_stale
+from mindspeed.verification.matrix.verdicts import CaseResult, judge
+from mindspeed.verification.pool import SharedBroker, WorkerPool
+
+AT_ONCE: Final = 2
+"""Cases that are judged at the same time: the broker runs four ranks at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come: the verdict that was just found, and the seconds that the rest will take."""
+
+    result: CaseResult
+    done: int
+    total: int
+    seconds_left: float
+
+
+def to_judge(cases: Iterable[MatrixCase], known: Mapping[str, CaseResult], sources: Sources) -> list[MatrixCase]:
+    """Select the cases without a verdict of these sources: failing ones first, then stale ones, then the others."""
+    fresh, ranked = set[str](), list[tuple[int, int, MatrixCase]]()
+    for number, case in enumerate(cases):
+        result = known.get(case.name)
+        if result is None:
+            ranked.append((2, number, case))
+        elif is_stale(result, sources):
+            ranked.append((0 if result.outcome.is_defect else 1, number, case))
+        else:
+            fresh.add(case.name)
+    return [case for _, _, case in sorted(ranked, key=_rank)]
+
+
+def _rank(entry: tuple[int, int, MatrixCase]) -> tuple[int, int]:
+    return entry[:2]
+
+
+def judge_all(
+    cases: Sequence[MatrixCase],
+    store: Store,
+    sources: Sources,
+    budget: float = float("inf"),
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> list[CaseResult]:
+    """Judge these cases and store each verdict; none is begun after ``budget`` seconds. Raises RunError as `Store.hold`."""
+    registry.catalog()
+    found: list[CaseResult] = []
+    start = time.monotonic()
+    with store.hold(), ExitStack() as stack:
+        if not cases:
+            return found
+        broker = SharedBroker()
+        stack.callback(broker.close)
+        pools = local()
+
+        def judge_one(case: MatrixCase) -> CaseResult:
+            if not hasattr(pools, "own"):
+                pools.own = stack.enter_context(WorkerPool(address=broker.address))
+            return judge(case, pools.own, sources)
+
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            for future in _as_they_come(threads, judge_one, cases, lambda: time.monotonic() - start < budget):
+                result = future.result()
+                store.add(result)
+                found.append(result)
+                left = (time.monotonic() - start) / len(found) * (len(cases) - len(found))
+                progress(Progress(result, len(found), len(cases), left))
+    return found
+
+
+def _as_they_come(
+    threads: ThreadPoolExecutor,
+    judge_one: Callable[[MatrixCase], CaseResult],
+    cases: Sequence[MatrixCase],
+    has_time: Callable[[], bool],
+) -> Iterator[Future[CaseResult]]:
+    """Begin a case whenever a thread is free and there is time; after Ctrl-C none is begun."""
+    todo, running = iter(cases), set[Future[CaseResult]]()
+    while True:
+        while len(running) < AT_ONCE and has_time() and (case := next(todo, None)) is not None:
+            running.add(threads.submit(judge_one, case))
+        if not running:
+            return
+        done, running = wait(running, return_when=FIRST_COMPLETED)
+        yield from done

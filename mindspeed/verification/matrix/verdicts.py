@@ -1,0 +1,141 @@
+"""Judge a case of the matrix: train both sides, compare, and say what came of it."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from mindspeed import registry
+from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+from mindspeed.verification.case import VerificationCase, required_by
+from mindspeed.verification.comparison import ComparisonResult
+from mindspeed.verification.harness import Verdict, verify
+from mindspeed.verification.matrix.cases import MatrixCase
+from mindspeed.verification.matrix.reach import Sources
+from mindspeed.verification.pool import WorkerPool
+
+HARNESS = ("MS604", "MS607")
+"""Codes of a run that ended or a claim that does not hold; every other code is a feature that refuses."""
+
+
+class Outcome(str, Enum):
+    """What came of a case.
+
+    ``idle``: a feature has nothing to do beside the others, and the plan says so. ``refused-late``: the plan was accepted, and
+    the ranks refused it.
+    """
+
+    HOLDS = "holds"
+    REFUSED = "refused"
+    IDLE = "idle"
+    REFUSED_LATE = "refused-late"
+    FAILS = "fails"
+
+    @property
+    def is_defect(self) -> bool:
+        """Return whether this breaks the promise that a plan without problems trains."""
+        return self in (Outcome.REFUSED_LATE, Outcome.FAILS)
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """The verdict of one case and what led to it.
+
+    ``ratio`` is the largest difference as a share of what is allowed, ``what`` the tensor or loss that has it. ``involved`` are
+    the features of both sides, by whose sources ``key`` was made.
+    """
+
+    case: MatrixCase
+    outcome: Outcome
+    reason: str = ""
+    code: str = ""
+    fix: str = ""
+    what: str = ""
+    ratio: float = 0.0
+    ranks: int = 0
+    cpu_seconds: float = 0.0
+    involved: tuple[str, ...] = ()
+    key: str = ""
+    chain: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.case.name, **asdict(self), "outcome": self.outcome.value, "command": self.case.command}
+
+
+def result_from_json(data: Mapping[str, Any]) -> CaseResult:
+    """Inverse of `CaseResult.to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+    values = {name: value for name, value in data.items() if name not in ("name", "command", "case", "outcome")}
+    values |= {name: tuple(values[name]) for name in ("involved", "chain")}
+    case = data["case"]
+    made = MatrixCase(tuple(case["features"]), case["layout"], case["settings"], case["switch"])
+    return CaseResult(made, Outcome(data["outcome"]), **values)
+
+
+def judge(case: MatrixCase, pool: WorkerPool, sources: Sources) -> CaseResult:
+    """Judge a case; whatever goes wrong in it is its verdict. The pool goes on with other workers after a lost one."""
+    before = pool.cpu_seconds, time.thread_time()
+    result = _judged(case, pool)
+    taken = pool.cpu_seconds - before[0] + time.thread_time() - before[1]
+    involved = result.involved or tuple(sorted(required_by(case.tested, registry.catalog(), perhaps=True)))
+    return replace(result, cpu_seconds=round(taken, 2), involved=involved, key=sources.key(involved, case.name, case.dtype))
+
+
+def _judged(case: MatrixCase, pool: WorkerPool) -> CaseResult:
+    built: VerificationCase | None = None
+    try:
+        built = case.build()
+        return _of_verdict(case, built, verify(built, pool))
+    except ResolutionError as error:
+        return _of_problem(case, error.problems[0], Outcome.REFUSED)
+    except MindSpeedError as error:
+        problem = error.problems[0]
+        late = built is not None and problem.code not in HARNESS
+        return _about(built, _of_problem(case, problem, Outcome.REFUSED_LATE if late else Outcome.FAILS))
+    except Exception as error:  # a mistake of a feature's declaration, or of ours: it costs this case, not the others
+        lines = tuple(traceback.format_exc().splitlines()[-4:])
+        text = f"{type(error).__name__}: {error}"
+        return _about(built, CaseResult(case, Outcome.FAILS, text, chain=lines))
+
+
+def _of_verdict(case: MatrixCase, built: VerificationCase, verdict: Verdict) -> CaseResult:
+    worst = max(verdict.checks, key=_ratio)
+    result = CaseResult(case, Outcome.HOLDS, what=worst.what, ratio=min(_ratio(worst), 1e9))
+    if not verdict.holds:
+        problems = verdict.problems
+        result = replace(_of_problem(case, problems[0], Outcome.FAILS), what=worst.what, ratio=min(_ratio(worst), 1e9))
+    elif stepped_aside := [name for name in case.features if name not in built.plan.names]:
+        rows = [row.text for row in built.plan.rows if row.feature in stepped_aside]
+        reason = "; ".join(rows) or f"{', '.join(stepped_aside)} is not active"
+        result = replace(result, outcome=Outcome.IDLE, reason=reason)
+    return _about(built, result)
+
+
+def _ratio(check: ComparisonResult) -> float:
+    """The difference as a share of what is allowed; infinite where bits must be equal and are not, or could not be compared."""
+    if check.largest_difference is None:
+        return float("inf")
+    if check.largest_difference == 0.0:
+        return 0.0
+    return check.largest_difference / check.tolerance if check.tolerance else float("inf")
+
+
+def _of_problem(case: MatrixCase, problem: Problem, outcome: Outcome) -> CaseResult:
+    return CaseResult(case, outcome, problem.message, problem.code, problem.fix_text, chain=tuple(problem.chain))
+
+
+def _about(built: VerificationCase | None, result: CaseResult) -> CaseResult:
+    if built is None:
+        return result
+    plans = (built.plan, built.baseline)
+    involved = sorted({feature.name for plan in plans for feature in (*plan.base, *plan.features)} | set(built.features))
+    return replace(result, ranks=int(built.plan.world.world_size), involved=tuple(involved))
+
+
+def count(results: Iterable[CaseResult]) -> dict[str, int]:
+    """How many cases have each outcome."""
+    found = [result.outcome for result in results]
+    return {outcome.value: found.count(outcome) for outcome in Outcome}
