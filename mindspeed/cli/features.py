@@ -18,6 +18,7 @@ features = Group(
         "test": "mindspeed.cli.feature_test:test",
         "verify": "mindspeed.cli.verify:verify",
         "matrix": "mindspeed.cli.feature_matrix:matrix",
+        "bisect": "mindspeed.cli.feature_bisect:bisect",
     },
     help="List, check, plan, compare, explain, make, test and verify features.",
     epilog="""\b

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -98,23 +99,29 @@ STOCK_LAYOUTS: Final = ("tp2", "tp2-sp", "pp2", "pp2-vpp2", "dp2", "ep2", "ep2-t
 
 @dataclass(frozen=True, slots=True)
 class MatrixCase:
-    """Some features, in a layout or in the smallest surroundings that suit them; or a switch of stock Megatron in a layout."""
+    """Some features, in a layout or in the smallest surroundings that suit them; or a switch of stock Megatron in a layout.
+
+    ``given`` are sizes and a model shape, ``test`` is a command that judges the case instead of a proof on a tiny model.
+    """
 
     features: tuple[str, ...]
     layout: str = ""
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     switch: str = ""
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
+    test: str = ""
 
     @property
     def name(self) -> str:
         """``"rms-norm + swiglu"`` or ``"swiglu @ tp2"``, by which the store knows the case."""
         what = f"stock {self.switch}" if self.switch else " + ".join(self.features)
-        return what + (f" @ {self.layout}" if self.layout else "")
+        more = [json.dumps(part, sort_keys=True) for part in (self.settings, self.given, self.test) if part]
+        return " ".join([what, *(["@", self.layout] if self.layout else []), *more])
 
     @property
     def dtype(self) -> str:
         """Return bf16 for a third of all cases, the same ones at every run."""
-        return "bf16" if not self.switch and crc32(self.name.encode()) % _BF16_OF == 0 else "fp32"
+        return "bf16" if not (self.switch or self.given) and crc32(self.name.encode()) % _BF16_OF == 0 else "fp32"
 
     @property
     def tested(self) -> tuple[str, ...]:
@@ -131,8 +138,8 @@ class MatrixCase:
         """The sizes that the case asks for; a feature that declares a dtype for its proof gets that one."""
         known = registry.catalog()
         declared = any("dtype" in known.feature(name).spec.verify_with.world for name in self.tested)
-        sizes = {**self._switch.world, **self._layout.world}
-        return sizes | ({} if declared else {"dtype": self.dtype})
+        sizes = {**self._switch.world, **self._layout.world, **self.given}
+        return sizes if declared else {"dtype": self.dtype} | sizes
 
     @property
     def command(self) -> str:

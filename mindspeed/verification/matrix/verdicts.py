@@ -70,9 +70,8 @@ def result_from_json(data: Mapping[str, Any]) -> CaseResult:
     """Inverse of `CaseResult.to_json`. Raises KeyError, TypeError or ValueError for anything else."""
     values = {name: value for name, value in data.items() if name not in ("name", "command", "case", "outcome")}
     values |= {name: tuple(values[name]) for name in ("involved", "chain")}
-    case = data["case"]
-    made = MatrixCase(tuple(case["features"]), case["layout"], case["settings"], case["switch"])
-    return CaseResult(made, Outcome(data["outcome"]), **values)
+    case = MatrixCase(**data["case"] | {"features": tuple(data["case"]["features"])})
+    return CaseResult(case, Outcome(data["outcome"]), **values)
 
 
 def judge(case: MatrixCase, pool: WorkerPool, sources: Sources) -> CaseResult:

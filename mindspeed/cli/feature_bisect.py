@@ -1,0 +1,87 @@
+"""``mindspeed features bisect``: the features and settings with which a job fails."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mindspeed.cli.output import OK, PROBLEMS, json_option, print_result, wants_json
+from mindspeed.cli.request_options import JobCommand, Request, request_options
+
+if TYPE_CHECKING:
+    from mindspeed.verification.matrix.bisect import Culprits
+    from mindspeed.verification.matrix.verdicts import CaseResult
+
+
+@click.command(cls=JobCommand)
+@click.option("--test", default="", metavar="'CMD'", help="judge by a command, which gets a job file where it says {job}")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="S", help="with --test: a longer run is a failure")
+@click.option("--store", type=click.Path(path_type=Path), metavar="FILE", help="where verdicts are kept")
+@request_options
+@json_option
+@click.pass_context
+def bisect(ctx: click.Context, request: Request, test: str, timeout: float | None, store: Path | None) -> None:
+    """Find the smallest set of features and settings with which a job fails.
+
+    mindspeed features bisect -f job.yaml
+
+    Tries a tiny model first: parts of the job are compared with unmodified Megatron until no feature and no setting can be left
+    out. For a fault that only the real job shows, --test names a command: status 0 is good, 125 says nothing, all others are a
+    failure. Verdicts are kept, and a search that is stopped goes on where it was. The exit status is 1 when a set is found.
+
+    mindspeed features bisect -f job.yaml --test 'mindspeed pretrain -f {job} --train-iters 20'
+    """
+    from mindspeed import registry
+    from mindspeed.plugins.cache_folder import cache_folder
+    from mindspeed.verification.matrix.bisect import Search, suspected_by, suspects_of
+    from mindspeed.verification.matrix.reach import Sources
+    from mindspeed.verification.matrix.store import Store, default_store
+    from mindspeed.verification.pool import WorkerPool
+
+    plan = request.plan_of_run()
+    suspects = suspects_of(request.layers)
+    given = {name: value for layer in request.layers for name, value in layer.world.items()}
+    job = {"world": given, **({"train": request.train} if request.train else {}), "platform": plan.environment["platform"]}
+    sources, kept = Sources(registry.catalog()), Store(store or cache_folder() / "bisect.jsonl")
+    suspected = suspected_by(Store(default_store()).read(), {suspect.feature for suspect in suspects})
+    with WorkerPool() as pool:
+        search = Search(job, given, kept, sources, pool, test, timeout, _show)
+        found = search.find(suspects, suspected)
+    data = {
+        "culprits": list(map(str, found.found)),
+        "result": found.result.to_json(),
+        "runs": found.runs,
+        "shared": found.shared,
+        "steady": found.steady,
+    }
+    print_result(data, _lines(found, test))
+    ctx.exit(PROBLEMS if found.found else OK)
+
+
+def _lines(found: Culprits, test: str) -> list[str]:
+    result = found.result
+    if not found.found:
+        text = f"the whole job does not fail ({result.outcome.value}{f': {result.reason}' if result.reason else ''})"
+        if test:
+            return [f"{text}: {test} passes"]
+        return [f"{text} on a tiny model; only the real job may show the fault: give a command with --test"]
+    lines = [f"fails with: {', '.join(map(str, found.found))}", f"because: {result.code} {result.reason}".rstrip()]
+    lines += [f"         {line}" for line in result.chain]
+    lines += [f"both patch: {site} ({', '.join(owners)})" for site, owners in found.shared.items()]
+    if not found.steady:
+        lines.append("the fault comes and goes: the same set has also passed, or failed in another way")
+    return [*lines, f"to see it: {_command(found, test)}", f"{found.runs} runs"]
+
+
+def _command(found: Culprits, test: str) -> str:
+    return test if test else found.result.case.command
+
+
+def _show(result: CaseResult) -> None:
+    if wants_json() or not sys.stderr.isatty():
+        return
+    row: list[Any] = [result.outcome.value, ", ".join(result.case.features), result.reason]
+    click.echo("  ".join(row).rstrip(), err=True)

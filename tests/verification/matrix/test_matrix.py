@@ -1,0 +1,150 @@
+"""The matrix finds planted faults, and keeps every verdict until a source changes that the case can reach."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindspeed import registry
+from mindspeed.plugins.problems import RunError
+from mindspeed.verification.matrix.cases import FEATURE_LAYOUTS, SWITCHES, MatrixCase, in_layouts, of_stock, pairs
+from mindspeed.verification.matrix.covering import covering_sets
+from mindspeed.verification.matrix.page import as_json, html, published, summary
+from mindspeed.verification.matrix.reach import Sources
+from mindspeed.verification.matrix.run import judge_all, to_judge
+from mindspeed.verification.matrix.store import Store, is_stale
+from mindspeed.verification.matrix.verdicts import CaseResult, Outcome, result_from_json
+
+FAULTS = {
+    "a_mark": "marked",
+    "b_after": "after-marked",
+    "b_beside": "beside-marked",
+    "c_late": "at-pp2",
+    "e_around": "goes-around",
+    "f_raises": "raises",
+}
+WRONG_TOGETHER = {
+    "a-mark + b-beside": "gradient",
+    "a-mark + b-after": "gradient",
+    "a-mark + e-around": "effect",
+    "c-late @ pp2": "gradient",
+}
+
+
+def judged(name: str, outcome: Outcome = Outcome.HOLDS, key: str = "") -> CaseResult:
+    features, _, layout = name.partition(" @ ")
+    return CaseResult(MatrixCase(tuple(features.split(" + ")), layout), outcome, involved=(), key=key)
+
+
+@pytest.mark.budget(60)
+def test_what_is_wrong_only_together_only_in_a_layout_or_without_effect_is_named(planted, store) -> None:
+    planted(**FAULTS)
+    sources = Sources(registry.catalog())
+    cases = [MatrixCase(("a-mark", other)) for other in ("b-after", "b-beside", "c-late", "e-around")]
+    cases += [MatrixCase(("b-after", "b-beside")), MatrixCase(("b-after", "f-raises"))]
+    cases += [MatrixCase((name,), layout) for name, layout in (("c-late", "pp2"), ("c-late", "tp2"), ("a-mark", "pp2"))]
+    found = {result.case.name: result for result in judge_all(cases, store, sources)}
+    raised = found.pop("b-after + f-raises")
+    assert (raised.outcome, raised.reason) == (Outcome.FAILS, "verification rank 0 failed: RuntimeError: planted")
+    wrong = {name: result.what for name, result in found.items() if result.outcome is Outcome.FAILS}
+    assert {name: what.partition(" ")[0] for name, what in wrong.items()} == WRONG_TOGETHER
+    assert to_judge(cases, store.read(), sources) == []
+
+
+def test_a_changed_line_makes_stale_exactly_the_cases_that_can_reach_it(planted, store) -> None:
+    folder = planted(a_fine="harmless", b_fine="harmless", c_fine="harmless")
+    before = Sources(registry.catalog())
+    cases = list(pairs(("a-fine", "b-fine", "c-fine")))
+    known = {
+        case.name: CaseResult(case, Outcome.HOLDS, involved=case.features, key=before.key(case.features, case.name, case.dtype))
+        for case in cases
+    }
+    assert to_judge(cases, known, before) == []
+    with (folder / "planted_b_fine.py").open("a") as file:
+        file.write("# one line more\n")
+    after = Sources(registry.catalog())
+    stale = [name for name, result in known.items() if is_stale(result, after)]
+    assert stale == ["a-fine + b-fine", "b-fine + c-fine"]
+
+
+def test_a_source_of_a_library_reaches_the_features_that_import_it_and_no_others(sources) -> None:
+    reached = {name: sources._reached(sources._of_feature(name)) for name in ("ring-attention", "swiglu")}
+    assert "mindspeed.context_parallel.ring" in reached["ring-attention"]
+    assert "mindspeed.features.ring_attention.feature" not in reached["swiglu"]
+    assert "mindspeed.registry" in sources._reached(["mindspeed.verification.harness"])
+
+
+def test_failing_and_stale_cases_come_before_those_that_were_never_judged(sources) -> None:
+    cases = list(pairs(("recompute", "rms-norm", "swiglu")))
+    names = [case.name for case in cases]
+    known = {names[1]: judged(names[1]), names[2]: judged(names[2], Outcome.FAILS)}
+    assert [case.name for case in to_judge(cases, known, sources)] == [names[2], names[1], names[0]]
+
+
+def test_a_torn_last_line_is_no_verdict_and_the_next_one_begins_a_line(store) -> None:
+    with store.hold():
+        store.add(judged("rms-norm + swiglu"))
+    with store.path.open("a") as file:
+        file.write('{"name": "torn')
+    assert list(store.read()) == ["rms-norm + swiglu"]
+    with store.hold():
+        store.add(judged("recompute + swiglu"))
+    assert list(store.read()) == ["rms-norm + swiglu", "recompute + swiglu"]
+
+
+def test_a_file_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"format": 0}\n')
+    with pytest.raises(RunError, match="MS602 this is no store of verdicts"), Store(path).hold():
+        pass
+    assert path.read_text() == '{"format": 0}\n'
+
+
+def test_two_writers_do_not_share_a_store(store) -> None:
+    with store.hold():
+        store.add(judged("rms-norm + swiglu"))
+        with pytest.raises(RunError, match="MS608 another run of the matrix"), Store(store.path).hold():
+            pass
+    assert list(store.read()) == ["rms-norm + swiglu"]
+
+
+def test_there_is_a_case_for_every_pair_and_every_feature_in_every_layout() -> None:
+    names = registry.catalog().usable
+    assert len({case.name for case in pairs(names)}) == len(names) * (len(names) - 1) // 2
+    layouts = [case for case in in_layouts(names) if case.features == ("rms-norm",)]
+    assert [case.layout for case in layouts] == list(FEATURE_LAYOUTS)
+    ring = [case for case in in_layouts(["ring-attention"]) if "cp2" in case.layout]
+    assert [case.tested for case in ring] == [("ring-attention",)] * 2  # alone and beside tp: the other algorithm has its slot
+    assert {case.switch for case in of_stock()} == SWITCHES.keys()
+
+
+def test_a_verdict_is_read_as_it_was_written() -> None:
+    result = CaseResult(MatrixCase(("rms-norm",), "tp2", given={"seq_length": 8}), Outcome.FAILS, "why", "MS607", ratio=2.5)
+    assert result_from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+@pytest.mark.parametrize("strength", [2, 3])
+def test_in_the_sets_of_a_covering_array_all_features_meet_that_can(strength: int) -> None:
+    from itertools import combinations
+
+    names = [f"f{number}" for number in range(12)]
+
+    def resolves(some) -> bool:
+        return not {"f1", "f2"} <= set(some)
+
+    sets = covering_sets(names, strength, 6, resolves)
+    met = {frozenset(some) for made in sets for some in combinations(made, strength)}
+    assert met == {frozenset(some) for some in combinations(names, strength) if resolves(some)}
+    assert all(len(made) <= 6 and resolves(made) for made in sets)
+    assert len(sets) <= {2: 9, 3: 24}[strength]
+
+
+def test_the_page_holds_every_verdict_and_needs_no_other_file(sources) -> None:
+    known = {name: judged(name) for name in ("rms-norm + swiglu", "swiglu @ tp2")}
+    data = summary(known, registry.catalog(), sources)
+    assert (data["verdicts"]["holds"], data["stale"]) == (2, 2)
+    assert published(as_json(data)) == known
+    page = html(data)
+    assert '"rms-norm + swiglu"' in page
+    assert "src=" not in page
+    assert "href=" not in page
