@@ -38,15 +38,15 @@ def bisect(ctx: click.Context, request: Request, test: str, timeout: float | Non
     from mindspeed.plugins.cache_folder import cache_folder
     from mindspeed.verification.matrix.bisect import Search, suspected_by, suspects_of
     from mindspeed.verification.matrix.reach import Sources
-    from mindspeed.verification.matrix.store import Store, default_store
+    from mindspeed.verification.matrix.store import VerdictStore, default_store
     from mindspeed.verification.pool import WorkerPool
 
     plan = request.plan_of_run()
     suspects = suspects_of(request.layers)
     given = {name: value for layer in request.layers for name, value in layer.world.items()}
     job = {"world": given, **({"train": request.train} if request.train else {}), "platform": plan.environment["platform"]}
-    sources, kept = Sources(registry.catalog()), Store(store or cache_folder() / "bisect.jsonl")
-    suspected = suspected_by(Store(default_store()).read(), {suspect.feature for suspect in suspects})
+    sources, kept = Sources(registry.catalog()), VerdictStore(store or cache_folder() / "bisect.jsonl")
+    suspected = suspected_by(VerdictStore(default_store()).read(), {suspect.feature for suspect in suspects})
     with WorkerPool() as pool:
         search = Search(job, given, kept, sources, pool, test, timeout, _show)
         found = search.find(suspects, suspected)

@@ -58,11 +58,11 @@ def run(
     from mindspeed import registry
     from mindspeed.verification.matrix.reach import Sources
     from mindspeed.verification.matrix.run import judge_all, to_judge
-    from mindspeed.verification.matrix.store import Store, default_store
+    from mindspeed.verification.matrix.store import VerdictStore, default_store
     from mindspeed.verification.matrix.verdicts import count
 
     cases = _stock(switches, layouts) if stock else _selected(only, layouts, strength, set_size)
-    kept, sources = Store(store or default_store()), Sources(registry.catalog())
+    kept, sources = VerdictStore(store or default_store()), Sources(registry.catalog())
     todo = to_judge(cases, {} if again else kept.read(), sources)
     found = judge_all(todo, kept, sources, budget_seconds or float("inf"), _show)
     known = kept.read()
@@ -90,9 +90,9 @@ def show(names: tuple[str, ...], layout: str, store: Path | None) -> None:
     from mindspeed import registry
     from mindspeed.verification.matrix.cases import MatrixCase
     from mindspeed.verification.matrix.reach import Sources
-    from mindspeed.verification.matrix.store import Store, default_store, is_stale
+    from mindspeed.verification.matrix.store import VerdictStore, default_store, is_stale
 
-    known = Store(store or default_store()).read()
+    known = VerdictStore(store or default_store()).read()
     one = MatrixCase(tuple(sorted(names)), layout)
     results = [known[one.name]] if one.name in known else []
     if len(names) == 1 and not layout:
@@ -127,15 +127,14 @@ def show(names: tuple[str, ...], layout: str, store: Path | None) -> None:
 def page(output: Path, store: Path | None) -> None:
     """Write matrix.html and matrix.json: every verdict, on one page that needs no other file."""
     from mindspeed import registry
-    from mindspeed.plugins.fixes import Advice
     from mindspeed.plugins.text_files import write_files
     from mindspeed.verification.matrix.page import as_json, html, summary
     from mindspeed.verification.matrix.reach import Sources
-    from mindspeed.verification.matrix.store import Store, default_store
+    from mindspeed.verification.matrix.store import VerdictStore, default_store
 
-    data = summary(Store(store or default_store()).read(), registry.catalog(), Sources(registry.catalog()))
+    data = summary(VerdictStore(store or default_store()).read(), registry.catalog(), Sources(registry.catalog()))
     files = {output / "matrix.html": html(data), output / "matrix.json": as_json(data)}
-    write_files(files, fix=Advice("choose another --output FOLDER"))
+    write_files(files, fix="choose another --output FOLDER")
     print_result({"files": list(map(str, files)), "verdicts": data["verdicts"]}, [f"wrote {path}" for path in files])
 
 

@@ -32,7 +32,7 @@ PlanOfJob = Callable[[str], ActivationPlan]
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class JobSide:
     """One of the two jobs: its facts (`fingerprint.Content`), where values come from, and the numbers of its steps."""
 
     path: str
@@ -84,7 +84,7 @@ class StepDifference:
     second: float | None
 
 
-def differences(first: Side, second: Side) -> list[Difference]:
+def differences(first: JobSide, second: JobSide) -> list[Difference]:
     """List the facts that differ, of the kinds that both forms keep; the most telling kind first."""
     common = first.kinds & second.kinds | _COUNTED & (first.kinds | second.kinds)
     keys = [key for key in diff(first.facts, second.facts) if kind_of(key) in common and _is_telling(key, first, second)]
@@ -93,13 +93,13 @@ def differences(first: Side, second: Side) -> list[Difference]:
     return [_difference(key, first, second) for key in keys]
 
 
-def not_compared(first: Side, second: Side) -> dict[str, list[str]]:
+def not_compared(first: JobSide, second: JobSide) -> dict[str, list[str]]:
     """Return the kinds of facts that one form alone keeps, by the path of its side."""
     kept = {first.path: first.kinds - second.kinds, second.path: second.kinds - first.kinds}
     return {path: sorted(kinds - _COUNTED, key=KINDS.index) for path, kinds in kept.items() if kinds - _COUNTED}
 
 
-def first_step_that_differs(first: Side, second: Side) -> StepDifference | None:
+def first_step_that_differs(first: JobSide, second: JobSide) -> StepDifference | None:
     """Return the first step that both runs logged with unequal numbers; times of steps do not count."""
     for step in sorted(first.steps.keys() & second.steps.keys()):
         ours, theirs = first.steps[step], second.steps[step]
@@ -109,17 +109,17 @@ def first_step_that_differs(first: Side, second: Side) -> StepDifference | None:
     return None
 
 
-def _is_telling(key: str, first: Side, second: Side) -> bool:
+def _is_telling(key: str, first: JobSide, second: JobSide) -> bool:
     sides = [side for side in (first, second) if key in side.facts]
     return len(sides) == 2 or sides[0].says_more(key)
 
 
-def _difference(key: str, first: Side, second: Side) -> Difference:
+def _difference(key: str, first: JobSide, second: JobSide) -> Difference:
     kind, _, name = key.partition(" ")
     return Difference(kind, name, first.facts.get(key), second.facts.get(key), first.sources.get(key), second.sources.get(key))
 
 
-def read_side(path: str, plan_of_job: PlanOfJob) -> Side:
+def read_side(path: str, plan_of_job: PlanOfJob) -> JobSide:
     """Read one job. ``plan_of_job`` resolves a job file.
 
     Raises MindSpeedError for what is missing, damaged or none of the forms.
@@ -132,7 +132,7 @@ def read_side(path: str, plan_of_job: PlanOfJob) -> Side:
     return _of_plan(path, "job file", plan_of_job(path), installed_versions())
 
 
-def _read_json(path: Path) -> Side:
+def _read_json(path: Path) -> JobSide:
     """Read a lock file, a plan file, or what ``mindspeed features plan --json`` printed."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -144,14 +144,14 @@ def _read_json(path: Path) -> Side:
         raise MindSpeedError([Problem("MS305", text, where=str(path), fix=Advice(_FORMS))]) from error
 
 
-def _of_lock(path: Path) -> Side:
+def _of_lock(path: Path) -> JobSide:
     lock = read_lock(path)
-    return Side(str(path), "lock", {**plan_facts(lock.plan, None), **lock.content}, _sources(lock.plan))
+    return JobSide(str(path), "lock", {**plan_facts(lock.plan, None), **lock.content}, _sources(lock.plan))
 
 
-def _of_plan(path: str, form: str, plan: ActivationPlan, versions: Mapping[str, str] | None = None) -> Side:
+def _of_plan(path: str, form: str, plan: ActivationPlan, versions: Mapping[str, str] | None = None) -> JobSide:
     facts = plan_facts(plan, None) | {f"version {name}": version for name, version in (versions or {}).items()}
-    return Side(path, form, facts, _sources(plan))
+    return JobSide(path, form, facts, _sources(plan))
 
 
 def _sources(plan: ActivationPlan) -> dict[str, str]:
@@ -162,7 +162,7 @@ def _sources(plan: ActivationPlan) -> dict[str, str]:
     return found | {f"argument {planned.override.argument}": ", ".join(planned.owners) for planned in plan.overrides}
 
 
-def _read_folder(folder: Path) -> Side:
+def _read_folder(folder: Path) -> JobSide:
     """Read a run, a checkpoint of ours or of Megatron-LM, or the newest one of a folder of either."""
     if (folder / LOG).is_file():
         return _of_run(folder)
@@ -175,7 +175,7 @@ def _read_folder(folder: Path) -> Side:
     return _of_megatron(folder)
 
 
-def _of_run(folder: Path) -> Side:
+def _of_run(folder: Path) -> JobSide:
     from mindspeed.registry import read_plan
 
     plan = read_plan(folder / "plan.json")
@@ -183,7 +183,7 @@ def _of_run(folder: Path) -> Side:
     if steps := saved_steps(folder):
         record = read_record(checkpoint_path(folder, steps[-1]))
         facts = {**(record.content if record else {}), **facts}
-    return Side(str(folder), "run", facts, _sources(plan), dict(_logged(folder / LOG)))
+    return JobSide(str(folder), "run", facts, _sources(plan), dict(_logged(folder / LOG)))
 
 
 def _options(path: Path) -> dict[str, str]:
@@ -206,22 +206,22 @@ def _logged(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
             yield row.pop("step"), {name: value for name, value in row.items() if name not in _OF_TIME}
 
 
-def _of_checkpoint(folder: Path) -> Side:
+def _of_checkpoint(folder: Path) -> JobSide:
     record = read_record(folder)
     facts = dict(record.content) if record else {}
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)
         facts |= {f"model {name}": str(value) for name, value in manifest.model.items()}
         facts |= {"training step": str(manifest.step), "training optimizer": manifest.optimizer, "training data": manifest.data}
-    return Side(str(folder), "checkpoint", facts | _arguments(folder))
+    return JobSide(str(folder), "checkpoint", facts | _arguments(folder))
 
 
-def _of_megatron(folder: Path) -> Side:
+def _of_megatron(folder: Path) -> JobSide:
     facts = _arguments(folder)
     if not facts:
         text = "this folder is neither a run nor a checkpoint whose arguments can be read"
         raise RunError([Problem("MS602", text, where=str(folder), fix=Advice(_FORMS))])
-    return Side(str(folder), "checkpoint of Megatron-LM", facts)
+    return JobSide(str(folder), "checkpoint of Megatron-LM", facts)
 
 
 def _arguments(folder: Path) -> dict[str, str]:

@@ -20,8 +20,8 @@ from mindspeed.plugins.problems import MindSpeedError, ResolutionError
 from mindspeed.verification.matrix.cases import MatrixCase
 from mindspeed.verification.matrix.minimal import minimal
 from mindspeed.verification.matrix.reach import Sources
-from mindspeed.verification.matrix.store import Store, is_stale
-from mindspeed.verification.matrix.verdicts import CaseResult, Outcome, judge
+from mindspeed.verification.matrix.store import VerdictStore, is_stale
+from mindspeed.verification.matrix.verdicts import CaseOutcome, CaseResult, judge
 from mindspeed.verification.pool import WorkerPool
 
 SKIP: Final = 125
@@ -64,7 +64,7 @@ class Search:
 
     job: Mapping[str, Any]
     given: Mapping[str, Any]
-    store: Store
+    store: VerdictStore
     sources: Sources
     pool: WorkerPool
     test: str = ""
@@ -99,7 +99,7 @@ class Search:
     def _judged(self, suspects: Sequence[Suspect]) -> CaseResult:
         case = self._case(suspects)
         if not case.features:
-            return CaseResult(case, Outcome.HOLDS)
+            return CaseResult(case, CaseOutcome.HOLDS)
         known = self._known.get(case.name)
         if known is None or is_stale(known, self.sources):
             known = self._known[case.name] = self._run(case)
@@ -125,7 +125,7 @@ class Search:
             registry.resolve([Layer("bisect", features=case.features, settings=case.settings, world=dict(case.given))])
         except ResolutionError as error:
             problem = error.problems[0]
-            return self._result(case, Outcome.REFUSED, problem.message, problem.code)
+            return self._result(case, CaseOutcome.REFUSED, problem.message, problem.code)
         with tempfile.TemporaryDirectory(prefix="mindspeed-bisect-") as folder:
             path = Path(folder) / "job.yaml"
             job = {**self.job, "features": list(case.features), "settings": {n: dict(s) for n, s in case.settings.items()}}
@@ -134,15 +134,15 @@ class Search:
             try:
                 done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=self.time_limit)
             except subprocess.TimeoutExpired:
-                return self._result(case, Outcome.FAILS, f"it did not end in {self.time_limit:g} s", "timeout")
+                return self._result(case, CaseOutcome.FAILS, f"it did not end in {self.time_limit:g} s", "timeout")
         if done.returncode == 0:
-            return self._result(case, Outcome.HOLDS)
+            return self._result(case, CaseOutcome.HOLDS)
         if done.returncode == SKIP:
-            return self._result(case, Outcome.IDLE, f"exit status {SKIP}: the command cannot judge this job")
+            return self._result(case, CaseOutcome.IDLE, f"exit status {SKIP}: the command cannot judge this job")
         last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        return self._result(case, Outcome.FAILS, " ".join([f"exit status {done.returncode}:", *last]), "test")
+        return self._result(case, CaseOutcome.FAILS, " ".join([f"exit status {done.returncode}:", *last]), "test")
 
-    def _result(self, case: MatrixCase, outcome: Outcome, reason: str = "", code: str = "") -> CaseResult:
+    def _result(self, case: MatrixCase, outcome: CaseOutcome, reason: str = "", code: str = "") -> CaseResult:
         result = CaseResult(case, outcome, reason, code, involved=case.features)
         return replace(result, key=self.sources.key(case.features, case.name, case.dtype))
 

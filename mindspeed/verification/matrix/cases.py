@@ -13,6 +13,7 @@ from mindspeed import registry
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.problems import ResolutionError
+from mindspeed.plugins.tables import table_beside
 from mindspeed.verification.case import VerificationCase, build_case
 
 STEPS: Final = 2
@@ -22,29 +23,11 @@ _BF16_OF: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CaseLayout:
     """Parallel sizes, and the features that a job of this layout has beside those that its sizes bring in."""
 
     world: Mapping[str, Any]
-    features: tuple[str, ...] = ()
-
-
-LAYOUTS: Final[Mapping[str, Layout]] = {
-    "tp2": Layout({"tp": 2}),
-    "tp2-sp": Layout({"tp": 2}, ("sequence-parallel",)),
-    "pp2": Layout({"pp": 2}),
-    "pp2-vpp2": Layout({"pp": 2, "vpp": 2}),
-    "cp2-ring": Layout({"cp": 2}, ("ring-attention",)),
-    "cp2-ulysses": Layout({"cp": 2}, ("ulysses-attention",)),
-    "ep2": Layout({"ep": 2, "num_experts": 4}),
-    "dp2": Layout({"world_size": 2}),
-    "dp2-sharded": Layout({"world_size": 2}, ("distributed-optimizer", "async-ddp", "async-param-gather")),
-    "tp2-pp2": Layout({"tp": 2, "pp": 2}),
-    "tp2-cp2": Layout({"tp": 2, "cp": 2}, ("ulysses-attention",)),
-    "pp2-dp2": Layout({"pp": 2, "world_size": 4}),
-    "ep2-tp2-sp": Layout({"ep": 2, "tp": 2, "num_experts": 4}, ("sequence-parallel",)),
-}
-"""Layouts in which every feature is judged. ``world_size`` beyond the product of the sizes are replicas."""
+    features: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,48 +36,17 @@ class Switch:
 
     options: Mapping[str, Any] = field(default_factory=dict)
     world: Mapping[str, Any] = field(default_factory=dict)
-    features: tuple[str, ...] = ()
+    features: Sequence[str] = ()
 
 
-def _experts(**options: Any) -> Switch:
-    return Switch(options, {"num_experts": 4})
-
-
-SWITCHES: Final[Mapping[str, Switch]] = {
-    "plain": Switch(),
-    "llama": Switch(world={"normalization": "RMSNorm", "gated_linear_unit": True, "activation": "silu", "rotary": True}),
-    "untied-embeddings": Switch(world={"tied_embeddings": False}),
-    "grouped-query-attention": Switch(world={"num_query_groups": 2}),
-    "qk-layernorm": Switch({"qk_layernorm": True}),
-    "latent-attention": Switch(world={"multi_latent_attention": True, "rotary": True, "tied_embeddings": False}),
-    "residual-in-fp32": Switch({"fp32_residual_connection": True}),
-    "loss-per-token": Switch({"calculate_per_token_loss": True}),
-    "multi-token-prediction": Switch(world={"mtp_num_layers": 1, "rotary": True, "tied_embeddings": False}),
-    "distributed-optimizer": Switch(features=("distributed-optimizer",)),
-    "overlapped-reduction": Switch(features=("async-ddp",)),
-    "overlapped-gathering": Switch(features=("distributed-optimizer", "async-ddp", "async-param-gather")),
-    "recompute-core-attention": Switch(features=("recompute",)),
-    "experts": _experts(),
-    "experts-alltoall": _experts(moe_token_dispatcher_type="alltoall"),
-    "experts-allgather": _experts(moe_token_dispatcher_type="allgather"),
-    "experts-grouped": Switch(world={"num_experts": 4, "grouped_experts": True}),
-    "experts-shared": Switch(world={"num_experts": 4, "shared_expert_hidden_size": 32}),
-    "experts-with-capacity": Switch(world={"num_experts": 4, "expert_capacity_factor": 2.0}),
-    "aux-loss": _experts(moe_router_load_balancing_type="aux_loss", moe_aux_loss_coeff=1.0),
-    "sequence-aux-loss": _experts(moe_router_load_balancing_type="seq_aux_loss", moe_aux_loss_coeff=1.0),
-    "global-aux-loss": _experts(moe_router_load_balancing_type="global_aux_loss", moe_aux_loss_coeff=1.0),
-    "sinkhorn": _experts(moe_router_load_balancing_type="sinkhorn", moe_router_pre_softmax=False),
-    "z-loss": _experts(moe_z_loss_coeff=1.0),
-    "expert-bias": _experts(
-        moe_router_enable_expert_bias=True, moe_router_score_function="sigmoid", moe_router_load_balancing_type="none"
-    ),
-    "aux-loss-per-token": _experts(moe_aux_loss_coeff=1.0, calculate_per_token_loss=True),
-}
-"""Choices of stock Megatron that are judged in the layouts of `STOCK_LAYOUTS`, without a feature of ours at work."""
-
+_TABLES: Final = table_beside(__file__)
+LAYOUTS: Final = {name: CaseLayout(**row) for name, row in _TABLES["layouts"].items()}
+"""Layouts in which every feature is judged. ``world_size`` beyond the product of the sizes are replicas."""
 FEATURE_LAYOUTS: Final = tuple(name for name in LAYOUTS if name != "dp2")
 """Plain replicas are part of `dp2-sharded`."""
-STOCK_LAYOUTS: Final = ("tp2", "tp2-sp", "pp2", "pp2-vpp2", "dp2", "ep2", "ep2-tp2-sp")
+SWITCHES: Final = {name: Switch(**row) for name, row in _TABLES["switches"].items()}
+"""Choices of stock Megatron that are judged in the layouts of `STOCK_LAYOUTS`, without a feature of ours at work."""
+STOCK_LAYOUTS: Final = tuple(_TABLES["stock_layouts"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +81,8 @@ class MatrixCase:
         known = registry.catalog()
         taken = {slot for name in self.features for slot in known.feature(name).spec.slots}
         free = [name for name in self._layout.features if not taken.intersection(known.feature(name).spec.slots)]
-        switched = [known.owners[size][0] for size in self._layout.world if self.switch and size in known.owners]
-        switched += ["data-parallel"] if self.switch and "world_size" in self._layout.world else []
+        sizes = ["dp" if name == "world_size" else name for name in self._layout.world if self.switch]
+        switched = [known.owners[size][0] for size in sizes if size in known.owners]
         return tuple(dict.fromkeys((*self.features, *switched, *self._switch.features, *free)))
 
     @property
@@ -158,8 +110,8 @@ class MatrixCase:
         return replace(case, recipe=replace(case.recipe, steps=STEPS))
 
     @property
-    def _layout(self) -> Layout:
-        return LAYOUTS[self.layout] if self.layout else Layout({})
+    def _layout(self) -> CaseLayout:
+        return LAYOUTS[self.layout] if self.layout else CaseLayout({})
 
     @property
     def _switch(self) -> Switch:

@@ -13,7 +13,7 @@ from typing import Final
 from mindspeed import registry
 from mindspeed.verification.matrix.cases import MatrixCase
 from mindspeed.verification.matrix.reach import Sources
-from mindspeed.verification.matrix.store import Store, is_stale
+from mindspeed.verification.matrix.store import VerdictStore, is_stale
 from mindspeed.verification.matrix.verdicts import CaseResult, judge
 from mindspeed.verification.pool import SharedBroker, WorkerPool
 
@@ -51,12 +51,15 @@ def _rank(entry: tuple[int, int, MatrixCase]) -> tuple[int, int]:
 
 def judge_all(
     cases: Sequence[MatrixCase],
-    store: Store,
+    store: VerdictStore,
     sources: Sources,
     budget: float = float("inf"),
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> list[CaseResult]:
-    """Judge these cases and store each verdict; none is begun after ``budget`` seconds. Raises RunError as `Store.hold`."""
+    """Judge these cases and store each verdict; none is begun after ``budget`` seconds.
+
+    Raises RunError as `VerdictStore.hold` does.
+    """
     registry.catalog()
     found: list[CaseResult] = []
     start = time.monotonic()

@@ -26,7 +26,7 @@ def default_store() -> Path:
     return cache_folder() / "matrix.jsonl"
 
 
-class Store:
+class VerdictStore:
     """Verdicts by the name of their case; the last one of a case counts."""
 
     def __init__(self, path: Path) -> None:

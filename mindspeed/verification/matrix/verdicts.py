@@ -22,7 +22,7 @@ HARNESS = ("MS604", "MS607")
 """Codes of a run that ended or a claim that does not hold; every other code is a feature that refuses."""
 
 
-class Outcome(str, Enum):
+class CaseOutcome(str, Enum):
     """What came of a case.
 
     ``idle``: a feature has nothing to do beside the others, and the plan says so. ``refused-late``: the plan was accepted, and
@@ -38,7 +38,7 @@ class Outcome(str, Enum):
     @property
     def is_defect(self) -> bool:
         """Return whether this breaks the promise that a plan without problems trains."""
-        return self in (Outcome.REFUSED_LATE, Outcome.FAILS)
+        return self in (CaseOutcome.REFUSED_LATE, CaseOutcome.FAILS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class CaseResult:
     """
 
     case: MatrixCase
-    outcome: Outcome
+    outcome: CaseOutcome
     reason: str = ""
     code: str = ""
     fix: str = ""
@@ -71,7 +71,7 @@ def result_from_json(data: Mapping[str, Any]) -> CaseResult:
     values = {name: value for name, value in data.items() if name not in ("name", "command", "case", "outcome")}
     values |= {name: tuple(values[name]) for name in ("involved", "chain")}
     case = MatrixCase(**data["case"] | {"features": tuple(data["case"]["features"])})
-    return CaseResult(case, Outcome(data["outcome"]), **values)
+    return CaseResult(case, CaseOutcome(data["outcome"]), **values)
 
 
 def judge(case: MatrixCase, pool: WorkerPool, sources: Sources) -> CaseResult:
@@ -89,27 +89,27 @@ def _judged(case: MatrixCase, pool: WorkerPool) -> CaseResult:
         built = case.build()
         return _of_verdict(case, built, verify(built, pool))
     except ResolutionError as error:
-        return _of_problem(case, error.problems[0], Outcome.REFUSED)
+        return _of_problem(case, error.problems[0], CaseOutcome.REFUSED)
     except MindSpeedError as error:
         problem = error.problems[0]
         late = built is not None and problem.code not in HARNESS
-        return _about(built, _of_problem(case, problem, Outcome.REFUSED_LATE if late else Outcome.FAILS))
+        return _about(built, _of_problem(case, problem, CaseOutcome.REFUSED_LATE if late else CaseOutcome.FAILS))
     except Exception as error:  # a mistake of a feature's declaration, or of ours: it costs this case, not the others
         lines = tuple(traceback.format_exc().splitlines()[-4:])
         text = f"{type(error).__name__}: {error}"
-        return _about(built, CaseResult(case, Outcome.FAILS, text, chain=lines))
+        return _about(built, CaseResult(case, CaseOutcome.FAILS, text, chain=lines))
 
 
 def _of_verdict(case: MatrixCase, built: VerificationCase, verdict: Verdict) -> CaseResult:
     worst = max(verdict.checks, key=_ratio)
-    result = CaseResult(case, Outcome.HOLDS, what=worst.what, ratio=min(_ratio(worst), 1e9))
+    result = CaseResult(case, CaseOutcome.HOLDS, what=worst.what, ratio=min(_ratio(worst), 1e9))
     if not verdict.holds:
         problems = verdict.problems
-        result = replace(_of_problem(case, problems[0], Outcome.FAILS), what=worst.what, ratio=min(_ratio(worst), 1e9))
+        result = replace(_of_problem(case, problems[0], CaseOutcome.FAILS), what=worst.what, ratio=min(_ratio(worst), 1e9))
     elif stepped_aside := [name for name in case.features if name not in built.plan.names]:
         rows = [row.text for row in built.plan.rows if row.feature in stepped_aside]
         reason = "; ".join(rows) or f"{', '.join(stepped_aside)} is not active"
-        result = replace(result, outcome=Outcome.IDLE, reason=reason)
+        result = replace(result, outcome=CaseOutcome.IDLE, reason=reason)
     return _about(built, result)
 
 
@@ -122,7 +122,7 @@ def _ratio(check: ComparisonResult) -> float:
     return check.largest_difference / check.tolerance if check.tolerance else float("inf")
 
 
-def _of_problem(case: MatrixCase, problem: Problem, outcome: Outcome) -> CaseResult:
+def _of_problem(case: MatrixCase, problem: Problem, outcome: CaseOutcome) -> CaseResult:
     return CaseResult(case, outcome, problem.message, problem.code, problem.fix_text, chain=tuple(problem.chain))
 
 
@@ -137,4 +137,4 @@ def _about(built: VerificationCase | None, result: CaseResult) -> CaseResult:
 def count(results: Iterable[CaseResult]) -> dict[str, int]:
     """How many cases have each outcome."""
     found = [result.outcome for result in results]
-    return {outcome.value: found.count(outcome) for outcome in Outcome}
+    return {outcome.value: found.count(outcome) for outcome in CaseOutcome}

@@ -8,7 +8,7 @@ import pytest
 
 from mindspeed import registry
 from mindspeed.verification.matrix.reach import Sources
-from mindspeed.verification.matrix.store import Store
+from mindspeed.verification.matrix.store import VerdictStore
 from tests.verification.matrix.planted import install
 
 
@@ -28,8 +28,8 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "verdicts.jsonl")
+def store(tmp_path: Path) -> VerdictStore:
+    return VerdictStore(tmp_path / "verdicts.jsonl")
 
 
 @pytest.fixture

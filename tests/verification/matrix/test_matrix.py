@@ -12,8 +12,8 @@ from mindspeed.verification.matrix.covering import covering_sets
 from mindspeed.verification.matrix.page import as_json, html, published, summary
 from mindspeed.verification.matrix.reach import Sources
 from mindspeed.verification.matrix.run import judge_all, to_judge
-from mindspeed.verification.matrix.store import Store, is_stale
-from mindspeed.verification.matrix.verdicts import CaseResult, Outcome, result_from_json
+from mindspeed.verification.matrix.store import VerdictStore, is_stale
+from mindspeed.verification.matrix.verdicts import CaseOutcome, CaseResult, result_from_json
 
 FAULTS = {
     "a_mark": "marked",
@@ -31,7 +31,7 @@ WRONG_TOGETHER = {
 }
 
 
-def judged(name: str, outcome: Outcome = Outcome.HOLDS, key: str = "") -> CaseResult:
+def judged(name: str, outcome: CaseOutcome = CaseOutcome.HOLDS, key: str = "") -> CaseResult:
     features, _, layout = name.partition(" @ ")
     return CaseResult(MatrixCase(tuple(features.split(" + ")), layout), outcome, involved=(), key=key)
 
@@ -45,8 +45,8 @@ def test_what_is_wrong_only_together_only_in_a_layout_or_without_effect_is_named
     cases += [MatrixCase((name,), layout) for name, layout in (("c-late", "pp2"), ("c-late", "tp2"), ("a-mark", "pp2"))]
     found = {result.case.name: result for result in judge_all(cases, store, sources)}
     raised = found.pop("b-after + f-raises")
-    assert (raised.outcome, raised.reason) == (Outcome.FAILS, "verification rank 0 failed: RuntimeError: planted")
-    wrong = {name: result.what for name, result in found.items() if result.outcome is Outcome.FAILS}
+    assert (raised.outcome, raised.reason) == (CaseOutcome.FAILS, "verification rank 0 failed: RuntimeError: planted")
+    wrong = {name: result.what for name, result in found.items() if result.outcome is CaseOutcome.FAILS}
     assert {name: what.partition(" ")[0] for name, what in wrong.items()} == WRONG_TOGETHER
     assert to_judge(cases, store.read(), sources) == []
 
@@ -56,7 +56,9 @@ def test_a_changed_line_makes_stale_exactly_the_cases_that_can_reach_it(planted,
     before = Sources(registry.catalog())
     cases = list(pairs(("a-fine", "b-fine", "c-fine")))
     known = {
-        case.name: CaseResult(case, Outcome.HOLDS, involved=case.features, key=before.key(case.features, case.name, case.dtype))
+        case.name: CaseResult(
+            case, CaseOutcome.HOLDS, involved=case.features, key=before.key(case.features, case.name, case.dtype)
+        )
         for case in cases
     }
     assert to_judge(cases, known, before) == []
@@ -77,7 +79,7 @@ def test_a_source_of_a_library_reaches_the_features_that_import_it_and_no_others
 def test_failing_and_stale_cases_come_before_those_that_were_never_judged(sources) -> None:
     cases = list(pairs(("recompute", "rms-norm", "swiglu")))
     names = [case.name for case in cases]
-    known = {names[1]: judged(names[1]), names[2]: judged(names[2], Outcome.FAILS)}
+    known = {names[1]: judged(names[1]), names[2]: judged(names[2], CaseOutcome.FAILS)}
     assert [case.name for case in to_judge(cases, known, sources)] == [names[2], names[1], names[0]]
 
 
@@ -95,7 +97,7 @@ def test_a_torn_last_line_is_no_verdict_and_the_next_one_begins_a_line(store) ->
 def test_a_file_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "other.jsonl"
     path.write_text('{"format": 0}\n')
-    with pytest.raises(RunError, match="MS602 this is no store of verdicts"), Store(path).hold():
+    with pytest.raises(RunError, match="MS602 this is no store of verdicts"), VerdictStore(path).hold():
         pass
     assert path.read_text() == '{"format": 0}\n'
 
@@ -103,7 +105,7 @@ def test_a_file_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -
 def test_two_writers_do_not_share_a_store(store) -> None:
     with store.hold():
         store.add(judged("rms-norm + swiglu"))
-        with pytest.raises(RunError, match="MS608 another run of the matrix"), Store(store.path).hold():
+        with pytest.raises(RunError, match="MS608 another run of the matrix"), VerdictStore(store.path).hold():
             pass
     assert list(store.read()) == ["rms-norm + swiglu"]
 
@@ -119,7 +121,7 @@ def test_there_is_a_case_for_every_pair_and_every_feature_in_every_layout() -> N
 
 
 def test_a_verdict_is_read_as_it_was_written() -> None:
-    result = CaseResult(MatrixCase(("rms-norm",), "tp2", given={"seq_length": 8}), Outcome.FAILS, "why", "MS607", ratio=2.5)
+    result = CaseResult(MatrixCase(("rms-norm",), "tp2", given={"seq_length": 8}), CaseOutcome.FAILS, "why", "MS607", ratio=2.5)
     assert result_from_json(json.loads(json.dumps(result.to_json()))) == result
 
 
