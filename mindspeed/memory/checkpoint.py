@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.memory.randomness import RandomState, generators, replayed
+from mindspeed.memory.recomputation import recomputation
 
 
 class Checkpoint:
@@ -37,7 +38,7 @@ class Checkpoint:
         inputs = tuple(
             value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value for value in self._inputs
         )
-        with torch.enable_grad(), replayed(self._random, self._states):
+        with recomputation(), torch.enable_grad(), replayed(self._random, self._states):
             outputs = self._function(*inputs)
         self._graph = inputs, outputs if isinstance(outputs, tuple) else (outputs,)
         self.restored += 1

@@ -17,6 +17,7 @@ from torch.nn import Parameter
 
 from mindspeed.memory.parked import LayerPart, Parked, Source
 from mindspeed.memory.randomness import RandomState, generators, replayed
+from mindspeed.memory.recomputation import recomputation
 from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.plugins.wrapping import Function
@@ -185,7 +186,7 @@ class Repetition(Source):
         pairs = zip(self.inputs, self._needs_gradient, strict=True)
         inputs = [value.detach().requires_grad_() if needs else value for value, needs in pairs]
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed)
-        with torch.enable_grad(), replayed(self._random, self._states):
+        with recomputation(), torch.enable_grad(), replayed(self._random, self._states):
             with hooks:
                 made = self._function(*inputs)
             for tensor in made if isinstance(made, tuple) else (made,):

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from mindspeed.training.checkpoints import checkpoint_path
-from tests.training.conftest import TINY, Run, losses
+from tests.training.conftest import TINY, Run, log, losses
 
 
 @pytest.mark.long
@@ -22,3 +22,14 @@ def test_a_checkpoint_does_not_know_how_many_ranks_shared_a_sequence(tmp_path, t
     assert sorted(losses(alone)) == [7, 8, 9]
     for step, loss in (*losses(shared).items(), *losses(alone).items()):
         assert loss == pytest.approx(losses(whole)[step], rel=1e-5)
+
+
+@pytest.mark.long
+def test_gradients_of_a_heavy_auxiliary_loss_do_not_know_it_either(tmp_path, text):
+    def norms(name, *layout):
+        experts = ("--num-experts", 4, "--aux-loss-coeff", 10)
+        Run(*TINY, *experts, "--train-iters", 3, "--data", text, "--run", tmp_path / name, *layout).done()
+        return [row["gradient_norm"] for row in log(tmp_path / name) if "gradient_norm" in row]
+
+    alone = norms("alone")
+    assert norms("shared", "--nproc", 2, "--cp", 2, "--features", "ulysses-attention") == pytest.approx(alone, rel=1e-5)

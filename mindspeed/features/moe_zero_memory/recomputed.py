@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed.memory.recomputation import recomputation
 from mindspeed.moe.overlap import Redispatch
 from mindspeed.moe.products import Operands, Weight, rows_gradient
 from mindspeed.ops.npu_gmm import npu_gmm
@@ -96,7 +97,8 @@ class _Second(torch.autograd.Function):
         h, probs_R, matrices1, matrices2 = ctx.saved_tensors
         if h is None:
             shared.rows = shared.again.rows()
-            h = shared.multiply(shared.rows, matrices1)
+            with recomputation():
+                h = shared.multiply(shared.rows, matrices1)
         inputs = h.detach().requires_grad_(), probs_R.detach().requires_grad_(ctx.needs_input_grad[1])
         with torch.enable_grad():
             active = shared.activate(inputs[0], inputs[1].unsqueeze(-1))

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from mindspeed.features.tflops.recomputation import is_recomputing, watched_functions
+from mindspeed.memory.recomputation import is_recomputing, watched_functions
 
 
 class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         EXPERTS,
         {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid", "moe_aux_loss_coeff": 0.0},
     ),
-    "further tokens": ({"mtp_num_layers": 2, **EXPERTS}, BALANCE),
+    "further tokens": ({"mtp_num_layers": 2, **EXPERTS}, BALANCE | {"mtp_loss_scaling_factor": 0.3}),
 }
 LAYOUTS: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "cp2": ("ring-attention", (), {"cp": 2}),

@@ -82,6 +82,24 @@ def test_full_recompute_adds_the_forward_pass_of_the_layers(pool: WorkerPool) ->
     assert found["flops.hardware"] == found["flops.model"] + layers
 
 
+AHEAD: dict[str, tuple[GptShape, tuple[str, ...], dict[str, dict[str, Any]], dict[str, int]]] = {
+    "a stage ahead": (LLAMA, ("recompute-in-advance",), {}, {"pp": 2}),
+    "in the bubble": (LLAMA, ("recompute-in-bubble",), {}, {"pp": 2, "vpp": 2}),
+    "experts, a stage ahead": (MOE, ("recompute-in-advance",), {}, {"pp": 2}),
+    "experts, weight gradients later": (MOE, ("nano-pipe", "recompute-in-advance"), {}, {"pp": 2, "vpp": 2}),
+    "experts, whole layers": (MOE, ("zero-bubble", "recompute"), FULL, {"pp": 2}),
+    "experts without a first product": (MOE, ("moe-zero-memory",), {"moe-zero-memory": {"level": "level1"}}, {"ep": 2}),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", AHEAD)
+def test_what_runs_beyond_the_model_is_recomputed_wherever_it_runs(pool: WorkerPool, case: str) -> None:
+    shape, features, settings, sizes = AHEAD[case]
+    found = count(pool, shape, "flash-attention", *features, settings=settings, ranks=2, **sizes)
+    assert found["flops.recomputed"] == found["flops.hardware"] - found["flops.model"] > 0
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("size", ["tp", "pp", "cp", "ep"])
 def test_a_layout_runs_what_one_process_runs(pool: WorkerPool, size: str) -> None:

@@ -5,7 +5,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed.features.tflops.meter import OperationCounter, StepMeter
-from mindspeed.features.tflops.recomputation import is_recomputing, recomputation, watched_functions
+from mindspeed.memory.checkpoint import Checkpoint
+from mindspeed.memory.recomputation import is_recomputing, recomputation, watched_functions
 
 PRODUCT = 2 * 3 * 4 * 4
 
@@ -30,6 +31,16 @@ def test_a_product_that_a_checkpoint_repeats_is_recomputed(product, reentrant: b
         checkpoint(lambda x: product(x, weight).sin(), x, use_reentrant=reentrant).sum().backward()
     assert (counter.executed, counter.recomputed) == (4 * PRODUCT, PRODUCT)
     assert "apply" in vars(torch.autograd.Function)
+
+
+def test_a_forward_pass_that_is_repeated_ahead_of_backward_is_recomputed() -> None:
+    x, weight = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    repeated = Checkpoint(lambda x: (x @ weight).sin(), (x,), None)
+    with OperationCounter() as counter:
+        y = repeated.run()
+        repeated.restore()
+        y.sum().backward()
+    assert (counter.executed, counter.recomputed) == (4 * PRODUCT, PRODUCT)
 
 
 def test_code_can_say_that_it_recomputes() -> None:
