@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -145,7 +146,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 def _refusal(option: str, values: list[str], known: Surface) -> Problem | None:
     """Return what Megatron's parser would say of an option and the words behind it."""
     if not option:
-        text, fix = f"no option is before {' '.join(values)}", Advice("give each value behind its option")
+        text, fix = f"no option is before {shlex.join(values)}", Advice("give each value behind its option")
         return Problem("MS114", text, where=COMMAND_LINE, fix=fix) if values else None
     fact = GivenValue(option, " ".join(values), COMMAND_LINE, option)
     argument = known.by_option.get(option)
@@ -162,14 +163,14 @@ def _refusal(option: str, values: list[str], known: Surface) -> Problem | None:
 def _wrong_value(argument: Argument, values: list[str]) -> tuple[str, str] | None:
     option = argument.options[0]
     if not argument.takes_value:
-        return (f"takes no value, and is followed by {' '.join(values)}", f"remove {' '.join(values)}") if values else None
+        return (f"takes no value, and is followed by {shlex.join(values)}", f"remove {shlex.join(values)}") if values else None
     count = argument.nargs if isinstance(argument.nargs, int) else None
     if not values and argument.nargs not in ("*", "?"):
         return "has no value", f"give {option} a value"
     if argument.nargs in (None, 1) and len(values) > 1:
-        return f"takes one value, not {' '.join(values)}", f"give {option} one value"
+        return f"takes one value, not {shlex.join(values)}", f"give {option} one value"
     if count is not None and len(values) != count:
-        return f"takes {count} values, not {' '.join(values)}", f"give {option} {count} values"
+        return f"takes {count} values, not {shlex.join(values)}", f"give {option} {count} values"
     for value in values:
         if argument.type in _KINDS and not _converts(_KINDS[argument.type], value):
             kind = "a whole number" if argument.type == "int" else "a number"

@@ -10,7 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.megatron_lm.shell_script import ShellCommand, Word, shell_commands
+from mindspeed.megatron_lm.shell_script import ShellCommand, Word, shell_commands, whole_number
+from mindspeed.megatron_lm.shell_words import MAX_CHARACTERS, ShellLimit
 from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, ResolutionError
 
@@ -49,13 +50,26 @@ def command_of_words(words: Sequence[str]) -> LaunchedCommand:
 
 def command_of_file(path: str | Path, environ: Mapping[str, str]) -> LaunchedCommand:
     """The training command of a shell script, or of a JSON file of a launcher. Raises ResolutionError with MS305 or MS301."""
+    return _only(iter(commands_of_file(path, environ)), str(path))
+
+
+def commands_of_file(path: str | Path, environ: Mapping[str, str]) -> list[LaunchedCommand]:
+    """Every training command of such a file."""
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        if not Path(path).is_file():
+            raise ResolutionError([_unreadable(str(path), "it is no file")])
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            text = file.read(MAX_CHARACTERS + 1)
+        commands = _commands_of_json(text, str(path)) if str(path).endswith(".json") else shell_commands(text, (), environ)
     except OSError as error:
-        problem = Problem("MS305", f"{path} cannot be read: {error.strerror or error}", where=str(path))
-        raise ResolutionError([problem]) from None
-    commands = _commands_of_json(text, str(path)) if str(path).endswith(".json") else shell_commands(text, (), environ)
-    return _only(_trainings(commands, str(path)), str(path))
+        raise ResolutionError([_unreadable(str(path), error.strerror or str(error))]) from None
+    except ShellLimit as limit:
+        raise ResolutionError([_unreadable(str(path), str(limit))]) from None
+    return list(_trainings(commands, str(path)))
+
+
+def _unreadable(path: str, reason: str) -> Problem:
+    return Problem("MS305", f"{path} cannot be read: {reason}", where=path)
 
 
 def training_commands(text: str, source: str) -> list[LaunchedCommand]:
@@ -98,12 +112,13 @@ def _world_size(launcher: Sequence[str]) -> int | None:
         name, equals, value = word.partition("=")
         options[name] = value if equals else after
     if (total := _first(options, _PROCESSES)) is not None:
-        return int(total) if total.isdigit() else None
+        return whole_number(total)
     per_node, nodes = _first(options, _PER_NODE), _first(options, _NODES) or "1"
     if per_node is None:
         is_single = bool(launcher) and launcher[0].rpartition("/")[2].startswith("python") and "-m" not in launcher
         return 1 if is_single else None
-    return int(per_node) * int(nodes) if per_node.isdigit() and nodes.isdigit() else None
+    counts = whole_number(per_node), whole_number(nodes)
+    return counts[0] * counts[1] if counts[0] is not None and counts[1] is not None else None
 
 
 def _first(options: Mapping[str, str], names: Sequence[str]) -> str | None:
@@ -114,9 +129,10 @@ def _commands_of_json(text: str, path: str) -> list[ShellCommand]:
     """The command of a JSON file: a list of words, or an object (as in ``launch.json``) with ``args`` and a ``program``."""
     try:
         data = json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ResolutionError([Problem("MS305", f"{path} is no JSON: {error}", where=path)]) from None
-    entries = data.get("configurations", [data]) if isinstance(data, dict) else [data]
+    found = data.get("configurations") if isinstance(data, dict) else None
+    entries = found if isinstance(found, list) else [data]
     return [ShellCommand(tuple(Word(word, _line(text, word)) for word in _words_of(entry))) for entry in entries]
 
 
@@ -126,8 +142,8 @@ def _words_of(entry: Any) -> list[str]:
     arguments: Any = next((entry[name] for name in ("args", "arguments", "command") if name in entry), [])
     if isinstance(arguments, dict):
         arguments = [word for name, value in arguments.items() for word in _option(name, value)]
-    elif isinstance(arguments, str):
-        arguments = arguments.split()
+    elif not isinstance(arguments, list):
+        arguments = str(arguments).split()
     program = entry.get("program") or entry.get("script")
     processes = entry.get("nproc_per_node") or entry.get("nproc")
     launcher = ["torchrun", "--nproc-per-node", str(processes)] if processes else ["python"] if program else []

@@ -14,7 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from mindspeed.megatron_lm.shell_words import Token, WordPart, tokens
+from mindspeed.megatron_lm.shell_words import ShellLimit, Token, WordPart, require_depth, tokens
+
+MAX_STEPS: Final = 2_000_000
+"""About the characters that all expansions of a script may give together."""
+_MAX_EXPRESSION: Final = 200
 
 Fragment = tuple[str, int]
 """Text and its line."""
@@ -40,7 +44,8 @@ class ShellCommand:
 def shell_commands(text: str, arguments: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> list[ShellCommand]:
     """Return the commands that a script would run with these arguments and variables, in order.
 
-    A loop counts once. A test that needs the machine, as for a file, counts as false.
+    A loop counts once. A test that needs the machine, as for a file, counts as false. Raises ShellLimit for a script that is
+    too large, nested too deeply, or takes too many steps.
     """
     shell = _Shell({name: [[(value, 0)]] for name, value in (environ or {}).items()}, tuple(arguments))
     shell.run(tokens(text))
@@ -66,6 +71,13 @@ class _Shell:
     frames: list[_Frame] = field(default_factory=list)
     unset: dict[str, None] = field(default_factory=dict)
     skip_next: bool = False
+    depth: int = 0
+    steps: int = 0
+
+    def _spend(self, steps: int, line: int) -> None:
+        self.steps += steps
+        if self.steps > MAX_STEPS:
+            raise ShellLimit(f"its expansions take more than {MAX_STEPS} steps, at line {line}")
 
     def run(self, script: Sequence[Token]) -> None:
         """Run the script command by command; the body of a function is passed over."""
@@ -96,6 +108,8 @@ class _Shell:
         """Run one simple command, and remember whether the next one is skipped."""
         skipped, self.skip_next = self.skip_next, False
         while command and self._keyword(command[0].plain, command):
+            self._spend(len(command), command[0].line)
+            require_depth(len(self.frames), command[0].line)
             command = command[1:]
         if not command or skipped:
             return
@@ -178,7 +192,7 @@ class _Shell:
                 if number:
                     words.append([])
                     is_word.append(part.quoted)
-                is_word[-1] |= part.quoted and part.kind == "text"
+                is_word[-1] |= part.quoted
                 for text, line in value:
                     for piece in [text] if whole else re.split(r"(\s+)", text):
                         if piece.isspace() and not whole:
@@ -194,6 +208,14 @@ class _Shell:
 
     def _part(self, part: WordPart) -> list[Value]:
         """Expand a part of a word to values: one, or those of an array."""
+        self.depth += 1
+        require_depth(self.depth, part.line)
+        values = self._values(part)
+        self.depth -= 1
+        self._spend(1 + sum(1 + len(text) for value in values for text, _ in value), part.line)
+        return values
+
+    def _values(self, part: WordPart) -> list[Value]:
         if part.kind == "text":
             return [[(part.text, part.line)]]
         if part.kind == "arithmetic":
@@ -213,9 +235,11 @@ class _Shell:
             return [[]]
         length, name, index, sign, operand = match.group("length", "name", "index", "operator", "operand")
         known = self._lookup(name)
-        values = [[]] if known is None else known if index in ("[@]", "[*]") or name in "@*" else known[:1]
-        if index and index[1:-1].isdigit() and known:
-            values = known[int(index[1:-1]) :][:1]
+        if index in ("[@]", "[*]") or name in "@*":
+            values = known or []
+        else:
+            at = whole_number((index or "[0]")[1:-1]) or 0
+            values = (known or [])[at : at + 1] or [[]]
         text = "".join(text for text, _ in self._joined(values, part.line))
         if length:
             return [[(str(len(known or []) if index else len(text)), part.line)]]
@@ -231,6 +255,7 @@ class _Shell:
             words = self._expanded(tokens(operand, part.line)) if is_given else []
             return [self._joined([[(word.text, word.line)] for word in words], part.line)]
         if sign in ("%", "%%", "#", "##"):
+            self._spend(len(text) ** 2 // 10, part.line)
             return [[(_trimmed(text, sign, operand), part.line)]]
         if known is None and name not in "@*":
             self.unset[name] = None
@@ -239,9 +264,10 @@ class _Shell:
     def _lookup(self, name: str) -> list[Value] | None:
         if name in "@*":
             return [[(text, 0)] for text in self.arguments]
-        if name.isdigit():
-            given = ("script.sh", *self.arguments)
-            return [[(given[int(name)], 0)]] if int(name) < len(given) else None
+        if name.isdecimal():
+            given: dict[int | None, str] = dict(enumerate(("script.sh", *self.arguments)))
+            number = whole_number(name)
+            return [[(given[number], 0)]] if number in given else None
         special = {"?": "0", "#": str(len(self.arguments))}
         return [[(special[name], 0)]] if name in special else self.values.get(name)
 
@@ -250,11 +276,13 @@ class _Shell:
             known = self._lookup(match.group(1))
             return "".join(text for text, _ in known[0]) if known else "0"
 
-        expression = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", value, part.text)
+        expression = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", value, part.text[:_MAX_EXPRESSION]).strip()
         try:
-            return str(_number(ast.parse(expression.strip(), mode="eval").body))
+            if len(part.text) <= _MAX_EXPRESSION and len(expression) <= _MAX_EXPRESSION:
+                return str(_number(ast.parse(expression, mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError, KeyError):
-            return f"$(({part.text}))".replace(" ", "")
+            pass
+        return f"$(({part.text}))".replace(" ", "")
 
     def _holds(self, command: list[Token]) -> bool:
         """Return whether a test holds; one that is not understood does not."""
@@ -272,11 +300,31 @@ class _Shell:
                 holds = bool(text)
             case [left, sign, right] if sign in _COMPARISONS:
                 holds = _COMPARISONS[sign](left, right)
-            case [left, sign, right] if sign in _NUMERIC and left.lstrip("-").isdigit() and right.lstrip("-").isdigit():
-                holds = _NUMERIC[sign](int(left), int(right))
+            case [left, sign, right] if sign in _NUMERIC:
+                numbers = whole_number(left), whole_number(right)
+                holds = None not in numbers and _NUMERIC[sign](*numbers)
             case _:
                 return False
         return holds != negated
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a text is, as bash reads it; None where it is none, or one of more than 18 digits."""
+    return int(text) if re.fullmatch(r"[-+]?[0-9]{1,18}", text) else None
+
+
+def _quotient(left: int, right: int) -> int:
+    """Divide as bash does, toward zero."""
+    quotient = abs(left) // abs(right)
+    return quotient if (left < 0) == (right < 0) else -quotient
+
+
+def _remainder(left: int, right: int) -> int:
+    return left - right * _quotient(left, right)
+
+
+def _power(left: int, right: int) -> int:
+    return pow(left, right, 1 << 64)
 
 
 _PARAMETER: Final = re.compile(
@@ -291,9 +339,9 @@ _CALCULATED: Final = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
+    ast.Div: _quotient,
+    ast.Mod: _remainder,
+    ast.Pow: _power,
 }
 
 
@@ -324,11 +372,14 @@ def _trimmed(text: str, sign: str, pattern: str) -> str:
 
 
 def _number(node: ast.AST) -> int:
+    """Calculate with the 64 bits of bash."""
     match node:
         case ast.Constant(value=int(value)):
-            return value
+            number = value
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_number(operand)
+            number = -_number(operand)
         case ast.BinOp(left=left, op=sign, right=right):
-            return int(_CALCULATED[type(sign)](_number(left), _number(right)))
-    raise ValueError("not a calculation")
+            number = _CALCULATED[type(sign)](_number(left), _number(right))
+        case _:
+            raise ValueError("not a calculation")
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -7,7 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+MAX_CHARACTERS: Final = 1_000_000
+MAX_DEPTH: Final = 50
+
 WordKind = Literal["text", "parameter", "arithmetic", "command"]
+
+
+class ShellLimit(ValueError):  # noqa: N818
+    """A script is too large, too deeply nested or too long to expand; its text names the limit."""
+
+
+def require_depth(depth: int, line: int) -> None:
+    """Refuse what is nested more deeply than any launch script. Raises ShellLimit."""
+    if depth > MAX_DEPTH:
+        raise ShellLimit(f"line {line} is nested more than {MAX_DEPTH} levels deep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +66,9 @@ _NAME: Final = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!]")
 
 
 def tokens(text: str, line: int = 1) -> list[Token]:
-    """Cut a script, or a piece of one that begins at ``line``."""
+    """Cut a script, or a piece of one that begins at ``line``. Raises ShellLimit."""
+    if len(text) > MAX_CHARACTERS:
+        raise ShellLimit(f"it has {len(text)} characters, more than {MAX_CHARACTERS}")
     return list(_Lexer(text, line).tokens())
 
 
@@ -64,7 +79,8 @@ class _Lexer:
         self.text, self.at, self.line = text, 0, line
         self.skipped_until: str | None = None
 
-    def tokens(self, end: str = "") -> Iterator[Token]:
+    def tokens(self, end: str = "", depth: int = 0) -> Iterator[Token]:
+        require_depth(depth, self.line)
         while self.at < len(self.text) and self.text[self.at] != end:
             found, line = _TOKEN.match(self.text, self.at), self.line
             if found is None:
@@ -75,7 +91,7 @@ class _Lexer:
                 yield Token("operator", line, text="\n")
                 self._skip_document()
             elif found["array"]:
-                elements = tuple(token for token in self.tokens(")") if token.kind == "word")
+                elements = tuple(token for token in self.tokens(")", depth + 1) if token.kind == "word")
                 yield Token("array", line, text=found["array"], elements=elements)
             elif found["heredoc"]:
                 self.skipped_until = found["heredoc"]
@@ -106,13 +122,14 @@ class _Lexer:
             else:
                 start, piece = self.line, self._go_to(found.end())
                 if found["single"]:
-                    parts += _lines(piece.removeprefix("'").removesuffix("'"), start)
+                    text = piece.removeprefix("'").removesuffix("'")
+                    parts += _lines(text, start) or [WordPart("text", "", start, quoted=True)]
                 elif not found["passed"]:
                     parts.append(WordPart("text", piece.removeprefix("\\"), start, quoted=bool(found["escaped"])))
         return Token("word", line, tuple(parts))
 
     def _quoted(self) -> list[WordPart]:
-        """The parts between double quotes, one for each line of text; an empty pair is one empty part."""
+        """The parts between double quotes, one for each line of text."""
         self.at += 1
         parts, text, line = [], "", self.line
         while (found := _INSIDE.match(self.text, self.at)) is not None:
@@ -125,7 +142,7 @@ class _Lexer:
             else:
                 text += found.group()[1:] if len(found.group()) == 2 and found.group()[0] == "\\" else found.group()
         self.at += 1
-        return [*parts, *_lines(text, line)]
+        return [*parts, *_lines(text, line)] or [WordPart("text", "", line, quoted=True)]
 
     def _expansion(self, quoted: bool) -> WordPart:
         line, at = self.line, self.at
@@ -145,18 +162,19 @@ class _Lexer:
 
 def _lines(text: str, line: int) -> list[WordPart]:
     """Quoted text as one part for each of its lines."""
-    return [WordPart("text", part, line + number, quoted=True) for number, part in enumerate(re.split(r"(?<=\n)", text))]
+    return [
+        WordPart("text", part, line + number, quoted=True) for number, part in enumerate(re.split(r"(?<=\n)", text)) if part
+    ]
 
 
 def _closing(text: str, at: int, opening: str, closing: str) -> int:
     """The position of the bracket that closes one before ``at``; ``$((`` is closed by the second of two."""
     depth = 2 if text[at - 2 : at] == "((" else 1
-    while at < len(text):
-        depth += (text[at] == opening) - (text[at] == closing)
+    for bracket in re.compile(f"[{re.escape(opening + closing)}]").finditer(text, at):
+        depth += 1 if bracket.group() == opening else -1
         if depth == 0:
-            return at
-        at += 1
-    return at
+            return bracket.start()
+    return len(text)
 
 
 def _or_end(position: int, text: str) -> int:

@@ -71,6 +71,21 @@ def test_what_megatrons_parser_would_refuse_is_a_problem(words, message):
     assert problem["fix"]
 
 
+def test_an_empty_word_is_shown_as_it_is_typed(tmp_path):
+    script = tmp_path / "pretrain.sh"
+    script.write_text(f'python pretrain_gpt.py {SIZES} --swiglu "$NONE" --lr 1 "$NONE"\n')
+    assert [(row["message"], row["fix"]) for row in problems_of("--script", str(script))] == [
+        ("--swiglu takes no value, and is followed by ''", "remove ''"),
+        ("--lr takes one value, not 1 ''", "give --lr one value"),
+    ]
+
+
+def test_the_arguments_of_a_script_are_none_unless_given(tmp_path):
+    script = tmp_path / "pretrain.sh"
+    script.write_text(f'python pretrain_gpt.py {SIZES} --swiglu "$@"\n')
+    assert run("check", "--script", str(script)).exit_code == 0
+
+
 def test_paths_to_fill_in_and_processes_that_nobody_gave_are_warnings(tmp_path):
     script = tmp_path / "pretrain.sh"
     script.write_text(

@@ -72,3 +72,37 @@ def test_a_file_without_a_training_command_is_a_problem(tmp_path, name, text):
     (problem,) = caught.value.problems
     assert problem.code in ("MS301", "MS305")
     assert str(tmp_path) in problem.where
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("deep.json", "[" * 100_000, "{path} is no JSON: "),
+        ("deep.sh", "run " + "${a:-" * 100, "{path} cannot be read: line 1 is nested more than 50 levels deep"),
+        ("long.sh", "#" * 2_000_000, "{path} cannot be read: it has 1000001 characters, more than 1000000"),
+        ("folder.sh", None, "{path} cannot be read: it is no file"),
+    ],
+)
+def test_a_file_that_goes_beyond_a_limit_is_a_problem(tmp_path, name, text, message):
+    path = tmp_path / name
+    path.write_text(text) if text is not None else path.mkdir()
+    with pytest.raises(ResolutionError) as caught:
+        command_of_file(path, {})
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.where) == ("MS305", str(path))
+    assert problem.message.startswith(message.format(path=path))
+
+
+@pytest.mark.parametrize(
+    "data", [5, None, [], {"args": 5}, {"configurations": 5}, {"configurations": [5, None]}, {"args": [None]}]
+)
+def test_json_that_is_no_command_is_a_problem(tmp_path, data):
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    with pytest.raises(ResolutionError, match="no command that runs a Python script"):
+        command_of_file(tmp_path / "a.json", {})
+
+
+def test_a_number_of_processes_that_is_none_is_unknown():
+    for count in ("²", "9" * 5000, "-"):
+        (command,) = training_commands(f"torchrun --nproc_per_node {count} {TRAIN}", "x.sh")
+        assert command.world_size is None

@@ -1,11 +1,15 @@
 """Launch scripts are read as bash would expand them, with the lines of their words."""
 
+import random
 import shutil
 import subprocess
+import time
+from contextlib import suppress
 
 import pytest
 
 from mindspeed.megatron_lm.shell_script import shell_commands
+from mindspeed.megatron_lm.shell_words import ShellLimit
 
 
 def words(script, *arguments, **environ):
@@ -32,6 +36,8 @@ SNIPPETS = [
     "cat <<EOF\n$A 'quoted\nEOF\nshow after",
     "f() {\n show inside\n}\nshow outside",
     "show a\\ b a'b'c\"d\" --x=$((1+1)) --y='1 2'",
+    'show a "$@" b $@ "${NONE[@]}" "$NONE" c; A=(); show "${A[@]}" "x${A[@]}"',
+    "show $((9**9**9)) $((-7/2)) $((-7%3)) $((7/-2)) $((2**62*4)) $((9223372036854775807+1))",
     "set -- one 'two three'; show done",
     "show a#b '#c' --d#",
 ]
@@ -86,3 +92,47 @@ def test_what_bash_would_refuse_does_not_break_the_reader(script):
 def test_a_blank_that_bash_does_not_split_at_is_part_of_its_word(blank: str) -> None:
     (command,) = shell_commands(f"python a{blank}b c")
     assert [word.text for word in command.words] == ["python", f"a{blank}b", "c"]
+
+
+LIMITS = {
+    "doubled": ("A=x\n" + 'A="$A $A"\n' * 40, "its expansions take more than 2000000 steps, at line"),
+    "nested expansions": ("run " + "${a:-" * 20_000, "line 1 is nested more than 50 levels deep"),
+    "closed expansions": ("run " + "${a:-" * 20_000 + "}" * 20_000, "line 1 is nested more than 50 levels deep"),
+    "nested arrays": ("A=(" * 20_000, "line 1 is nested more than 50 levels deep"),
+    "nested conditions": ("if\n" * 20_000, "line 51 is nested more than 50 levels deep"),
+    "words of the grammar": ("! " * 50_000, "its expansions take more than 2000000 steps, at line 1"),
+    "a long text trimmed": ("A=" + "a" * 100_000 + "\necho ${A%%*b}", "its expansions take more than 2000000 steps, at line 2"),
+    "a large script": ("#" * 1_000_001, "it has 1000001 characters, more than 1000000"),
+}
+
+
+@pytest.mark.budget(30)
+@pytest.mark.parametrize("name", LIMITS)
+def test_what_would_take_for_ever_is_refused_with_its_limit(name: str) -> None:
+    script, message = LIMITS[name]
+    started = time.process_time()
+    with pytest.raises(ShellLimit) as caught:
+        shell_commands(script)
+    assert str(caught.value).startswith(message)
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("expression", ["1+" * 20_000 + "1", "-" * 201 + "1", "1" * 5000, "²+1"])
+def test_a_calculation_that_is_none_or_too_long_stays_as_it_is_written(expression: str) -> None:
+    assert words(f"A={expression}; show $(({expression}))") == [["show", f"$(({expression}))"]]
+    assert len(words(f"A={expression}; show $((A))")) == 1
+
+
+def test_numbers_that_only_python_knows_are_no_numbers() -> None:
+    assert words("A=(x y); if [ ² -gt 1 ]; then show a; else show b ${A[²]}; fi; show ${" + "9" * 5000 + "}") == [
+        ["show", "b", "x"],
+        ["show"],
+    ]
+
+
+def test_random_bytes_are_read_to_their_end_or_refused() -> None:
+    for seed in range(20):
+        noise = random.Random(seed).randbytes(5_000 if seed else 100_000).decode("utf-8", "replace")
+        for script in (noise, noise.translate(str.maketrans("", "", "'\"`"))):
+            with suppress(ShellLimit):
+                shell_commands(script, ("a",), {"HOME": "/"})
