@@ -57,6 +57,8 @@ def _print(verdict: Verdict) -> None:
     print_table(("compared", "checks", "largest difference", "allowed", "worst"), rows)
     proof = verdict.proof
     click.echo("sizes: " + ", ".join(f"{name} {size}" for name, size in proof.world.items()))
+    if proof.note:
+        click.echo(f"note: {proof.note}")
     for name, places in proof.sites_reached.items():
         click.echo(f"{name} reached: " + ", ".join(f"{place} ({count}x)" for place, count in places.items()))
     for kind, (before, after) in proof.bytes.items():

@@ -73,6 +73,6 @@ def with_linear_layers(spec: Any, column: type, row: type) -> Any:
 
 
 def missing_linear_layers(feature: Feature[Any], spec: Any, config: Any) -> Iterator[str]:
-    """Say that a block's spec has none of Megatron's linear layers."""
-    if with_linear_layers(spec, ColumnLinear, RowLinear) is spec:
+    """Say that a block's spec has none of Megatron's linear layers; one without layers has none to exchange."""
+    if getattr(spec, "layer_specs", None) != [] and with_linear_layers(spec, ColumnLinear, RowLinear) is spec:
         yield "no layer of the model is Megatron's ColumnParallelLinear or RowParallelLinear"

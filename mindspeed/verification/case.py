@@ -10,21 +10,23 @@ from mindspeed import registry
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.job.world import PARALLEL_SIZES, World
+from mindspeed.job.world import PARALLEL_SIZES, UnknownValue, World
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.conditions import obstacle
-from mindspeed.plugins.constraints import Requires
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.feature import FeatureSpec, Numerics
+from mindspeed.plugins.feature import FeatureArgs, FeatureSpec, Numerics
 from mindspeed.plugins.problems import ResolutionError
 from mindspeed.verification.shape import SHAPES, Recipe
+from mindspeed.verification.surroundings import Surroundings, required_by, surroundings_of
 
 DROPOUT: Final = 0.1
 """For features that claim equal bits and leave the layout alone: both runs must then draw the same masks."""
-PROCESSES: Final = (1, 2, 4)
+PROCESSES: Final = (1, 2, 4, 8)
 """Numbers of processes that are tried in turn when the caller gives none."""
 DEFAULT_SIZE: Final = 2
 """Of every parallel size that a feature under test owns and nobody gave."""
+_CONFLICTS: Final = ("MS201", "MS202", "MS203", "MS206", "MS212")
+"""Codes of contradictions between features that were requested."""
 _CLAIMS: Final = ("exact", "reordered", "approximate")
 
 
@@ -34,7 +36,8 @@ class VerificationCase:
 
     ``features`` are the names under test. The baseline is unmodified Megatron in one process, unless the caller put
     features also, or those under test claim equal bits and leave the layout alone: then it has the same layout. A feature
-    that trains another model is on both sides, in the baseline by its reference.
+    that trains another model is on both sides, in the baseline by its reference. ``note`` says which of the surroundings that
+    the features declare are missing.
     """
 
     features: tuple[str, ...]
@@ -42,6 +45,7 @@ class VerificationCase:
     baseline: ActivationPlan
     recipe: Recipe
     numerics: Numerics
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +59,14 @@ class CaseRequest:
     environment: Environment | None
     known: Catalog
     options: Mapping[str, Any]
+    beside: tuple[str, ...] = ()
+    note: str = ""
 
-    @property
-    def surrounded(self) -> CaseRequest:
-        """The same request in the surroundings that its features declare; what was given wins over them."""
-        declared = {name: self.known.feature(name).spec.verify_with for name in self.features if name in self.known.usable}
-        layers = [Layer(f"declared by {name}", settings=d.settings, world=d.world) for name, d in declared.items()]
-        also = (name for d in declared.values() for name in d.features if name not in self.features)
-        return replace(self, layers=(*layers, *self.layers), also=tuple(dict.fromkeys((*self.also, *also))))
+    def within(self, surroundings: Surroundings) -> CaseRequest:
+        """The same request in these surroundings; what was given wins over them."""
+        also = tuple(dict.fromkeys((*self.also, *surroundings.both)))
+        layers = (*surroundings.layers, *self.layers)
+        return replace(self, layers=layers, also=also, beside=surroundings.tested, note=surroundings.note)
 
     @property
     def world(self) -> dict[str, Any]:
@@ -71,14 +75,17 @@ class CaseRequest:
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """The numbers of processes to try, the one that was given alone."""
-        count = self.nproc or self.world.get("world_size")
-        return (count,) if count else PROCESSES
+        """The numbers of processes to try: the one that was given alone, else those that the sizes divide."""
+        if count := self.nproc or self.world.get("world_size"):
+            return (count,)
+        sizes = dict.fromkeys(PARALLEL_SIZES, 1) | self.default_sizes | self.given_sizes
+        whole, experts = sizes["tp"] * sizes["cp"] * sizes["pp"], sizes["ep"] * sizes["pp"]
+        return tuple(count for count in PROCESSES if count % whole == count % experts == 0) or PROCESSES[-1:]
 
     @property
     def tested(self) -> list[FeatureSpec]:
         """Select the features under test: the named ones and what they require, without what both runs have."""
-        names = required_by(self.features, self.known) - required_by(self.also, self.known)
+        names = required_by((*self.features, *self.beside), self.known) - required_by(self.also, self.known)
         return [self.known.feature(name).spec for name in sorted(names)]
 
     @property
@@ -96,13 +103,32 @@ class CaseRequest:
         """Parallel sizes that these features and their requirements own."""
         return [size for name in required_by(names, self.known) for size in self.known.feature(name).spec.sizes]
 
+    @property
+    def default_sizes(self) -> dict[str, int]:
+        """The parallel sizes under test that nobody gave."""
+        names = (*self.also, *self.beside, *self.features)
+        return {size: DEFAULT_SIZE for size in self.sizes_of(names) if size != "dp" and not self._given(size)}
+
+    @property
+    def given_sizes(self) -> dict[str, int]:
+        """The parallel sizes that were given as such, or as the setting of the feature that owns them."""
+        found = {size: int(self.world[size]) for size in PARALLEL_SIZES if self.world.get(size)}
+        settings: dict[str, dict[str, Any]] = {}
+        for layer in self.layers:
+            for owner, values in layer.settings.items():
+                settings[owner] = {**settings.get(owner, {}), **values}
+        for owner, values in settings.items():
+            sizes = self.known.feature(owner).spec.sizes if owner in self.known.usable else {}
+            found |= {size: int(values[name]) for size, name in sizes.items() if name and isinstance(values.get(name), int)}
+        return found
+
     def unrequested_level1(self, names: Iterable[str]) -> tuple[str, ...]:
         """Features that level 1 would add by itself, and that none of these may require."""
         invited = required_by(names, self.known, perhaps=True)
         return tuple(name for name in self.known.usable if self.known.feature(name).spec.level == 1 and name not in invited)
 
     def recipes(self) -> Iterator[Recipe]:
-        """A recipe for each tiny model, in the order of preference; a request for experts takes the one that has them."""
+        """A recipe for each tiny model, in the order of preference; a request for experts takes one that has them."""
         settings = {name: self.world[name] for name in ("dtype", "micro_batch_size", "global_batch_size") if name in self.world}
         sparse = bool(self.world.get("num_experts"))
         for shape in (shape for shape in SHAPES if shape.num_experts or not sparse):
@@ -112,9 +138,8 @@ class CaseRequest:
 
     def plan(self, recipe: Recipe, world_size: int) -> ActivationPlan:
         """The plan with everything. Raises ResolutionError."""
-        names = (*self.also, *self.features)
-        sizes = {size: DEFAULT_SIZE for size in self.sizes_of(names) if size != "dp" and not self._given(size)}
-        low = Layer("chosen by verify", world={**recipe.world(), **sizes, "world_size": world_size})
+        names = (*self.also, *self.beside, *self.features)
+        low = Layer("chosen by verify", world={**recipe.world(), **self.default_sizes, "world_size": world_size})
         high = Layer("under test", features=names, without=self.unrequested_level1(names))
         return registry.resolve([low, *self.layers, high], self.environment)
 
@@ -137,15 +162,42 @@ class CaseRequest:
         )
         return registry.resolve([layer], self.environment)
 
+    def obstacles(self, recipe: Recipe) -> int:
+        """The number of features that a model alone keeps from their work; a value that is not known yet keeps none."""
+        names = required_by((*self.also, *self.beside, *self.features), self.known)
+        sizes = {"world_size": self.processes[0], **self.default_sizes, **self.given_sizes}
+        world = World({**recipe.world(), **sizes, **self.world})
+        return sum(self._is_hindered(self.known.feature(name).spec, self._args(name), world) for name in names)
+
     def is_applicable(self, plan: ActivationPlan) -> bool:
         """Return whether every feature fits the plan's model and, unless the processes are given, has ranks to work on."""
         for planned in plan.features:
             feature = self.known.feature(planned.name)
-            if obstacle(feature.spec.constraints, planned.name, feature.Args(**planned.args), plan.world) is not None:
+            if self._is_hindered(feature.spec, feature.Args(**planned.args), plan.world):
                 return False
             if len(self.processes) > 1 and any(getattr(plan.world, size) == 1 for size in feature.spec.sizes):
                 return False
         return True
+
+    def _is_hindered(self, spec: FeatureSpec, args: FeatureArgs | None, world: World) -> bool:
+        """Return whether a condition on the feature alone fails; one that declares it idle hinders nothing."""
+        if args is None:
+            return False
+        try:
+            found = obstacle(spec.constraints, spec.name, args, world)
+        except UnknownValue:
+            return False
+        return found is not None and found.condition.otherwise != "idle"
+
+    def _args(self, name: str) -> FeatureArgs | None:
+        """The arguments of a feature by what was given; None where these are refused."""
+        values: dict[str, Any] = {}
+        for layer in self.layers:
+            values |= layer.settings.get(name, {})
+        try:
+            return self.known.feature(name).Args(**values)
+        except ValueError:
+            return None
 
     def _given(self, size: str) -> bool:
         owner, argument = self.known.owners[size]
@@ -167,11 +219,23 @@ def build_case(
     What is not given is chosen: the surroundings that the features declare where these are possible, sizes under test
     are 2, model and number of processes the first that suit.
     """
-    request = CaseRequest(tuple(features), tuple(layers), tuple(also), nproc, environment, registry.catalog(), options or {})
-    try:
-        return _first_case(request.surrounded)
-    except ResolutionError:
-        return _first_case(request)
+    known = registry.catalog()
+    request = CaseRequest(tuple(features), tuple(layers), tuple(also), nproc, environment, known, options or {})
+    refused: list[ResolutionError] = []
+    for surroundings in surroundings_of(request.features, known):
+        try:
+            return _first_case(request.within(surroundings))
+        except ResolutionError as error:
+            refused.append(error)
+            if _is_unavoidable(error, request):
+                break
+    raise refused[0]
+
+
+def _is_unavoidable(error: ResolutionError, request: CaseRequest) -> bool:
+    """Return whether the features under test contradict one another, whatever is around them."""
+    names = {*request.features, *required_by(request.features, request.known)}
+    return any(problem.code in _CONFLICTS and names.issuperset(problem.features) for problem in error.problems)
 
 
 def with_few_micro_batches(world: World) -> Layer:
@@ -184,7 +248,9 @@ def _first_case(request: CaseRequest) -> VerificationCase:
     """The case of the first model and number of processes that suit. Raises ResolutionError when none does."""
     refused: list[ResolutionError] = []
     second_best: tuple[ActivationPlan, Recipe] | None = None
-    for recipe in request.recipes():
+    recipes = list(request.recipes())
+    hindered = [request.obstacles(recipe) for recipe in recipes]
+    for recipe in (recipe for recipe, count in zip(recipes, hindered, strict=True) if count == min(hindered)):
         for count in request.processes:
             try:
                 plan = request.plan(recipe, count)
@@ -195,21 +261,17 @@ def _first_case(request: CaseRequest) -> VerificationCase:
                 return _case(request, plan, recipe)
             second_best = second_best or (plan, recipe)
     if second_best is None:
-        raise min(refused, key=lambda error: (any(found.code == "MS302" for found in error.problems), len(error.problems)))
+        raise _shared_refusal(refused)
     return _case(request, *second_best)
 
 
-def required_by(names: Iterable[str], known: Catalog, perhaps: bool = False) -> frozenset[str]:
-    """These features and all that they always require, or with ``perhaps`` may require, as far as they are known."""
-    found: set[str] = set()
-    todo = [name for name in names if name in known.usable]
-    while todo:
-        name = todo.pop()
-        found.add(name)
-        constraints: Iterable[Any] = known.feature(name).spec.constraints
-        required = (c.name for c in constraints if isinstance(c, Requires) and (perhaps or c.when is None))
-        todo += [name for name in required if name not in found]
-    return frozenset(found)
+def _shared_refusal(refused: Sequence[ResolutionError]) -> ResolutionError:
+    """The problems that no model and no number of processes avoids; else those of the try that has fewest."""
+    first, *others = refused
+    known = [{(found.code, found.message) for found in error.problems} for error in others]
+    if shared := [found for found in first.problems if all((found.code, found.message) in texts for texts in known)]:
+        return ResolutionError(shared)
+    return min(refused, key=lambda error: (any(found.code == "MS302" for found in error.problems), len(error.problems)))
 
 
 def _case(request: CaseRequest, plan: ActivationPlan, recipe: Recipe) -> VerificationCase:
@@ -221,4 +283,4 @@ def _case(request: CaseRequest, plan: ActivationPlan, recipe: Recipe) -> Verific
         ragged=arguments.get("variable_seq_lengths", False),
         adam=any(implements(request.known.feature(spec.name), "resting") for spec in request.tested),
     )
-    return VerificationCase(request.features, plan, request.baseline(plan, recipe), recipe, request.numerics)
+    return VerificationCase(request.features, plan, request.baseline(plan, recipe), recipe, request.numerics, request.note)

@@ -13,14 +13,18 @@ from mindspeed.diagnostics.job_memory import options_of, stages_of
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.plugins import Category
 from mindspeed.plugins.answers import implements
+from mindspeed.plugins.conditions import obstacle
 from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.verification.case import VerificationCase, required_by
+from mindspeed.verification.case import VerificationCase
 from mindspeed.verification.comparison import ComparisonResult, Tolerances, compare, zero_or_not_finite
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.record import RankResult
+from mindspeed.verification.surroundings import required_by
 
 _BYTES_OF: Final = "bytes of "
 _BYTES: Final = 0.01
+IDLE: Final = "idle of "
+"""How the row of a feature begins that has nothing to do beside the others."""
 _KEPT: Final = {
     "saved activations": ("activations.device", "activations"),
     "saved activations on the host": ("activations.host", "swapped"),
@@ -36,13 +40,15 @@ class VerificationDetails:
 
     ``sites_reached`` maps ``feature`` to ``{site or hook: calls}``; ``bytes`` has the bytes sent per kind of collective
     and the bytes that activations and the optimizer keep, each as ``[baseline, feature]`` on the rank that has most.
-    ``formula`` is what the declarations of the features foretell of these, where they change them.
+    ``formula`` is what the declarations of the features foretell of these, where they change them. ``note`` says which of the
+    surroundings that the features declare are missing.
     """
 
     world: dict[str, Any]
     sites_reached: dict[str, dict[str, int]]
     bytes: dict[str, tuple[int, int]]
     formula: dict[str, tuple[int, int]] = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +96,15 @@ def missing_effects(
 ) -> Iterator[ComparisonResult]:
     """A failing check for every feature under test that left no trace.
 
-    A feature whose group has one rank has nothing to do: a row, unless that holds for every feature under test.
+    A feature that has nothing to do gets a row, unless that holds for every feature under test.
     """
     known = registry.catalog()
     before, after = baseline[0].settings, feature[0].settings
-    idle = {name: sizes for name in case.features if (sizes := _sizes_of_one(name, feature[0]))}
+    idle = {name: reason for name in case.features if (reason := _why_idle(name, case.plan, feature[0]))}
     for name in case.features:
         if name in idle:
             all_idle = len(idle) == len(case.features)
-            reason = f"the group of {', '.join(idle[name])} has one rank"
-            yield _failed(name, reason) if all_idle else ComparisonResult(f"idle of {name}: {reason}", 0.0, 0.0)
+            yield _failed(name, idle[name]) if all_idle else ComparisonResult(f"{IDLE}{name}: {idle[name]}", 0.0, 0.0)
             continue
         spec = known.feature(name).spec
         called = {place for record in feature for place, count in record.reached.get(name, {}).items() if count}
@@ -117,7 +122,7 @@ def missing_effects(
         phases = {planned.patch.phase for planned in case.plan.patches if planned.owner == name and not planned.skipped}
         if phases == {"checkpoint"}:
             reason = "it acts when a checkpoint is written, and verification writes none"
-            yield ComparisonResult(f"idle of {name}: {reason}", 0.0, 0.0)
+            yield ComparisonResult(f"{IDLE}{name}: {reason}", 0.0, 0.0)
         elif arguments:
             yield _failed(name, "the configuration that reached the model equals the baseline's")
         elif not spec.sizes:
@@ -142,6 +147,16 @@ def _saves_bytes(case: VerificationCase) -> bool:
     """Return whether fewer bytes are what all features under test are for; poison keeps the place of what is away."""
     poisoned = any(planned.args.get("poison") for planned in case.plan.base)
     return not poisoned and all(registry.catalog().feature(name).spec.category is Category.MEMORY for name in case.features)
+
+
+def _why_idle(name: str, plan: ActivationPlan, record: RankResult) -> str:
+    """Say why a feature has nothing to do: its group has one rank, or a condition declares it; else ''."""
+    if sizes := _sizes_of_one(name, record):
+        return f"the group of {', '.join(sizes)} has one rank"
+    feature = registry.catalog().feature(name)
+    planned = next(planned for planned in plan.features if planned.name == name)
+    found = obstacle(feature.spec.constraints, name, feature.Args(**planned.args), plan.world)
+    return found.message if found is not None and found.condition.otherwise == "idle" else ""
 
 
 def _sizes_of_one(name: str, record: RankResult) -> list[str]:
@@ -176,7 +191,7 @@ def _details(case: VerificationCase, baseline: Sequence[RankResult], feature: Se
     moved |= {kind: sizes for kind, sizes in kept.items() if any(sizes)}
     world = {"world_size": case.plan.world.world_size, **feature[0].sizes}
     reached_by = {name: dict(places) for name, places in sorted(reached.items())}
-    return VerificationDetails(world, reached_by, moved, _foretold(case))
+    return VerificationDetails(world, reached_by, moved, _foretold(case), case.note)
 
 
 def _largest(of: Callable[[Any], int], baseline: Iterable[Any], feature: Iterable[Any]) -> tuple[int, int]:

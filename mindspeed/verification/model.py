@@ -83,11 +83,13 @@ _DESCENT: Final[dict[str, Any]] = {
     "weight_decay": 0.0,
     "clip_grad": 0.0,
 }
+_ADAM: Final = {"lr": 2e-3, "weight_decay": 0.1, "clip_grad": 1.0, "adam_eps": 1e-3}
+"""Epsilon is well above the rounding of a gradient, of which a smaller one would make a step where the gradient is zero."""
 
 
 def build_optimizer(chunks: list[DistributedDataParallel], adam: bool = False) -> Any:
     """Megatron's optimizer, set to steepest descent without clipping or decay; or plain Adam with both."""
-    values = {"lr": 1e-2, "weight_decay": 0.1, "clip_grad": 1.0} if adam else _DESCENT
+    values = _ADAM if adam else _DESCENT
     model = chunks[0].config
     config = OptimizerConfig(optimizer="adam", **values, bf16=model.bf16, params_dtype=model.params_dtype)
     return get_megatron_optimizer(config, chunks)

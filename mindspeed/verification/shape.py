@@ -88,7 +88,19 @@ LLAMA: Final = GptShape(
     tied_embeddings=False,
 )
 MOE: Final = replace(LLAMA, name="moe", num_experts=4, ffn_hidden_size=32)
-SHAPES: Final = (GPT, LLAMA, MOE)
+SHAPES: Final = (
+    GPT,
+    LLAMA,
+    MOE,
+    replace(LLAMA, name="llama-learned", rotary=False),
+    replace(MOE, name="moe-learned", rotary=False),
+    replace(MOE, name="moe-grouped", grouped_experts=True),
+    replace(MOE, name="moe-grouped-learned", grouped_experts=True, rotary=False),
+    replace(LLAMA, name="llama-tied", tied_embeddings=True),
+    replace(GPT, name="gpt-untied", tied_embeddings=False),
+    replace(LLAMA, name="mla", num_query_groups=4, multi_latent_attention=True),
+    replace(LLAMA, name="mtp", mtp_num_layers=1),
+)
 """In the order in which a feature tries them: the first to which it applies is taken."""
 
 

@@ -114,10 +114,88 @@ def test_what_is_given_wins_over_the_surroundings_that_a_feature_declares() -> N
     assert case.plan.world.cp == 8
 
 
-def test_a_feature_is_verified_without_its_surroundings_where_these_are_impossible() -> None:
-    case = asked("ring-attention-update", "kv-allgather-cp")
-    assert "ring-attention" not in case.plan.names
-    assert case.plan.world.cp == 2
+@pytest.mark.parametrize(
+    ("features", "present", "missing", "note"),
+    [
+        (
+            ("ring-attention-update", "kv-allgather-cp"),
+            "kv-allgather-cp",
+            "ring-attention",
+            "ring-attention-update is verified without ring-attention",
+        ),
+        (
+            ("ampipe", "moe-alltoall-dispatcher"),
+            "moe-alltoall-overlap",
+            "deepspeed-moe",
+            "ampipe is verified without deepspeed-moe, with moe-alltoall-overlap",
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_feature_is_verified_without_surroundings_that_the_others_exclude_and_says_so(
+    features: tuple[str, ...], present: str, missing: str, note: str
+) -> None:
+    case = asked(*features)
+    assert present in case.plan.names
+    assert missing not in case.plan.names
+    assert case.note == note
+
+
+def test_a_setting_that_the_others_exclude_is_left_out_and_the_note_says_so() -> None:
+    case = asked("activation-recompute", "moe-shared-experts")
+    assert case.note == "moe-shared-experts is verified without moe-shared-experts.overlap=True"
+    (experts,) = [planned.args for planned in case.plan.features if planned.name == "moe-shared-experts"]
+    assert (experts["count"], experts["overlap"]) == (1, False)
+
+
+@pytest.mark.parametrize("features", [("coc", "tensor-parallel"), ("dynamic-shapes", "nano-pipe")], ids=" ".join)
+def test_what_one_member_is_compared_without_is_in_the_baseline_of_no_other(features: tuple[str, ...]) -> None:
+    case = asked(*features)
+    assert (case.baseline.names, layout(case)) == ((), (1, 2))
+    assert case.numerics.claim == "reordered"
+
+
+def test_of_the_numbers_that_members_declare_the_greatest_counts() -> None:
+    case = asked("noop-layers", "coc")
+    assert (case.plan.world.num_layers, case.plan.world.seq_length, case.plan.world.world_size) == (3, 32, 4)
+
+
+def test_more_processes_are_taken_where_the_sizes_need_them() -> None:
+    case = asked("hybrid-attention", "tensor-parallel")
+    assert (case.plan.world.tp, case.plan.world.cp, case.plan.world.world_size) == (2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("features", "model"),
+    [
+        (("alibi", "moe-load-report"), "moe-learned"),
+        (("alibi", "moe-grouped-gemm"), "moe-grouped-learned"),
+        (("alibi", "rms-norm"), "llama-learned"),
+        (("tensor-parallel", "moe-grouped-gemm"), "moe-grouped"),
+    ],
+    ids=str,
+)
+def test_the_model_suits_all_members(features: tuple[str, ...], model: str) -> None:
+    assert asked(*features).recipe.shape.name == model
+
+
+@pytest.mark.parametrize(
+    ("features", "refusal"),
+    [
+        (("alibi", "rotary-embedding"), "MS304 rotary-embedding: the positions of the model are not rotary"),
+        (
+            ("deepspeed-moe", "moe-tp-extend-ep"),
+            "MS202 deepspeed-moe and moe-tp-extend-ep exclude each other, because the layer has transfers of its own, of equal "
+            "size on every rank",
+        ),
+    ],
+    ids=str,
+)
+def test_a_refusal_is_what_no_model_and_no_number_of_processes_avoids(features: tuple[str, ...], refusal: str) -> None:
+    with pytest.raises(ResolutionError) as error:
+        asked(*features)
+    (problem,) = error.value.problems
+    assert f"{problem.code} {problem.message}" == refusal
 
 
 def test_a_request_that_no_model_suits_says_why() -> None:

@@ -18,10 +18,12 @@ from mindspeed.plugins import (
     FeatureSpec,
     Field,
     GiveSetting,
+    RemoveFeature,
     RequiresCapability,
     SettingsError,
     Slot,
     World,
+    condition,
     hookimpl,
 )
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
@@ -63,6 +65,21 @@ def _needs_capability(args: SharedAttentionMaskArgs, world: World) -> bool:
     return args.kind != "causal" and bool(world.cp > 1)
 
 
+def _is_causal(args: SharedAttentionMaskArgs, world: World) -> bool:
+    return args.kind == "causal"
+
+
+@condition(
+    "cp is {world.cp}, and context parallelism computes the causal mask itself; only the data loader makes none",
+    fix=(RemoveFeature(),),
+    when=_is_causal,
+    otherwise="idle",
+)
+def one_rank_has_the_sequence(args: SharedAttentionMaskArgs, world: World) -> bool:
+    """Check that layers ask for a mask."""
+    return bool(world.cp == 1)
+
+
 class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
     """Share one attention mask among all layers and micro-batches.
 
@@ -74,6 +91,7 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
         category=Category.MEMORY,
         constraints=(
             NO_TRANSFORMER_ENGINE_LAYERS,
+            one_rank_has_the_sequence,
             After("flash-attention"),
             After("alibi"),
             RequiresCapability(

@@ -11,12 +11,13 @@ from typing import Any
 
 from mindspeed import registry
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
-from mindspeed.verification.case import VerificationCase, required_by
+from mindspeed.verification.case import VerificationCase
 from mindspeed.verification.comparison import ComparisonResult
-from mindspeed.verification.harness import Verdict, verify
+from mindspeed.verification.harness import IDLE, Verdict, verify
 from mindspeed.verification.matrix.cases import MatrixCase
 from mindspeed.verification.matrix.reach import Sources
 from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.surroundings import required_by
 
 HARNESS = ("MS604", "MS607")
 """Codes of a run that ended or a claim that does not hold; every other code is a feature that refuses."""
@@ -110,6 +111,8 @@ def _of_verdict(case: MatrixCase, built: VerificationCase, verdict: Verdict) -> 
         rows = [row.text for row in built.plan.rows if row.feature in stepped_aside]
         reason = "; ".join(rows) or f"{', '.join(stepped_aside)} is not active"
         result = replace(result, outcome=CaseOutcome.IDLE, reason=reason)
+    elif idle := [check.what for check in verdict.checks if check.what.startswith(IDLE)]:
+        result = replace(result, outcome=CaseOutcome.IDLE, reason="; ".join(idle))
     return _about(built, result)
 
 

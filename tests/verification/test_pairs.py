@@ -1,0 +1,63 @@
+"""Sets of features in the surroundings that they declare: what one does for another is no lost effect, and all hold."""
+
+import pytest
+
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.verification.case import build_case
+from mindspeed.verification.comparison import ComparisonResult
+from mindspeed.verification.harness import Verdict, verify
+from mindspeed.verification.pool import WorkerPool
+from tests.verification.test_verification import each_long_but
+
+PAIRS = [
+    ("dynamic-shapes nano-pipe",),
+    ("alibi moe-alltoall-overlap",),
+    ("alibi ring-attention-update",),
+    ("ampipe moe-alltoall-dispatcher",),
+    ("activation-recompute moe-shared-experts",),
+    ("adaptive-recompute moe-grouped-gemm",),
+    ("coc noop-layers",),
+    ("coc tensor-parallel",),
+    ("dynamic-shapes recompute-in-advance",),
+    ("dynamic-shapes recompute-in-bubble",),
+    ("hybrid-attention tensor-parallel",),
+    ("moe-grouped-gemm tensor-parallel",),
+    ("reuse-fp32-param tensor-parallel",),
+    ("swap-optimizer distributed-optimizer",),
+    ("swap-optimizer tensor-parallel",),
+    ("swap-optimizer tensor-parallel-2d",),
+    ("tensor-parallel-2d noop-layers",),
+]
+
+
+def verdict_of(names: str, pool: WorkerPool) -> Verdict:
+    return verify(build_case(names.split(), [Layer("test", platform="cpu")]), pool)
+
+
+@pytest.mark.parametrize("names", each_long_but(1, PAIRS))
+def test_features_hold_together_without_any_option(pool: WorkerPool, names: str) -> None:
+    assert [str(problem) for problem in verdict_of(names, pool).problems] == []
+
+
+@pytest.mark.parametrize(
+    ("names", "idle"),
+    each_long_but(
+        1,
+        [
+            (
+                "flash-attention ring-attention",
+                "flash-attention: cp is 2, and the algorithm of context parallelism has a core attention that calls the same "
+                "operator",
+            ),
+            (
+                "ring-attention shared-attention-mask",
+                "shared-attention-mask: cp is 2, and context parallelism computes the causal mask itself; only the data loader "
+                "makes none",
+            ),
+        ],
+    ),
+)
+def test_an_effect_that_another_feature_takes_over_is_a_row(pool: WorkerPool, names: str, idle: str) -> None:
+    verdict = verdict_of(names, pool)
+    assert verdict.holds
+    assert ComparisonResult(f"idle of {idle}", 0.0, 0.0) in verdict.checks
