@@ -17,7 +17,7 @@ from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import FeatureArgs, FeatureSpec, Numerics
 from mindspeed.plugins.problems import ResolutionError
 from mindspeed.verification.shape import SHAPES, Recipe
-from mindspeed.verification.surroundings import Surroundings, required_by, surroundings_of
+from mindspeed.verification.surroundings import DeclaredSurroundings, required_by, surroundings_of
 
 DROPOUT: Final = 0.1
 """For features that claim equal bits and leave the layout alone: both runs must then draw the same masks."""
@@ -62,7 +62,7 @@ class CaseRequest:
     beside: tuple[str, ...] = ()
     note: str = ""
 
-    def within(self, surroundings: Surroundings) -> CaseRequest:
+    def within(self, surroundings: DeclaredSurroundings) -> CaseRequest:
         """The same request in these surroundings; what was given wins over them."""
         also = tuple(dict.fromkeys((*self.also, *surroundings.both)))
         layers = (*surroundings.layers, *self.layers)

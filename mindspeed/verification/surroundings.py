@@ -15,7 +15,7 @@ from mindspeed.plugins.problems import Problem, ResolutionError
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class DeclaredSurroundings:
     """Features, settings and sizes beside a set under test.
 
     Features in ``both`` are in the baseline as well, those in ``tested`` are not. ``note`` says what of the declared
@@ -28,7 +28,7 @@ class Surroundings:
     note: str = ""
 
 
-def surroundings_of(names: Sequence[str], known: Catalog) -> Iterator[Surroundings]:
+def surroundings_of(names: Sequence[str], known: Catalog) -> Iterator[DeclaredSurroundings]:
     """Yield what the set may be verified in: all that its members declare, then with one thing changed, then none of it.
 
     Changed is that all of it is under test, that a feature is added that could serve a member too, that a setting is missing,
@@ -54,7 +54,7 @@ def surroundings_of(names: Sequence[str], known: Catalog) -> Iterator[Surroundin
                 yield _merge(bare, known, more=option, note=f"{note}, with {option}")
             yield _merge(bare, known, note=note)
     if any(spec.verify_with.world or spec.verify_with.settings for spec in specs.values()):
-        yield Surroundings(note=f"{' and '.join(specs)}: without the surroundings that they declare")
+        yield DeclaredSurroundings(note=f"{' and '.join(specs)}: without the surroundings that they declare")
 
 
 def _without_setting(specs: Mapping[str, FeatureSpec], name: str, owner: str, key: str) -> dict[str, FeatureSpec]:
@@ -78,7 +78,7 @@ def required_by(names: Iterable[str], known: Catalog, perhaps: bool = False) -> 
     return frozenset(found)
 
 
-def _merge(specs: Mapping[str, FeatureSpec], known: Catalog, more: str = "", note: str = "") -> Surroundings:
+def _merge(specs: Mapping[str, FeatureSpec], known: Catalog, more: str = "", note: str = "") -> DeclaredSurroundings:
     """Merge what ``specs`` declare, and one feature more.
 
     What one member is compared without is not in the baseline of another.
@@ -100,7 +100,7 @@ def _merge(specs: Mapping[str, FeatureSpec], known: Catalog, more: str = "", not
         _add(world, spec.verify_with.world, name, owners, "")
         for owner in spec.verify_with.settings.keys() & active:
             _add(settings.setdefault(owner, {}), spec.verify_with.settings[owner], name, owners, owner)
-    return Surroundings(both, tested, (Layer("declared surroundings", settings=settings, world=world),), note)
+    return DeclaredSurroundings(both, tested, (Layer("declared surroundings", settings=settings, world=world),), note)
 
 
 def _add(merged: dict[str, Any], given: Mapping[str, Any], name: str, owners: dict[Any, str], feature: str) -> None:
