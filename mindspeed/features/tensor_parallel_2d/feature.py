@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from mindspeed.features.tensor_parallel_2d.conditions import CONDITIONS, NAME
-from mindspeed.features.tensor_parallel_2d.costs import describe_costs, grid_of
+from mindspeed.features.tensor_parallel_2d.costs import describe_costs, fits_ranks, grid_of
 from mindspeed.plugins import (
     Category,
     CheckpointState,
@@ -83,7 +83,9 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
 
     @hookimpl
     def notes(self) -> Iterable[str]:
-        return describe_costs(self.args, self.world)
+        yield from describe_costs(self.args, self.world)
+        if fits_ranks(self.args, self.world) and grid_of(self.args, self.world)[1] == 1 and not any(self.overlaps.values()):
+            yield "with y = 1 and no overlap every linear layer stays Megatron's own; give y, or an overlap"
 
     @hookimpl
     def patches(self) -> list[Patch]:

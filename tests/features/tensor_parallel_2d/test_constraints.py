@@ -63,6 +63,16 @@ def test_one_dimension_is_chosen_where_it_sends_the_least_and_the_plan_says_so()
     assert note.startswith("the grid is 2x2: a rank sends ")
 
 
+def test_the_plan_says_where_linear_layers_stay_as_they_are():
+    def notes(**settings):
+        return [row.text for row in ask(NAME, tp=4, settings={NAME: settings}).rows if row.feature == NAME]
+
+    idle = "with y = 1 and no overlap every linear layer stays Megatron's own; give y, or an overlap"
+    assert idle in notes()
+    assert idle not in notes(x=2, y=2)
+    assert idle not in notes(x=4, y=1, overlap_gather=True)
+
+
 def test_a_layer_of_llama_3_405b_on_sixteen_ranks_sends_seven_tenths_in_forward():
     h, ffn, qkv = 16384, 53248, 16384 + 2 * 1024
 
