@@ -13,6 +13,8 @@ FULL: Final = {"recompute": {"granularity": "full", "method": "uniform", "num_la
 BUCKETS: Final = ("distributed-optimizer", "async-ddp", "async-param-gather")
 TENSOR: Final = ("tensor-parallel", "sequence-parallel")
 LLAMA: Final = {"normalization": "RMSNorm", "gated_linear_unit": True, "activation": "silu", "num_query_groups": 2}
+COMPRESSED_MASK: Final = 2048 * 2048
+"""Bytes of the mask that all causal modes share: a process makes it once, whatever the size of its job."""
 RINGS: Final = ("ring-attention", "ulysses-attention", "kv-allgather-cp")
 """The algorithms of context parallelism that need no settings."""
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Prove
-from tests.features.parity import BUCKETS, FULL, RINGS, TENSOR, Given, cp, given, trains
+from tests.features.parity import BUCKETS, COMPRESSED_MASK, FULL, RINGS, TENSOR, Given, cp, given, trains
 
 LATENT = {"multi_latent_attention": True}
 LAYOUTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -99,4 +99,4 @@ test_adaptive_shares_train_as_one_process_on_four_ranks = trains(
 @pytest.mark.long
 def test_it_keeps_fewer_activations(prove: Prove) -> None:
     whole, shared = prove("ring-attention", settings=cp(2)).proof.bytes["saved activations"]
-    assert shared < 0.55 * whole
+    assert shared - COMPRESSED_MASK < 0.55 * whole
