@@ -284,3 +284,18 @@ def _case(request: CaseRequest, plan: ActivationPlan, recipe: Recipe) -> Verific
         adam=any(implements(request.known.feature(spec.name), "resting") for spec in request.tested),
     )
     return VerificationCase(request.features, plan, request.baseline(plan, recipe), recipe, request.numerics, request.note)
+
+
+def plan_without(case: VerificationCase, name: str) -> ActivationPlan:
+    """The plan of a case without one of its features, on as many processes. Raises ResolutionError where others need it."""
+    kept = [planned for planned in case.plan.features if planned.name != name]
+    level1 = (spec for spec in registry.catalog().specs.values() if spec.level == 1)
+    layer = Layer(
+        "beside others",
+        features=tuple(planned.name for planned in kept),
+        settings={planned.name: planned.args for planned in kept},
+        world={**case.recipe.world(), **{size: getattr(case.plan.world, size) for size in (*PARALLEL_SIZES, "world_size")}},
+        without=(name, *(spec.name for spec in level1 if spec.name not in case.plan.names)),
+        platform=case.plan.environment["platform"],
+    )
+    return registry.resolve([layer])

@@ -20,11 +20,15 @@ _STATE: Final = "optimizer state"
 
 @dataclass(frozen=True, slots=True)
 class ComparisonResult:
-    """The result of a comparison. ``largest_difference`` is None where there was nothing to compare: then it does not hold."""
+    """The result of a comparison. ``largest_difference`` is None where there was nothing to compare: then it does not hold.
+
+    ``idle`` is a row about a feature that has nothing to do in this case.
+    """
 
     what: str
     largest_difference: float | None
     tolerance: float
+    idle: bool = False
 
     @property
     def holds(self) -> bool:

@@ -23,8 +23,6 @@ from mindspeed.verification.surroundings import required_by
 
 _BYTES_OF: Final = "bytes of "
 _BYTES: Final = 0.01
-IDLE: Final = "idle of "
-"""How the row of a feature begins that has nothing to do beside the others."""
 _KEPT: Final = {
     "saved activations": ("activations.device", "activations"),
     "saved activations on the host": ("activations.host", "swapped"),
@@ -81,6 +79,11 @@ def verify(case: VerificationCase, pool: WorkerPool, progress: Callable[[str], N
     progress(f"{', '.join(case.features)}: {steps} on {_processes(case.plan)}")
     feature = pool.run(case.plan, case.recipe, int(case.plan.world.world_size), baseline)
     progress("comparing losses, gradients and weights")
+    return compared(case, baseline, feature)
+
+
+def compared(case: VerificationCase, baseline: Sequence[RankResult], feature: Sequence[RankResult]) -> Verdict:
+    """Compare the records of both sides of a case."""
     details = _details(case, baseline, feature)
     checks = [
         *missing_effects(case, baseline, feature),
@@ -104,7 +107,7 @@ def missing_effects(
     for name in case.features:
         if name in idle:
             all_idle = len(idle) == len(case.features)
-            yield _failed(name, idle[name]) if all_idle else ComparisonResult(f"{IDLE}{name}: {idle[name]}", 0.0, 0.0)
+            yield _failed(name, idle[name]) if all_idle else _idle(name, idle[name])
             continue
         spec = known.feature(name).spec
         called = {place for record in feature for place, count in record.reached.get(name, {}).items() if count}
@@ -122,7 +125,7 @@ def missing_effects(
         phases = {planned.patch.phase for planned in case.plan.patches if planned.owner == name and not planned.skipped}
         if phases == {"checkpoint"}:
             reason = "it acts when a checkpoint is written, and verification writes none"
-            yield ComparisonResult(f"{IDLE}{name}: {reason}", 0.0, 0.0)
+            yield _idle(name, reason)
         elif arguments:
             yield _failed(name, "the configuration that reached the model equals the baseline's")
         elif not spec.sizes:
@@ -172,6 +175,10 @@ def _values(arguments: Iterable[str], settings: Mapping[str, str]) -> dict[str, 
 
 def _failed(name: str, why: str) -> ComparisonResult:
     return ComparisonResult(f"effect of {name}: {why}", None, 0.0)
+
+
+def _idle(name: str, why: str) -> ComparisonResult:
+    return ComparisonResult(f"idle of {name}: {why}", 0.0, 0.0, idle=True)
 
 
 def _processes(plan: ActivationPlan) -> str:

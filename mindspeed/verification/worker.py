@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing.connection import Connection
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.verification.job import Answer, WorkerCall
 
 PATIENCE: Final = timedelta(seconds=60)
@@ -90,6 +91,9 @@ def _outcome(job: WorkerCall) -> bytes | Problem:
     try:
         with patch.dict(os.environ):  # Megatron sets variables, by which ranks with other jobs would differ in the next one
             return _call(job)
+    except MindSpeedError as error:  # a feature or the framework refuses here what the plan accepted
+        first, *others = error.problems
+        return replace(first, chain=(f"on verification rank {job.rank}", *first.chain, *map(str, others)))
     except Exception as error:  # whatever a feature raises belongs to the caller
         text = f"verification rank {job.rank} failed: {type(error).__name__}: {error}"
         return Problem("MS607", text, chain=tuple(traceback.format_exc().splitlines()[-6:]))

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from mindspeed import registry
+from mindspeed.plugins.feature import Numerics
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
-from mindspeed.verification.case import VerificationCase
+from mindspeed.verification.case import VerificationCase, plan_without
 from mindspeed.verification.comparison import ComparisonResult
-from mindspeed.verification.harness import IDLE, Verdict, verify
+from mindspeed.verification.harness import Verdict, compared
 from mindspeed.verification.matrix.cases import MatrixCase
 from mindspeed.verification.matrix.reach import Sources
 from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.record import RankResult
 from mindspeed.verification.surroundings import required_by
 
 HARNESS = ("MS604", "MS607")
@@ -88,7 +90,15 @@ def _judged(case: MatrixCase, pool: WorkerPool) -> CaseResult:
     built: VerificationCase | None = None
     try:
         built = case.build()
-        return _of_verdict(case, built, verify(built, pool))
+        baseline = pool.run_once(built.baseline, built.recipe, int(built.baseline.world.world_size))
+        records = pool.run(built.plan, built.recipe, int(built.plan.world.world_size), baseline)
+        result = _of_verdict(case, built, compared(built, baseline, records))
+        for name in _exact_beside_others(case, built) if result.outcome is CaseOutcome.HOLDS else ():
+            verdict = _exact_verdict(built, name, pool, records)
+            if not verdict.holds:
+                text = f"{name} changes bits beside {', '.join(other for other in case.features if other != name)}"
+                result = replace(_of_verdict(case, built, verdict), reason=f"{text}: {verdict.problems[0].message}")
+        return result
     except ResolutionError as error:
         return _of_problem(case, error.problems[0], CaseOutcome.REFUSED)
     except MindSpeedError as error:
@@ -101,6 +111,24 @@ def _judged(case: MatrixCase, pool: WorkerPool) -> CaseResult:
         return _about(built, CaseResult(case, CaseOutcome.FAILS, text, chain=lines))
 
 
+def _exact_beside_others(case: MatrixCase, built: VerificationCase) -> list[str]:
+    """The features of a pair that claim equal bits while the pair claims less: their part is judged without a tolerance."""
+    if len(case.features) != 2 or built.numerics.claim == "exact":
+        return []
+    specs = [registry.catalog().feature(name).spec for name in case.features if name in built.plan.names]
+    return [spec.name for spec in specs if spec.numerics.claim == "exact" and not spec.sizes and spec.reference is None]
+
+
+def _exact_verdict(built: VerificationCase, name: str, pool: WorkerPool, records: Sequence[RankResult]) -> Verdict:
+    """Compare the case with a run of all its features but one, bit by bit."""
+    try:
+        others = plan_without(built, name)
+    except ResolutionError:  # another feature requires it: there is nothing to compare with
+        others = built.plan
+    alone = replace(built, features=(name,), baseline=others, numerics=Numerics.exact())
+    return compared(alone, records if others is built.plan else pool.run_once(others, built.recipe, len(records)), records)
+
+
 def _of_verdict(case: MatrixCase, built: VerificationCase, verdict: Verdict) -> CaseResult:
     worst = max(verdict.checks, key=_ratio)
     result = CaseResult(case, CaseOutcome.HOLDS, what=worst.what, ratio=min(_ratio(worst), 1e9))
@@ -111,7 +139,7 @@ def _of_verdict(case: MatrixCase, built: VerificationCase, verdict: Verdict) -> 
         rows = [row.text for row in built.plan.rows if row.feature in stepped_aside]
         reason = "; ".join(rows) or f"{', '.join(stepped_aside)} is not active"
         result = replace(result, outcome=CaseOutcome.IDLE, reason=reason)
-    elif idle := [check.what for check in verdict.checks if check.what.startswith(IDLE)]:
+    elif idle := [check.what for check in verdict.checks if check.idle]:
         result = replace(result, outcome=CaseOutcome.IDLE, reason="; ".join(idle))
     return _about(built, result)
 
