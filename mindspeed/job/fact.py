@@ -24,8 +24,7 @@ class Field:
     ``arguments`` are the dests of Megatron-LM's arguments that it is read from, the deciding one first. ``attributes`` are
     those of a configuration of megatron-core where they have other names, empty where no configuration has it. ``derive``
     computes the field; without it the first value counts as it stands. ``derive_built`` computes it from a configuration
-    that says it in another form. ``by_platform`` are arguments whose default is another one on some platforms, so that they
-    decide only where they are given. ``unit`` is what a number counts, ``words`` are the allowed words, ``least`` is the
+    that says it in another form. ``unit`` is what a number counts, ``words`` are the allowed words, ``least`` is the
     smallest number (None for what is no number), ``since`` the first Megatron that has it, ``default`` Megatron's where it has
     one for every job. `declared` fills in ``name`` and ``kind``, the type of its values.
     """
@@ -39,7 +38,6 @@ class Field:
     words: Names = ()
     least: int | None = 1
     since: str = ""
-    by_platform: Names = ()
     default: Any = _UNKNOWN
     name: str = ""
     kind: type[Any] = object

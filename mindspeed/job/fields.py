@@ -24,7 +24,6 @@ class Fields(ShapeFields):
         "transformer_impl",
         attributes=(),
         derive=derive.transformer_engine_layers,
-        by_platform=("transformer_impl",),
     )
     engine_over_local: bool = flag("layers of Transformer Engine's specs are classes over Megatron's local layers")
     engine_installed: bool = flag("a Transformer Engine can be imported on every rank")

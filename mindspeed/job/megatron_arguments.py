@@ -12,9 +12,6 @@ from typing import Any, Final
 from mindspeed.job.fact import Values
 from mindspeed.job.fields import FIELDS
 
-OF_PLATFORMS: Final = frozenset(dest for field in FIELDS.values() for dest in field.by_platform)
-"""Arguments whose default is another one on some platforms: they decide a value of the world only where they are given."""
-
 
 def world_of(values: Values) -> dict[str, tuple[Any, tuple[str, ...]]]:
     """``{field: (value, dests that decide it)}`` for every value of the world that these arguments give."""

@@ -73,7 +73,6 @@ class ShapeFields:
         "moe_grouped_gemm",
         attributes=(),
         derive=derive.transformer_engine_experts,
-        by_platform=("transformer_impl",),
     )
     expert_capacity_factor: float = fact(
         "rows that an expert takes at most, over its balanced share; 0 is no limit",

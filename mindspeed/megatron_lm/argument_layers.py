@@ -10,7 +10,7 @@ from mindspeed.engine.inspection.cli_arguments import Surface
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS as DEFAULTS
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.job.megatron_arguments import OF_PLATFORMS, dests_of, world_of
+from mindspeed.job.megatron_arguments import dests_of, world_of
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES
 from mindspeed.megatron_lm.given_arguments import Given
 from mindspeed.plugins.constraints import RequiresSlot
@@ -69,8 +69,7 @@ def layers_of(
         made.note("megatron-lm", text)
         return made
     complete = "use_checkpoint_args" not in given
-    certain = known.by_dest.keys() - OF_PLATFORMS if complete else ()
-    defaults = {name: known.by_dest[name][0].default for name in certain}
+    defaults = {name: found[0].default for name, found in known.by_dest.items()} if complete else {}
     values = {**defaults, **{dest: argument.value for dest, argument in given.items()}}
     world = world_of(values)
     _put_sizes(made, world, given, complete)

@@ -48,7 +48,7 @@ COLLECTIVES: Final = tuple(_TABLES["collectives"]["names"].split())
 )
 def norm_is_not_zero_centered(args: Any, world: World) -> bool:
     """Check that a LayerNorm does not have zero-centered weights."""
-    return not world.is_set("zero_centered_norm") or world.normalization != "LayerNorm"
+    return world.is_set("engine_over_local") or not world.is_set("zero_centered_norm") or world.normalization != "LayerNorm"
 
 
 class CpuPlatform(Feature[FeatureArgs]):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Set, hookimpl
 from mindspeed.plugins.patches import Ref
 
@@ -19,6 +22,10 @@ class NpuPlatform(Feature[NpuPlatformArgs]):
         level=0,
         platforms={"npu"},
     )
+
+    @hookimpl
+    def job_values(self) -> Mapping[str, Any]:
+        return {"engine_installed": True} if self.args.transformer_engine else {}
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:

@@ -99,8 +99,9 @@ def by_plan(layer: Layer, fields: Mapping[str, Any], name: str) -> set[str]:
 
 
 def by_command(layer: Layer, arguments: str, name: str) -> set[str]:
+    words = [*([] if "--transformer-impl" in arguments else ["--transformer-impl", "local"]), *arguments.split()]
     try:
-        plan_training(arguments.split(), {}, ENVIRONMENT, also=[layer])
+        plan_training(words, {}, ENVIRONMENT, also=[layer])
     except ResolutionError as error:
         return refused(error.problems, name)
     return set()

@@ -25,7 +25,10 @@ from mindspeed.registry import catalog
 from tests.megatron_lm import stub
 from tests.megatron_lm.checkout import ROOT
 
-SHAPE = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1 --global-batch-size 4"
+SHAPE = (
+    "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1 --global-batch-size 4 "
+    "--transformer-impl local"
+)
 
 
 def active(world=None, **overrides):

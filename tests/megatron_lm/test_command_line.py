@@ -18,7 +18,10 @@ from mindspeed.megatron_lm.training_request import OWN_FLAGS, read_command_line
 from mindspeed.plugins.problems import ResolutionError
 from tests.megatron_lm.checkout import ROOT
 
-SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 --global-batch-size 8"
+SHAPE = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 --global-batch-size 8 "
+    "--transformer-impl local"
+)
 
 
 def read(line, environ=None, also=(), world_size=1):
@@ -124,6 +127,8 @@ def test_sizes_and_switches_of_megatron_are_the_features_of_the_plan(plan):
         "num_query_groups": 4,
         "num_experts": 0,
         "grouped_experts": False,
+        "transformer_engine_layers": False,
+        "transformer_engine_experts": False,
         "router_topk": 2,
         "shared_expert_hidden_size": 0,
         "tied_embeddings": True,
@@ -303,7 +308,30 @@ def test_a_flag_that_contradicts_the_plan_is_a_problem_and_not_overridden(plan):
 
 def test_layers_of_transformer_engine_bring_in_the_feature_that_has_them(plan):
     assert "transformer-engine-layers" in plan(f"{SHAPE} --transformer-impl transformer_engine").names
-    assert "transformer-engine-layers" not in plan(f"{SHAPE} --transformer-impl local").names
+    assert "transformer-engine-layers" not in plan(SHAPE).names
+    default = SHAPE.replace(" --transformer-impl local", "")
+    (feature,) = plan(default).features
+    assert feature.why[0].line == "transformer-engine-layers: layers are those of Transformer Engine"
+    assert plan(f"{default} --without transformer-engine-layers --features rms-norm --normalization RMSNorm").names == (
+        "rms-norm",
+    )
+
+
+def test_what_only_a_real_transformer_engine_does_is_refused(plan):
+    (problem,) = problems_of(plan, f"{SHAPE.replace('local', 'transformer_engine')} --fp8-format hybrid")
+    assert problem.message == (
+        "transformer-engine-layers: linear layers multiply in fp8 or fp4, which only a real Transformer Engine does"
+    )
+
+
+def test_the_layers_step_aside_where_an_engine_is_installed():
+    environment = replace(made_up("npu", "0.16.1"), world_size=1, engine=True)
+    _, made = plan_training(split("--num-layers 2"), {}, environment)
+    assert "transformer-engine-layers" not in made.names
+    rows = {(row.kind, row.feature): row.text for row in made.rows}
+    assert rows["left-out", "transformer-engine-layers"] == "a Transformer Engine is installed, and its layers are used"
+    _, made = plan_training(split("--num-layers 2 --set transformer-engine-layers.replace=true"), {}, environment)
+    assert "transformer-engine-layers" in made.names
 
 
 def test_a_feature_that_is_requested_and_that_a_flag_of_megatron_takes_out_is_a_problem(plan):
@@ -493,13 +521,15 @@ def test_the_two_spellings_of_a_context_parallel_size_must_agree(plan):
     assert found[0].message == "Megatron's --context-parallel-size is 2, and --set context-parallel.size=4 says otherwise"
 
 
-def test_layers_on_the_npu_are_local_unless_a_transformer_engine_is_declared():
+def test_layers_on_the_npu_are_in_the_roles_of_an_engine_unless_one_is_declared():
     environment = replace(made_up("npu", "0.16.1"), world_size=1)
 
     def layers_of(line: str) -> list[object]:
         _, made = plan_training(split(line), {}, environment)
         return [planned.override.value for planned in made.overrides if planned.override.argument == "transformer_impl"]
 
-    assert layers_of("--num-layers 2") == ["local"]
+    assert layers_of("--num-layers 2 --transformer-impl local") == ["local"]
+    assert layers_of("--num-layers 2 --without transformer-engine-layers") == ["local"]
+    assert layers_of("--num-layers 2") == ["transformer_engine"]
     assert layers_of("--num-layers 2 --set npu-platform.transformer_engine=true") == []
     assert layers_of("--num-layers 2 --transformer-impl transformer_engine") == ["transformer_engine"]

@@ -66,6 +66,7 @@ def test_its_layout_is_the_features_of_the_plan(command, tmp_path, monkeypatch):
         "rms-norm",
         "swiglu",
         "recompute",
+        "transformer-engine-layers",
     }
     nodes = command(NNODES="2", NODE_RANK="1", MASTER_ADDR="10.0.0.1")
     assert nodes[3:13] == shlex.split("--nproc 8 --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29500 --")[:10]

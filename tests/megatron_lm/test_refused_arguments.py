@@ -8,7 +8,10 @@ from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.training_plan import plan_training
 from mindspeed.plugins.problems import ResolutionError
 
-SHAPE = "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 --global-batch-size 8"
+SHAPE = (
+    "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 --global-batch-size 8 "
+    "--transformer-impl local"
+)
 PIPELINE = f"{SHAPE} --untie-embeddings-and-output-weights --pipeline-model-parallel-size 2"
 V = "--num-virtual-stages-per-pipeline-rank 2 --features zero-bubble --set zero-bubble.placement=v"
 UNEVEN = "placement v needs equal stages, but the job"
@@ -79,12 +82,26 @@ def test_layers_of_transformer_engine_are_refused_where_it_is_installed(plan):
         return plan_training(line.split(), {}, replace(made_up("cuda", "0.16.1"), world_size=world_size))[1]
 
     for name in (*LISTS, *PARTS):
-        line = f"{PIPELINE} --transformer-impl transformer_engine --features {name}"
+        line = f"{PIPELINE.replace('impl local', 'impl transformer_engine')} --features {name}"
         assert refusals(plan_on_cuda, line) == [
             f"MS304 {name}: layers are Transformer Engine's, and {name} works on Megatron's local layers "
             f"| --transformer-impl local, or remove {name}"
         ]
-        assert refusals(plan, line) == []
+        assert len(refusals(plan, line)) == (name in ("norm-recompute", "swap-attention"))
+
+
+def test_features_that_need_norms_of_their_own_say_so(plan):
+    line = PIPELINE.replace("impl local", "impl transformer_engine")
+    assert refusals(plan, f"{line} --features norm-recompute") == [
+        "MS304 norm-recompute: norms are parts of the linear layers that follow them, and norm-recompute recomputes norms of "
+        "their own | --transformer-impl local, or remove norm-recompute"
+    ]
+    assert refusals(plan, f"{line} --features swap-attention") == [
+        "MS304 swap-attention: linear_qkv contains the norm, whose input the residual needs too | "
+        "--set swap-attention.modules=VALUE (without linear_qkv), or --transformer-impl local"
+    ]
+    others = "--set swap-attention.modules=['core_attention','linear_proj']"
+    assert refusals(plan, f"{line} --features swap-attention {others}") == []
 
 
 def test_recomputation_goes_on_where_other_passes_have_another_order(plan):

@@ -45,15 +45,21 @@ def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> Iterable[
     return ((reason, state.scope),) if reason else refusals(state, name)
 
 
-def refusals(state: ResolutionState, name: str) -> Iterable[tuple[str, JobSet]]:
-    """Return why a feature has nothing to do in a job or cannot run in it, also where a value is not known; else ''."""
-    args, spec = state.args_of(name), state.specs[name]
+def refusals(state: ResolutionState, name: str, selecting: bool = False) -> Iterable[tuple[str, JobSet]]:
+    """Return why a feature has nothing to do in a job or cannot run in it, also where a value is not known; else ''.
+
+    With ``selecting`` only the conditions count that tell jobs of the feature from others.
+    """
+    args = state.args_of(name)
+    constraints = state.specs[name].constraints
+    if selecting:
+        constraints = tuple(one for one in constraints if getattr(one, "selects", False))
     if args is None:
         return (("", state.scope),)
 
     def refusal(world: World) -> str:
         try:
-            if found := obstacle(spec.constraints, name, state.args_in(name, args, world), world):
+            if found := obstacle(constraints, name, state.args_in(name, args, world), world):
                 return found.message
         except UnknownValue as unknown:
             return f"whether it applies depends on {flag(unknown.field)}, which is not known"
@@ -61,7 +67,7 @@ def refusals(state: ResolutionState, name: str) -> Iterable[tuple[str, JobSet]]:
             return f"a condition of it {error}"
         return ""
 
-    return state.values(None if state.is_single else state.key_of(name, "level 1"), refusal)
+    return state.values(None if state.is_single else state.key_of(name, "selecting" if selecting else "level 1"), refusal)
 
 
 def leave_out_refused(state: ResolutionState) -> bool:

@@ -14,7 +14,7 @@ from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.engine.resolution.request_merge import MergedRequest
 from mindspeed.engine.resolution.setting_validation import Arguments, flag
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, UnknownValue, World
-from mindspeed.plugins.answers import Contribution, answer, contradictions, contribution, with_contribution
+from mindspeed.plugins.answers import Contribution, answer, contradictions, contribution, implements, with_contribution
 from mindspeed.plugins.conditions import Condition, ConditionError, Predicate, is_met
 from mindspeed.plugins.constraints import Relation, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
@@ -191,6 +191,19 @@ class ResolutionState:
             return not condition.of and is_met(condition, args, self._given)
         except (UnknownValue, ConditionError):
             return False
+
+    def add_base_values(self) -> None:
+        """Add fields of the job that settings of the base plan decide."""
+        for name, feature in self.base.items():
+            if implements(feature, "job_values") and (args := self.args_of(name)) is not None:
+                self.world = self._given = with_contribution(self._given, contribution(self._given, feature, args, self._fixed))
+
+    def withdraw(self, flag: str) -> None:
+        """Take back what Megatron's default says of a flag, and of the other flags that the same argument gives."""
+        argument = FIELDS[flag].arguments[:1]
+        same = [name for name, field in FIELDS.items() if field.kind is bool and field.arguments[:1] == argument]
+        changed = {name: False for name in same if name not in self._fixed and self._given.is_set(name)}
+        self.world = self._given = World(self._given.known() | changed)
 
     def complete_world(self) -> None:
         """Add what active features make of the job: values that nobody gave, arguments that they set, layers of each chunk."""

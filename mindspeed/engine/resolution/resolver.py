@@ -116,6 +116,7 @@ def _decide(state: ResolutionState, environment: Environment) -> list[str]:
     for problem in environment.problems():
         state.report(problem, state.scope)
     constraint_checks.check_sizes(state)
+    state.add_base_values()
     _propagate(state, _roots(state))
     if state.merged.level >= 1:
         state.complete_world()  # level 1 asks about the job that the request makes
@@ -202,12 +203,15 @@ def _owners_of_sizes(state: ResolutionState) -> Iterator[Root]:
 
 
 def _followers(state: ResolutionState) -> Iterator[Root]:
-    """Yield every feature that a flag of the job adds, and add a row for each that cannot run in this job."""
+    """Yield every feature that a flag of the job adds, and add a row for each that is for other jobs."""
     for name, flag in state.catalog.following.items():
-        if name in state.merged.requested or state.merged.removal(name):
+        if name in state.merged.requested:
+            continue
+        if state.merged.removal(name):
+            state.withdraw(flag)
             continue
         for is_set, jobs in state.values(("flag", flag), partial(_is_set, flag)):
-            for refusal, here in refusals(state, name) if is_set else ():
+            for refusal, here in refusals(state, name, selecting=True) if is_set else ():
                 if refusal:
                     state.note("left-out", name, refusal)
                 else:

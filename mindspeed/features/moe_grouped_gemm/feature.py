@@ -15,7 +15,9 @@ from mindspeed.plugins import (
     GiveField,
     ModelCondition,
     Numerics,
+    Patch,
     RemoveFeature,
+    Replace,
     World,
     condition,
     hookimpl,
@@ -47,7 +49,7 @@ def _layers_may_be_local(args: FeatureArgs, world: World) -> bool:
 )
 def experts_are_local(args: FeatureArgs, world: World) -> bool:
     """Check that experts are not those of Transformer Engine."""
-    return not world.is_set("transformer_engine_experts")
+    return not world.is_set("transformer_engine_experts") or world.is_set("engine_over_local")
 
 
 class MoeGroupedGemm(Feature[FeatureArgs]):
@@ -87,6 +89,12 @@ class MoeGroupedGemm(Feature[FeatureArgs]):
             removed="refused",
         ),
     )
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        reason = "the experts of layers in the roles of Transformer Engine's"
+        library = "mindspeed.moe.expert_linear"
+        return [Replace(f"{library}:expert_products", f"{library}:grouped_expert_products", reason, optional=True)]
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

@@ -13,6 +13,8 @@ from mindspeed.plugins import with_parts
 def foreign_experts(feature: Any, spec: Any, config: Any) -> list[str]:
     """Name the experts of a layer specification that grouped products cannot replace; a stage of dense layers has none."""
     local = tuple(_local_experts())
+    if feature.world.is_set("engine_over_local"):
+        local = (*local, megatron_experts.TEGroupedMLP)
     names: list[str] = []
 
     def look(name: str, part: Any) -> Any:

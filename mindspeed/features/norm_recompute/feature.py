@@ -6,9 +6,30 @@ from typing import Any
 
 from mindspeed.memory.conditions import LOCAL_LAYERS, PARTS_OF_LAYERS, chunks_have_num_layers
 from mindspeed.memory.feature import NORMS, PartRecompute
-from mindspeed.plugins import Category, FeatureSpec, Mixin, ModelCondition, Numerics, Patch, hookimpl
+from mindspeed.plugins import (
+    Category,
+    FeatureSpec,
+    GiveField,
+    Mixin,
+    ModelCondition,
+    Numerics,
+    Patch,
+    RemoveFeature,
+    World,
+    condition,
+    hookimpl,
+)
 
 _LAYERS = "mindspeed.features.norm_recompute.layers"
+
+
+@condition(
+    "norms are parts of the linear layers that follow them, and {feature} recomputes norms of their own",
+    fix=(GiveField("transformer_engine_layers", False), RemoveFeature()),
+)
+def norms_are_modules(args: Any, world: World) -> bool:
+    """Check that norms are modules of their own, as in Megatron's local layers."""
+    return not world.is_set("engine_over_local")
 
 
 class NormRecompute(PartRecompute):
@@ -23,6 +44,7 @@ class NormRecompute(PartRecompute):
         constraints=(
             *PARTS_OF_LAYERS,
             chunks_have_num_layers,
+            norms_are_modules,
             ModelCondition(
                 "mindspeed.features.norm_recompute.model_conditions:fused_norms",
                 "no norm of a layer is part of a fused linear layer",

@@ -62,6 +62,16 @@ def _offloads_linear_qkv(args: SwapAttentionArgs, world: World) -> bool:
     return "linear_qkv" in args.modules
 
 
+@condition(
+    "linear_qkv contains the norm, whose input the residual needs too",
+    fix=(GiveSetting("modules", note="without linear_qkv"), GiveField("transformer_engine_layers", False)),
+    when=_offloads_linear_qkv,
+)
+def linear_qkv_has_no_norm(args: SwapAttentionArgs, world: World) -> bool:
+    """Check that norms are modules of their own, as in Megatron's local layers."""
+    return not world.is_set("engine_over_local")
+
+
 class SwapAttention(Feature[SwapAttentionArgs]):
     """Offload attention activations to host memory and prefetch them before backward.
 
@@ -74,6 +84,7 @@ class SwapAttention(Feature[SwapAttentionArgs]):
         constraints=(
             model_has_layers_between,
             core_attention_is_not_recomputed,
+            linear_qkv_has_no_norm,
             *PARTS_OF_LAYERS,
             ModelCondition(
                 "mindspeed.features.swap_attention.model_conditions:parts_of_attention",

@@ -12,6 +12,7 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
+    GiveField,
     GiveSetting,
     Numerics,
     Patch,
@@ -50,6 +51,7 @@ class TransformerEngineLayersArgs(FeatureArgs):
 @condition(
     "a Transformer Engine is installed, and its layers are used",
     fix=(GiveSetting("replace", True), _REMOVE),
+    selects=True,
 )
 def no_engine_is_installed(args: TransformerEngineLayersArgs, world: World) -> bool:
     """Check that no Transformer Engine is installed, unless its layers are to be replaced."""
@@ -59,11 +61,13 @@ def no_engine_is_installed(args: TransformerEngineLayersArgs, world: World) -> b
 _ONLY_REAL: Final = {
     "low_precision": "linear layers multiply in fp8 or fp4",
     "tensor_parallel_overlap": "tp_comm_overlap overlaps collectives by user buffers",
-    "cuda_graphs": "layers are captured as CUDA graphs",
     "qk_clip": "qk_clip needs the largest attention logits",
     "logged_attention_logits": "log_max_attention_logit needs the largest attention logits",
 }
-REFUSED: Final = tuple(unset(field, f"{text}, which only a real Transformer Engine does") for field, text in _ONLY_REAL.items())
+REFUSED: Final = tuple(
+    unset(field, f"{text}, which only a real Transformer Engine does", (GiveField(field, False),))
+    for field, text in _ONLY_REAL.items()
+)
 """Options of Transformer Engine's layers that these do not have."""
 
 

@@ -15,6 +15,7 @@ from mindspeed.features.transformer_engine_layers.delayed import DelayedWeightGr
 from mindspeed.features.transformer_engine_layers.interface import refuse, refuse_options, refuse_unknown
 from mindspeed.features.transformer_engine_layers.modules import GroupedLinear
 from mindspeed.features.transformer_engine_layers.sharding import sharded_parameters
+from mindspeed.moe import expert_linear
 
 
 class TEGroupedLinear(DelayedWeightGradients, GroupedLinear):
@@ -100,14 +101,18 @@ class TEGroupedLinear(DelayedWeightGradients, GroupedLinear):
         """Multiply the rows of each expert, ``m_splits`` of them, by its weight; biases are added or returned."""
         weights = [getattr(self, f"weight{expert}") for expert in range(self.num_gemms)]
         biases = [getattr(self, f"bias{expert}") for expert in range(self.num_gemms)] if self.use_bias else None
-        rows = torch.split(x, [int(count) for count in m_splits])
+        counts = [int(count) for count in m_splits]
+        waits = self._waiting is not None  # for weight gradients of single products
+        products = expert_linear.single_expert_products if waits else expert_linear.expert_products
+        output = products(x, weights, counts, self._of_one_expert)
+        if biases is None or self.te_return_bias:
+            return output, biases
+        added = torch.stack(biases).repeat_interleave(torch.tensor(counts, device=x.device), dim=0)
+        return output + added, None
+
+    def _of_one_expert(self, x: Tensor, weight: Tensor) -> Tensor:
         fusion = self.config.gradient_accumulation_fusion
-        added: Sequence[Tensor | None] = [None] * self.num_gemms if biases is None or self.te_return_bias else biases
-        outputs = [
-            self.product(part, weight, bias, fusion, False, False, tp_group=self._tp_group)
-            for part, weight, bias in zip(rows, weights, added, strict=True)
-        ]
-        return torch.cat(outputs), biases if self.te_return_bias else None
+        return self.product(x, weight, None, fusion, False, False, tp_group=self._tp_group)
 
     def _run_waiting(self, waiting: ProductQueue) -> None:
         for _ in range(self.num_gemms):  # one backward pass leaves a product of each expert

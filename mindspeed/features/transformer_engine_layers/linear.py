@@ -135,6 +135,7 @@ class ColumnRole(LinearRole):
 
     stands_for = ColumnParallelLinear
     output_size_per_partition: int
+    sequence_parallel: bool
 
     def build_column(self, role: str, input_size: int, output_size: int, **given: Any) -> None:
         """Make Megatron's layer from the keywords of Megatron's wrapper, which takes some only to refuse them."""
@@ -171,7 +172,8 @@ class TEColumnParallelLinear(ColumnRole, TELinear, ColumnParallelLinear):  # typ
         self.build_column("TEColumnParallelLinear", input_size, output_size, **given)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> LinearResult:
-        """Multiply ``x`` by this rank's rows of the weight."""
+        """Multiply ``x`` by this rank's rows of the weight; a part of a tensor is copied before ranks gather it."""
+        x = x.contiguous() if self.sequence_parallel else x
         result: LinearResult = ColumnParallelLinear.forward(self, x, *args, **kwargs)
         return result
 

@@ -27,6 +27,7 @@ ROLE_MODULES: Final = tuple(
         "models.T5.t5_spec",
         "models.multimodal.llava_model",
         "models.vision.clip_vit_model",
+        "transformer.experimental_attention_variant.absorbed_mla",
         "transformer.heterogeneous.linear_replacements",
         "transformer.moe.moe_layer",
         "transformer.multi_latent_attention",
@@ -90,6 +91,7 @@ class RoleNames:
         """Run the statements of a module that import Transformer Engine, and those that ask whether it is there."""
         entries = vars(module)
         before = dict(entries)
+        entries["HAVE_TE"] = True  # since Megatron 0.17 modules import it from the one with the roles
         for statement in engine_statements(str(module.__file__)):
             code = compile(ast.Module([statement], []), str(module.__file__), "exec")
             exec(code, entries)  # the module's own statement, in the module

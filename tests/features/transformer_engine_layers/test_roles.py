@@ -1,0 +1,201 @@
+"""The roles alone: names, attributes, options, what is returned and what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import layer_norm, linear, rms_norm
+
+import mindspeed
+from mindspeed.plugins.problems import MindSpeedError
+from tests.features.transformer_engine_layers.single_rank import single_rank
+
+HIDDEN, WIDTH = 8, 12
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _active() -> Iterator[None]:
+    mindspeed.activate(mindspeed.plan(["transformer-engine-layers"], platform="cpu"))
+    with single_rank():
+        yield
+    mindspeed.deactivate()
+
+
+def config(**values: Any) -> Any:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    defaults = {"num_layers": 1, "hidden_size": HIDDEN, "num_attention_heads": 2, "normalization": "RMSNorm"}
+    late = {name: values.pop(name) for name in ("fp8", "delay_wgrad_compute") if name in values}
+    made = TransformerConfig(**defaults | values)
+    vars(made).update(late)  # Megatron asks for more than a layer has: a recipe, a schedule
+    return made
+
+
+def column(kind: str = "TELayerNormColumnParallelLinear", skip: bool = False, bias: bool = True, **values: Any) -> Any:
+    from megatron.core.extensions import transformer_engine
+
+    options = {"gather_output": False, "bias": bias, "skip_bias_add": skip, "is_expert": False}
+    role = getattr(transformer_engine, kind)
+    return role(HIDDEN, WIDTH, config=config(**values), init_method=torch.nn.init.xavier_uniform_, **options)
+
+
+def test_modules_have_the_names_of_transformer_engines() -> None:
+    layer = column()
+    assert type(layer).__name__ == "TELayerNormColumnParallelLinear"
+    assert list(layer.state_dict()) == ["layer_norm_weight", "weight", "bias", "_extra_state"]
+    assert list(column(normalization="LayerNorm").state_dict())[:2] == ["layer_norm_weight", "layer_norm_bias"]
+    assert (layer.in_features, layer.out_features, layer.tp_size, layer.parallel_mode) == (HIDDEN, WIDTH, 1, "column")
+    assert layer._tp_group is not None
+    assert layer.weight.partition_dim == 0
+    assert layer.state_dict()["_extra_state"].numel() == 0
+
+
+def test_norms_have_an_extra_state_and_load_without_one() -> None:
+    from megatron.core.extensions.transformer_engine import TENorm
+
+    norm = TENorm(config(persist_layer_norm=True), HIDDEN)
+    assert (type(norm).__name__, list(norm.state_dict())) == ("RMSNorm", ["weight", "_extra_state"])
+    norm.load_state_dict({"weight": torch.full((HIDDEN,), 2.0)})
+    assert norm.weight[0] == 2
+    centered = TENorm(config(layernorm_zero_centered_gamma=True, normalization="LayerNorm"), HIDDEN)
+    x = torch.randn(3, HIDDEN)
+    assert torch.equal(centered.weight, torch.zeros(HIDDEN))
+    torch.testing.assert_close(centered(x), layer_norm(x, (HIDDEN,)))
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_norm_is_returned_where_an_adapter_asks_for_it(skip: bool) -> None:
+    layer, x = column(skip=skip), torch.randn(3, 2, HIDDEN)
+    normalized = rms_norm(x, (HIDDEN,), layer.layer_norm_weight, 1e-5)
+    output, bias = layer(x)
+    expected = linear(normalized, layer.weight, None if skip else layer.bias)
+    torch.testing.assert_close(output, expected)
+    assert bias is (layer.bias if skip else None)
+    layer.return_layernorm_output = True
+    returned = layer(x)
+    found = returned[2] if skip else returned[0][1]
+    torch.testing.assert_close(found, normalized)
+    assert len(returned) == (3 if skip else 2)
+
+
+def test_a_frozen_weight_gets_no_gradient_and_the_input_does() -> None:
+    layer, x = column(), torch.randn(3, 2, HIDDEN, requires_grad=True)
+    layer.weight.requires_grad_(False)
+    layer(x)[0].sum().backward()
+    assert layer.weight.grad is None
+    assert x.grad is not None
+    assert layer.layer_norm_weight.grad is not None
+
+
+def test_weight_gradients_wait_for_backward_dw() -> None:
+    delayed, plain = column(delay_wgrad_compute=True), column()
+    plain.load_state_dict(delayed.state_dict())
+    x = torch.randn(3, 2, HIDDEN, requires_grad=True)
+    called: list[str] = []
+    delayed.register_wgrad_accumulation_and_reduce_hooks(lambda: called.append("hook"))
+    for _ in range(2):
+        delayed(x)[0].square().sum().backward()
+        plain(x)[0].square().sum().backward()
+    assert delayed.weight.grad is None
+    assert delayed.weight.skip_backward_post_hook
+    delayed.backward_dw()
+    torch.testing.assert_close(delayed.weight.grad, plain.weight.grad / 2)
+    delayed.backward_dw()
+    delayed.backward_dw()  # nothing waits
+    torch.testing.assert_close(delayed.weight.grad, plain.weight.grad)
+    torch.testing.assert_close(delayed.layer_norm_weight.grad, plain.layer_norm_weight.grad)
+    assert called == ["hook", "hook"]
+
+
+def test_weights_of_experts_are_parameters_of_their_own() -> None:
+    from megatron.core.extensions.transformer_engine import TEColumnParallelGroupedLinear
+
+    options = {"init_method": torch.nn.init.xavier_uniform_, "skip_bias_add": False, "is_expert": True}
+    experts = TEColumnParallelGroupedLinear(3, HIDDEN, WIDTH, config=config(), bias=True, **options)
+    names = ["weight0", "weight1", "weight2", "bias0", "bias1", "bias2", "_extra_state"]
+    assert list(experts.state_dict()) == names
+    x = torch.randn(5, HIDDEN)
+    output, bias = experts(x, [2, 0, 3])
+    expected = [linear(x[:2], experts.weight0, experts.bias0), linear(x[2:], experts.weight2, experts.bias2)]
+    torch.testing.assert_close(output, torch.cat(expected))
+    assert bias is None
+    experts.load_state_dict({name: experts.state_dict()[name] for name in names[:6]} | {"_extra_state2": None})
+
+
+@pytest.mark.parametrize("window", [None, (3, 0)])
+def test_packed_sequences_are_each_sequence_alone(window: tuple[int, int] | None) -> None:
+    from megatron.core.extensions.transformer_engine import TEDotProductAttention
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.transformer.enums import AttnMaskType
+
+    settings = config(window_size=window, attention_dropout=0.0)
+    attention = TEDotProductAttention(settings, 1, AttnMaskType.causal, "self")
+    q, k, v = (torch.randn(9, 2, 4) for _ in range(3))
+    lengths = torch.tensor([0, 4, 9], dtype=torch.int32)
+    packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=lengths, cu_seqlens_kv=lengths)
+    whole = attention(q, k, v, None, AttnMaskType.causal, packed_seq_params=packed)
+    for start, end in ((0, 4), (4, 9)):
+        rows = (x[start:end, None] for x in (q, k, v))
+        alone = attention(*rows, None, AttnMaskType.causal)
+        torch.testing.assert_close(whole[start:end], alone[:, 0])
+
+
+def test_a_bias_is_added_to_the_scores() -> None:
+    from megatron.core.extensions.transformer_engine import TEDotProductAttention
+    from megatron.core.transformer.enums import AttnMaskType
+
+    attention = TEDotProductAttention(config(attention_dropout=0.0), 1, AttnMaskType.causal, "self")
+    q, k, v = (torch.randn(5, 1, 2, 4) for _ in range(3))
+    plain = attention(q, k, v, None, AttnMaskType.causal)
+    torch.testing.assert_close(attention(q, k, v, None, AttnMaskType.causal, torch.zeros(1, 2, 5, 5)), plain)
+    first = torch.full((1, 2, 5, 5), -1e4)
+    first[..., 0] = 0  # every query sees the first key alone
+    found = attention(q, k, v, None, AttnMaskType.causal, first)
+    torch.testing.assert_close(found, v[0].flatten(1).expand(5, 1, 8))
+
+
+def test_a_learnable_softmax_offset_is_a_parameter_with_a_sharded_key() -> None:
+    from megatron.core.extensions.transformer_engine import TEDotProductAttention
+    from megatron.core.transformer.enums import AttnMaskType
+
+    settings = config(softmax_type="learnable", attention_dropout=0.0)
+    attention = TEDotProductAttention(settings, 1, AttnMaskType.causal, "self")
+    assert "softmax_offset" in attention.state_dict()
+    assert "softmax_offset" in attention.sharded_state_dict(metadata={"dp_cp_group": None})
+    assert TEDotProductAttention(config(), 1, AttnMaskType.causal, "self").sharded_state_dict() == {}
+
+
+def test_an_option_of_a_newer_engine_is_named() -> None:
+    from megatron.core.extensions.transformer_engine import TEColumnParallelLinear
+
+    options = {"gather_output": False, "bias": True, "skip_bias_add": False, "is_expert": False, "init_method": None}
+    with pytest.raises(MindSpeedError) as caught:
+        TEColumnParallelLinear(HIDDEN, WIDTH, config=config(), spin=1, **options)
+    assert caught.value.problems[0].message == (
+        "transformer-engine-layers: TEColumnParallelLinear takes no option spin: its interface is that of Transformer Engine "
+        "2.9.0"
+    )
+    with pytest.raises(MindSpeedError) as caught:
+        column(fp8="hybrid")
+    assert caught.value.problems[0].message == (
+        "transformer-engine-layers: TELayerNormColumnParallelLinear does not support fp8, which multiplies in fp8"
+    )
+
+
+def test_the_stand_in_has_types_and_refuses_what_it_lacks() -> None:
+    import transformer_engine
+    from megatron.core import fp8_utils
+    from megatron.core.models.gpt import gpt_layer_specs
+    from transformer_engine import pytorch
+
+    assert (transformer_engine.__version__, gpt_layer_specs.HAVE_TE, fp8_utils.HAVE_TE) == ("2.9.0", True, False)
+    layer = column()
+    assert isinstance(layer, pytorch.LayerNormLinear)
+    assert not isinstance(layer, pytorch.Linear)
+    with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.Float8Tensor is not provided"):
+        pytorch.Float8Tensor()
+    with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.LayerNormMLP is not provided"):
+        pytorch.LayerNormMLP(8, 8)
