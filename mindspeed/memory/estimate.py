@@ -100,6 +100,7 @@ AT_PEAK: Final = ("kept", "in backward")
 BEHIND: Final = "behind backward"
 """Place of a row that exists when nothing is kept for backward any more."""
 LAYER_INPUT: Final = "layer input"
+_NOT_DROPPED: Final = (LAYER_INPUT, "embedding", "final norm", "loss")
 _INPUTS: Final = {"input norm": LAYER_INPUT, "pre-mlp norm": "attention: residual", "final norm": "final norm: input"}
 OPTIMIZER: Final = ("main weights", "residuals", "states")
 RESTING: Final = ("weights", "gradients", *OPTIMIZER)
@@ -120,7 +121,8 @@ def stages(
     """Return the stages of a job. Raises `UnknownValue` for sizes that nobody gave.
 
     ``changes`` are those that its features make to what layers keep, ``resting`` to what the optimizer keeps between steps.
-    ``live`` is that of Megatron's own schedules if not given; of ``dropped`` passes only the inputs of layers exist.
+    ``live`` is that of Megatron's own schedules if not given; of ``dropped`` passes only what is outside of layers and their
+    inputs exist.
     """
     world.need(*NEEDED)
     live = live or [live_passes(world, stage) for stage in range(world.pp)]
@@ -154,7 +156,10 @@ def layer_tensors(world: World, options: JobOptions, layers: int, ends: bool = F
     once = {"attention: score buffer": scores * size}
     if shape.latent is not None:
         once["rotary frequencies"] = layers * world.seq_length * shape.latent.rope * 4  # each layer makes its own
-    return (*tensors, *(SavedTensor(name, bytes, 1, once=True) for name, bytes in once.items()))
+    gradients = SavedTensor(
+        "gradients of a layer", _gradients(world, options, shape, tokens, hidden), 1, "in backward", once=True
+    )
+    return (*tensors, *(SavedTensor(name, bytes, 1, once=True) for name, bytes in once.items()), gradients)
 
 
 def _norm(name: str, world: World, options: JobOptions, hidden: int) -> dict[str, int]:
@@ -221,6 +226,21 @@ def _mlp(world: World, shape: ModelShape, tokens: int) -> dict[str, int]:
     made["moe: dispatched tokens"] = routed * world.hidden_size * size
     made["moe: routing"] = routed * (20 + size) + experts * (6 + size)
     return made
+
+
+def _gradients(world: World, options: JobOptions, shape: ModelShape, tokens: int, hidden: int) -> int:
+    """Return the bytes of gradients when backward is in the MLP of its first layer, where everything else is still kept.
+
+    These are the gradient of the layer's output and that of the activation's output, next to the product of the former with
+    the dropout mask. A gated activation has gradients of its two inputs instead, when that product and the output are freed.
+    """
+    size = BYTES[world.dtype]
+    if shape.num_experts:
+        inner = tokens * shape.router_topk * (shape.moe_ffn_hidden_size // world.tp) * size
+    else:
+        inner = tokens * (world.ffn_hidden_size // world.tp) * size
+    masked = hidden * size if options.dropout else 0
+    return hidden * size + (2 * inner if world.gated_linear_unit else inner + masked)
 
 
 def _activation(inner: int, gated: bool, outputs: int = 1) -> dict[str, int]:
@@ -291,7 +311,7 @@ def _activations(world: World, options: JobOptions, changes: Changes, stage: int
             if t.once:
                 rows[key] = Row(*key)
             else:
-                passes = full + (dropped if t.name == LAYER_INPUT else 0)
+                passes = full + (dropped if t.name.partition(":")[0] in _NOT_DROPPED else 0)
                 rows[key] = Row(*key, live=before.live + passes, chunks=before.chunks + 1)
     return list(rows.values())
 
