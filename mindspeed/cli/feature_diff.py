@@ -50,7 +50,7 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
 
 def _plan_of_job(path: str) -> ActivationPlan:
     from mindspeed.cli.request_options import Request
-    from mindspeed.engine.resolution.request import load_job_file
+    from mindspeed.engine.resolution.job_file import load_job_file
 
     job = load_job_file(path)
     return Request((job.layer,), job.train).plan_of_run()

@@ -72,13 +72,13 @@ _RENDEZVOUS: Final = {
     "rdzv_endpoint": "host:port of the rendezvous",
     "rdzv_id": "name of the job at the rendezvous",
 }
-_OPTIONS: Final = {
-    "nproc": click.option(
-        "--nproc", type=click.IntRange(1), default=1, metavar="N", help="processes on this node  [default: 1]"
+_OPTIONS: Final[dict[str, click.Option]] = {
+    "nproc": click.Option(
+        ["--nproc"], type=click.IntRange(1), default=1, metavar="N", help="processes on this node  [default: 1]"
     ),
-    "nnodes": click.option("--nnodes", type=click.IntRange(1), metavar="N", help="nodes of the job  [default: 1]"),
+    "nnodes": click.Option(["--nnodes"], type=click.IntRange(1), metavar="N", help="nodes of the job  [default: 1]"),
     **{
-        name: click.option(_flag(name), name, metavar="WORD", help=f"{meaning} (several nodes)")
+        name: click.Option([_flag(name), name], metavar="WORD", help=f"{meaning} (several nodes)")
         for name, meaning in _RENDEZVOUS.items()
     },
 }

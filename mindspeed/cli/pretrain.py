@@ -32,7 +32,7 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = {}
     for name, field in TrainConfig.model_fields.items():
         text = str(field.description) + ("" if field.default is None else f"  [default: {field.default}]")
-        options[name] = click.option(flag(name), name, type=_click_type(field.annotation), help=text)
+        options[name] = click.Option([flag(name), name], type=_click_type(field.annotation), help=text)
     return gather_options(command, options, "train", lambda values: {k: v for k, v in values.items() if v is not None})
 
 

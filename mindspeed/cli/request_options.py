@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from click.shell_completion import CompletionItem
 
 from mindspeed.job.fields import FIELDS, PLATFORMS
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from mindspeed.engine.planning.plan import ActivationPlan
     from mindspeed.engine.resolution.environment import Environment
     from mindspeed.engine.resolution.request import Layer
@@ -64,6 +65,8 @@ class FeatureNames(click.ParamType):  # type: ignore[type-arg]
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Complete the last name; nothing is imported."""
+        from click.shell_completion import CompletionItem
+
         from mindspeed.plugins.found import installed
 
         before, comma, last = incomplete.rpartition(",")
@@ -86,11 +89,17 @@ def names_argument(metavar: str, required: bool = False) -> Decorator:
     return click.argument("names", metavar=metavar, nargs=-1, required=required, type=FeatureNames(), callback=split_words)
 
 
-def names_option(*names: str, help: str, cls: type[click.Option] = click.Option) -> Decorator:
+_NAMES: Final[dict[str, Any]] = {
+    "metavar": "NAME,...",
+    "multiple": True,
+    "type": FeatureNames(),
+    "callback": split_words,
+}
+
+
+def names_option(*names: str, help: str) -> Decorator:
     """Make an option that takes feature names and may be repeated."""
-    return click.option(
-        *names, cls=cls, metavar="NAME,...", multiple=True, type=FeatureNames(), callback=split_words, help=help
-    )
+    return click.option(*names, help=help, **_NAMES)
 
 
 class Words(click.ParamType):  # type: ignore[type-arg]
@@ -160,21 +169,23 @@ class Request:
 
 def gather_options(
     command: Callable[..., Any],
-    options: Mapping[str, Decorator],
+    options: dict[str, click.Option],
     argument: str,
     make: Callable[[Mapping[str, Any]], Any],
 ) -> Callable[..., Any]:
-    """Add options, by the name of their value; the command gets what ``make`` makes of the values as one ``argument``."""
+    """Add options, by the name of their value; the command gets what ``make`` makes of the values as one ``argument``.
+
+    Verbs share the options, of which a help text would otherwise make hundreds.
+    """
 
     @functools.wraps(command)
     def with_argument(**values: Any) -> Any:
         own = {name: values.pop(name) for name in options}
         return command(**{argument: make(own)}, **values)
 
-    decorated: Callable[..., Any] = with_argument
-    for option in reversed(list(options.values())):
-        decorated = option(decorated)
-    return decorated
+    declared = [*getattr(command, "__click_params__", ()), *reversed(options.values())]  # as the decorators of click do
+    with_argument.__dict__["__click_params__"] = declared
+    return with_argument
 
 
 def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -187,11 +198,16 @@ def _request(options: Mapping[str, Any]) -> Request:
 
     Raises ResolutionError with every unreadable part of the three.
     """
-    from mindspeed.engine.resolution.request import layer_from_environment, load_job_file
+    from mindspeed.engine.resolution.request import JobFile, layer_from_environment
     from mindspeed.plugins.problems import CollectedProblems, ResolutionError
 
+    def job_file() -> JobFile:
+        from mindspeed.engine.resolution.job_file import load_job_file
+
+        return load_job_file(options["file"])
+
     problems = CollectedProblems()
-    job = problems.collect(lambda: load_job_file(options["file"])) if options["file"] else None
+    job = problems.collect(job_file) if options["file"] else None
     environment = problems.collect(lambda: layer_from_environment(os.environ))
     command_line = problems.collect(lambda: _command_line(options))
     if problems or environment is None or command_line is None:
@@ -218,17 +234,17 @@ def _command_line(options: Mapping[str, Any]) -> Layer:
 _WORLD: Final = tuple(name for name in FIELDS if name not in ("platform", "megatron"))
 
 
-def _world_option(name: str) -> Decorator:
+def _world_option(name: str) -> click.Option:
     field = FIELDS[name]
     flag = "--" + name.replace("_", "-")
     if name == "platform":
         choice = click.Choice(PLATFORMS)
-        return click.option(flag, cls=SizeOption, type=choice, help="device to plan for  [default: what is here]")
+        return SizeOption([flag], type=choice, help="device to plan for  [default: what is here]")
     if field.kind is bool:
-        return click.option(f"{flag}/--no-{flag[2:]}", name, cls=SizeOption, default=None, help=field.meaning)
+        return SizeOption([f"{flag}/--no-{flag[2:]}", name], default=None, help=field.meaning)
     metavar = "VERSION" if name == "megatron" else _METAVARS[field.kind]
     kind = Words() if field.kind is tuple else field.kind
-    return click.option(flag, name, cls=SizeOption, type=kind, metavar=metavar, help=field.meaning)
+    return SizeOption([flag, name], type=kind, metavar=metavar, help=field.meaning)
 
 
 _METAVARS: Final[dict[type, str]] = {int: "N", float: "X", str: "WORD", tuple: "WORD,..."}
@@ -236,14 +252,14 @@ _METAVARS: Final[dict[type, str]] = {int: "N", float: "X", str: "WORD", tuple: "
 
 _LEVELS: Final = "0: only what Megatron has; 1: and all that is safe here; 2: and what is asked for  [default: 2]"
 _STRICT: Final = "add no requirement silently; what cannot be checked is a problem"
-_OPTIONS: Final[Mapping[str, Decorator]] = {
-    "file": click.option("-f", "--file", cls=JobOption, metavar="JOB.yaml", help="job file with features, settings and world"),
-    "features": names_option("--features", help="features to switch on; may be repeated", cls=JobOption),
-    "without": names_option("--without", help="features to leave out; may be repeated", cls=JobOption),
-    "assignments": click.option(
-        "--set", "assignments", cls=JobOption, metavar="FEATURE.FIELD=VALUE", multiple=True, help="a setting; may be repeated"
+_OPTIONS: Final[dict[str, click.Option]] = {
+    "file": JobOption(["-f", "--file"], metavar="JOB.yaml", help="job file with features, settings and world"),
+    "features": JobOption(["--features"], help="features to switch on; may be repeated", **_NAMES),
+    "without": JobOption(["--without"], help="features to leave out; may be repeated", **_NAMES),
+    "assignments": JobOption(
+        ["--set", "assignments"], metavar="FEATURE.FIELD=VALUE", multiple=True, help="a setting; may be repeated"
     ),
-    "level": click.option("--optimization-level", "level", cls=JobOption, type=int, metavar="N", help=_LEVELS),
-    "strict": click.option("--strict", cls=JobOption, is_flag=True, help=_STRICT),
+    "level": JobOption(["--optimization-level", "level"], type=int, metavar="N", help=_LEVELS),
+    "strict": JobOption(["--strict"], is_flag=True, help=_STRICT),
     **{name: _world_option(name) for name in FIELDS},
 }

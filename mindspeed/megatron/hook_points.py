@@ -2,7 +2,7 @@
 
 Each function has one wrap, whatever a plan needs of it: arguments, phases of the run and hooks. Wrappers are functions of
 `mindspeed.megatron.hook_wrappers`, or of `mindspeed.megatron.training_hook_wrappers` for the training loop of Megatron-LM.
-These files and ``hook_points.yaml`` are all there is to adapt for hooks when Megatron changes.
+These files and ``hook_points.json`` are all there is to adapt for hooks when Megatron changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mindspeed.engine.inspection.contracts import ABSENT, contract_for
 from mindspeed.engine.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.patches import Patch, Phase, When, Wrap
-from mindspeed.plugins.tables import fields_of, table_beside
+from mindspeed.plugins.tables import fields_of, json_beside
 
 
 class MegatronHookPoints(Feature[FeatureArgs]):
@@ -75,7 +75,7 @@ def _hook_points(place: str) -> tuple[HookPoint, ...]:
     return tuple(HookPoint(**fields_of(row)) for row in _TABLES[place])
 
 
-_TABLES: Final[dict[str, list[dict[str, Any]]]] = table_beside(__file__)
+_TABLES: Final[dict[str, list[dict[str, Any]]]] = json_beside(__file__)
 CORE_HOOK_POINTS: Final = _hook_points("core")
 """The hook points in megatron-core, which every script passes."""
 

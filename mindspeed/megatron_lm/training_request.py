@@ -16,7 +16,6 @@ from mindspeed.engine.resolution.request import (
     JobFile,
     Layer,
     layer_from_environment,
-    load_job_file,
     parse_assignments,
     split_names,
 )
@@ -131,7 +130,11 @@ def _job_file(own: Mapping[str, list[str]]) -> JobFile | None:
     if len(files) > 1:
         text = f"--mindspeed-config is given {len(files)} times: {', '.join(files)}"
         raise ResolutionError([Problem("MS301", text, where=COMMAND_LINE, fix=Advice("put everything into one file"))])
-    return load_job_file(files[0]) if files else None
+    if not files:
+        return None
+    from mindspeed.engine.resolution.job_file import load_job_file
+
+    return load_job_file(files[0])
 
 
 def _command_line(own: Mapping[str, list[str]]) -> Layer:

@@ -10,7 +10,6 @@ from mindspeed.pipeline.conditions import KEEPS_FORWARDS, NO_SHARDED_MODEL
 from mindspeed.pipeline.declarations import LISTED_RECOMPUTE, ScheduleArgs
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.running_step import RunningStep, running, running_step
-from mindspeed.pipeline.synthesis import megatron
 from mindspeed.plugins.constraints import Constraint
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import hookimpl
@@ -53,6 +52,8 @@ class RecomputeFeature(Feature[ArgsT]):
 
     def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:
         """Return Megatron's own order with R."""
+        from mindspeed.pipeline.synthesis import megatron
+
         return self.listed(megatron(shape))
 
     @hookimpl

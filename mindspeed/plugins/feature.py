@@ -146,10 +146,6 @@ class VerifyWith:
         require_types(self)
 
 
-_REPLACED: Final[dict[str, str]] = table_beside(__file__)
-"""Fields of the former declaration."""
-
-
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
     """The declaration of a feature, as data; name and category are required.
@@ -187,7 +183,9 @@ class FeatureSpec:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> FeatureSpec:
         """Raise DeclarationError for a field of the former declaration, with what replaced it."""
-        if former := [f"FeatureSpec.{name} is {_REPLACED[name]}" for name in kwargs if name in _REPLACED]:
+        unknown = [name for name in kwargs if name not in cls.__dataclass_fields__]
+        replaced = table_beside(__file__) if unknown else {}
+        if former := [f"FeatureSpec.{name} is {replaced[name]}" for name in unknown if name in replaced]:
             raise DeclarationError(f"{'; '.join(former)} (docs/writing-a-feature.md)")
         return object.__new__(cls)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.resolution.environment import Environment
-from mindspeed.engine.resolution.request import JobFile, Layer, load_job_file
+from mindspeed.engine.resolution.job_file import load_job_file
+from mindspeed.engine.resolution.request import JobFile, Layer
 from mindspeed.engine.resolution.request_merge import MergedRequest, merge
 from mindspeed.job.world import UnknownValue
 from mindspeed.plugins.conditions import obstacle

@@ -11,8 +11,8 @@ from typing import Any, Final
 import click
 
 from mindspeed.cli.request_options import JobCommand
-from mindspeed.engine.planning.fingerprint import VARIABLES as EQUAL
-from mindspeed.engine.resolution.variables import VARIABLES
+from mindspeed.engine.planning.fingerprint import compared_variables
+from mindspeed.engine.resolution.variables import variables
 from mindspeed.job.world import FIELDS, PLATFORMS
 from mindspeed.megatron.hook_points import CORE_HOOK_POINTS, TRAINING_HOOK_POINTS
 from mindspeed.plugins.discovery import Catalog
@@ -162,7 +162,7 @@ def settings_page(catalog: Catalog) -> str:
         for name, field in TrainConfig.model_fields.items()
     ]
     equal = "On all ranks of a job; ranks that differ stop before their first collective. `*` stands for any ending."
-    variables = [(code(name), meaning) for name, meaning in EQUAL.items()]
+    compared = [(code(name), meaning) for name, meaning in compared_variables().items()]
     parts = [
         [order],
         ["## Job file", "", *table(("key", "meaning"), [(code(key), meaning) for key, meaning in JOB_FILE.items()])],
@@ -173,8 +173,8 @@ def settings_page(catalog: Catalog) -> str:
             "",
             *table(("field", "type", "unit", "meaning", "default", "read from Megatron-LM's", "since Megatron"), world),
         ],
-        ["## Environment variables", "", *table(("variable", "meaning"), [(code(k), v) for k, v in VARIABLES.items()])],
-        ["## Environment variables that must be equal", "", equal, "", *table(("variable", "what it decides"), variables)],
+        ["## Environment variables", "", *table(("variable", "meaning"), [(code(k), v) for k, v in variables().items()])],
+        ["## Environment variables that must be equal", "", equal, "", *table(("variable", "what it decides"), compared)],
         ["## Features", "", "On the command line `--set feature.setting=value`."],
     ]
     for name, model in catalog.models.items():

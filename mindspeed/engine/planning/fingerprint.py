@@ -12,6 +12,7 @@ import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -26,12 +27,17 @@ Content = Mapping[str, str]
 VariantsOf = Callable[[Iterable[str], str], Mapping[str, str]]
 """``(operators, platform) -> {operator: variant that runs on this machine}``."""
 
-VARIABLES: Final[dict[str, str]] = table_beside(__file__)
-"""Environment variables that must be equal on all ranks, and what each decides; ``*`` stands for any ending.
 
-Left out on purpose is what may differ between nodes: network interfaces, addresses, devices, debug output, allocators,
-and OMP_NUM_THREADS, which follows the number of cores.
-"""
+@cache
+def compared_variables() -> dict[str, str]:
+    """Return the environment variables that must be equal on all ranks, and what each decides; ``*`` stands for any ending.
+
+    Left out on purpose is what may differ between nodes: network interfaces, addresses, devices, debug output, allocators,
+    and OMP_NUM_THREADS, which follows the number of cores.
+    """
+    table: dict[str, str] = table_beside(__file__)
+    return table
+
 
 OWN_VARIABLES: Final = (
     *("MINDSPEED_PLAN", "MINDSPEED_TRAIN", "MINDSPEED_TRACE", "MINDSPEED_REPORT", "MINDSPEED_CACHE", "MINDSPEED_CSRC"),
@@ -103,7 +109,7 @@ def _source_modules(plan: ActivationPlan, catalog: Catalog) -> set[str]:
 
 
 def _is_compared(variable: str) -> bool:
-    return variable not in OWN_VARIABLES and any(fnmatchcase(variable, pattern) for pattern in VARIABLES)
+    return variable not in OWN_VARIABLES and any(fnmatchcase(variable, pattern) for pattern in compared_variables())
 
 
 def digest_of(content: Content) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Final
 
 from mindspeed.engine.resolution.planned_feature import PlanNote
@@ -12,7 +13,13 @@ from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.tables import table_beside
 
-VARIABLES: Final[dict[str, str]] = table_beside(__file__)
+
+@cache
+def variables() -> dict[str, str]:
+    """Return the environment variables that mindspeed reads, and what each means."""
+    table: dict[str, str] = table_beside(__file__)
+    return table
+
 
 _VALUES: Final[dict[str, tuple[str, str]]] = {
     "MINDSPEED_STRICT": (r"(?i)0|1|true|false|yes|no", "1 or 0"),
@@ -37,10 +44,14 @@ def value_problems(environ: Mapping[str, str]) -> list[Problem]:
 
 def unknown_variables(environ: Mapping[str, str]) -> tuple[PlanNote, ...]:
     """List a warning for every variable with our prefix that mindspeed does not read."""
-    names = sorted(name for name in environ if name.startswith("MINDSPEED_") and name not in VARIABLES)
+    own = [name for name in environ if name.startswith("MINDSPEED_")]
+    known = variables() if own else {}
+    names = sorted(name for name in own if name not in known)
     return tuple(
         PlanNote(
-            "warning", name, f"mindspeed does not read {name}; {suggestion(near_names(name, VARIABLES, number=1), 'unset it')}"
+            "warning",
+            name,
+            f"mindspeed does not read {name}; {suggestion(near_names(name, known, number=1), 'unset it')}",
         )
         for name in names
     )

@@ -10,7 +10,6 @@ from mindspeed.pipeline.declarations import WAITING_WEIGHTS, ScheduleArgs
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.recomputation import least_limit
-from mindspeed.pipeline.synthesis import delayed, lag_by_rank, megatron
 from mindspeed.plugins import (
     Before,
     Category,
@@ -44,6 +43,8 @@ class NanoPipeArgs(ScheduleArgs):
 
 
 def _planned(args: NanoPipeArgs, shape: PipelineShape) -> Schedule:
+    from mindspeed.pipeline.synthesis import delayed, lag_by_rank, megatron
+
     return delayed(megatron(shape), lag_by_rank(args.lag, shape.pp))
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from packaging.specifiers import SpecifierSet
-
 from mindspeed.plugins import GiveField, GiveSetting, When, World, Wrap, condition
 
 _HERE: Final = "mindspeed.features.zero_bubble.v_placement"
@@ -14,7 +12,7 @@ _LOOP: Final = GiveSetting("placement", "loop")
 TIED: Final = "placement v has the embedding and the output layer in two chunks of one rank, where Megatron does not tie them"
 UNTIE: Final = GiveField("tied_embeddings", False)
 """Reason and fix for tied embeddings, refused in a plan and, where the plan does not know them, in the built model."""
-_BY_CHUNK: Final = SpecifierSet(">=0.14,<0.19")
+_BY_CHUNK: Final = ">=0.14,<0.19"
 """Releases of Megatron that ask for stages where the wraps of a V answer: by chunk, and no loss by stage."""
 _UNEVEN: Final = {
     "pipeline_layout": "deals layers out by a layout",
@@ -71,7 +69,9 @@ def has_no_token_prediction(args: Any, world: World) -> bool:
 @condition("placement v supports Megatron 0.14 to 0.18, and this is {world.megatron}", fix=(_LOOP,), when=_is_v)
 def megatron_asks_by_chunk(args: Any, world: World) -> bool:
     """Check that this release of Megatron finds the stages of a V."""
-    return _BY_CHUNK.contains(world.megatron, prereleases=True)
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(_BY_CHUNK).contains(world.megatron, prereleases=True)
 
 
 V_PLACEMENT: Final = (

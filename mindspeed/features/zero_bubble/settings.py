@@ -12,7 +12,6 @@ from mindspeed.pipeline.conditions import KEEPS_PASSES
 from mindspeed.pipeline.declarations import ScheduleArgs
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import LimitTooSmallError, least_limit
-from mindspeed.pipeline.synthesis import fastest
 from mindspeed.plugins import (
     Before,
     Conflicts,
@@ -62,6 +61,8 @@ def given_costs(args: ZeroBubbleArgs) -> Costs:
 
 def planned(args: ZeroBubbleArgs, shape: PipelineShape, costs: Costs) -> Schedule:
     """Return the fastest list for the costs. Raises ValueError where none keeps the limit."""
+    from mindspeed.pipeline.synthesis import fastest
+
     limit = shape.stages if args.limit is None and args.recompute == "least" else args.limit
     return fastest(shape, costs, args.recompute, limit)[0]
 

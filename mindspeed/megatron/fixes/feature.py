@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Ref, Set, When, Wrap, hookimpl
-from mindspeed.plugins.tables import table_beside
+from mindspeed.plugins.tables import json_beside
 
 _HERE: Final = "mindspeed.megatron.fixes"
-TABLES: Final[dict[str, list[Any]]] = table_beside(__file__)
+TABLES: Final[dict[str, list[Any]]] = json_beside(__file__)
+"""Patches that Megatron needs beside a device; versions are all where none are given.
+
+``uncompiled`` are functions under megatron.core that it gives to torch.compile at import. ``fixes`` are targets that a
+wrapper of this package wraps, and why. ``products`` take a product of numbers with a function that numpy 2 lacks.
+``unguarded`` are modules that import triton without asking whether it is installed.
+"""
 
 
 class MegatronFixes(Feature[FeatureArgs]):

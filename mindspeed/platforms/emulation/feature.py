@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Final
 
-from mindspeed.platforms.cpu import COLLECTIVES
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Set, Wrap, hookimpl
 
 _HERE: Final = "mindspeed.platforms.emulation"
@@ -42,6 +41,8 @@ class DeviceEmulation(Feature[DeviceEmulationArgs]):
     @hookimpl
     def patches(self) -> list[Patch]:
         """Return the wraps of collectives, inside out: launch/wait log, emulated link, poison."""
+        from mindspeed.platforms.cpu import COLLECTIVES
+
         args = self.args
         patches: list[Patch] = []
         if args.transfer_delay:

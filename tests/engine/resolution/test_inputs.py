@@ -4,7 +4,8 @@ import pytest
 
 import mindspeed
 from mindspeed.engine.resolution.environment import made_up
-from mindspeed.engine.resolution.request import layer_from_environment, load_job_file, parse_assignments
+from mindspeed.engine.resolution.job_file import load_job_file
+from mindspeed.engine.resolution.request import layer_from_environment, parse_assignments
 from mindspeed.plugins.problems import MindSpeedError, ResolutionError
 
 CPU = made_up("cpu", "0.16.1")
