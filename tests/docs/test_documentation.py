@@ -15,9 +15,10 @@ from mindspeed.engine.resolution.request import JOB_KEYS, Layer
 from mindspeed.engine.resolution.resolver import resolve
 from mindspeed.engine.resolution.variables import variables
 from mindspeed.plugins import FeatureSpec, World
+from mindspeed.plugins import feature as feature_module
 from mindspeed.plugins.discovery import BUILT_IN, Catalog, DiscoveredFeature, discover
-from mindspeed.plugins.feature import _REPLACED as REPLACED
 from mindspeed.plugins.problems import error_codes
+from mindspeed.plugins.tables import table_beside
 from mindspeed.registry import catalog
 from tests import transcripts
 from tools.docs.operators import forward_only
@@ -222,7 +223,7 @@ def test_the_guide_has_every_field_of_a_declaration_and_every_constraint():
     named = set(re.findall(r"`(\w+)", text))
     assert {field.name for field in fields(FeatureSpec)} - named == set()
     assert len(fields(FeatureSpec)) <= 17
-    assert REPLACED.keys() - named == set()
+    assert table_beside(feature_module.__file__).keys() - named == set()
     constraints = {"Requires", "RequiresAny", "RequiresSlot", "Conflicts", "After", "Before", "Supersedes", "ModelCondition"}
     assert constraints - named == set()
     assert "`@condition(" in text
