@@ -41,7 +41,10 @@ def chunks(values: Values, names: Names) -> int | None:
     per_chunk, layers = values.get("num_layers_per_virtual_pipeline_stage"), values.get("num_layers")
     if per_chunk is None:
         return None if values.get("pipeline_model_parallel_layout") else 1
-    return layers // (values.get("pipeline_model_parallel_size") or 1) // per_chunk if layers and per_chunk else None
+    if not layers or not per_chunk:
+        return None
+    counted = layers + sum(bool(values.get(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
+    return int(counted // (values.get("pipeline_model_parallel_size") or 1) // per_chunk)
 
 
 def built_chunks(values: Values, names: Names) -> int | None:

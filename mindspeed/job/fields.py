@@ -68,6 +68,14 @@ class Fields(ShapeFields):
         "the embedding counts as a layer of the first stage", "account_for_embedding_in_pipeline_split"
     )
     loss_is_layer: bool = flag("the output layer counts as a layer of the last stage", "account_for_loss_in_pipeline_split")
+    micro_batch_group: int = fact(
+        "micro-batches that a model chunk takes in a row under virtual pipelining; 0 is one for each stage",
+        "microbatch_group_size_per_vp_stage",
+        attributes=(),
+        unit="micro-batches",
+        least=0,
+        default=0,
+    )
     ring_exchange: bool = flag("pipeline stages send and receive at once (ring exchange)", "use_ring_exchange_p2p")
     delayed_weight_gradients: bool = flag("Megatron delays weight gradients with a queue of its own", "delay_wgrad_compute")
     deferred_embedding_gradients: bool = flag(

@@ -75,10 +75,29 @@ class World(Fields, BaseModel):
         return int(self.global_batch_size) // int(self.micro_batch_size * self.dp)
 
     @property
+    def equal_share(self) -> tuple[int, int]:
+        """Layers that pipeline stages have equal shares of, and these stages: without those that have a number of their own.
+
+        The embedding and the output layer are among the layers where they count as such.
+        """
+        layers = (
+            self.num_layers + self.embedding_is_layer + self.loss_is_layer - self.first_stage_layers - self.last_stage_layers
+        )
+        return layers, self.pp - (self.first_stage_layers > 0) - (self.last_stage_layers > 0)
+
+    @property
     def layers_per_chunk(self) -> tuple[int, ...]:
-        """Layers of each model chunk, in the order of the model: equal shares where no feature deals them out."""
-        chunks = int(self.pp * self.vpp)
-        return self.layer_split or (int(self.num_layers) // chunks,) * chunks
+        """Layers of each model chunk, in the order of the model, as Megatron deals them out where no feature does."""
+        if self.layer_split:
+            return self.layer_split
+        layers, stages = self.equal_share
+        of_stage = [layers // max(1, stages)] * self.pp
+        of_stage[0] = self.first_stage_layers or of_stage[0]
+        of_stage[-1] = self.last_stage_layers or of_stage[-1]
+        chunks = [layers // self.vpp for _ in range(self.vpp) for layers in of_stage]
+        chunks[0] -= self.embedding_is_layer
+        chunks[-1] -= self.loss_is_layer
+        return tuple(chunks)
 
     def need(self, *names: str) -> None:
         """Raise `UnknownValue` for all of these that nobody gave, so that a reader learns of them at once."""

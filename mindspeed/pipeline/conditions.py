@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from mindspeed.job.world import World
@@ -16,6 +17,12 @@ _REMOVE: Final = RemoveFeature()
 def has_stages(args: Any, world: World) -> bool:
     """Check that there is more than one pipeline stage."""
     return bool(world.pp > 1)
+
+
+def shares(args: Any, world: World) -> Mapping[str, int]:
+    """Return the layers that stages share equally, and the number of these stages."""
+    layers, stages = world.equal_share
+    return {"layers": layers, "stages": stages}
 
 
 KEEPS_FORWARDS: Final = (

@@ -34,6 +34,13 @@ class ContextParallelArgs(FeatureArgs):
     )
 
 
+def _needs_algorithm(args: ContextParallelArgs, world: World) -> bool:
+    """Return whether sequences are spread, and no Transformer Engine has attention for them."""
+    is_local = world.knows("transformer_engine_layers") and not world.transformer_engine_layers
+    has_engine = world.is_set("engine_installed") and not world.is_set("engine_over_local") and not is_local
+    return args.size > 1 and not has_engine
+
+
 def _is_spread(args: ContextParallelArgs, world: World) -> bool:
     """Return whether sequences are spread over several ranks."""
     return args.size > 1
@@ -74,7 +81,7 @@ class ContextParallel(Feature[ContextParallelArgs]):
             RequiresSlot(
                 Slot.CONTEXT_PARALLEL,
                 reason="attention has to look beyond the tokens of a rank: name ring-attention, ulysses-attention or another",
-                when=_is_spread,
+                when=_needs_algorithm,
                 setting="algorithm",
             ),
             sequence_divides,

@@ -12,8 +12,10 @@ NEEDED: Final = ("num_experts", "router_topk", "hidden_size", "seq_length", "mic
 
 class ExpertParallelArgs(FeatureArgs):
     size: int = Field(1, ge=1, description="ranks over which the experts of a layer are spread")
-    dispatcher: Literal["alltoall", "allgather", "auto"] = Field(
-        "alltoall", description="how tokens travel to their experts; auto takes the one that sends fewer bytes"
+    dispatcher: Literal["alltoall", "allgather", "flex", "auto"] = Field(
+        "alltoall",
+        description="how tokens travel to their experts; flex is DeepEP or HybridEP, auto takes the one of the others that "
+        "sends fewer bytes",
     )
     expert_tensor_size: int | None = Field(
         None, ge=1, description="ranks that share one expert; as tensor-parallel if not given"

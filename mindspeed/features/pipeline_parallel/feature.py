@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mindspeed.pipeline.conditions import shares
 from mindspeed.plugins import (
     AddFeature,
     ArgOverride,
@@ -28,12 +29,14 @@ class PipelineParallelArgs(FeatureArgs):
 
 
 @condition(
-    "{world.num_layers} layers are not divisible by {args.size} pipeline stages",
+    "{layers} layers are not divisible by {stages} pipeline stages",
     fix=(GiveField("pp", note="a divisor of {world.num_layers}"), AddFeature("noop-layers")),
+    values=shares,
 )
 def stages_share_layers(args: PipelineParallelArgs, world: World) -> bool:
-    """Check that stages have equal shares of the layers, or another feature deals them out."""
-    return bool(world.layer_split or world.num_layers % args.size == 0)
+    """Check that stages have equal shares of the layers, or a layout or another feature deals them out."""
+    layers, stages = world.equal_share
+    return bool(world.layer_split or world.pipeline_layout or layers % max(1, stages) == 0)
 
 
 class PipelineParallel(Feature[PipelineParallelArgs]):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mindspeed.pipeline.conditions import has_stages
+from collections.abc import Mapping
+
+from mindspeed.pipeline.conditions import has_stages, shares
 from mindspeed.plugins import (
     AddFeature,
     ArgOverride,
@@ -56,29 +58,41 @@ def two_stages_overlap(args: VirtualPipelineArgs, world: World) -> bool:
 
 
 @condition(
-    "{world.num_layers} layers are not divisible by pp x vpp = {world.pp} x {args.size} model chunks",
+    "{layers} layers are not divisible by pp x vpp = {stages} x {args.size} model chunks",
     fix=(
         Together((GiveField("pp"), GiveField("vpp", note="their product divides {world.num_layers}"))),
         AddFeature("noop-layers"),
     ),
+    values=shares,
 )
 def chunks_share_layers(args: VirtualPipelineArgs, world: World) -> bool:
-    """Check that chunks have equal shares of the layers, or another feature deals them out."""
-    return bool(world.layer_split or world.num_layers % (world.pp * args.size) == 0)
+    """Check that the chunks of a stage have equal shares of its layers, or a layout or another feature deals them out."""
+    layers, stages = world.equal_share
+    parts = (world.first_stage_layers, world.last_stage_layers, layers // max(1, stages))
+    is_even = layers % max(1, stages) == 0 and all(part % args.size == 0 for part in parts)
+    return bool(world.layer_split or world.pipeline_layout or is_even)
+
+
+def _group(args: VirtualPipelineArgs, world: World) -> Mapping[str, str]:
+    """Return what micro-batches are taken in groups of."""
+    group = world.micro_batch_group
+    return {"group": f"groups of {group}, each of at least pp={world.pp}" if group else f"{world.pp} pipeline stages"}
 
 
 @condition(
-    "{world.num_micro_batches} micro-batches per step are not a multiple of {world.pp} pipeline stages",
+    "{world.num_micro_batches} micro-batches per step are not a multiple of {group}",
     fix=(
         GiveField(
             "global_batch_size",
             note="a multiple of micro batch size x dp x pp = {world.micro_batch_size} x {world.dp} x {world.pp}",
         ),
     ),
+    values=_group,
 )
 def micro_batches_fill_stages(args: VirtualPipelineArgs, world: World) -> bool:
-    """Check that micro-batches come in groups of as many as there are stages."""
-    return bool(world.num_micro_batches > 0 and world.num_micro_batches % world.pp == 0)
+    """Check that micro-batches come in groups of at least as many as there are stages."""
+    group, count = world.micro_batch_group or world.pp, world.num_micro_batches
+    return bool(world.pp <= group <= count and (count % group == 0 or (world.micro_batch_group and count % group >= world.pp)))
 
 
 class VirtualPipeline(Feature[VirtualPipelineArgs]):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from mindspeed.megatron_lm.shell_script import whole_number
 from mindspeed.plugins.fixes import Fix, FixStep
 from mindspeed.plugins.problems import GivenValue, Problem
 
@@ -51,7 +52,7 @@ class ArgumentWords:
     def number(self, flag: str) -> int | None:
         """The last value of an option, if it is a whole number."""
         value = self.value(flag)
-        return int(value) if value is not None and value.isdigit() else None
+        return whole_number(value) if value is not None else None
 
     def take(self, flag: str, count: Count) -> list[str] | None:
         """Remove an option with its values wherever it stands, and return its last values; None where it is not there."""

@@ -67,10 +67,10 @@ def test_a_v_refuses_a_feature_that_deals_out_layers() -> None:
     ("job", "text"),
     [
         ({"pipeline_layout": True}, "deals layers out by a layout"),
-        ({"first_stage_layers": 1}, "gives the first stage 1 layers"),
-        ({"last_stage_layers": 1}, "gives the last stage 1 layers"),
+        ({"first_stage_layers": 2}, "gives the first stage 2 layers"),
+        ({"last_stage_layers": 2}, "gives the last stage 2 layers"),
         (
-            {"embedding_is_layer": True, "loss_is_layer": True},
+            {"embedding_is_layer": True, "loss_is_layer": True, "num_layers": 6},
             "counts the embedding as a layer and counts the output layer as a layer",
         ),
     ],

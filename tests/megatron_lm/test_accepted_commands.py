@@ -1,0 +1,94 @@
+"""A command without features of ours is not refused by a rule that Megatron does not have."""
+
+import pytest
+
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.megatron_lm.dry_run import plan_command
+from mindspeed.megatron_lm.launched_command import command_of_words
+from mindspeed.plugins.problems import ResolutionError
+
+MODEL = "--hidden-size 64 --num-attention-heads 8 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --lr 1e-4"
+MOE = "--num-experts 8 --moe-router-topk 2 --disable-bias-linear"
+
+
+def plan(words: str, processes: int = 8, platform: str = "cuda"):
+    launch = ["torchrun", "--nproc-per-node", str(processes), "pretrain_gpt.py"]
+    return plan_command(command_of_words([*launch, *MODEL.split(), *words.split()]), made_up(platform, "0.16.1"))
+
+
+def messages(words: str, processes: int = 8, platform: str = "cuda") -> list[str]:
+    with pytest.raises(ResolutionError) as caught:
+        plan(words, processes, platform)
+    return [problem.message for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("words", "layers"),
+    [
+        ("--num-layers 8 --context-parallel-size 2", (8,)),
+        (f"--num-layers 8 {MOE} --expert-model-parallel-size 8 --moe-token-dispatcher-type flex --moe-enable-deepep", (8,)),
+        (
+            "--num-layers 6 --pipeline-model-parallel-size 4 --account-for-embedding-in-pipeline-split "
+            "--account-for-loss-in-pipeline-split",
+            (1, 2, 2, 1),
+        ),
+        (
+            "--num-layers 6 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 --global-batch-size 16 "
+            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+            (0, 1, 1, 1, 1, 1, 1, 0),
+        ),
+        ("--num-layers 7 --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1", (1, 2, 2, 2)),
+        (
+            "--num-layers 7 --pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 3 "
+            "--decoder-last-pipeline-num-layers 4",
+            (3, 4),
+        ),
+        ("--num-layers 15 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*3|(tt|)*6L", None),
+        (
+            "--num-layers 8 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 10 "
+            "--microbatch-group-size-per-virtual-pipeline-stage 5",
+            (1,) * 8,
+        ),
+    ],
+)
+def test_what_megatron_accepts_is_planned(words: str, layers: tuple[int, ...] | None) -> None:
+    world = plan(words).world
+    assert layers is None or world.layers_per_chunk == layers
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--num-layers 7 --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1 "
+            "--account-for-loss-in-pipeline-split",
+            "pipeline-parallel: 7 layers are not divisible by 3 pipeline stages",
+        ),
+        (
+            "--num-layers 8 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 10",
+            "virtual-pipeline: 5 micro-batches per step are not a multiple of 4 pipeline stages",
+        ),
+        (
+            "--num-layers 8 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 12 "
+            "--microbatch-group-size-per-virtual-pipeline-stage 5",
+            "virtual-pipeline: 6 micro-batches per step are not a multiple of groups of 5, each of at least pp=4",
+        ),
+        (
+            "--num-layers 8 --context-parallel-size 2 --transformer-impl local",
+            "context-parallel needs a feature for context-parallel, because attention has to look beyond the tokens of a rank: "
+            "name ring-attention, ulysses-attention or another",
+        ),
+    ],
+)
+def test_what_megatron_refuses_is_a_problem(words: str, message: str) -> None:
+    assert messages(words) == [message]
+
+
+def test_without_a_transformer_engine_context_parallelism_needs_an_algorithm() -> None:
+    (message,) = messages("--num-layers 8 --context-parallel-size 2", platform="cpu")
+    assert message.startswith("context-parallel needs a feature for context-parallel")
+
+
+@pytest.mark.parametrize("value", ["²", "9" * 5000])
+def test_a_number_that_is_none_is_a_problem_of_its_option(value: str) -> None:
+    assert any(message.startswith("--num-layers is") for message in messages(f"--num-layers {value}"))
