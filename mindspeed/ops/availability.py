@@ -26,7 +26,7 @@ _DEVICES: Final = {"cuda": "/dev/nvidia[0-9]*", "npu": "/dev/davinci[0-9]*"}
 _OPS: Final = Path(__file__).resolve().parent
 
 _COMPOSED: Final = "it is composed of the device's own matrix products and collectives"
-_EVERYWHERE: Final = {
+EVERYWHERE: Final = {
     "ffn": "it is composed of the device's own matrix products and an activation",
     "lcal_coc": _COMPOSED,
     "npu_all_to_all_all_gather_bmm": _COMPOSED,
@@ -35,11 +35,11 @@ _EVERYWHERE: Final = {
     "npu_mm_all_reduce_add_rms_norm": _COMPOSED,
     "npu_mm_all_reduce_add_rms_norm_": "it is npu_mm_all_reduce_add_rms_norm, written into its argument",
 }
-_BY_PLATFORM: Final[dict[tuple[str, str], str]] = {
+BY_PLATFORM: Final[dict[tuple[str, str], str]] = {
     ("quant_gmm", "cuda"): "nobody has written a Triton kernel of integer products yet",
 }
 
-_NOT_YET: Final = "nobody has written one yet"
+NOT_YET: Final = "nobody has written one yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _standing(op: str, machine: _Machine) -> VariantStatus:
 
 def reason(op: str, platform: str) -> str:
     """The reason for an operator that runs its reference on a platform."""
-    return _BY_PLATFORM.get((op, platform)) or _EVERYWHERE.get(op) or _NOT_YET
+    return BY_PLATFORM.get((op, platform)) or EVERYWHERE.get(op) or NOT_YET
 
 
 class _Machine:

@@ -7,7 +7,7 @@ import pytest
 
 from mindspeed.cli import ops
 from mindspeed.job.world import PLATFORMS
-from mindspeed.ops import OPERATORS, availability, reasons
+from mindspeed.ops import OPERATORS, availability
 from mindspeed.ops.availability import variant
 from mindspeed.ops.compiler import Compiler
 from tests.ops.built import pretend_built, write_sources
@@ -72,9 +72,9 @@ def test_what_has_no_variant_says_why(cache, listed):
 
 def test_every_reference_has_a_reason_and_no_reason_is_out_of_date():
     bare = {(op, platform) for op in OPERATORS for platform in PLATFORMS if variant(op, platform) == "reference"}
-    assert [place for place in sorted(bare) if reasons.reason(*place) == reasons.NOT_YET] == []
-    assert {place for place in reasons.BY_PLATFORM if place not in bare} == set()
-    assert {op for op in reasons.EVERYWHERE if op not in {op for op, _ in bare}} == set()
+    assert [place for place in sorted(bare) if availability.reason(*place) == availability.NOT_YET] == []
+    assert {place for place in availability.BY_PLATFORM if place not in bare} == set()
+    assert {op for op in availability.EVERYWHERE if op not in {op for op, _ in bare}} == set()
 
 
 def test_for_another_platform_nothing_runs_here(cache, listed, monkeypatch):

@@ -21,6 +21,7 @@ PUBLIC = (
     "mindspeed.tensor_parallel",
     "mindspeed.memory",
     "mindspeed.pipeline",
+    "mindspeed.plugins.wrapping",
     "pydantic",
     "torch",
     "torch_npu",

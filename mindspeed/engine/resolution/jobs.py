@@ -7,7 +7,7 @@ reads (`mindspeed.tuning.layout_jobs`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from mindspeed.job.world import World
@@ -52,3 +52,16 @@ class NotUniform(Exception):  # noqa: N818 - a signal to split the jobs, not an 
     def __init__(self, jobs: JobSet) -> None:
         self.jobs = jobs
         super().__init__("jobs differ")
+
+
+def by_contribution(
+    given: Iterable[tuple[Contribution, JobSet]], active: JobSet, scope: JobSet
+) -> Iterator[tuple[Contribution, JobSet]]:
+    """Yield what a feature adds to the job, and in which jobs: nothing where it is not active."""
+    nothing = scope & ~active
+    for added, jobs in given:
+        if added:
+            yield added, jobs & active
+        else:
+            nothing |= jobs & active
+    yield (), nothing

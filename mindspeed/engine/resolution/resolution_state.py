@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from mindspeed._version import __version__
-from mindspeed.engine.resolution.jobs import Jobs, JobSet, NotUniform, OneJob
+from mindspeed.engine.resolution.jobs import Jobs, JobSet, NotUniform, OneJob, by_contribution
 from mindspeed.engine.resolution.planned_feature import PlanNote, Reason, Value
 from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.engine.resolution.request_merge import MergedRequest
@@ -222,7 +222,7 @@ class ResolutionState:
             parts = [
                 ((*before, *more), here)
                 for before, part in parts
-                for more, jobs in _by_contribution(given, self.where[name], self.scope)
+                for more, jobs in by_contribution(given, self.where[name], self.scope)
                 if (here := part & jobs)
             ]
         self._contributions = parts
@@ -392,16 +392,3 @@ class ResolutionState:
         while self.active[name].by:
             name = self.active[name].by
         return name
-
-
-def _by_contribution(
-    given: Iterable[tuple[Contribution, JobSet]], active: JobSet, scope: JobSet
-) -> Iterator[tuple[Contribution, JobSet]]:
-    """Yield what a feature adds to the job, and in which jobs: nothing where it is not active."""
-    nothing = scope & ~active
-    for added, jobs in given:
-        if added:
-            yield added, jobs & active
-        else:
-            nothing |= jobs & active
-    yield (), nothing
