@@ -47,7 +47,7 @@ def check(request: Request, names: tuple[str, ...], script: str | None, device_m
     kinds = {"not-checked": "not checked", "choice": "choice", "warning": "warning"}
     lines = [f"{kinds[row.kind]:<11}  {row.feature}: {row.text}" for row in plan.rows if row.kind in kinds]
     lines.append(f"no problems: {', '.join(plan.names) or 'no features'}; plan {plan.digest}")
-    print_result({"problems": [], "plan": plan.to_json()}, lines)
+    print_result({"problems": [], "plan": plan}, lines)
 
 
 def _require_memory(plan: ActivationPlan, device_memory: float) -> None:

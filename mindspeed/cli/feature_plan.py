@@ -37,11 +37,11 @@ def plan(request: Request, names: tuple[str, ...], memory: bool, base: bool, scr
     request = request.naming(names)
     made = plan_of_command(request, script) or request.plan_of_run()
     if not memory:
-        print_result({"problems": [], "plan": made.to_json()}, as_lines(sections(made, base)))
+        print_result({"problems": [], "plan": made}, as_lines(sections(made, base)))
         return
     from mindspeed.diagnostics.job_memory import peaks, summary
 
-    data = {"problems": [], "plan": made.to_json(), "memory": peaks(made)}
+    data = {"problems": [], "plan": made, "memory": peaks(made)}
     print_result(data, as_lines([*sections(made, base), ("memory", summary(made))]))
 
 
