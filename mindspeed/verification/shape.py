@@ -125,8 +125,12 @@ class Recipe:
     adam: bool = False
 
     def length_of(self, number: int) -> int:
-        """Tokens in a sample of a micro-batch: the whole sequence, or a third, two thirds and all of it in turn."""
-        return self.shape.seq_length * (number % 3 + 1) // 3 if self.ragged else self.shape.seq_length
+        """Tokens in a sample of a micro-batch: the whole sequence, or about a third, two thirds and all of it in turn.
+
+        Multiples of 8 divide among the ranks of tensor and context parallelism.
+        """
+        part = self.shape.seq_length * (number % 3 + 1) // 3
+        return (part // 8 * 8 or part) if self.ragged else self.shape.seq_length
 
     @property
     def repeats_routing(self) -> bool:

@@ -64,7 +64,7 @@ class Ampipe(Feature[AmpipeArgs]):
         verify_with=VerifyWith(
             algorithm=("mindspeed.features.ampipe.attention",),
             features=("deepspeed-moe",),
-            settings={"deepspeed-moe": {"groups": 2}},
+            settings={"deepspeed-moe": {"groups": 4}},
             world={"ep": 2},
         ),
     )

@@ -62,7 +62,7 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
             settings={"groups": "refused"},
         ),
         reference={"reference": True},
-        verify_with=VerifyWith(world={"ep": 2}),
+        verify_with=VerifyWith(settings={"deepspeed-moe": {"groups": 4}}, world={"ep": 2}),
     )
 
     @hookimpl

@@ -17,7 +17,7 @@ class DeepspeedMoeRearrange(Feature[FeatureArgs]):
         ops=("npu_fused_moe_token_permute", "npu_fused_moe_token_unpermute"),
         constraints=(Requires("deepspeed-moe", reason="it fills and empties the table of that layer"), After("deepspeed-moe")),
         numerics=Numerics.reordered(reason="the rows of a token are summed in fp32 instead of by a product with zeros"),
-        verify_with=VerifyWith(features=("deepspeed-moe",)),
+        verify_with=VerifyWith(features=("deepspeed-moe",), settings={"deepspeed-moe": {"groups": 4}}),
     )
 
     @hookimpl

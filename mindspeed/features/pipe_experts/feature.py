@@ -51,7 +51,7 @@ class PipeExperts(Feature[PipeExpertsArgs]):
         verify_with=VerifyWith(
             algorithm=("mindspeed.features.deepspeed_moe.units",),
             features=("deepspeed-moe",),
-            settings={"pipe-experts": {"parts": 2}},
+            settings={"pipe-experts": {"parts": 2}, "deepspeed-moe": {"groups": 4}},
             world={"ep": 2},
         ),
     )
