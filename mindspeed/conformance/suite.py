@@ -11,8 +11,9 @@ from mindspeed.conformance.application import application, import_cost
 from mindspeed.conformance.outcome import Outcome, judged
 from mindspeed.conformance.subjects import Subject, subjects
 from mindspeed.diagnostics import doctor
-from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.verification.case import build_case
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.plugins.problems import MindSpeedError, ResolutionError
+from mindspeed.verification.case import VerificationCase, build_case
 from mindspeed.verification.harness import verify
 from mindspeed.verification.pool import WorkerPool
 
@@ -25,7 +26,9 @@ DECLARED: Final[dict[str, Callable[[Subject], Outcome]]] = {
 }
 """Checks that need nothing but the declaration."""
 
-CHECKS: Final = (*DECLARED, "import cost", *APPLIED, "parity")
+PARITY: Final = ("parity", "level 1")
+"""Checks that train a tiny model, alone and beside all that optimization level 1 adds to a model with experts."""
+CHECKS: Final = (*DECLARED, "import cost", *APPLIED, *PARITY)
 
 
 class Suite:
@@ -47,7 +50,7 @@ class Suite:
             return _broken(subject) if check == "metadata" else None
         if check in DECLARED:
             return DECLARED[check](subject)
-        examination = {"import cost": import_cost, "parity": self._parity}.get(check, application)
+        examination = {"import cost": import_cost, **dict.fromkeys(PARITY, self._parity)}.get(check, application)
         if (subject.name, check) not in self._outcomes:
             self._outcomes |= {(outcome.feature, outcome.check): outcome for outcome in examination(self.loaded)}
         return self._outcomes[subject.name, check]
@@ -56,9 +59,9 @@ class Suite:
         missing = ", ".join(problem.message for problem in doctor.problems()) if self.prove else ""
         if missing or not self.prove:
             reason = missing or "trains a tiny model; ask for it with --parity"
-            return [Outcome(subject.name, "parity", "not run", reason) for subject in tested]
+            return [Outcome(subject.name, check, "not run", reason) for subject in tested for check in PARITY]
         with WorkerPool() as pool:
-            return [_parity(subject, pool) for subject in tested]
+            return [_parity(subject, check, pool) for subject in tested for check in PARITY]
 
 
 def examine(name: str, prove: bool = False) -> Iterator[Outcome]:
@@ -68,15 +71,23 @@ def examine(name: str, prove: bool = False) -> Iterator[Outcome]:
     yield from (outcome for outcome in outcomes if outcome is not None)
 
 
-def _parity(subject: Subject, pool: WorkerPool) -> Outcome:
+def _parity(subject: Subject, check: str, pool: WorkerPool) -> Outcome:
     """Train a tiny model with and without a feature and compare, as ``mindspeed features verify`` does."""
     try:
-        verdict = verify(build_case([subject.name]), pool)
+        verdict = verify(build_case([subject.name]) if check == PARITY[0] else _beside_level_one(subject.name), pool)
     except MindSpeedError as error:
         lines = str(error).splitlines()
-        return Outcome(subject.name, "parity", "failed", lines[0], tuple(lines[1:]))
+        return Outcome(subject.name, check, "failed", lines[0], tuple(lines[1:]))
     wrong = [problem.message for problem in verdict.problems]
-    return judged(subject.name, "parity", wrong, f"on against off: {verdict.claim} holds in {len(verdict.checks)} comparisons")
+    return judged(subject.name, check, wrong, f"on against off: {verdict.claim} holds in {len(verdict.checks)} comparisons")
+
+
+def _beside_level_one(name: str) -> VerificationCase:
+    """The case on a model with experts, to which most of level 1 applies; on a dense one for a feature that refuses experts."""
+    try:
+        return build_case([name], [Layer("conformance", world={"num_experts": 4})], level_one=True)
+    except ResolutionError:
+        return build_case([name], level_one=True)
 
 
 def _broken(subject: Subject) -> Outcome:

@@ -124,6 +124,17 @@ def get_megatron_optimizer(original: Function, config: Any, model_chunks: Any, *
     return optimizer
 
 
+@wrapper
+def finalize_model_grads(original: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wrap ``finalize_model_grads(model, ...)``, after which the gradients of a step are those of the optimizer."""
+    result = original(model, *args, **kwargs)
+    parameters = [pair for chunk in model for pair in chunk.named_parameters() if pair[1].requires_grad]
+    found = [(name, getattr(parameter, "main_grad", None), parameter.grad) for name, parameter in parameters]
+    gradients = [(name, grad if main is None else main) for name, main, grad in found if main is not None or grad is not None]
+    session.call("gradients_ready", chunks=model, gradients=gradients)
+    return result
+
+
 def get_forward_backward_func(original: Function) -> Function:
     """Wrap ``get_forward_backward_func``: it returns the same wrapper as long as Megatron returns the same schedule."""
 

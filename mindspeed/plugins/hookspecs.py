@@ -235,6 +235,15 @@ class TrainHooks:
     def around_train_step(self, state: TrainState) -> AbstractContextManager[None] | None:
         """Return a context manager around one optimizer step, from zeroed gradients to updated weights."""
 
+    @hook(HookFacts("megatron-core", "step"))
+    def gradients_ready(self, chunks: Sequence[Any], gradients: Sequence[tuple[str, Any]]) -> None:
+        """Inspect or change, in place, the gradients of a step, when Megatron has summed them over ranks and micro-batches.
+
+        ``gradients`` has the name and the tensor of each trained parameter of the model ``chunks``. The tensor is its
+        ``main_grad``, to which kernels may add outside of autograd, so that hooks of tensors see nothing; else its ``grad``.
+        With the distributed optimizer, only the share of this rank is summed.
+        """
+
     @hook(HookFacts("megatron-core", "build"))
     def optimizer_built(self, optimizer: Any) -> None:
         """Inspect or change the optimizer that Megatron has built."""

@@ -59,6 +59,7 @@ class CaseRequest:
     environment: Environment | None
     known: Catalog
     options: Mapping[str, Any]
+    level_one: bool = False
     beside: tuple[str, ...] = ()
     note: str = ""
 
@@ -123,7 +124,9 @@ class CaseRequest:
         return found
 
     def unrequested_level1(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Features that level 1 would add by itself, and that none of these may require."""
+        """Features that level 1 would add by itself, and that none of these may require; none where it may add them."""
+        if self.level_one:
+            return ()
         invited = required_by(names, self.known, perhaps=True)
         return tuple(name for name in self.known.usable if self.known.feature(name).spec.level == 1 and name not in invited)
 
@@ -211,16 +214,17 @@ def build_case(
     nproc: int | None = None,
     environment: Environment | None = None,
     options: Mapping[str, Any] | None = None,
+    level_one: bool = False,
 ) -> VerificationCase:
     """The case that proves whether ``features`` do what they claim. Raises ResolutionError when no tiny model suits them.
 
     ``layers`` (low to high) may hold settings, sizes and a model shape; ``also`` are features that both runs have, ``options``
-    further fields of the model's TransformerConfig.
+    further fields of the model's TransformerConfig. With ``level_one`` both runs have what optimization level 1 adds.
     What is not given is chosen: the surroundings that the features declare where these are possible, sizes under test
     are 2, model and number of processes the first that suit.
     """
     known = registry.catalog()
-    request = CaseRequest(tuple(features), tuple(layers), tuple(also), nproc, environment, known, options or {})
+    request = CaseRequest(tuple(features), tuple(layers), tuple(also), nproc, environment, known, options or {}, level_one)
     refused: list[ResolutionError] = []
     for surroundings in surroundings_of(request.features, known):
         try:

@@ -122,8 +122,8 @@ def test_every_kind_passes_ruff_and_has_the_files_of_the_first(package_of, kind)
 
 def test_a_hook_a_patch_and_an_operator_are_declared_as_such(package_of):
     texts = {kind: {path.name: path.read_text() for path in package_of(kind).rglob("*.py")} for kind in ("hook", "patch", "op")}
-    assert ("def model_built(" in texts["hook"]["feature.py"], "Wrap(" in texts["hook"]["feature.py"]) == (True, False)
-    assert ("def model_built(" in texts["patch"]["feature.py"], "Wrap(" in texts["patch"]["feature.py"]) == (False, True)
+    assert ("def gradients_ready(" in texts["hook"]["feature.py"], "Wrap(" in texts["hook"]["feature.py"]) == (True, False)
+    assert ("def gradients_ready(" in texts["patch"]["feature.py"], "Wrap(" in texts["patch"]["feature.py"]) == (False, True)
     assert '@torch.library.custom_op("acme_op::acme_op"' in texts["op"]["algorithm.py"]
 
 
@@ -137,10 +137,25 @@ def test_an_unknown_kind_is_a_usage_error(mindspeed, tmp_path):
 def test_a_new_package_passes_the_conformance_suite_and_its_own_tests(package_of, kind):
     package = package_of(kind)
     done = python(package, "-m", "mindspeed", "features", "test", f"acme-{kind}", "--parity")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"acme-{kind}: 1 feature, 9 checks, none failed"), done.stdout
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"acme-{kind}: 1 feature, 10 checks, none failed"), (
+        done.stdout
+    )
     done = python(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "11 passed" in done.stdout
+    assert "12 passed" in done.stdout
+
+
+@pytest.mark.long
+def test_a_new_hook_changes_gradients_that_kernels_add_to_the_buffer(package_of):
+    """matmul-add adds the gradients of linear layers to ``main_grad``, which no hook of a tensor sees."""
+    given = ["--set", "acme-hook.strength=2", "--features", "matmul-add", "--json"]
+    done = python(package_of("hook"), "-m", "mindspeed", "features", "verify", "acme-hook", *given)
+    checks = json.loads(done.stdout)["checks"]
+    doubled = {
+        check["what"]: round(check["largest_difference"], 6) for check in checks if check["what"].startswith("gradient of")
+    }
+    assert len(doubled) > 20
+    assert set(doubled.values()) == {1.0}, doubled
 
 
 REFUSED = {

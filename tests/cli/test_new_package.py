@@ -82,8 +82,8 @@ def test_it_passes_the_conformance_suite_a_line_for_each_check(installed):
         "  references   ok       1 of 1 resolve",
     ]
     assert [line[2:22].split("  ")[0].strip() for line in lines[1:-1]] == list(CHECKS)
-    assert [line[15:22].strip() for line in lines[1:-1]] == ["ok"] * 8 + ["not run"]
-    assert lines[-1] == "acme: 1 feature, 9 checks, none failed"
+    assert [line[15:22].strip() for line in lines[1:-1]] == ["ok"] * 8 + ["not run"] * 2
+    assert lines[-1] == "acme: 1 feature, 10 checks, none failed"
 
 
 @pytest.mark.long
@@ -91,7 +91,7 @@ def test_its_own_tests_pass_with_the_claim_proven(installed):
     environment, package = installed
     done = environment.run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(package / "tests"))
     assert done.returncode == 0, done.stdout
-    assert "11 passed" in done.stdout
+    assert "12 passed" in done.stdout
 
 
 @pytest.mark.long

@@ -225,7 +225,7 @@ def test_pytest_runs_the_suite_for_a_distribution_without_any_test_file(acme, py
     acme(("Field(1e-5, description=", "Field(1e-5, title="))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = pytester.runpytest_subprocess("--mindspeed-dist", "acme", "-k", "schema or references or order")
-    done.assert_outcomes(passed=2, failed=1, deselected=6)
+    done.assert_outcomes(passed=2, failed=1, deselected=7)
     done.stdout.fnmatch_lines(["*acme-made: schema failed: the setting rate has no description*"])
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from megatron.core.transformer.heterogeneous.heterogeneous_config import HeterogeneousTransformerConfig
 
 from mindspeed import registry
@@ -183,6 +184,26 @@ def test_options_of_a_group_come_from_the_feature_that_has_some(activate):
         loud={"group_options": lambda self, group: {"max_ctas": 8} if group == "tp" else None},
     )
     assert [get_options(name, {}) for name in ("tp", "dp")] == [{"max_ctas": 8}, "megatron's for dp"]
+
+
+def test_gradients_are_given_where_the_optimizer_reads_them_after_megatron_has_summed_them(activate):
+    weight, norm, frozen, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(4))
+    weight.main_grad, weight.grad = torch.ones(2), None  # a kernel has added to the buffer outside of autograd
+    norm.grad = torch.ones(2)
+    frozen.requires_grad_(False)
+    model = torch.nn.ParameterDict({"weight": weight, "norm": norm, "frozen": frozen, "unused": unused})
+    order: list[Any] = []
+
+    def double(self, gradients):
+        order.append([name for name, _ in gradients])
+        for _, gradient in gradients:
+            gradient.mul_(2)
+
+    activate(doubling={"gradients_ready": double})
+    finalize = hook_wrappers.finalize_model_grads(lambda model, tokens: order.append(f"summed over {tokens}"))
+    finalize([model], 3)
+    assert order == ["summed over 3", ["norm", "weight"]]
+    assert (weight.main_grad.tolist(), weight.grad, norm.grad.tolist()) == ([2, 2], None, [2, 2])
 
 
 class _Communicator:

@@ -63,4 +63,4 @@ def test_features_hold_together_without_any_option(pool: WorkerPool, names: str)
 def test_an_effect_that_another_feature_takes_over_is_a_row(pool: WorkerPool, names: str, idle: str) -> None:
     verdict = verdict_of(names, pool)
     assert verdict.holds
-    assert ComparisonResult(f"idle of {idle}", 0.0, 0.0) in verdict.checks
+    assert ComparisonResult(f"idle of {idle}", 0.0, 0.0, idle=True) in verdict.checks
