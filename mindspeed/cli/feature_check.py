@@ -11,7 +11,14 @@ import click
 
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import Request, names_argument, request_options
-from mindspeed.cli.training_command import PlansCommandsFully, plan_of_command, script_option
+from mindspeed.cli.training_command import (
+    PlansCommandsFully,
+    arch_option,
+    checkout_option,
+    plan_of_command,
+    script_option,
+    static_option,
+)
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -22,9 +29,20 @@ if TYPE_CHECKING:
 @names_argument("[NAME]...")
 @click.option("--device-memory", type=click.FloatRange(0, min_open=True), metavar="MIB", help="memory of a device, in MiB")
 @script_option
+@checkout_option
+@arch_option
+@static_option
 @request_options
 @json_option
-def check(request: Request, names: tuple[str, ...], script: str | None, device_memory: float | None) -> None:
+def check(
+    request: Request,
+    names: tuple[str, ...],
+    script: str | None,
+    device_memory: float | None,
+    checkout: str | None,
+    arch: str | None,
+    static: bool,
+) -> None:
     """Find every problem of a request.
 
     Features, settings and sizes are checked together, for this machine or for a made-up one. Problems are printed all at
@@ -35,9 +53,11 @@ def check(request: Request, names: tuple[str, ...], script: str | None, device_m
     mindspeed features check -- pretrain_gpt.py --num-layers 2 --use-fused-rmsnorm ...
 
     mindspeed features check --platform npu --script pretrain_llama.sh
+
+    The rules of the Megatron-LM that the command names, or of --checkout, are run as well, in a process without torch.
     """
     request = request.naming(names)
-    plan = plan_of_command(request, script)
+    plan = plan_of_command(request, script, static, checkout, arch)
     if plan is None:
         plan = request.plan_of_run()
         plan = replace(plan, rows=(*plan.rows, *_ambiguous_padding(plan, request.train)))

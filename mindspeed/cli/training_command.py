@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -33,25 +35,52 @@ class PlansCommandsFully(PlansCommands, FullJobCommand):
     """Such a verb whose help lists the sizes as well."""
 
 
+def _capability(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"[0-9]{1,2}(\.[0-9])?", value):
+        raise click.BadParameter("give a compute capability, as 9.0", ctx, parameter)
+    return value
+
+
 script_option = click.option(
     "--script", metavar="FILE", help="plan the training command of this shell script, or of a launcher's JSON file"
 )
 
 
-def plan_of_command(request: Request, script: str | None) -> ActivationPlan | None:
+static_option = click.option("--static", is_flag=True, help="do not run the rules of the Megatron-LM that the command names")
+checkout_option = click.option(
+    "--checkout", metavar="FOLDER", help="the Megatron-LM whose rules are run  [default: the command's]"
+)
+arch_option = click.option("--arch", metavar="X.Y", callback=_capability, help="compute capability of the devices, as 9.0")
+
+
+def plan_of_command(
+    request: Request, script: str | None, static: bool = True, checkout: str | None = None, arch: str | None = None
+) -> ActivationPlan | None:
     """The plan of a training command with the rest of a request; None where the request names no command.
 
-    Raises MindSpeedError with every problem.
+    Without ``static`` the rules of its Megatron-LM are run as well. Raises MindSpeedError with every problem.
     """
     words: list[str] | None = click.get_current_context().meta.get(_WORDS)
     if words is None and script is None:
         return None
     if words is not None and script is not None:
         raise click.UsageError("--script and a command after -- are two commands; give one")
-    from mindspeed.megatron_lm.dry_run import plan_command
     from mindspeed.megatron_lm.launched_command import command_of_file, command_of_words
+    from mindspeed.megatron_lm.lint import checked_plan
+    from mindspeed.megatron_lm.upstream.rules import find_checkout
+    from mindspeed.platforms import detect
 
     command = command_of_file(script, os.environ) if script is not None else command_of_words(words or ())
     *below, command_line = request.layers
-    size = command_line.world.get("world_size")
-    return plan_command(command, request.environment(size), below, [command_line])
+    environment = request.environment(command_line.world.get("world_size"))
+    if environment.platform == "cuda" and detect() != "cuda":
+        environment = replace(environment, engine=True)  # as on every machine with Megatron's default layers
+    found = None if static else find_checkout(command.program, os.environ, checkout)
+    if checkout is not None and found is None and not static:
+        raise click.UsageError(f"{checkout} has no megatron/training/arguments.py")
+    if found is not None and found.version is not None:
+        if request.megatron is None:
+            environment = replace(environment, megatron=found.version)
+        elif checkout is None and request.megatron != found.version:
+            found = None  # another Megatron is planned for than the one that lies here
+    return checked_plan(command, environment, below, [command_line], found, arch)

@@ -59,7 +59,7 @@ def plan_command(
         else:
             break
     if plan is None or problems:
-        unique = list(dict.fromkeys(_located(problem, command, known, catalog) for problem in problems))
+        unique = list(dict.fromkeys(located(problem, command, known, catalog) for problem in problems))
         raise ResolutionError(unique, in_words)
     return replace(plan, rows=(*plan.rows, *notes, *_notes(command, environment, size)))
 
@@ -188,7 +188,7 @@ def _converts(kind: Any, text: str) -> bool:
     return True
 
 
-def _located(problem: Problem, command: LaunchedCommand, known: Surface, catalog: Catalog) -> Problem:
+def located(problem: Problem, command: LaunchedCommand, known: Surface, catalog: Catalog) -> Problem:
     """The problem with file and line of the option that it is about."""
     options = [*_given(problem), *_flags_of(problem, known, catalog)]
     line = next((line for option in options if (line := command.line_of(option)) is not None), None)

@@ -36,6 +36,7 @@ class LaunchedCommand:
     source: str = COMMAND_LINE
     unset: tuple[str, ...] = ()
     others: tuple[int, ...] = ()
+    environ: tuple[tuple[str, str], ...] = ()
 
     def line_of(self, flag: str) -> int | None:
         """The line of the last occurrence of an option; None when it is not there, or there are no lines."""
@@ -85,7 +86,7 @@ def _only(commands: Iterator[LaunchedCommand], source: str) -> LaunchedCommand:
         raise ResolutionError([Problem("MS301", text, where=source, fix=advice(fix))])
     first, *rest = found
     others = tuple(command.arguments[0].line for command in rest)
-    return LaunchedCommand(first.program, first.arguments, first.world_size, source, first.unset, others)
+    return LaunchedCommand(first.program, first.arguments, first.world_size, source, first.unset, others, first.environ)
 
 
 def _trainings(commands: Sequence[ShellCommand], source: str, strict: bool = True) -> Iterator[LaunchedCommand]:
@@ -99,7 +100,7 @@ def _trainings(commands: Sequence[ShellCommand], source: str, strict: bool = Tru
         if strict and options.isdisjoint(_TRAINS):
             continue
         size = _world_size([word.text for word in words[:program]])
-        yield LaunchedCommand(words[program].text, arguments, size, source, command.unset)
+        yield LaunchedCommand(words[program].text, arguments, size, source, command.unset, (), command.environ)
 
 
 _NO_LAUNCHERS: Final = frozenset({"echo", "cat", "cp", "mv", "sed", "grep", "rm", "chmod", "ls", "vim", "source", "."})

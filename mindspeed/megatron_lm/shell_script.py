@@ -35,10 +35,11 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class ShellCommand:
-    """Hold a simple command: its words, and the variables that nothing gave a value."""
+    """Hold a simple command: its words, the variables that nothing gave a value, and those that it gets in its environment."""
 
     words: tuple[Word, ...]
     unset: tuple[str, ...] = ()
+    environ: tuple[tuple[str, str], ...] = ()
 
 
 def shell_commands(text: str, arguments: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> list[ShellCommand]:
@@ -71,6 +72,7 @@ class _Shell:
     frames: list[_Frame] = field(default_factory=list)
     unset: dict[str, None] = field(default_factory=dict)
     skip_next: bool = False
+    exported: set[str] = field(default_factory=set)
     depth: int = 0
     steps: int = 0
 
@@ -157,15 +159,23 @@ class _Shell:
             self._assign(rest.pop(0))
         if not rest:
             return
+        before = command[: len(command) - len(rest)]
         if rest[0].plain in ("export", "local", "declare", "readonly", "typeset"):
             for token in rest[1:]:
                 if token.kind == "array" or _assignment(token) is not None:
                     self._assign(token)
+            if rest[0].plain == "export":
+                self.exported.update(map(_name, rest[1:]))
             return
         self.unset = {}
         words = self._expanded([token for token in rest if token.kind == "word"])
         if words:
-            self.commands.append(ShellCommand(tuple(words), tuple(self.unset)))
+            names = sorted(self.exported | set(map(_name, before)))
+            environ = tuple((name, self._text(name)) for name in names if name in self.values)
+            self.commands.append(ShellCommand(tuple(words), tuple(self.unset), environ))
+
+    def _text(self, name: str) -> str:
+        return "".join(text for value in self.values[name][:1] for text, _ in value)
 
     def _assign(self, token: Token) -> None:
         if token.kind == "array":
@@ -351,6 +361,12 @@ def _assignment(token: Token) -> tuple[str, bool, str] | None:
         return None
     match = _ASSIGNMENT.fullmatch(token.parts[0].text)
     return (match.group(1), bool(match.group(2)), match.group(3)) if match else None
+
+
+def _name(token: Token) -> str:
+    """The name of the variable that a word of an assignment or of ``export`` is about."""
+    found = _assignment(token)
+    return found[0] if found else token.text.rstrip("+=") if token.kind == "array" else token.plain
 
 
 def _protected(token: Token) -> Token:

@@ -76,6 +76,12 @@ def test_every_word_has_the_line_where_its_text_stands():
     ]
 
 
+def test_the_environment_of_a_command_is_what_is_exported_or_stands_before_it():
+    first, second = shell_commands("A=1; export B=2 C; C=3; export D; F=5 run x; run y")
+    assert first.environ == (("B", "2"), ("C", "3"), ("F", "5"))
+    assert second.environ == (("B", "2"), ("C", "3"))
+
+
 def test_variables_without_a_value_are_named():
     (command,) = shell_commands("run $NOWHERE ${ELSE:-1} ${GONE}")
     assert command.unset == ("NOWHERE", "GONE")

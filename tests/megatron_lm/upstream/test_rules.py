@@ -1,0 +1,105 @@
+"""Megatron's own rules are executed without torch, and everything that they refuse is collected."""
+
+from pathlib import Path
+
+import pytest
+
+from mindspeed.megatron_lm.given_arguments import surface_or_nearest
+from mindspeed.megatron_lm.upstream import rules
+from mindspeed.megatron_lm.upstream.rules import Command, RulesVerdict, find_checkout, judge
+from tests.megatron_lm.upstream.checkouts import ARGUMENTS, make
+
+KNOWN = surface_or_nearest("0.16.1")
+
+
+def verdict(folder: Path, words: str, arch: str | None = None) -> RulesVerdict:
+    checkout = find_checkout(str(folder / "pretrain_gpt.py"), {})
+    assert checkout is not None
+    return judge(checkout, [Command(words.split(), 1)], KNOWN, arch)[0]
+
+
+def told(folder: Path, words: str, arch: str | None = None) -> list[tuple[str, str, str]]:
+    found = verdict(folder, words, arch).problems
+    return [(p.message.removeprefix("Megatron-LM 0.16.1 refuses this: "), p.where, p.fix_text) for p in found]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("megatron"))
+
+
+def line(text: str) -> int:
+    return next(number for number, one in enumerate(ARGUMENTS.splitlines(), 1) if text in one)
+
+
+@pytest.mark.budget(20)
+def test_every_rule_that_fails_is_told_with_its_place_and_values(checkout: Path) -> None:
+    words = "--hidden-size 7 --tensor-model-parallel-size 2 --bf16 --fp16 --num-layers 101 --deterministic-mode"
+    here = "megatron/training/arguments.py"
+    assert told(checkout, words) == [
+        ("hidden does not divide", f"{here}:{line('hidden does not')}", "--hidden-size a multiple of 2"),
+        ("not args.fp16", f"{here}:{line('assert not args.fp16')}", "remove --fp16"),
+        ("101 layers are too many", f"{here}:{line('too many')}", "--num-layers at most 100"),
+        ("not deterministic", f"{here}:{line('not deterministic')}", "change these options"),
+    ]
+    (first, *_) = verdict(checkout, words).problems
+    assert first.code == "MS115"
+    assert first.chain == (
+        "its rule is args.hidden_size % args.tensor_model_parallel_size == 0",
+        "--hidden-size is 7 (command line), --tensor-model-parallel-size is 2 (command line)",
+    )
+
+
+@pytest.mark.budget(20)
+def test_rules_of_a_device_are_decided_by_its_architecture_alone(checkout: Path) -> None:
+    words = "--save-interval 2"
+    assert told(checkout, words) == []
+    here = f"megatron/training/arguments.py:{line('intervals differ')}"
+    needs = f"megatron/training/arguments.py:{line('newer ones need it')}"
+    assert verdict(checkout, words).undecided == (here, needs)
+    assert [message for message, _, _ in told(checkout, words, "9.0")] == ["intervals differ"]
+    assert verdict(checkout, words, "10.0").problems == ()
+    assert verdict(checkout, words, "10.0").undecided == (needs,)
+
+
+@pytest.mark.budget(20)
+def test_configurations_are_made_and_their_functions_are_those_of_torch(checkout: Path) -> None:
+    assert [message for message, _, _ in told(checkout, "--num-layers 3 --swiglu")] == ["three gated layers"]
+    assert told(checkout, "--num-layers 3") == []
+
+
+@pytest.mark.budget(20)
+def test_an_exit_is_a_problem_and_the_rest_goes_on(checkout: Path) -> None:
+    assert [message for message, _, _ in told(checkout, "--exits --num-layers 0")] == ["--exits is gone", "no layers"]
+
+
+@pytest.mark.budget(40)
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("raise RuntimeError('broken')", "megatron.training.arguments: RuntimeError: broken"),
+        ("import sys\nprint('out')\nsys.exit(3)", "megatron.training.arguments: SystemExit: 3"),
+        ("import os\nos._exit(3)", "the process ended with status 3: nothing"),
+        ("def (", "megatron.training.arguments: SyntaxError: "),
+        ("open('/tmp/nothing', 'w')", "megatron.training.arguments: PermissionError: open is not allowed in a check"),
+        ("import socket\nsocket.socket()", "megatron.training.arguments: PermissionError: socket.__new__ is not allowed"),
+        ("import nowhere.at_all\nnowhere.at_all.call(1)[2] + 1", "megatron.training.arguments: UndecidedError: "),
+    ],
+)
+def test_a_checkout_that_cannot_be_run_is_one_problem(tmp_path: Path, text: str, reason: str) -> None:
+    (problem,) = verdict(make(tmp_path, text), "").problems
+    assert problem.message.startswith(f"the rules of Megatron-LM in {tmp_path} cannot be run: {reason}")
+    assert problem.fix_text == "check without them: --static"
+
+
+@pytest.mark.budget(20)
+def test_a_rule_that_does_not_end_is_one_problem(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "TIMEOUT", 3.0)
+    (problem,) = verdict(checkout, "--loops").problems
+    assert problem.message.endswith("cannot be run: no answer within 3 s")
+
+
+def test_the_checkout_is_that_of_the_program_or_of_the_path(checkout: Path, tmp_path: Path) -> None:
+    assert find_checkout(str(checkout / "examples" / "x.py"), {}).version == "0.16.1"  # type: ignore[union-attr]
+    assert find_checkout("x.py", {"PYTHONPATH": f"{tmp_path}:{checkout}"}).source == "PYTHONPATH"  # type: ignore[union-attr]
+    assert find_checkout("x.py", {}, str(tmp_path)) is None
