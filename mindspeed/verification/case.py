@@ -75,6 +75,15 @@ class CaseRequest:
         return {name: value for layer in self.layers for name, value in layer.world.items()}
 
     @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """The settings that were given, by feature; those of a later layer win one by one."""
+        merged: dict[str, dict[str, Any]] = {}
+        for layer in self.layers:
+            for owner, values in layer.settings.items():
+                merged[owner] = {**merged.get(owner, {}), **values}
+        return merged
+
+    @property
     def processes(self) -> tuple[int, ...]:
         """The numbers of processes to try: the one that was given alone, else those that the sizes divide."""
         if count := self.nproc or self.world.get("world_size"):
@@ -114,11 +123,7 @@ class CaseRequest:
     def given_sizes(self) -> dict[str, int]:
         """The parallel sizes that were given as such, or as the setting of the feature that owns them."""
         found = {size: int(self.world[size]) for size in PARALLEL_SIZES if self.world.get(size)}
-        settings: dict[str, dict[str, Any]] = {}
-        for layer in self.layers:
-            for owner, values in layer.settings.items():
-                settings[owner] = {**settings.get(owner, {}), **values}
-        for owner, values in settings.items():
+        for owner, values in self.settings.items():
             sizes = self.known.feature(owner).spec.sizes if owner in self.known.usable else {}
             found |= {size: int(values[name]) for size, name in sizes.items() if name and isinstance(values.get(name), int)}
         return found
@@ -153,7 +158,7 @@ class CaseRequest:
         owned = PARALLEL_SIZES if self.keeps_layout else [size for size in self.sizes_of(both) if size != "dp"]
         sizes = {size: getattr(plan.world, size) for size in owned}
         alone = not self.keeps_layout and not self.sizes_of(both)
-        settings = {name: values for layer in self.layers for name, values in layer.settings.items() if name in both}
+        settings = {name: values for name, values in self.settings.items() if name in both}
         settings |= {name: {**settings.get(name, {}), **reference} for name, reference in references.items()}
         layer = Layer(
             "chosen by verify",
@@ -194,11 +199,8 @@ class CaseRequest:
 
     def _args(self, name: str) -> FeatureArgs | None:
         """The arguments of a feature by what was given; None where these are refused."""
-        values: dict[str, Any] = {}
-        for layer in self.layers:
-            values |= layer.settings.get(name, {})
         try:
-            return self.known.feature(name).Args(**values)
+            return self.known.feature(name).Args(**self.settings.get(name, {}))
         except ValueError:
             return None
 

@@ -148,6 +148,13 @@ def test_a_setting_that_the_others_exclude_is_left_out_and_the_note_says_so() ->
     assert (experts["count"], experts["overlap"]) == (1, False)
 
 
+def test_a_baseline_has_the_declared_settings_and_those_that_were_given() -> None:
+    case = asked("deepspeed-moe", settings={"deepspeed-moe": {"capacity_factor": 0.5}})
+    for plan in (case.baseline, case.plan):
+        (layer,) = [planned.args for planned in plan.features if planned.name == "deepspeed-moe"]
+        assert (layer["groups"], layer["capacity_factor"]) == (4, 0.5)
+
+
 @pytest.mark.parametrize("features", [("coc", "tensor-parallel"), ("dynamic-shapes", "nano-pipe")], ids=" ".join)
 def test_what_one_member_is_compared_without_is_in_the_baseline_of_no_other(features: tuple[str, ...]) -> None:
     case = asked(*features)
