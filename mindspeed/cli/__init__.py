@@ -10,7 +10,7 @@ from mindspeed._version import __version__
 from mindspeed.cli.lazy import Main
 
 VERBS: Final = (
-    *("features", "pretrain", "run", "patches", "ops", "schedule", "data", "profile", "tune", "doctor"),
+    *("check", "features", "pretrain", "run", "patches", "ops", "schedule", "data", "profile", "tune", "doctor"),
     *("checkpoint", "lock", "memory", "preflight", "explain", "docs"),
 )
 """In the order of the help; each is a command in a module of its name."""

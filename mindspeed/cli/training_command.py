@@ -13,8 +13,9 @@ from mindspeed.cli.request_options import FullJobCommand, JobCommand, Request
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
+    from mindspeed.megatron_lm.launched_command import LaunchedCommand
 
-_WORDS: Final = "mindspeed.training_command"
+WORDS: Final = "mindspeed.training_command"
 
 
 class PlansCommands(JobCommand):
@@ -23,7 +24,7 @@ class PlansCommands(JobCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
             at = args.index("--")
-            ctx.meta[_WORDS] = args[at + 1 :]
+            ctx.meta[WORDS] = args[at + 1 :]
             args = args[:at]
         return super().parse_args(ctx, args)
 
@@ -60,17 +61,25 @@ def plan_of_command(
 
     Without ``static`` the rules of its Megatron-LM are run as well. Raises MindSpeedError with every problem.
     """
-    words: list[str] | None = click.get_current_context().meta.get(_WORDS)
+    words: list[str] | None = click.get_current_context().meta.get(WORDS)
     if words is None and script is None:
         return None
     if words is not None and script is not None:
         raise click.UsageError("--script and a command after -- are two commands; give one")
     from mindspeed.megatron_lm.launched_command import command_of_file, command_of_words
+
+    command = command_of_file(script, os.environ) if script is not None else command_of_words(words or ())
+    return plan_of_launched(request, command, static, checkout, arch)
+
+
+def plan_of_launched(
+    request: Request, command: LaunchedCommand, static: bool, checkout: str | None, arch: str | None
+) -> ActivationPlan:
+    """The plan of a training command that was found. Raises MindSpeedError with every problem."""
     from mindspeed.megatron_lm.lint import checked_plan
     from mindspeed.megatron_lm.upstream.rules import find_checkout
     from mindspeed.platforms import detect
 
-    command = command_of_file(script, os.environ) if script is not None else command_of_words(words or ())
     *below, command_line = request.layers
     environment = request.environment(command_line.world.get("world_size"))
     if environment.platform == "cuda" and detect() != "cuda":

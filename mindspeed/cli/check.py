@@ -1,0 +1,156 @@
+"""``mindspeed check``: every problem of training commands, in words, in scripts and in folders, before anything is started."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_json
+from mindspeed.cli.request_options import Request, request_options
+from mindspeed.cli.training_command import (
+    WORDS,
+    PlansCommands,
+    arch_option,
+    checkout_option,
+    plan_of_launched,
+    static_option,
+)
+
+if TYPE_CHECKING:
+    from mindspeed.engine.planning.plan import ActivationPlan
+    from mindspeed.megatron_lm.launched_command import LaunchedCommand
+    from mindspeed.plugins.fixes import CommandLine
+    from mindspeed.plugins.problems import Problem
+
+_FORMATS: Final = ("text", "github", "sarif")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCommand:
+    """Hold what a check says of one command: its place, its problems, and its plan where it has none."""
+
+    file: str
+    line: int
+    program: str
+    problems: tuple[Problem, ...] = ()
+    lines: tuple[int, ...] = ()
+    words: CommandLine | None = None
+    plan: ActivationPlan | None = None
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+@click.command(cls=PlansCommands)
+@click.argument("paths", metavar="[SCRIPT|FOLDER]...", nargs=-1)
+@click.option("--format", "form", type=click.Choice(_FORMATS), default="text", help="github: annotations; sarif: code scanning")
+@checkout_option
+@arch_option
+@static_option
+@request_options
+@json_option
+def check(request: Request, paths: tuple[str, ...], form: str, checkout: str | None, arch: str | None, static: bool) -> None:
+    """Find every problem of training commands before they start.
+
+    mindspeed check pretrain.sh
+
+    mindspeed check scripts/ --format github
+
+    mindspeed check -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 ...
+
+    mindspeed check -f job.yaml
+
+    Every training command of a script, of a launcher's JSON file, or of a folder is checked by the rules of the Megatron-LM
+    that it names and by those of the features. The exit status is 1 when a command has problems.
+    """
+    checked = _checked(request, paths, static, checkout, arch)
+    if wants_json():
+        print_json({"commands": [_as_json(one) for one in checked], "problems": _problems_as_json(checked), "plan": None})
+    elif form == "text":
+        _print(checked)
+    else:
+        from mindspeed.cli import check_formats
+
+        click.echo(check_formats.github(checked) if form == "github" else check_formats.sarif(checked), nl=form == "sarif")
+    end(exit_code([problem for one in checked for problem in one.problems]))
+
+
+def _checked(
+    request: Request, paths: tuple[str, ...], static: bool, checkout: str | None, arch: str | None
+) -> list[CheckedCommand]:
+    from mindspeed.megatron_lm.launched_command import command_of_words, commands_of_file
+    from mindspeed.plugins.problems import MindSpeedError
+
+    words: list[str] | None = click.get_current_context().meta.get(WORDS)
+    found: list[LaunchedCommand | CheckedCommand] = []
+    if words is not None:
+        found.append(command_of_words(words))
+    for file in _files(paths):
+        try:
+            found += commands_of_file(file, os.environ)
+        except MindSpeedError as error:
+            found.append(CheckedCommand(file, 0, "", tuple(error.problems)))
+    if not paths and words is None:
+        return [_planned(request)]
+    return [one if isinstance(one, CheckedCommand) else _of_command(request, one, static, checkout, arch) for one in found]
+
+
+def _files(paths: tuple[str, ...]) -> list[str]:
+    """The scripts among some paths and below them."""
+    folders = {path: sorted(map(str, Path(path).rglob("*.sh"))) for path in paths if Path(path).is_dir()}
+    return [file for path in paths for file in folders.get(path, [path])]
+
+
+def _of_command(
+    request: Request, command: LaunchedCommand, static: bool, checkout: str | None, arch: str | None
+) -> CheckedCommand:
+    from mindspeed.plugins.problems import MindSpeedError
+
+    line = command.arguments[0].line if command.arguments else 0
+    try:
+        plan = plan_of_launched(request, command, static, checkout, arch)
+    except MindSpeedError as error:
+        options = ([fact.option for fact in problem.facts if fact.option] for problem in error.problems)
+        lines = tuple(next(filter(None, map(command.line_of, given)), line) for given in options)
+        return CheckedCommand(command.source, line, command.program, tuple(error.problems), lines, error.words)
+    return CheckedCommand(command.source, line, command.program, plan=plan)
+
+
+def _planned(request: Request) -> CheckedCommand:
+    """What a check says of a job file, or of the job that options describe."""
+    from mindspeed.plugins.problems import MindSpeedError
+
+    try:
+        return CheckedCommand(request.layers[0].source, 0, "job", plan=request.plan_of_run())
+    except MindSpeedError as error:
+        return CheckedCommand(request.layers[0].source, 0, "job", tuple(error.problems), words=error.words)
+
+
+def _print(checked: list[CheckedCommand]) -> None:
+    for one in checked:
+        for problem in one.problems:
+            click.echo(problem.text(one.words) if one.words else problem.text())
+    for one in checked:
+        if one.plan is None:
+            click.echo(f"{one.place}: {len(one.problems)} problem{'s' * (len(one.problems) != 1)}")
+            continue
+        for row in one.plan.rows:
+            if row.kind in ("warning", "not-checked"):
+                click.echo(f"{one.place}: {row.kind.replace('-', ' ')}: {row.feature}: {row.text}")
+        click.echo(f"{one.place}: no problems; plan {one.plan.digest}")
+    if not checked:
+        click.echo("no training commands")
+
+
+def _as_json(one: CheckedCommand) -> dict[str, object]:
+    plan = one.plan.to_json() if one.plan else None
+    return {"file": one.file, "line": one.line, "program": one.program, "problems": len(one.problems), "plan": plan}
+
+
+def _problems_as_json(checked: list[CheckedCommand]) -> list[dict[str, object]]:
+    return [problem.to_json(one.words) if one.words else problem.to_json() for one in checked for problem in one.problems]
