@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,13 +54,14 @@ class Tolerances:
 def compare(baseline: Sequence[RankResult], feature: Sequence[RankResult], tolerances: Tolerances) -> list[ComparisonResult]:
     """Losses, the input gradient, every parameter gradient of the first step, and every weight after the last step.
 
-    States of the optimizer are compared rank by rank, where both runs have the same ranks and shards.
+    States of the optimizer are compared rank by rank, where both runs have the same ranks and shards, and parameters of the
+    same shapes. They are means of gradients and of their squares, which differ by twice as much.
     """
     expected, actual = _by_tensor(baseline), _by_tensor(feature)
-    if _shards(baseline) != _shards(feature):
+    if _shards(baseline) != _shards(feature) or (tolerances.weight > 0 and _shapes(expected) != _shapes(actual)):
         expected, actual = ({key: of[key] for key in of if key[0] != _STATE} for of in (expected, actual))
     bounds = {"input gradient": tolerances.gradient, "gradient": tolerances.gradient}
-    bounds |= dict.fromkeys(("weight", _STATE), tolerances.weight)
+    bounds |= {"weight": tolerances.weight, _STATE: 2 * tolerances.gradient}
     checks = [_compare_losses(baseline, feature, tolerances.loss)]
     for kind, name in sorted(expected.keys() | actual.keys(), key=lambda key: (list(bounds).index(key[0]), key[1])):
         both = (kind, name) in expected and (kind, name) in actual
@@ -103,6 +104,11 @@ def _shards(records: Sequence[RankResult]) -> tuple[int, dict[str, int], str | N
     """What decides which states each rank has: the ranks, their groups, and whether states are split over replicas."""
     first = records[0]
     return len(records), first.sizes, first.settings.get("DistributedDataParallelConfig.use_distributed_optimizer")
+
+
+def _shapes(tensors: Mapping[tuple[str, str], Sequence[TensorShard]]) -> dict[str, tuple[int, ...]]:
+    """The shape of each state of the optimizer."""
+    return {name: pieces[0].shape for (kind, name), pieces in tensors.items() if kind == _STATE}
 
 
 def _by_tensor(records: Iterable[RankResult]) -> dict[tuple[str, str], list[TensorShard]]:

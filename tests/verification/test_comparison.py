@@ -89,3 +89,20 @@ def test_an_exact_claim_tolerates_nothing_in_any_dtype() -> None:
     assert Tolerances.of(Numerics.exact(), "bf16") == EXACT
     assert Tolerances(1e-6, 1e-5, 1e-5) == REORDERED
     assert Tolerances.of(Numerics.reordered(), "bf16") == Tolerances(1e-2, 8e-2, 2.5e-2)
+
+
+def test_states_of_an_optimizer_are_compared_where_both_runs_have_the_same_shards_and_shapes() -> None:
+    def states(*shapes: tuple[int, ...], tp: int = 1, difference: float = 0.0) -> list[RankResult]:
+        pieces = [
+            TensorShard("optimizer state", f"exp_avg {number} on rank 0", shape, ..., np.ones(shape) + difference)
+            for number, shape in enumerate(shapes)
+        ]
+        return [RankResult({(0, 0): 2.0}, pieces, sizes={"tp": tp})]
+
+    def compared(feature: list[RankResult], tolerances: Tolerances) -> list[float | None]:
+        return [check.largest_difference for check in compare(states((2,), (3,)), feature, tolerances)[1:]]
+
+    assert compared(states((2,), (3,), difference=0.5), EXACT) == [0.5, 0.5]
+    assert compared(states((2,), (3,), tp=2), EXACT) == []
+    assert compared(states((6,)), REORDERED) == []
+    assert compared(states((6,)), EXACT) == [None, None]

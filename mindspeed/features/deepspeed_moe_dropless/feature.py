@@ -34,7 +34,7 @@ class DeepspeedMoeDropless(Feature[DeepspeedMoeDroplessArgs]):
         constraints=(Requires("deepspeed-moe", reason="it sets the capacity of that layer"), After("deepspeed-moe")),
         numerics=Numerics.reordered(reason="against a capacity that drops nothing, whose masks have more places"),
         verify_with=VerifyWith(
-            features=("deepspeed-moe",), settings={"deepspeed-moe": {"capacity_factor": 8.0}}, world={"ep": 2}
+            features=("deepspeed-moe",), settings={"deepspeed-moe": {"capacity_factor": 8.0, "groups": 4}}, world={"ep": 2}
         ),
     )
 
