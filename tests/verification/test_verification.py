@@ -251,7 +251,7 @@ def test_a_group_of_one_rank_fails_alone(pool: WorkerPool) -> None:
 def test_a_group_of_one_rank_is_a_row_beside_features_that_work(pool: WorkerPool) -> None:
     verdict = verify(build_case(["data-parallel", "rms-norm"], nproc=1), pool)
     assert verdict.holds
-    assert ComparisonResult("idle of data-parallel: the group of dp has one rank", 0.0, 0.0) in verdict.checks
+    assert ComparisonResult("idle of data-parallel: the group of dp has one rank", 0.0, 0.0, idle=True) in verdict.checks
 
 
 def test_a_reached_patch_is_an_effect_where_arguments_are_the_baselines() -> None:
