@@ -115,7 +115,7 @@ def test_recomputation_goes_on_where_other_passes_have_another_order(plan):
         ("--decoder-first-pipeline-num-layers 2", "gives the first stage 2 layers"),
         ("--decoder-last-pipeline-num-layers 2", "gives the last stage 2 layers"),
         (
-            "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+            "--num-layers 10 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
             "counts the embedding as a layer and counts the output layer as a layer",
         ),
     ],

@@ -99,8 +99,9 @@ def installed_versions() -> dict[str, str]:
 
 
 def _source_modules(plan: ActivationPlan, catalog: Catalog) -> set[str]:
-    """The module of every replacement, wrapper and mixin, and those beside every feature's own."""
+    """The module of every replacement, wrapper and mixin, and those beside every feature's own; packages count by version."""
     modules = {planned.reference.partition(":")[0] for planned in plan.patches if planned.reference and not planned.skipped}
+    modules = {module for module in modules if module.partition(".")[0] not in _PACKAGES}
     for feature in plan.features:
         row = catalog.usable.get(feature.name)
         if row is not None:

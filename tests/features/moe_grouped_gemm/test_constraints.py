@@ -5,6 +5,7 @@ import pytest
 from megatron.core.transformer.moe.experts import SequentialMLP
 
 from mindspeed.features.moe_grouped_gemm.layers import foreign_experts
+from mindspeed.job.world import World
 from mindspeed.moe.grouped_experts import GroupedExperts
 from tests.features.resolving import active, refusals
 from tests.moe.configurations import Dense, Sparse
@@ -50,7 +51,7 @@ def test_activations_that_grouped_experts_do_not_have_are_refused(field: str, se
 
 def test_experts_of_another_class_are_named_and_a_stage_of_dense_layers_has_none():
     def foreign(spec: Any) -> list[str]:
-        return foreign_experts(None, spec, SimpleNamespace())
+        return foreign_experts(SimpleNamespace(world=World({})), spec, SimpleNamespace())
 
     assert foreign("dense") == foreign(Dense()) == foreign(Sparse(SequentialMLP)) == foreign(Sparse(GroupedExperts)) == []
     assert foreign([Sparse(SequentialMLP), Sparse(object)]) == [

@@ -71,13 +71,18 @@ ONLY_BEFORE_0_17 = {
     ("megatron.core.utils:is_te_min_version", f"{_FIXES}.layers:false_without_engine"),
     ("megatron.legacy.fused_kernels:load", f"{_FIXES}.kernels:build_nothing"),
 }
+ROUTER_LOSSES = {
+    (f"{MOE}.router:TopKRouter.apply_z_loss", f"{_FIXES}.moe:z_loss_of_all_ranks"),
+    (f"{MOE}.router:TopKRouter.attach_and_log_load_balancing_loss", f"{_FIXES}.moe:balance_loss_of_all_ranks"),
+}
+"""Losses beside a loss per token: Megatron before 0.19 weighs them by the tokens of a rank."""
 _SINCE_0_16 = QUICK_GEGLU | RESHARDABLE | ONLY_SINCE_0_16
 GUARDED = {
-    "0.14.0": NUMPY | ONLY_IN_0_14 | ONLY_BEFORE_0_17,
-    "0.15.3": NUMPY | QUICK_GEGLU | RESHARDABLE | ONLY_BEFORE_0_17,
-    "0.16.1": _SINCE_0_16 | ONLY_BEFORE_0_17,
-    "0.17.1": _SINCE_0_16,
-    "0.18.2": _SINCE_0_16,
+    "0.14.0": NUMPY | ROUTER_LOSSES | ONLY_IN_0_14 | ONLY_BEFORE_0_17,
+    "0.15.3": NUMPY | ROUTER_LOSSES | QUICK_GEGLU | RESHARDABLE | ONLY_BEFORE_0_17,
+    "0.16.1": _SINCE_0_16 | ROUTER_LOSSES | ONLY_BEFORE_0_17,
+    "0.17.1": _SINCE_0_16 | ROUTER_LOSSES,
+    "0.18.2": _SINCE_0_16 | ROUTER_LOSSES,
     "0.19.1": _SINCE_0_16,
 }
 """The patches ``(target, value)`` that some versions have and others have not."""
