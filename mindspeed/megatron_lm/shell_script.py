@@ -1,8 +1,7 @@
 """Read the commands of a shell script with its variables in place, as bash would expand them; nothing is run.
 
 Simple assignments, ``${NAME:-default}`` and its relatives, arrays, appended text, arithmetic, continued lines and plain tests
-are understood. The output of a command is not known: ``$(hostname)`` stays as it is
-written, without blanks.
+are understood. The output of a command is not known: ``$(hostname)`` stays as it is written, without blanks.
 """
 
 from __future__ import annotations
