@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mindspeed.ops.attention_arguments import AttentionGradientInputs, AttentionOptions
 from mindspeed.ops.attention_layout import head_width, heads_like, lengths_of, sizes
-from mindspeed.ops.attention_mask import FULL_MASK_MODES, compressed_mask
+from mindspeed.ops.attention_mask import FULL_MASK_MODES
 from mindspeed.ops.fusion_attention import LANES, UNBOUNDED
 from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES
@@ -62,7 +62,7 @@ def _supports(
 
 def _compressed_mask(with_prefix: bool, device: torch.device) -> Tensor:
     """True above the diagonal, [2048, 2048]; for prefixes 1024 rows follow of which the right half is True."""
-    mask = compressed_mask(device)
+    mask = torch.ones(_SIDE, _SIDE, dtype=torch.bool, device=device).triu(1)
     if not with_prefix:
         return mask
     half = torch.zeros(_PREFIX_ROWS, _SIDE, dtype=torch.bool, device=device)
