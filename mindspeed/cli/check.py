@@ -122,7 +122,7 @@ def _of_command(
 
 
 def _planned(request: Request) -> CheckedCommand:
-    """What a check says of a job file, or of the job that options describe."""
+    """Check a job file, or the job that options describe."""
     from mindspeed.plugins.problems import MindSpeedError
 
     try:

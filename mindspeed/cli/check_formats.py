@@ -27,7 +27,7 @@ def _text(one: CheckedCommand, problem: Problem) -> str:
 
 
 def github(checked: list[CheckedCommand]) -> str:
-    """One workflow command ``::error`` for each problem."""
+    """Write one workflow command ``::error`` for each problem."""
     return "".join(
         f"::error file={_escaped(one.file, ':,')},line={line},title={problem.code}::{_escaped(_text(one, problem))}\n"
         for one, problem, line in _located(checked)

@@ -53,7 +53,7 @@ _TOKEN: Final = re.compile(
     r"(?P<newline>\n)|(?P<passed>[ \t\r]+|\\\r?\n|#[^\n]*)|(?P<array>[A-Za-z_]\w*\+?=)\("
     r"|<<-?\s*(['\"]?)(?P<heredoc>\w+)\4|(?P<operator>&&|\|\||;;|;|\||&>>?|[0-9]*>>?&?|[0-9]*<<?-?|&|\(|\))"
 )
-"""What is no word, at the place of a token."""
+"""Match the tokens that are not words."""
 _PIECE: Final = re.compile(
     r"(?P<passed>\\\n)|(?P<escaped>\\.?)|(?P<single>'[^']*'?)|(?P<double>\")|(?P<expansion>[$`])"
     r"|(?P<plain>[^ \t\r\n;|&<>()\"'$`\\]+)",

@@ -28,7 +28,7 @@ _FLAT_SHARDS: Final = "<0.15"
 """The releases of megatron-core that store shards of the distributed optimizer flat, each beside the shape of the whole."""
 _SHAPE_OF_WHOLE: Final = b"nd_reformulated_orig_global_shape"
 _FILES_OF_RANKS: Final = "mp_rank_*"
-"""What a checkpoint of Megatron-LM's format torch consists of."""
+"""Names of the files of a checkpoint in Megatron-LM's format torch."""
 _ONE_LAYOUT: Final = "the checkpoint has the weights of each rank in a file (format torch), which fit no other layout"
 _SOFTWARE: Final = ("mindspeed", "megatron", "torch")
 

@@ -86,7 +86,7 @@ class _StandInModule(ModuleType):
 
 
 def _imported_names(init: Path, package: str) -> list[tuple[str, tuple[str, str]]]:
-    """What the ``__init__`` of a package imports from its own modules: name, module and attribute."""
+    """List what the ``__init__`` of a package imports from its own modules: name, module and attribute."""
     found = []
     for node in ast.walk(ast.parse(init.read_text(encoding="utf-8", errors="replace"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("megatron" if not node.level else ""):

@@ -68,7 +68,7 @@ class Rules:
         return code
 
     def names(self) -> dict[str, Any]:
-        """What the rewritten code calls."""
+        """Return the names that the rewritten code calls."""
         return {"__entered__": self.entered, "__failed__": self.failed, "__Stop__": (Exception, SystemExit)}
 
     def _block(self, body: Sequence[ast.stmt], file: str, tests: tuple[ast.expr, ...]) -> list[ast.stmt]:
@@ -173,7 +173,7 @@ _NEGATED: Final = {
 
 
 def _wanted(test: ast.expr, names: dict[str, Any], scope: dict[str, Any], negated: bool = False) -> list[str]:
-    """What would satisfy a condition, as ``attribute: value``, each alone enough; empty where it is no comparison."""
+    """Return what would satisfy a condition, as ``attribute: value``, each alone enough; empty where it is no comparison."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _wanted(test.operand, names, scope, not negated)
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And if negated else ast.Or):
@@ -198,7 +198,7 @@ def _wanted(test: ast.expr, names: dict[str, Any], scope: dict[str, Any], negate
 
 
 def _last_line() -> str:
-    """What was printed before an exit."""
+    """Return what was printed before an exit."""
     printed = sys.stdout.getvalue().splitlines() if isinstance(sys.stdout, io.StringIO) else []
     return printed[-1] if printed else "it exits"
 
