@@ -185,7 +185,10 @@ def _through_attribute(module: str, parts: list[str], seen: set[tuple[str, str]]
     """``megatron.core.mpu`` is no file: it is a name that ``megatron.core`` binds to a module."""
     parent, _, name = module.rpartition(".")
     scope = read_scope(find_module(parent)) if parent else None
-    return _resolve(parent, [name, *parts], seen) if scope is not None and scope.last(name) is not None else None
+    binding = scope.last(name) if scope is not None else None
+    if binding is None or binding.source == module:  # a name that is imported from the very module that is missing
+        return None
+    return _resolve(parent, [name, *parts], seen)
 
 
 def _unbound(module: Module, scope: Scope, parts: list[str], seen: set[tuple[str, str]]) -> Site | None:

@@ -169,3 +169,12 @@ def test_what_may_import_a_name_is_told_without_parsing(
     Path(module.__file__).write_text(text, encoding="utf-8")
     monkeypatch.setitem(sys.modules, "importing", module)
     assert may_import("importing", "FLAG", key) is may
+
+
+def test_a_name_from_a_missing_module_of_that_name_has_no_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "megatron" / "steps"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").write_text("from megatron.steps.step import step\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert find_site("megatron.steps.step:step") is None
