@@ -72,7 +72,7 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
 
         Packed sequences come without B and go without it.
         """
-        kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
+        kind = self.mask_kind(attn_mask_type)
         if attention_bias is not None:
             raise self._refused("the model has a bias on its attention scores")
         packed = packed_seq_params is not None
@@ -85,6 +85,10 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         else:
             visibility = attention_visibility(causal, None if causal else attention_mask)
         return self.attend(query, key, value, visibility).flatten(2)
+
+    def mask_kind(self, given: AttnMaskType | None) -> AttnMaskType:
+        """Return the kind of mask of a call, which gives its own or none."""
+        return self.attn_mask_type if given is None else given
 
     def _packed(self, packed: Any, query: Tensor, causal: bool) -> tuple[int, ...]:
         """The ends of packed sequences in the row that this rank has a share of."""

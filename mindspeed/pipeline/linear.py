@@ -112,6 +112,24 @@ class InputGradient(torch.autograd.Function):
         return result, grad_bias, None
 
 
+def with_waiting_gradient(
+    original: Linear,
+    queue: Queue,
+    unit: Unit,
+    given: tuple[Tensor, Tensor, Tensor | None, bool, bool, bool],
+    tp_group: Any = None,
+    **more: Any,
+) -> Tensor:
+    """Multiply as ``original`` does with ``given``; where it is differentiated, the gradient of the weight waits in a queue."""
+    input, weight, bias, fused, reduced, sequence_parallel = given
+    if not (torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad))):
+        return original(*given, tp_group=tp_group, **more)
+    group = layers.get_tensor_model_parallel_group_if_none(tp_group)
+    call = LinearCall(original, queue, unit, weight, fused, reduced, sequence_parallel, group)
+    output: Tensor = InputGradient.apply(input, bias, call)  # type: ignore[no-untyped-call]
+    return output
+
+
 def with_queue(original: Linear) -> Linear:
     """Wrap ``linear_with_grad_accumulation_and_async_allreduce``: the gradient of a weight waits in the queue of the step.
 
@@ -132,13 +150,9 @@ def with_queue(original: Linear) -> Linear:
     ) -> Tensor:
         queue = running_step().queue
         unit = queue.unit_of(weight) if queue is not None else None
-        differentiable = torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad))
-        fused, reduced = gradient_accumulation_fusion, allreduce_dgrad
-        if queue is None or unit is None or rest or not differentiable:
-            return original(input, weight, bias, fused, reduced, sequence_parallel, *rest, tp_group=tp_group, **more)
-        group = layers.get_tensor_model_parallel_group_if_none(tp_group)
-        call = LinearCall(original, queue, unit, weight, fused, reduced, sequence_parallel, group)
-        output: Tensor = InputGradient.apply(input, bias, call)  # type: ignore[no-untyped-call]
-        return output
+        given = (input, weight, bias, gradient_accumulation_fusion, allreduce_dgrad, sequence_parallel)
+        if queue is None or unit is None or rest:
+            return original(*given, *rest, tp_group=tp_group, **more)
+        return with_waiting_gradient(original, queue, unit, given, tp_group, **more)
 
     return linear

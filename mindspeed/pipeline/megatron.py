@@ -67,7 +67,7 @@ class Engine:
         if key not in self._lists:
             try:
                 schedule = self.plan(shape, self.costs)
-                for feature in active_features(RecomputeFeature):
+                for feature in active_features(RecomputeFeature):  # type: ignore[type-abstract]  # it asks for instances
                     schedule = feature.listed(schedule)
                 problems = [*judge(schedule).problems, *out_of_order(schedule)]
             except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -37,7 +38,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
 ArgsT = TypeVar("ArgsT", bound=ScheduleArgs)
 
 
-class RecomputeFeature(Feature[ArgsT]):
+class RecomputeFeature(Feature[ArgsT], ABC):
     """Run R before a gradient is waited for: under Megatron's own schedules, or as `listed` in another feature's list."""
 
     recomputed = 0
@@ -46,9 +47,9 @@ class RecomputeFeature(Feature[ArgsT]):
     """The times of that step, where they are recorded."""
     _schedules: dict[PipelineShape, Schedule] | None = None
 
+    @abstractmethod
     def listed(self, base: Schedule) -> Schedule:
         """Return a schedule with the R that it needs. Raises ValueError where it cannot keep the settings."""
-        raise NotImplementedError
 
     def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:
         """Return Megatron's own order with R."""

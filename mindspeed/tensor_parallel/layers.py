@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -14,12 +15,12 @@ from mindspeed.tensor_parallel.linear import Products, linear
 from mindspeed.tensor_parallel.weight_gradient import weight_gradient
 
 
-class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]  # megatron has no types
+class ColumnLinear(ColumnParallelLinear, ABC):  # type: ignore[misc]  # megatron has no types
     """Megatron's layer, but for its product: weights, bias, gather of the output and checkpoints are its own."""
 
+    @abstractmethod
     def products(self, sequence_parallel: bool) -> Products | None:
         """The products and collectives of this layer; None leaves it as Megatron has it."""
-        raise NotImplementedError
 
     def _forward_impl(self, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Multiply as Megatron's forward pass asks for: it prepares the input and gathers the output where that is set."""
@@ -32,12 +33,12 @@ class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]  # megatron has 
         return linear(input, weight, kwargs["bias"], products, gradient)
 
 
-class RowLinear(RowParallelLinear):  # type: ignore[misc]
+class RowLinear(RowParallelLinear, ABC):  # type: ignore[misc]
     """Megatron's layer, but for its product and the sum over ranks."""
 
+    @abstractmethod
     def products(self, sequence_parallel: bool) -> Products | None:
         """The products and collectives of this layer; None leaves it as Megatron has it."""
-        raise NotImplementedError
 
     def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
         """Multiply ``input_`` [sequence, batch, hidden of this rank]; the bias is added, or returned with skip_bias_add."""

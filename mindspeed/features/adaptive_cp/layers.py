@@ -47,19 +47,9 @@ class AdaptiveCoreAttention(CoreAttention):
     feature: AdaptiveCp
     knows_documents = False
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        attn_mask_type: AttnMaskType | None = None,
-        *rest: Any,
-        **named: Any,
-    ) -> Tensor:
-        """Compute attention as `CoreAttention` does; a mask that comes with the batch is read whatever its kind."""
-        kind = AttnMaskType.arbitrary if self.feature.args.dynamic_mask else attn_mask_type
-        return super().forward(query, key, value, attention_mask, kind, *rest, **named)
+    def mask_kind(self, given: AttnMaskType | None) -> AttnMaskType:
+        """Return the kind of mask; one that comes with the batch is read whatever its kind."""
+        return AttnMaskType.arbitrary if self.feature.args.dynamic_mask else super().mask_kind(given)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:
         if visibility.ends or self.position_bias is not None:

@@ -10,7 +10,7 @@ import torch
 from megatron.core.tensor_parallel import layers
 from torch import Tensor
 
-from mindspeed.pipeline.linear import InputGradient, LinearCall, LinearProduct
+from mindspeed.pipeline.linear import LinearProduct, with_waiting_gradient
 from mindspeed.pipeline.recomputation import Unit
 
 _UNIT: Unit = (0, 0)
@@ -82,18 +82,13 @@ class DelayedWeightGradients:
         **more: Any,
     ) -> Tensor:
         """Multiply as Megatron's linear layers do; the gradient of the weight waits where that is set."""
-        fused, reduced = gradient_accumulation_fusion, allreduce_dgrad
-        given = (input, weight, bias, fused, reduced, sequence_parallel)
-        if not weight.requires_grad:
-            frozen: Tensor = layers.linear_with_frozen_weight(*given, tp_group=tp_group, **more)
-            return frozen
-        plain = layers.linear_with_grad_accumulation_and_async_allreduce
-        differentiable = torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad))
+        given = (input, weight, bias, gradient_accumulation_fusion, allreduce_dgrad, sequence_parallel)
         output: Tensor
-        if self._waiting is None or not differentiable:
+        if not weight.requires_grad:
+            output = layers.linear_with_frozen_weight(*given, tp_group=tp_group, **more)
+            return output
+        plain = layers.linear_with_grad_accumulation_and_async_allreduce
+        if self._waiting is None:
             output = plain(*given, tp_group=tp_group, **more)
             return output
-        group = layers.get_tensor_model_parallel_group_if_none(tp_group)
-        call = LinearCall(plain, self._waiting, _UNIT, weight, fused, reduced, sequence_parallel, group)
-        output = InputGradient.apply(input, bias, call)  # type: ignore[no-untyped-call]
-        return output
+        return with_waiting_gradient(plain, self._waiting, _UNIT, given, tp_group, **more)
