@@ -144,7 +144,7 @@ class Search:
 
     def _result(self, case: MatrixCase, outcome: CaseOutcome, reason: str = "", code: str = "") -> CaseResult:
         result = CaseResult(case, outcome, reason, code, involved=case.features)
-        return replace(result, key=self.sources.key(case.features, case.name, case.dtype))
+        return replace(result, key=self.sources.key(case.features, *case.facts))
 
     def _shared(self, found: Iterable[Suspect]) -> dict[str, tuple[str, ...]]:
         """The patched places of the culprits' plan that more than one feature patches, one of them a culprit."""

@@ -94,6 +94,11 @@ class MatrixCase:
         return sizes if declared else {"dtype": self.dtype} | sizes
 
     @property
+    def facts(self) -> tuple[str, ...]:
+        """What the tables say of this case: a change of another row of them does not make it stale."""
+        return self.name, self.dtype, repr(self.tested), json.dumps([self.world, dict(self._switch.options)], sort_keys=True)
+
+    @property
     def command(self) -> str:
         """The command that judges this case alone."""
         if self.switch:

@@ -1,19 +1,26 @@
-"""The sources that a case can reach: its key changes when one of them does, and no other. Light."""
+"""The sources that a case can reach: its key changes when the code of one does, and no other. Light.
+
+Comments and docstrings are no code: they change texts of a plan, and no number.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import platform
 import re
+import tokenize
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
+from io import StringIO
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import mindspeed
 from mindspeed.engine.inspection.megatron_copies import megatron_version
-from mindspeed.engine.inspection.source import find_module
+from mindspeed.engine.inspection.source import Module, find_module, read_text
+from mindspeed.engine.inspection.source_cache import source_cache_of
 from mindspeed.plugins.discovery import Catalog
 
 _FROM: Final = re.compile(r"^[ \t]*from ([\w.]+) import (\([^)]*\)|.*)$", re.MULTILINE)
@@ -21,6 +28,18 @@ _WORD: Final = re.compile(r"\w+")
 _JUDGES: Final = ("mindspeed.verification.training", "mindspeed.verification.harness", "mindspeed.verification.matrix.verdicts")
 """The modules that run a case and compare: what they import, every case can reach."""
 _PACKAGES: Final = ("torch", "numpy")
+_TABLES: Final = (".yaml", ".json")
+"""Files that have the name of a module, and that it reads."""
+_OF_CASES: Final = "mindspeed/verification/matrix/cases.yaml"
+"""A table of which each case knows its own rows."""
+_NO_CODE: Final = (tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER)
+
+
+class _Code(NamedTuple):
+    """What is kept of a module: a digest of its code and tables, and the dotted names that may be modules."""
+
+    digest: str
+    names: list[str]
 
 
 class Sources:
@@ -34,7 +53,7 @@ class Sources:
         roots = [*_JUDGES, *(module for name in features for module in self._of_feature(name))]
         digest = hashlib.blake2b(repr((self._versions, more)).encode(), digest_size=16)
         for name in sorted(self._reached(roots)):
-            digest.update(self._digests[name])
+            digest.update(bytes.fromhex(self._code[name].digest))
         return digest.hexdigest()
 
     @cached_property
@@ -53,24 +72,25 @@ class Sources:
         return {name: file for top, root in roots.items() for name, file in _modules_of(top, root)}
 
     @cached_property
-    def _texts(self) -> dict[str, str]:
-        return {name: file.read_text(encoding="utf-8") for name, file in self._files.items()}
-
-    @cached_property
-    def _digests(self) -> dict[str, bytes]:
-        return {name: hashlib.blake2b(text.encode(), digest_size=16).digest() for name, text in self._texts.items()}
+    def _code(self) -> dict[str, _Code]:
+        tops = "|".join(sorted({name.partition(".")[0] for name in self._files}))
+        dotted = re.compile(rf"\b(?:{tops})(?:\.\w+)+")
+        cache = source_cache_of(Path(mindspeed.__file__).parent)
+        cache.revalidate()
+        found = {
+            name: _Code(*cache.get(f"code of {file} among {tops}", partial(_read, file, dotted)))
+            for name, file in self._files.items()
+        }
+        cache.save()
+        return found
 
     @cached_property
     def _named(self) -> dict[str, set[str]]:
         """The modules that each module imports, anywhere, or has in a text such as ``"mindspeed.x.y:function"``."""
-        tops = "|".join(sorted({name.partition(".")[0] for name in self._files}))
-        dotted = re.compile(rf"\b(?:{tops})(?:\.\w+)+")
-        return {name: self._names_in(text, dotted) - {name} for name, text in self._texts.items()}
-
-    def _names_in(self, text: str, dotted: re.Pattern[str]) -> set[str]:
-        found = {f"{package}.{word}" for package, words in _FROM.findall(text) for word in _WORD.findall(words)}
-        found.update(dotted.findall(text))
-        return {module for name in found if (module := self._module_of(name))}
+        return {
+            name: {module for word in code.names if (module := self._module_of(word))} - {name}
+            for name, code in self._code.items()
+        }
 
     def _module_of(self, name: str) -> str:
         """The module of a dotted name, which may go on with names inside the module; '' for none of these."""
@@ -93,6 +113,44 @@ class Sources:
                 found.add(name)
                 todo += self._named[name]
         return found
+
+
+def code_of(text: str) -> str:
+    """Return a Python source without comments, docstrings and empty lines, a statement a line."""
+    lines, statement, depth = list[str](), list[tokenize.TokenInfo](), 0
+    for token in tokenize.generate_tokens(StringIO(text).readline):
+        if token.type in (tokenize.INDENT, tokenize.DEDENT):
+            depth += 1 if token.type == tokenize.INDENT else -1
+        elif token.type != tokenize.NEWLINE:
+            statement += [token] if token.type not in _NO_CODE else []
+        else:
+            if any(part.type != tokenize.STRING for part in statement):
+                lines.append(" " * depth + _joined(statement))
+            statement = []
+    return "\n".join(lines)
+
+
+def _joined(statement: list[tokenize.TokenInfo]) -> str:
+    """The tokens with a space where they do not touch."""
+    words = [statement[0].string]
+    for before, token in pairwise(statement):
+        words += [token.string] if before.end == token.start else [" ", token.string]
+    return "".join(words)
+
+
+def _read(file: Path, dotted: re.Pattern[str]) -> _Code:
+    text = read_text(Module(file.stem, str(file), None)).decode()
+    try:
+        code = code_of(text)
+    except (tokenize.TokenError, SyntaxError):  # a file that cannot be imported, as some packages have
+        code = text
+    names = {f"{package}.{word}" for package, words in _FROM.findall(code) for word in _WORD.findall(words)}
+    names.update(dotted.findall(code))
+    digest = hashlib.blake2b(code.encode(), digest_size=16)
+    for table in (file.with_suffix(suffix) for suffix in _TABLES):
+        if table.exists() and not table.as_posix().endswith(_OF_CASES):
+            digest.update(read_text(Module(table.stem, str(table), None)))
+    return _Code(digest.hexdigest(), sorted(names))
 
 
 def _modules_of(top: str, root: Path) -> Iterable[tuple[str, Path]]:

@@ -86,5 +86,12 @@ class VerdictStore:
 
 
 def is_stale(result: CaseResult, sources: Sources) -> bool:
-    """Return whether a source that the case can reach, or a version, is another one than when it was judged."""
-    return result.key != sources.key(result.involved, result.case.name, result.case.dtype)
+    """Return whether a source that the case can reach, or a version, is another one than when it was judged.
+
+    A case with a feature, layout or switch that is not there any more is stale too.
+    """
+    try:
+        facts = result.case.facts
+    except KeyError:
+        return True
+    return result.key != sources.key(result.involved, *facts)

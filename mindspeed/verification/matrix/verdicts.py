@@ -83,7 +83,7 @@ def judge(case: MatrixCase, pool: WorkerPool, sources: Sources) -> CaseResult:
     result = _judged(case, pool)
     taken = pool.cpu_seconds - before[0] + time.thread_time() - before[1]
     involved = result.involved or tuple(sorted(required_by(case.tested, registry.catalog(), perhaps=True)))
-    return replace(result, cpu_seconds=round(taken, 2), involved=involved, key=sources.key(involved, case.name, case.dtype))
+    return replace(result, cpu_seconds=round(taken, 2), involved=involved, key=sources.key(involved, *case.facts))
 
 
 def _judged(case: MatrixCase, pool: WorkerPool) -> CaseResult:

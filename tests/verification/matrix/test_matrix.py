@@ -51,22 +51,45 @@ def test_what_is_wrong_only_together_only_in_a_layout_or_without_effect_is_named
     assert to_judge(cases, store.read(), sources) == []
 
 
-def test_a_changed_line_makes_stale_exactly_the_cases_that_can_reach_it(planted, store) -> None:
-    folder = planted(a_fine="harmless", b_fine="harmless", c_fine="harmless")
+def stale_after(change, planted) -> list[str]:
+    """The stale ones of three pairs after ``change`` of the source of b-fine."""
+    source = planted(a_fine="harmless", b_fine="harmless", c_fine="harmless") / "planted_b_fine.py"
     before = Sources(registry.catalog())
-    cases = list(pairs(("a-fine", "b-fine", "c-fine")))
-    known = {
-        case.name: CaseResult(
-            case, CaseOutcome.HOLDS, involved=case.features, key=before.key(case.features, case.name, case.dtype)
-        )
-        for case in cases
-    }
-    assert to_judge(cases, known, before) == []
-    with (folder / "planted_b_fine.py").open("a") as file:
-        file.write("# one line more\n")
+    results = [
+        CaseResult(case, CaseOutcome.HOLDS, involved=case.features, key=before.key(case.features, *case.facts))
+        for case in pairs(("a-fine", "b-fine", "c-fine"))
+    ]
+    assert to_judge((result.case for result in results), {result.case.name: result for result in results}, before) == []
+    change(source)
     after = Sources(registry.catalog())
-    stale = [name for name, result in known.items() if is_stale(result, after)]
-    assert stale == ["a-fine + b-fine", "b-fine + c-fine"]
+    return [result.case.name for result in results if is_stale(result, after)]
+
+
+def change_a_line(source: Path) -> None:
+    source.write_text(source.read_text().replace("output * 1.5", "output * 1.25"))
+
+
+def change_a_table(source: Path) -> None:
+    source.with_suffix(".yaml").write_text("rows: 1\n")
+    source.write_text(source.read_text() + "\n")
+
+
+def change_comments_and_docstrings(source: Path) -> None:
+    text = source.read_text().replace('"""A made-up feature."""', '"""Another text, which names mindspeed.features.swiglu."""')
+    source.write_text(text.replace("def plain(original):", "# a reason\n\n\ndef plain(original):  # another one"))
+
+
+@pytest.mark.parametrize("change", [change_a_line, change_a_table])
+def test_a_changed_line_or_table_makes_stale_exactly_the_cases_that_can_reach_it(planted, change) -> None:
+    assert stale_after(change, planted) == ["a-fine + b-fine", "b-fine + c-fine"]
+
+
+def test_comments_and_docstrings_make_no_case_stale(planted) -> None:
+    assert stale_after(change_comments_and_docstrings, planted) == []
+
+
+def test_a_case_of_a_feature_or_layout_that_is_gone_is_stale(sources) -> None:
+    assert all(is_stale(judged(name), sources) for name in ("gone + swiglu", "swiglu @ gone"))
 
 
 def test_a_source_of_a_library_reaches_the_features_that_import_it_and_no_others(sources) -> None:
