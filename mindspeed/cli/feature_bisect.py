@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindspeed.cli.matrix_options import store_option
 from mindspeed.cli.output import OK, PROBLEMS, json_option, print_result, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, request_options
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(cls=JobCommand)
 @click.option("--test", default="", metavar="'CMD'", help="judge by a command, which gets a job file where it says {job}")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="S", help="with --test: a longer run is a failure")
-@click.option("--store", type=click.Path(path_type=Path), metavar="FILE", help="where verdicts are kept")
+@store_option
 @request_options
 @json_option
 @click.pass_context

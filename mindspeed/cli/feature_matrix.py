@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from mindspeed.cli.lazy import Group
+from mindspeed.cli.matrix_options import budget_option, show_progress, store_option
 from mindspeed.cli.output import OK, PROBLEMS, json_option, print_result, print_table, wants_json
 from mindspeed.cli.request_options import names_argument
 
 if TYPE_CHECKING:
     from mindspeed.verification.matrix.cases import MatrixCase
-    from mindspeed.verification.matrix.run import Progress
-
-store_option = click.option("--store", type=click.Path(path_type=Path), metavar="FILE", help="where verdicts are kept")
 
 
 @click.group(cls=Group)
@@ -32,7 +29,7 @@ def matrix() -> None:
 @click.option("--switch", "switches", metavar="NAME,...", help="with --stock: these switches")
 @click.option("--strength", type=click.IntRange(2, 3), metavar="N", help="sets in which every N features meet, not pairs")
 @click.option("--set-size", type=click.IntRange(2), default=14, show_default=True, metavar="N", help="features of such a set")
-@click.option("--budget-seconds", type=click.FloatRange(0), metavar="S", help="begin no case after so many seconds")
+@budget_option
 @click.option("--again", is_flag=True, help="judge what has a verdict too")
 @store_option
 @json_option
@@ -64,12 +61,13 @@ def run(
     cases = _stock(switches, layouts) if stock else _selected(only, layouts, strength, set_size)
     kept, sources = VerdictStore(store or default_store()), Sources(registry.catalog())
     todo = to_judge(cases, {} if again else kept.read(), sources)
-    found = judge_all(todo, kept, sources, budget_seconds or float("inf"), _show)
+    found = judge_all(todo, kept, sources, budget_seconds, show_progress)
     known = kept.read()
     verdicts = count(known[case.name] for case in cases if case.name in known)
     defects = [result for result in found if result.outcome.is_defect]
     lines = [f"judged {len(found)} of {len(todo)} cases without a fresh verdict; {len(cases)} cases in all"]
     lines.append(", ".join(f"{number} {outcome}" for outcome, number in verdicts.items()))
+    lines += [f"smallest failing part of {r.case.name}: {', '.join(r.culprits)}" for r in defects if r.culprits]
     data = {
         "cases": len(cases),
         "judged": [result.to_json() for result in found],
@@ -114,6 +112,8 @@ def show(names: tuple[str, ...], layout: str, store: Path | None) -> None:
         click.echo(f"not judged yet; to judge it: mindspeed features matrix run --only {','.join(names)}")
     for result in results if len(results) == 1 else ():
         click.echo(f"by hand: {result.case.command}")
+        if result.culprits:
+            click.echo(f"smallest failing part: {', '.join(result.culprits)}")
         if result.fix:
             click.echo(f"fix: {result.fix}")
 
@@ -173,12 +173,3 @@ def _names(words: str | None, known: Collection[str], option: str, default: tupl
     if unknown := [name for name in names if name not in known]:
         raise click.BadParameter(f"there is no {', '.join(unknown)}; there are {', '.join(sorted(known))}", param_hint=option)
     return tuple(names)
-
-
-def _show(progress: Progress) -> None:
-    if wants_json() and not sys.stderr.isatty():
-        return
-    result = progress.result
-    minutes = f"{progress.seconds_left / 60:.0f} min left"
-    line: list[Any] = [f"{progress.done}/{progress.total}", minutes, f"{result.outcome.value:<12}", result.case.name]
-    click.echo("  ".join(map(str, [*line, f"{result.code} {result.reason}".strip()])).rstrip(), err=True)

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_json, wants_json
+from mindspeed.cli.matrix_options import budget_option, show_progress, store_option
+from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_json, print_table, wants_json
 
 if TYPE_CHECKING:
     from mindspeed.conformance.outcome import Outcome
+    from mindspeed.verification.matrix.verdicts import CaseResult
 
 
 @click.command()
 @click.argument("name", metavar="DISTRIBUTION|FEATURE")
 @click.option("--parity", is_flag=True, help="also train a tiny model with and without each feature and compare")
+@click.option("--pairs", is_flag=True, help="also train with each feature beside every built-in one; takes minutes")
+@budget_option
+@store_option
 @json_option
-def test(name: str, parity: bool) -> None:
+def test(name: str, parity: bool, pairs: bool, budget_seconds: float | None, store: Path | None) -> None:
     """Test the features of an installed distribution, or one feature.
 
     One line for each check: settings, declaration, references, patch targets, order, cost of the import, applying and
-    undoing, and with --parity the claim about numerics. The exit status is 1 when a check fails.
+    undoing, and with --parity the claim about numerics. With --pairs a table of all pairs follows, as mindspeed features matrix
+    judges them: verdicts are kept, and a run that is stopped goes on where it was. The exit status is 1 when a check or a pair
+    fails.
     """
     from mindspeed.conformance.suite import examine
 
@@ -30,13 +38,48 @@ def test(name: str, parity: bool) -> None:
             _print(outcome, is_first=not outcomes or outcomes[-1].feature != outcome.feature)
         outcomes.append(outcome)
     failed = sum(outcome.state == "failed" for outcome in outcomes)
+    judged, missing = _judged_pairs(name, budget_seconds, store) if pairs else ([], 0)
+    defects = sum(result.outcome.is_defect for result in judged)
     if wants_json():
-        print_json({"name": name, "passed": not failed, "checks": outcomes})
+        data = {"name": name, "passed": not (failed or defects), "checks": outcomes}
+        more = {"pairs": [result.to_json() for result in judged], "pairs_left": missing}
+        print_json(data | (more if pairs else {}))
     else:
+        if pairs:
+            _print_pairs(judged)
         count = len({outcome.feature for outcome in outcomes})
         features = "1 feature" if count == 1 else f"{count} features"
         click.echo(f"{name}: {features}, {len(outcomes)} checks, {failed or 'none'} failed")
-    end(PROBLEMS if failed else OK)
+        if pairs:
+            left = f"; {missing} are not judged yet" if missing else ""
+            click.echo(f"{name}: {len(judged)} pairs, {defects or 'none'} failed{left}")
+    end(PROBLEMS if failed or defects else OK)
+
+
+def _judged_pairs(name: str, budget_seconds: float | None, store: Path | None) -> tuple[list[CaseResult], int]:
+    """The verdicts of the pairs of a distribution, and how many have none within the budget."""
+    from mindspeed import registry
+    from mindspeed.conformance.pairs import pairs_of
+    from mindspeed.verification.matrix.reach import Sources
+    from mindspeed.verification.matrix.run import judge_all, to_judge
+    from mindspeed.verification.matrix.store import VerdictStore, default_store
+
+    cases = pairs_of(name)
+    kept, sources = VerdictStore(store or default_store()), Sources(registry.catalog())
+    todo = to_judge(cases, kept.read(), sources)
+    found = judge_all(todo, kept, sources, budget_seconds, show_progress)
+    left = {case.name for case in todo} - {result.case.name for result in found}
+    known = kept.read()
+    return [known[case.name] for case in cases if case.name not in left], len(left)
+
+
+def _print_pairs(judged: list[CaseResult]) -> None:
+    rows = [
+        (result.case.name, result.outcome.value, f"{result.code} {result.reason}".strip())
+        for result in sorted(judged, key=lambda result: (result.outcome.value, result.case.name))
+    ]
+    click.echo()
+    print_table(("pair", "verdict", "reason"), rows)
 
 
 def _print(outcome: Outcome, is_first: bool) -> None:

@@ -20,6 +20,7 @@ from mindspeed.plugins.problems import MindSpeedError, ResolutionError
 from mindspeed.verification.matrix.cases import MatrixCase
 from mindspeed.verification.matrix.minimal import minimal
 from mindspeed.verification.matrix.reach import Sources
+from mindspeed.verification.matrix.reduction import same_failure
 from mindspeed.verification.matrix.store import VerdictStore, is_stale
 from mindspeed.verification.matrix.verdicts import CaseOutcome, CaseResult, judge
 from mindspeed.verification.pool import WorkerPool
@@ -82,10 +83,10 @@ class Search:
                 return Culprits((), whole, self.runs)
             first = set(suspected)
             ordered = sorted(suspects, key=lambda suspect: suspect.feature not in first)
-            found = minimal(ordered, lambda some: self._same_failure(whole, self._judged(some)))
+            found = minimal(ordered, lambda some: same_failure(whole, self._judged(some)))
             result = self._judged(found)
             again = [self._run(self._case(found)) for _ in range(REPEATS)]
-            steady = all(self._same_failure(whole, repeated) for repeated in again)
+            steady = all(same_failure(whole, repeated) for repeated in again)
         return Culprits(found, result, self.runs, self._shared(found), steady)
 
     def _case(self, suspects: Iterable[Suspect]) -> MatrixCase:
@@ -114,10 +115,6 @@ class Search:
 
     def _is_failure(self, result: CaseResult) -> bool:
         return result.outcome.is_defect
-
-    def _same_failure(self, whole: CaseResult, result: CaseResult) -> bool:
-        """Return whether a subset fails as the whole does: a rank that is lost is another fault than a wrong gradient."""
-        return result.outcome is whole.outcome and result.code == whole.code
 
     def _tested(self, case: MatrixCase) -> CaseResult:
         """Judge by a command: 0 is good, 125 says nothing, everything else and running too long is a failure."""

@@ -32,11 +32,15 @@ class CaseLayout:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A choice that stock Megatron offers: fields of its configuration, a model, or features that only set its arguments."""
+    """A choice that stock Megatron offers: fields of its configuration, a model, or features that only set its arguments.
+
+    ``reproduction`` is a file of the repository that shows a disagreement of its layouts without mindspeed.
+    """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     world: Mapping[str, Any] = field(default_factory=dict)
     features: Sequence[str] = ()
+    reproduction: str = ""
 
 
 _TABLES: Final = table_beside(__file__)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
 from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
+from mindspeed._version import __version__
 from mindspeed.engine.inspection.megatron_copies import megatron_version
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.verification.matrix.cases import LAYOUTS
+from mindspeed.verification.matrix.cases import LAYOUTS, SWITCHES, MatrixCase
 from mindspeed.verification.matrix.reach import Sources
 from mindspeed.verification.matrix.store import is_stale
 from mindspeed.verification.matrix.verdicts import CaseResult, count, result_from_json
@@ -21,20 +24,51 @@ _DATA: Final = "/*DATA*/null"
 
 
 def summary(known: Mapping[str, CaseResult], catalog: Catalog, sources: Sources) -> dict[str, Any]:
-    """Everything that the page shows; cases are sorted by name, and those judged on other sources are marked stale."""
+    """Everything that the page shows; cases are sorted by name, and those judged on other sources are marked stale.
+
+    Searches leave verdicts of settings, given sizes and commands in a store: the page has none of these.
+    """
     features = sorted(catalog.usable, key=lambda name: (catalog.feature(name).spec.category.value, name))
-    cases = [result for _, result in sorted(known.items()) if catalog.usable.keys() >= set(result.case.features)]
-    versions = {"python": platform.python_version(), "torch": version("torch"), "megatron": megatron_version()}
+    cases = [result for _, result in sorted(known.items()) if _is_published(result.case, catalog)]
+    stale = {result.case.name for result in cases if is_stale(result, sources)}
     return {
         "format": FORMAT,
-        "versions": versions,
+        "versions": {
+            "mindspeed": __version__,
+            "commit": _commit(),
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "megatron": megatron_version(),
+        },
         "features": [{"name": name, "category": catalog.feature(name).spec.category.value} for name in features],
         "layouts": list(LAYOUTS),
+        "reproductions": {name: switch.reproduction for name, switch in SWITCHES.items() if switch.reproduction},
         "verdicts": count(result for result in cases if not result.case.switch),
         "stock": count(result for result in cases if result.case.switch),
-        "stale": sum(is_stale(result, sources) for result in cases),
-        "cases": [result.to_json() | {"stale": is_stale(result, sources)} for result in cases],
+        "stale": len(stale),
+        "cases": [_row(result) | ({"stale": True} if result.case.name in stale else {}) for result in cases],
     }
+
+
+def _is_published(case: MatrixCase, catalog: Catalog) -> bool:
+    return catalog.usable.keys() >= set(case.features) and not (case.settings or case.given or case.test)
+
+
+def _row(result: CaseResult) -> dict[str, Any]:
+    """A verdict without what is empty, and with few digits."""
+    row = result.to_json() | {"ratio": float(f"{result.ratio:.3g}")}
+    row["case"] = {name: value for name, value in row["case"].items() if value}
+    return {name: value for name, value in row.items() if value}
+
+
+def _commit() -> str:
+    """The commit of the checkout that this is; '' where it is none."""
+    words = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--match=", "--dirty")
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
 
 
 def published(text: str) -> dict[str, CaseResult]:
@@ -61,5 +95,6 @@ def html(data: Mapping[str, Any]) -> str:
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("name", "outcome", "reason", "code", "fix", "what", "ratio", "ranks", "command", "stale")
-    return {name: row[name] for name in kept} | {name: row["case"][name] for name in ("features", "layout", "switch")}
+    kept = ("name", "outcome", "reason", "code", "fix", "what", "ratio", "ranks", "command", "culprits", "stale")
+    case: dict[str, Any] = row["case"]
+    return {name: row[name] for name in kept if name in row} | case

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import local
 from typing import Final
 
 from mindspeed import registry
 from mindspeed.verification.matrix.cases import MatrixCase
 from mindspeed.verification.matrix.reach import Sources
+from mindspeed.verification.matrix.reduction import with_culprits
 from mindspeed.verification.matrix.store import VerdictStore, is_stale
 from mindspeed.verification.matrix.verdicts import CaseResult, judge
 from mindspeed.verification.pool import SharedBroker, WorkerPool
@@ -33,15 +34,13 @@ class Progress:
 
 def to_judge(cases: Iterable[MatrixCase], known: Mapping[str, CaseResult], sources: Sources) -> list[MatrixCase]:
     """Select the cases without a verdict of these sources: failing ones first, then stale ones, then the others."""
-    fresh, ranked = set[str](), list[tuple[int, int, MatrixCase]]()
+    ranked = list[tuple[int, int, MatrixCase]]()
     for number, case in enumerate(cases):
         result = known.get(case.name)
         if result is None:
             ranked.append((2, number, case))
         elif is_stale(result, sources):
             ranked.append((0 if result.outcome.is_defect else 1, number, case))
-        else:
-            fresh.add(case.name)
     return [case for _, _, case in sorted(ranked, key=_rank)]
 
 
@@ -49,15 +48,56 @@ def _rank(entry: tuple[int, int, MatrixCase]) -> tuple[int, int]:
     return entry[:2]
 
 
+@dataclass(slots=True)
+class _Judges:
+    """Judge cases in several threads, each with a pool of its own; all pools share a broker, until ``stack`` is closed."""
+
+    store: VerdictStore
+    sources: Sources
+    end: float
+    known: dict[str, CaseResult]
+    stack: ExitStack
+    _broker: SharedBroker = field(default_factory=SharedBroker)
+    _of_thread: local = field(default_factory=local)
+
+    def __post_init__(self) -> None:
+        self.stack.callback(self._broker.close)
+
+    def has_time(self) -> bool:
+        return time.monotonic() < self.end
+
+    def judge(self, case: MatrixCase) -> CaseResult:
+        """Judge a case, and of a larger set that fails find the smallest failing part."""
+        result = judge(case, self._pool, self.sources)
+        is_reduced = result.outcome.is_defect and len(case.features) > 2 and self.has_time()
+        return with_culprits(result, self._part) if is_reduced else result
+
+    def _part(self, case: MatrixCase) -> CaseResult:
+        """The verdict of a subset: the one that is known, else a new one, which is stored at once."""
+        result = self.known.get(case.name)
+        if result is None or is_stale(result, self.sources):
+            result = self.known[case.name] = judge(case, self._pool, self.sources)
+            self.store.add(result)
+        return result
+
+    @property
+    def _pool(self) -> WorkerPool:
+        if not hasattr(self._of_thread, "pool"):
+            self._of_thread.pool = self.stack.enter_context(WorkerPool(address=self._broker.address))
+        pool: WorkerPool = self._of_thread.pool
+        return pool
+
+
 def judge_all(
     cases: Sequence[MatrixCase],
     store: VerdictStore,
     sources: Sources,
-    budget: float = float("inf"),
+    budget: float | None = None,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> list[CaseResult]:
-    """Judge these cases and store each verdict; none is begun after ``budget`` seconds.
+    """Judge these cases and store each verdict; none is begun after ``budget`` seconds where there is one.
 
+    Sets of more than two features that fail are reduced to a smallest failing part, of which each subset has a verdict too.
     Raises RunError as `VerdictStore.hold` does.
     """
     registry.catalog()
@@ -66,17 +106,9 @@ def judge_all(
     with store.hold(), ExitStack() as stack:
         if not cases:
             return found
-        broker = SharedBroker()
-        stack.callback(broker.close)
-        pools = local()
-
-        def judge_one(case: MatrixCase) -> CaseResult:
-            if not hasattr(pools, "own"):
-                pools.own = stack.enter_context(WorkerPool(address=broker.address))
-            return judge(case, pools.own, sources)
-
+        judges = _Judges(store, sources, float("inf") if budget is None else start + budget, store.read(), stack)
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            for future in _as_they_come(threads, judge_one, cases, lambda: time.monotonic() - start < budget):
+            for future in _as_they_come(threads, judges.judge, cases, judges.has_time):
                 result = future.result()
                 store.add(result)
                 found.append(result)

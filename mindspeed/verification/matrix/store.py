@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from filelock import FileLock, Timeout
@@ -31,6 +32,7 @@ class VerdictStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = Lock()
 
     def read(self) -> dict[str, CaseResult]:
         """Every verdict. A torn last line, of a run that was killed, is none.
@@ -70,7 +72,7 @@ class VerdictStore:
 
     def add(self, result: CaseResult) -> None:
         """Write a verdict, so that it is there when this process is killed next."""
-        with self.path.open("a", encoding="utf-8") as file:
+        with self._lock, self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(result.to_json()) + "\n")
             file.flush()
             os.fsync(file.fileno())

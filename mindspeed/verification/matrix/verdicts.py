@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -49,7 +49,7 @@ class CaseResult:
     """The verdict of one case and what led to it.
 
     ``ratio`` is the largest difference as a share of what is allowed, ``what`` the tensor or loss that has it. ``involved`` are
-    the features of both sides, by whose sources ``key`` was made.
+    the features of both sides, by whose sources ``key`` was made, ``culprits`` the smallest failing part of a larger set.
     """
 
     case: MatrixCase
@@ -63,7 +63,8 @@ class CaseResult:
     cpu_seconds: float = 0.0
     involved: tuple[str, ...] = ()
     key: str = ""
-    chain: tuple[str, ...] = field(default=())
+    chain: tuple[str, ...] = ()
+    culprits: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.case.name, **asdict(self), "outcome": self.outcome.value, "command": self.case.command}
@@ -72,8 +73,8 @@ class CaseResult:
 def result_from_json(data: Mapping[str, Any]) -> CaseResult:
     """Inverse of `CaseResult.to_json`. Raises KeyError, TypeError or ValueError for anything else."""
     values = {name: value for name, value in data.items() if name not in ("name", "command", "case", "outcome")}
-    values |= {name: tuple(values[name]) for name in ("involved", "chain")}
-    case = MatrixCase(**data["case"] | {"features": tuple(data["case"]["features"])})
+    values |= {name: tuple(values.get(name, ())) for name in ("involved", "chain", "culprits")}
+    case = MatrixCase(**data["case"] | {"features": tuple(data["case"].get("features", ()))})
     return CaseResult(case, CaseOutcome(data["outcome"]), **values)
 
 

@@ -25,6 +25,8 @@ class {name}(Feature[{name}Args]):
 {glue}
 '''
 MLP = "megatron.core.transformer.mlp:MLP.forward"
+ATTENTION = "megatron.core.transformer.attention:Attention.forward"
+PROJECTION = "megatron.core.transformer.attention:SelfAttention.get_query_key_value_tensors"
 FINALIZE = "megatron.core.distributed.finalize_model_grads:finalize_model_grads"
 HARMLESS = """
 from functools import wraps
@@ -112,6 +114,10 @@ KINDS = {
     "after-marked": (MLP, AFTER_MARKED),
     "goes-around": (MLP, GOES_AROUND),
     "raises": (MLP, RAISES),
+    "marked-attention": (ATTENTION, MARKED),
+    "after-marked-attention": (ATTENTION, AFTER_MARKED),
+    "harmless-projection": (PROJECTION, HARMLESS),
+    "goes-around-projection": (PROJECTION, GOES_AROUND),
 }
 
 

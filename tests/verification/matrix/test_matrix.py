@@ -7,7 +7,7 @@ import pytest
 
 from mindspeed import registry
 from mindspeed.plugins.problems import RunError
-from mindspeed.verification.matrix.cases import FEATURE_LAYOUTS, SWITCHES, MatrixCase, in_layouts, of_stock, pairs
+from mindspeed.verification.matrix.cases import FEATURE_LAYOUTS, SWITCHES, MatrixCase, in_layouts, of_stock, pairs, resolves
 from mindspeed.verification.matrix.covering import covering_sets
 from mindspeed.verification.matrix.page import as_json, html, published, summary
 from mindspeed.verification.matrix.reach import Sources
@@ -148,6 +148,30 @@ def test_a_verdict_is_read_as_it_was_written() -> None:
     assert result_from_json(json.loads(json.dumps(result.to_json()))) == result
 
 
+APART = {
+    "a_mark": "marked",
+    "b_beside": "beside-marked",
+    "c_late": "at-pp2",
+    "d_order": "marked-attention",
+    "e_after": "after-marked-attention",
+    "f_effect": "harmless-projection",
+    "g_around": "goes-around-projection",
+}
+"""Planted faults that do not touch one another."""
+
+
+@pytest.mark.long
+def test_the_sets_of_a_covering_array_name_every_planted_fault_as_their_smallest_part(planted, store) -> None:
+    planted(**APART)
+    names = [name.replace("_", "-") for name in APART]
+    sets = covering_sets([*names, "pipeline-parallel", "swiglu"], 2, 4, resolves)
+    found = judge_all([MatrixCase(some) for some in sets], store, Sources(registry.catalog()))
+    wrong = [("a-mark", "b-beside"), ("c-late", "pipeline-parallel"), ("d-order", "e-after"), ("f-effect", "g-around")]
+    named = {result.case.name: result.culprits or result.case.features for result in found if result.outcome.is_defect}
+    assert set(named.values()) == set(wrong)
+    assert {r.outcome for r in found if not any(set(r.case.features) >= {*pair} for pair in wrong)} == {CaseOutcome.HOLDS}
+
+
 @pytest.mark.parametrize("strength", [2, 3])
 def test_in_the_sets_of_a_covering_array_all_features_meet_that_can(strength: int) -> None:
     from itertools import combinations
@@ -166,10 +190,20 @@ def test_in_the_sets_of_a_covering_array_all_features_meet_that_can(strength: in
 
 def test_the_page_holds_every_verdict_and_needs_no_other_file(sources) -> None:
     known = {name: judged(name) for name in ("rms-norm + swiglu", "swiglu @ tp2")}
-    data = summary(known, registry.catalog(), sources)
-    assert (data["verdicts"]["holds"], data["stale"]) == (2, 2)
+    stock = CaseResult(MatrixCase((), "tp2-sp", switch="aux-loss"), CaseOutcome.FAILS, "why", "MS607", what="loss", ratio=2.5)
+    known[stock.case.name] = stock
+    searched = CaseResult(MatrixCase(("swiglu",), given={"tp": 2}), CaseOutcome.HOLDS)
+    data = summary(known | {searched.case.name: searched}, registry.catalog(), sources)
+    assert (data["verdicts"]["holds"], data["stock"]["fails"], data["stale"]) == (2, 1, 3)
     assert published(as_json(data)) == known
+    assert "reason" not in data["cases"][0]  # what is empty takes no place
     page = html(data)
     assert '"rms-norm + swiglu"' in page
+    assert '"aux-loss":"tests/megatron/stock_loss_weights.py"' in page
     assert "src=" not in page
     assert "href=" not in page
+
+
+def test_every_reproduction_of_a_stock_disagreement_is_a_file_of_the_repository() -> None:
+    root = Path(__file__).parents[3]
+    assert [switch.reproduction for switch in SWITCHES.values() if not (root / switch.reproduction).exists()] == []
