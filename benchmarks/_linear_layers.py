@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks._sockets import bytes_on_sockets
 from mindspeed.features.coc import products as coc
+from mindspeed.features.device_emulation import link
 from mindspeed.features.tensor_parallel_2d import costs
 from mindspeed.features.tensor_parallel_2d import products as grid_products
 from mindspeed.platforms.collectives import CollectiveTraffic, traffic
-from mindspeed.platforms.emulation import link
 from mindspeed.tensor_parallel.linear import plain_weight_gradient
 
 HIDDEN: Final = 16

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from mindspeed.features.device_emulation import collective_log
+from mindspeed.features.device_emulation import transfers as emulated
 from mindspeed.memory.swap import LayerSwap
+from mindspeed.platforms import transfers
 
 LAYERS, ROWS, SIZE = 4, 64, 32
 INNER = ROWS * SIZE * 4
@@ -85,6 +90,18 @@ def train(
 def overlapped() -> None:
     """Train with transfers that the pauses of the layers can hide."""
     train(LayerSwap(), COMPUTE, order=(1, 0), steps=STEPS, ends=True)
+
+
+@contextmanager
+def slow_copies(log: str) -> Iterator[None]:
+    """Have copies between device and host take `DELAY`, and be logged."""
+    plain, path, delay = transfers.transfer, collective_log.PATH, emulated.DELAY
+    collective_log.PATH, emulated.DELAY = log, DELAY
+    transfers.transfer = emulated.logged(emulated.delayed(plain))  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        transfers.transfer, collective_log.PATH, emulated.DELAY = plain, path, delay
 
 
 def hidden_share(path: Path) -> float:

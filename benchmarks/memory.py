@@ -19,14 +19,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from benchmarks._memory_jobs import JOBS, foretold_and_measured
-from benchmarks._swapped_layers import DELAY
 from benchmarks.table import Row, main
 from mindspeed import registry
 from mindspeed.diagnostics.job_memory import options_of, stages_of
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.features.adaptive_recompute.knapsack import EXACT, Option, choose
-from mindspeed.platforms import transfers
-from mindspeed.platforms.emulation import collective_log
 from mindspeed.verification.case import build_case
 from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import GptShape, Recipe
@@ -90,15 +87,11 @@ def _formula_row(pool: WorkerPool, name: str) -> Row:
 
 def _hidden_row() -> Row:
     """The share of the time of transfers that layers hide, where each takes 20 ms more."""
-    from benchmarks._swapped_layers import hidden_share, overlapped
+    from benchmarks._swapped_layers import hidden_share, overlapped, slow_copies
 
-    before = collective_log.PATH, transfers.DELAY
     with TemporaryDirectory() as folder:
-        collective_log.PATH, transfers.DELAY = f"{folder}/log.{{rank}}", DELAY
-        try:
+        with slow_copies(f"{folder}/log.{{rank}}"):
             overlapped()
-        finally:
-            collective_log.PATH, transfers.DELAY = before
         share = hidden_share(Path(folder) / "log.0")
     return Row("swap: hidden share of transfers of 20 ms", 0.9, share, "", COMMAND, least=True)
 

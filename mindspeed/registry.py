@@ -33,7 +33,7 @@ from mindspeed.ops.variants import public_functions
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.cache_folder import CACHE_VARIABLE
 from mindspeed.plugins.constraints import AUTO
-from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover
+from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover, features_beside_platforms
 from mindspeed.plugins.fixes import Advice, in_python
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
 from mindspeed.plugins.process_variables import Variables, unset_variables, variable_problems
@@ -94,9 +94,9 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     from mindspeed.job.megatron_arguments import OF_TRAINING
     from mindspeed.megatron.argument_overrides import check_overrides
     from mindspeed.ops.variants import has_variant
-    from mindspeed.platforms.emulation.former_settings import with_present_names
+    from mindspeed.platforms.former_settings import with_present_names
 
-    layers = [*map(with_present_names, layers), disabled_layer()]
+    layers = [*(with_present_names(layer, features_beside_platforms()) for layer in layers), disabled_layer()]
     known = known or catalog_for(_named(layers))
     platform = next((layer.platform for layer in reversed(layers) if layer.platform), None)
     environment = environment or probe(platform)
@@ -141,17 +141,23 @@ def probe(platform: str | None = None, environ: Mapping[str, str] = os.environ) 
 
 
 def base_features(platform: str) -> tuple[type[Feature[Any]], ...]:
-    """Level-0 features of a platform: itself, the emulation of a device, Megatron fixes, hook points, agreement of ranks.
+    """Level-0 features of a platform: itself, features beside it, Megatron fixes, hook points, agreement of ranks.
 
     Raises PlatformError for an unknown platform.
     """
     from mindspeed.megatron.fixes.feature import MegatronFixes
     from mindspeed.megatron.hook_points import MegatronHookPoints
     from mindspeed.platforms import device_layer
-    from mindspeed.platforms.emulation.feature import DeviceEmulation
     from mindspeed.platforms.plan_agreement import PlanAgreement
 
-    features = (device_layer(platform), DeviceEmulation, MegatronFixes, MegatronHookPoints, PlanAgreement)
+    beside = features_beside_platforms()
+    features: tuple[type[Feature[Any]], ...] = (
+        device_layer(platform),
+        *beside,
+        MegatronFixes,
+        MegatronHookPoints,
+        PlanAgreement,
+    )
     return tuple(feature for feature in features if not feature.spec.platforms or platform in feature.spec.platforms)
 
 

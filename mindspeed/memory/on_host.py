@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from mindspeed.memory.parked import Source
-from mindspeed.platforms import runtime
-from mindspeed.platforms.transfers import CopiesInFlight, transfer
+from mindspeed.platforms import runtime, transfers
+from mindspeed.platforms.transfers import CopiesInFlight
 
 TO_HOST = "to host"
 TO_DEVICE = "to device"
@@ -39,14 +39,14 @@ class OnHost(Source):
         self._pool = buffers
         self._buffers = [buffers.take(storage.nbytes()) for storage in storages]
         pairs = [(bytes_of(storage), buffer) for storage, buffer in zip(storages, self._buffers, strict=True)]
-        self._transfer: CopiesInFlight = transfer(pairs, TO_HOST)
+        self._transfer: CopiesInFlight = transfers.transfer(pairs, TO_HOST)
 
     def settle(self) -> None:
         self._transfer.wait()
 
     def start(self, storages: Sequence[UntypedStorage]) -> None:
         pairs = [(buffer, bytes_of(storage)) for storage, buffer in zip(storages, self._buffers, strict=True)]
-        self._transfer = transfer(pairs, TO_DEVICE)
+        self._transfer = transfers.transfer(pairs, TO_DEVICE)
 
     def give(self, storages: Sequence[UntypedStorage]) -> None:
         self._transfer.wait()

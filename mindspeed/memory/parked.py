@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from torch import UntypedStorage
 
 from mindspeed.platforms import runtime
-from mindspeed.platforms.emulation import absent
-from mindspeed.plugins.active import active_feature
-
-_POISON: Final = 0xFF
-"""Every byte of a poisoned storage: NaN in each floating-point type, -1 in each signed integer."""
+from mindspeed.plugins.fixes import advice
+from mindspeed.plugins.problems import Problem, RunError
 
 
 @dataclass(slots=True, eq=False)
@@ -51,14 +48,14 @@ class Source:
 class Parked:
     """Storages that leave together and come back in place, so that whoever saved a tensor over them notices nothing.
 
-    Nothing may read them between `park` and `wait`. With ``device-emulation.poison`` they are filled with NaN instead of freed,
-    and an operator that reads one raises RunError with MS617.
+    Nothing may read them between `park` and `wait`. The emulation of a device replaces `free`: under its poison they are filled
+    with NaN, and an operator that reads one raises RunError with MS617.
     """
 
     def __init__(self, storages: Sequence[UntypedStorage], source: Source, part: LayerPart | None = None) -> None:
-        self._storages = tuple(storages)
+        self.storages = tuple(storages)
         self._source: Source | None = source
-        self._part = part or LayerPart()
+        self.part = part or LayerPart()
         self._sizes: tuple[int, ...] = ()
         self._started = False
 
@@ -70,56 +67,60 @@ class Parked:
     def require_present(self, operator: str) -> None:
         """Raise RunError with MS617, which says that ``operator`` read them, while the contents are away."""
         if self._sizes:
-            raise absent.read_while_absent(self._part.owner, self._part.module, operator)
+            raise read_while_away(self.part, operator)
 
     def park(self) -> None:
         """Free the contents, once, unless they were waited for already."""
         if self._source is None or self._sizes:
             return
         self._source.settle()
-        self._sizes = tuple(storage.nbytes() for storage in self._storages)
-        self._part.bytes = self.bytes
-        if _is_poisoned():
-            for storage in self._storages:
-                storage.fill_(_POISON)  # type: ignore[attr-defined]
-            absent.mark(self._storages, self._part.owner, self._part.module)
-            return
-        for storage in self._storages:
-            storage.resize_(0)
+        self._sizes = tuple(storage.nbytes() for storage in self.storages)
+        self.part.bytes = self.bytes
+        self.free()
 
     def post(self) -> None:
         """Begin to bring the contents back, once."""
         if self._source is None or not self._sizes or self._started:
             return
         self._started = True
-        for storage, size in zip(self._storages, self._sizes, strict=True):
+        for storage, size in zip(self.storages, self._sizes, strict=True):
             if storage.nbytes() != size:
                 storage.resize_(size)
-        self._source.start(self._storages)
+        self._source.start(self.storages)
 
     def wait(self) -> None:
         """Have the contents in place, once."""
         if self._source is None:
             return
-        returns = self._part.returns
+        returns = self.part.returns
         before = _event() if returns is not None else None
         self.post()
-        absent.unmark(self._storages)
         if self._sizes:
-            self._source.give(self._storages)
+            self.give(self._source)
         self._source.release()
         self._source = None
-        self._storages = self._sizes = ()
+        self.storages = self._sizes = ()
         if returns is not None:
             returns.append((before, _event()))
+
+    def free(self) -> None:
+        """Free the contents."""
+        for storage in self.storages:
+            storage.resize_(0)
+
+    def give(self, source: Source) -> None:
+        """Have the contents filled in."""
+        source.give(self.storages)
+
+
+def read_while_away(part: LayerPart, operator: str) -> RunError:
+    """Return the error of an operator that read a part whose contents are away."""
+    text = f"{part.owner}: {operator} read a tensor of {part.module} while its contents were away"
+    fix = f"read a copy that is made in the forward pass, or remove {part.owner}"
+    return RunError([Problem("MS617", text, (part.owner,), fix=advice(fix))])
 
 
 def _event() -> Any:
     event = runtime.device_module().Event(enable_timing=True)
     event.record()
     return event
-
-
-def _is_poisoned() -> bool:
-    layer: Any = active_feature("device-emulation")
-    return layer is not None and bool(layer.args.poison)

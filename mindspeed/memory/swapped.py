@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mindspeed.memory.on_host import host_tensor
 from mindspeed.memory.windows import MainWeight, OptimizerWindow
-from mindspeed.platforms.transfers import transfer
+from mindspeed.platforms import transfers
 
 TO_HOST: Final = "optimizer to host"
 TO_DEVICE: Final = "optimizer to device"
@@ -127,7 +127,7 @@ class _Moved:
             self._arrived.append(arrived)
 
     def start(self, kind: str) -> _Moved:
-        self._transfer = transfer(self._pairs, kind)
+        self._transfer = transfers.transfer(self._pairs, kind)
         return self
 
     def wait(self) -> None:

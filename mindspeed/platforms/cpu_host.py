@@ -19,6 +19,9 @@ ACCELERATOR: Final = torch.device("cpu", 0)
 
 _Base: Final[Any] = torch._C.TensorBase
 
+read_listeners: Final[list[Callable[[str, torch.Tensor], None]]] = []
+"""Functions that are told of every copy of a device tensor to the host: its operation and the tensor."""
+
 
 def _storage(tensor: Any) -> Any:
     """Storage of a tensor; None in a graph that is recorded, and for sparse and functional tensors, which have none."""
@@ -40,6 +43,13 @@ def mark_host(tensor: Any) -> Any:
 def is_host(tensor: Any) -> bool:
     """Return whether a tensor stands for host memory; in a graph that is recorded none does."""
     return hasattr(_storage(tensor), "is_host")
+
+
+def report_read(operation: str, tensor: torch.Tensor) -> None:
+    """Tell the listeners that a tensor is read, unless it is on the host."""
+    if read_listeners and not is_host(tensor):
+        for listener in read_listeners:
+            listener(operation, tensor)
 
 
 def made_on_host(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -15,8 +15,7 @@ import torch
 from torch.utils import _device
 
 from mindspeed.platforms import cpu_memory
-from mindspeed.platforms.cpu_host import ACCELERATOR, is_host, made_on_host, mark_host
-from mindspeed.platforms.host_reads import is_reading, report_read
+from mindspeed.platforms.cpu_host import ACCELERATOR, is_host, made_on_host, mark_host, read_listeners, report_read
 from mindspeed.plugins.wrapping import Function, wrapper
 
 _CPU = torch.device("cpu")
@@ -87,10 +86,8 @@ def move_tensor(to: Function) -> Function:
     def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
         device, on_host = args[0] if args else kwargs.get("device"), is_host(self)
         to_host = isinstance(device, str) and device == "cpu"
-        if is_reading() and device == _CPU and len(args) == 1 and kwargs == {"non_blocking": True}:
-            to_host = (
-                True  # as Megatron copies its counts of tokens; a move to where another tensor is would change the type too
-            )
+        if read_listeners and device == _CPU and len(args) == 1 and kwargs == {"non_blocking": True}:
+            to_host = True  # as Megatron copies its counts of tokens; a move to where a tensor is would change the type too
         to_device = is_device(device)
         if to_device:
             if args:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mindspeed.platforms import runtime
-from mindspeed.platforms.emulation import collective_log
-from mindspeed.platforms.emulation.poison import fill
-
-DELAY: float = 0.0
-"""Seconds that a copy takes at least on the CPU. Set by the plan."""
-
-POISON: bool = False
-"""Whether targets are NaN until their copy is waited for. Set by the plan."""
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
 _streams: Final[dict[str, Any]] = {}
@@ -36,14 +26,7 @@ def transfer(pairs: Pairs, kind: str) -> CopiesInFlight:
 
     A source holds what has been computed on the current stream so far. Host tensors are page-locked.
     """
-    if POISON:
-        with _disable_current_modes():
-            for _, target in pairs:
-                fill(target)
-    copies: CopiesInFlight = _LateCopies(pairs) if runtime.platform() == "cpu" else _StreamCopies(pairs, kind)
-    if collective_log.PATH is None:
-        return copies
-    return _LoggedTransfer(copies, kind, sum(source.nbytes for source, _ in pairs))
+    return _LateCopies(pairs) if runtime.platform() == "cpu" else _StreamCopies(pairs, kind)
 
 
 class _StreamCopies:
@@ -65,29 +48,13 @@ class _StreamCopies:
 
 
 class _LateCopies:
-    """Copies of the CPU, made when they are waited for: a missing wait is seen, and a delay costs no thread."""
+    """Copies of the CPU, made when they are waited for: a missing wait is seen."""
 
     def __init__(self, pairs: Pairs) -> None:
         self._pairs: Pairs = pairs
-        self._ended = time.perf_counter() + DELAY
 
     def wait(self) -> None:
         pairs, self._pairs = self._pairs, ()
-        if pairs and (left := self._ended - time.perf_counter()) > 0:
-            time.sleep(left)
         with torch.no_grad():
             for source, target in pairs:
                 target.copy_(source)
-
-
-class _LoggedTransfer:
-    def __init__(self, copies: CopiesInFlight, kind: str, size: int) -> None:
-        self._copies: CopiesInFlight | None = copies
-        self._id = collective_log.log_launch(kind, "host", size)
-
-    def wait(self) -> None:
-        copies, self._copies = self._copies, None
-        if copies is not None:
-            before = time.perf_counter()
-            copies.wait()
-            collective_log.log_wait(self._id, time.perf_counter() - before)

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from mindspeed.plugins.answers import implements
@@ -26,12 +27,13 @@ from mindspeed.plugins.constraints import (
 )
 from mindspeed.plugins.declared_types import DeclarationError
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
-from mindspeed.plugins.found import BUILT_IN, DiscoveredFeature, installed
+from mindspeed.plugins.found import BUILT_IN, DiscoveredFeature, installed, of_folders
 from mindspeed.plugins.gc_pause import collector_paused
 from mindspeed.plugins.near_names import near_names
+from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.plugins.tracing import trace
 
-__all__ = ["BUILT_IN", "Catalog", "DiscoveredFeature", "discover"]
+__all__ = ["BUILT_IN", "Catalog", "DiscoveredFeature", "discover", "features_beside_platforms"]
 
 
 class Catalog:
@@ -100,6 +102,15 @@ def discover(only: Iterable[str] | None = None) -> Catalog:
     if others.keys() - loaded.keys() and _asks_for_more(loaded.values(), {row.name for row in rows}):
         return Catalog(_load(row) for row in rows)
     return Catalog(row if row.problem is not None else loaded.get(row.name, row) for row in rows)
+
+
+@cache
+def features_beside_platforms() -> tuple[type[Feature[Any]], ...]:
+    """The built-in features that every plan of their platforms has by itself. Raises MindSpeedError where one is broken."""
+    rows = [_load(row) for row in of_folders("base")]
+    if problems := [row.problem for row in rows if row.problem is not None]:
+        raise MindSpeedError(problems)
+    return tuple(row.feature for row in rows if row.feature is not None)
 
 
 def _constraints(row: DiscoveredFeature) -> tuple[Constraint, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem
@@ -72,17 +72,18 @@ def installed() -> list[DiscoveredFeature]:
     A third party that takes the name of a built-in feature, and two that take one name, are broken before any code of
     theirs runs. What MINDSPEED_PLUGINS leaves out is a row with that as its problem, and takes no name from anybody.
     """
-    rows = [*_built_in(), *_third_parties()]
+    rows = [*of_folders("feature"), *_third_parties()]
     left_out = [row for row in rows if row.problem is not None]
     return sorted([*_without_clashes(row for row in rows if row.problem is None), *left_out], key=lambda row: row.name)
 
 
-def _built_in() -> Iterator[DiscoveredFeature]:
+def of_folders(module: Literal["feature", "base"]) -> Iterator[DiscoveredFeature]:
+    """A row for each folder with this module: ``feature`` is one that jobs name, ``base`` one that every plan has by itself."""
     from mindspeed._version import __version__
 
     for folder in sorted(os.listdir(_FEATURES)):
-        if (_FEATURES / folder / "feature.py").is_file():
-            yield DiscoveredFeature(folder.replace("_", "-"), BUILT_IN, __version__, f"mindspeed.features.{folder}.feature")
+        if (_FEATURES / folder / f"{module}.py").is_file():
+            yield DiscoveredFeature(folder.replace("_", "-"), BUILT_IN, __version__, f"mindspeed.features.{folder}.{module}")
 
 
 def _third_parties() -> Iterator[DiscoveredFeature]:

@@ -30,6 +30,9 @@ PUBLIC = (
 """Packages whose modules a feature imports, beside names of `mindspeed.plugins`, its own folder and the standard library."""
 FILES = sorted(Path(next(iter(mindspeed.features.__path__))).rglob("*.py"))
 
+BASE = {file.parent.name for file in FILES if file.name == "base.py"}
+"""Folders of features that every plan of their platforms has, which may import the platforms as well."""
+
 
 def imported(file: Path) -> Iterator[str]:
     """Every module that a file imports, also inside functions."""
@@ -45,8 +48,8 @@ def allowed(module: str, folder: str) -> bool:
     parts = module.split(".")
     if parts[0] in sys.stdlib_module_names or module == "mindspeed.plugins":
         return True
-    own = f"mindspeed.features.{folder}"
-    return any(module == package or module.startswith(f"{package}.") for package in (*PUBLIC, own))
+    packages = (*PUBLIC, f"mindspeed.features.{folder}", *(("mindspeed.platforms",) if folder in BASE else ()))
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 @pytest.mark.parametrize("folder", sorted({file.parent.name for file in FILES} - {"features"}))

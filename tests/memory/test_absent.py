@@ -4,18 +4,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from mindspeed.features.device_emulation.absent import AbsenceGuard
 from mindspeed.memory.on_host import HostBuffers, OnHost
 from mindspeed.memory.parked import LayerPart, Parked
 from mindspeed.memory.region import Region
-from mindspeed.platforms.emulation.absent import AbsenceGuard
-from mindspeed.plugins.active import ActiveFeatures, set_active
 from mindspeed.plugins.problems import RunError
 
 READ = (
@@ -25,15 +22,10 @@ READ = (
 
 
 @pytest.fixture
-def poison() -> Iterator[None]:
-    """The platform with poison, as far as storages that are away know it."""
-    layer = SimpleNamespace(args=SimpleNamespace(poison=True))
-    set_active(ActiveFeatures({"device-emulation": layer}, lambda problem, log: None, lambda make: nullcontext()))
-    try:
-        with AbsenceGuard():
-            yield
-    finally:
-        set_active(None)
+def refused(poison: None) -> Iterator[None]:
+    """Reads of what is away are refused."""
+    with AbsenceGuard():
+        yield
 
 
 def parked(tensor: torch.Tensor) -> Parked:
@@ -43,7 +35,7 @@ def parked(tensor: torch.Tensor) -> Parked:
     return made
 
 
-def test_an_operator_that_reads_what_is_away_is_named(poison: None) -> None:
+def test_an_operator_that_reads_what_is_away_is_named(refused: None) -> None:
     tensor = torch.ones(3)
     away = parked(tensor)
     for read, name in ((lambda: tensor + 1, "add"), (lambda: tensor.view(3, 1).clone(), "clone"), (tensor.sum, "sum")):
@@ -57,7 +49,7 @@ def test_an_operator_that_reads_what_is_away_is_named(poison: None) -> None:
     assert (tensor + 1).tolist() == [2.0, 2.0, 2.0]
 
 
-def test_shapes_and_views_of_what_is_away_may_be_read(poison: None) -> None:
+def test_shapes_and_views_of_what_is_away_may_be_read(refused: None) -> None:
     tensor = torch.ones(4)
     away = parked(tensor)
     assert torch.zeros_like(tensor.view(2, 2).detach()).shape == (2, 2)

@@ -1,6 +1,4 @@
 import gc
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ from mindspeed.memory.byte_count import Bytes
 from mindspeed.memory.meter import Meter
 from mindspeed.memory.randomness import RandomState
 from mindspeed.memory.region import Region
-from mindspeed.plugins.active import ActiveFeatures, set_active
 from mindspeed.plugins.problems import RunError
 
 SIZE = 8
@@ -198,13 +195,8 @@ def test_a_region_leaves_alone_what_other_hooks_have_moved():
     assert torch.equal(gradient, torch.autograd.grad(norm(x).square().sum(), x)[0])
 
 
-def test_poison_fills_with_nan_what_would_be_freed():
-    layer = SimpleNamespace(args=SimpleNamespace(poison=True))
-    set_active(ActiveFeatures({"device-emulation": layer}, lambda problem, log: None, lambda make: nullcontext()))
-    try:
-        poisoned = train(Region("test"), watch=True)
-    finally:
-        set_active(None)
+def test_poison_fills_with_nan_what_would_be_freed(poison):
+    poisoned = train(Region("test"), watch=True)
     assert equal(train(None), poisoned)
 
 

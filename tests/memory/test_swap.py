@@ -1,12 +1,10 @@
 import pytest
 import torch
 
-from benchmarks._swapped_layers import DELAY, INNER, LAYERS, ROWS, SIZE, Layer, hidden_share, overlapped, train
+from benchmarks._swapped_layers import INNER, LAYERS, ROWS, SIZE, Layer, hidden_share, overlapped, slow_copies, train
 from mindspeed.memory.meter import Meter
 from mindspeed.memory.parked import Parked
 from mindspeed.memory.swap import LayerSwap
-from mindspeed.platforms import transfers
-from mindspeed.platforms.emulation import collective_log
 
 
 def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
@@ -35,10 +33,9 @@ def test_what_left_is_on_the_host_until_backward():
 
 
 @pytest.fixture
-def log(monkeypatch, tmp_path):
-    monkeypatch.setattr(collective_log, "PATH", str(tmp_path / "log.{rank}"))
-    monkeypatch.setattr(transfers, "DELAY", DELAY)
-    return tmp_path / "log.0"
+def log(tmp_path):
+    with slow_copies(str(tmp_path / "log.{rank}")):
+        yield tmp_path / "log.0"
 
 
 def test_transfers_are_hidden_behind_the_layers(log):

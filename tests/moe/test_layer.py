@@ -42,7 +42,7 @@ def run_with_faults(shape: Shape) -> dict[str, list[Tensor]]:
 
 def waits_that_matter(shape: Shape) -> list[bool]:
     """Whether results differ where each wait of a forward and backward pass is left out. The platform must poison."""
-    from mindspeed.platforms.emulation import poison
+    from mindspeed.features.device_emulation import poison
     from tests.moe.faults import without_wait
 
     with without_wait(-1) as ended:
@@ -61,7 +61,7 @@ def waits_that_matter(shape: Shape) -> list[bool]:
 
 def reads(shape: Shape) -> tuple[list[str], list[str]]:
     """Reads of the device on the host in a forward and in a backward pass of a layer."""
-    from mindspeed.platforms.host_reads import host_reads
+    from mindspeed.features.device_emulation.host_reads import host_reads
 
     moe = layer.build(shape, torch.float32)
     x = torch.randn(shape.tokens, 1, shape.hidden, device="cuda").requires_grad_()

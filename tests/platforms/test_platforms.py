@@ -13,9 +13,9 @@ from mindspeed.engine.inspection.megatron_copies import megatron_version
 from mindspeed.engine.planning.patch_checks import check_patches
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.environment import version_in
+from mindspeed.features.device_emulation.base import DeviceEmulation, DeviceEmulationArgs
 from mindspeed.megatron.fixes.feature import MegatronFixes
 from mindspeed.platforms.cpu import CpuPlatform
-from mindspeed.platforms.emulation.feature import DeviceEmulation, DeviceEmulationArgs
 from mindspeed.plugins import FeatureArgs, World
 from mindspeed.plugins.problems import PlatformError
 

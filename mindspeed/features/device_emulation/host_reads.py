@@ -17,15 +17,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mindspeed.platforms.cpu_host import is_host, mark_host
+from mindspeed.platforms.cpu_host import is_host, mark_host, read_listeners, report_read
 
 _aten: Final = torch.ops.aten
 _VALUE: Final = {_aten._local_scalar_dense.default: "item"}
 _SHAPE: Final = (_aten.nonzero, _aten.masked_select, _aten._unique2, _aten.unique_dim, _aten.unique_consecutive, _aten.bincount)
 _LISTS: Final = ("tolist", "numpy")
 _HERE: Final = Path(__file__).parent
-_SKIPPED: Final = (str(Path(torch.__file__).parent), str(_HERE), str(_HERE.with_name("plugins")), "<")
-_KERNELS: Final = str(_HERE.with_name("ops"))
+_PACKAGE: Final = _HERE.parents[1]
+_SKIPPED: Final = (*map(str, (Path(torch.__file__).parent, _PACKAGE / "platforms", _PACKAGE / "plugins", _HERE)), "<")
+_KERNELS: Final = str(_PACKAGE / "ops")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,36 +42,23 @@ class HostRead:
         return f"{self.operation} at {self.file}:{self.line} in {self.function}"
 
 
-_listeners: list[Callable[[HostRead], None]] = []
-
-
 @contextmanager
 def host_reads() -> Iterator[list[HostRead]]:
     """Record the reads of this thread while the block runs, in backward too. Needs an active cpu-platform plan."""
     reads: list[HostRead] = []
-    _listeners.append(reads.append)
+
+    def note(operation: str, tensor: torch.Tensor) -> None:
+        """Note a read, but not that of an operator's kernel, which runs on the device of an accelerator."""
+        read = HostRead(operation, *_call_site())
+        if not read.file.startswith(_KERNELS):
+            reads.append(read)
+
+    read_listeners.append(note)
     try:
         with _Operators(), _lists_seen():  # type: ignore[no-untyped-call]
             yield reads
     finally:
-        _listeners.pop()
-
-
-def is_reading() -> bool:
-    """Return whether a `host_reads` block is open."""
-    return bool(_listeners)
-
-
-def report_read(operation: str, tensor: torch.Tensor) -> None:
-    """Tell every open `host_reads` block that a tensor is read, unless it is on the host.
-
-    What a kernel of an operator reads is none: on an accelerator the kernel runs on the device.
-    """
-    if not _listeners or is_host(tensor):
-        return
-    read = HostRead(operation, *_call_site())
-    for listener in [] if read.file.startswith(_KERNELS) else _listeners:
-        listener(read)
+        read_listeners.remove(note)
 
 
 def _call_site() -> tuple[str, int, str]:

@@ -44,16 +44,15 @@ _watched: list[Watched] = []
 
 
 class LoggedWork:
-    """Handle of a collective that writes when it is waited for."""
+    """Handle of collectives or a transfer that writes when they are launched and waited for."""
 
-    def __init__(self, work: Any, calls: list[CollectiveCall]) -> None:
-        start_watching()
+    def __init__(self, work: Any, launches: Iterable[tuple[str, str, int]]) -> None:
+        """``launches`` are the kind, the group and the bytes of each call."""
         self._work = work
         self.id = next(_ids)
         self.waited = False
-        for call in calls:
-            log_launch(call.kind, call.group, call.size, self.id)
-        self.watch([output for call in calls for output in call.outputs])
+        for kind, group, size in launches:
+            _write(event="launch", id=self.id, kind=kind, group=group, bytes=size)
 
     def watch(self, outputs: Iterable[torch.Tensor]) -> None:
         """Report the first use of these tensors, and of no others."""
@@ -65,7 +64,7 @@ class LoggedWork:
         result = self._work.wait(*args, **kwargs)
         if not self.waited:
             self.waited = True
-            log_wait(self.id, time.perf_counter() - before)
+            _write(event="wait", id=self.id, blocked=time.perf_counter() - before)
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -97,14 +96,14 @@ def logged(collective: Function, *args: Any, **kwargs: Any) -> Any:
     if isinstance(work, distributed_c10d._IllegalWork):
         _coalesced[-1].append(read_call(collective, args, kwargs))
     elif work is not None and (call := read_call(collective, args, kwargs)).asynchronous:
-        return LoggedWork(work, [call])
+        return _logged_work(work, [call])
     return work
 
 
 @wrapper
 def logged_group(manager: Function, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
     """``_coalescing_manager``: its calls are launched together, at its end."""
-    return coalesced(manager(*args, **kwargs), _coalesced, lambda works, calls: [LoggedWork(work, calls) for work in works])
+    return coalesced(manager(*args, **kwargs), _coalesced, lambda works, calls: [_logged_work(work, calls) for work in works])
 
 
 @wrapper
@@ -114,16 +113,11 @@ def watching(init_process_group: Function, *args: Any, **kwargs: Any) -> None:
     start_watching()
 
 
-def log_launch(kind: str, group: Any, size: int, id: int | None = None) -> int:
-    """Write that something was launched; return its number, a new one if not given."""
-    id = next(_ids) if id is None else id
-    _write(event="launch", id=id, kind=kind, group=group, bytes=size)
-    return id
-
-
-def log_wait(id: int, blocked: float) -> None:
-    """Write that something was waited for, and the seconds that the wait blocked."""
-    _write(event="wait", id=id, blocked=blocked)
+def _logged_work(work: Any, calls: list[CollectiveCall]) -> LoggedWork:
+    start_watching()
+    logged_work = LoggedWork(work, [(call.kind, call.group, call.size) for call in calls])
+    logged_work.watch([output for call in calls for output in call.outputs])
+    return logged_work
 
 
 def start_watching() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -12,23 +12,29 @@ from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mindspeed.plugins.fixes import advice
-from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.memory.parked import LayerPart, Parked, Source, read_while_away
+from mindspeed.plugins.wrapping import Function, wrapper
 
-_absent: Final[dict[int, tuple[weakref.ref[UntypedStorage], str, str]]] = {}
+_POISON: Final = 0xFF
+"""Every byte of a poisoned storage: NaN in each floating-point type, -1 in each signed integer."""
+_absent: Final[dict[int, tuple[weakref.ref[UntypedStorage], LayerPart]]] = {}
 _SHAPE_ALONE: Final = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
 """Operators that look at the shape of a tensor and not at its contents, beside views."""
 
 
-def mark(storages: Iterable[UntypedStorage], feature: str, module: str) -> None:
-    """Note that storages of a module are away, by which feature."""
-    _absent.update((storage._cdata, (weakref.ref(storage), feature, module)) for storage in storages)
+def fill_with_poison(parked: Parked) -> None:
+    """Replace ``Parked.free``: keep the storages, fill them with poison and note whose they are."""
+    for storage in parked.storages:
+        storage.fill_(_POISON)  # type: ignore[attr-defined]
+        _absent[storage._cdata] = (weakref.ref(storage), parked.part)
 
 
-def unmark(storages: Iterable[UntypedStorage]) -> None:
-    """Note that storages have their contents again, or are about to be filled."""
-    for storage in storages:
+@wrapper
+def present_again(give: Function, parked: Parked, source: Source) -> None:
+    """``Parked.give``: what fills the storages may touch them, and so may everybody after it."""
+    for storage in parked.storages:
         _absent.pop(storage._cdata, None)
+    give(parked, source)
 
 
 @contextmanager
@@ -51,18 +57,11 @@ class AbsenceGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def read_while_absent(feature: str, module: str, operator: str) -> RunError:
-    """Return the error of an operator that read what is away."""
-    text = f"{feature}: {operator} read a tensor of {module} while its contents were away"
-    fix = f"read a copy that is made in the forward pass, or remove {feature}"
-    return RunError([Problem("MS617", text, (feature,), fix=advice(fix))])
-
-
 def _require_present(tensor: Tensor, operator: str) -> None:
     storage = tensor.untyped_storage()
     if (found := _absent.get(storage._cdata)) is None:
         return
-    reference, feature, module = found
+    reference, part = found
     if reference() is storage:
-        raise read_while_absent(feature, module, operator)
+        raise read_while_away(part, operator)
     del _absent[storage._cdata]  # that one is gone, and another has its address

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Final
 
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Set, Wrap, hookimpl
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Replace, Set, Wrap, hookimpl
 
-_HERE: Final = "mindspeed.platforms.emulation"
-_COPIES: Final = "mindspeed.platforms.transfers"
+_HERE: Final = "mindspeed.features.device_emulation"
+_COPIES: Final = "mindspeed.platforms.transfers:transfer"
+_PARKED: Final = "mindspeed.memory.parked:Parked"
 _C10D: Final = "torch.distributed.distributed_c10d"
 
 
@@ -46,13 +47,16 @@ class DeviceEmulation(Feature[DeviceEmulationArgs]):
         args = self.args
         patches: list[Patch] = []
         if args.transfer_delay:
-            patches.append(Set(f"{_COPIES}:DELAY", args.transfer_delay / 1e3, "copies between device and host take their time"))
+            reason = "copies between device and host take their time"
+            patches.append(Set(f"{_HERE}.transfers:DELAY", args.transfer_delay / 1e3, reason))
+            patches.append(Wrap(_COPIES, f"{_HERE}.transfers:delayed", reason))
         if args.collective_log:
             reason = "launch, wait and use of asynchronous collectives are logged"
             patches.append(Set(f"{_HERE}.collective_log:PATH", args.collective_log, reason))
             patches += _wraps("collective_log:logged", reason, *COLLECTIVES)
             patches += _wraps("collective_log:logged_group", reason, "_coalescing_manager")
             patches += _wraps("collective_log:watching", reason, "init_process_group")
+            patches.append(Wrap(_COPIES, f"{_HERE}.transfers:logged", "so are copies between device and host"))
         if args.link_ms or args.link_gbps:
             reason = "transfers take the time of an emulated link"
             patches.append(Set(f"{_HERE}.link:LATENCY", args.link_ms / 1e3, reason))
@@ -63,15 +67,18 @@ class DeviceEmulation(Feature[DeviceEmulationArgs]):
             reason = "the output of an asynchronous collective is poison until it is waited for"
             patches += _wraps("poison:poisoned", reason, *COLLECTIVES)
             patches += _wraps("poison:poisoned_group", reason, "_coalescing_manager")
-            patches.append(Set(f"{_COPIES}:POISON", True, "so is the target of a copy between device and host"))
+            patches.append(Wrap(_COPIES, f"{_HERE}.transfers:poisoned", "so is the target of a copy between device and host"))
             ended = "a synchronization of the device waits for every collective"
             patches.append(Wrap("torch.cuda:synchronize", f"{_HERE}.poison:synchronized", ended))
+            away = "what is away is poison until it is waited for"
+            patches.append(Replace(f"{_PARKED}.free", f"{_HERE}.absent:fill_with_poison", away))
+            patches.append(Wrap(f"{_PARKED}.give", f"{_HERE}.absent:present_again", away))
         return patches
 
     @hookimpl
     def activated(self) -> None:
         if self.args.poison:
-            from mindspeed.platforms.emulation.absent import reads_refused
+            from mindspeed.features.device_emulation.absent import reads_refused
 
             self._guard = reads_refused()
             self._guard.__enter__()
@@ -79,7 +86,7 @@ class DeviceEmulation(Feature[DeviceEmulationArgs]):
     @hookimpl
     def deactivated(self) -> None:
         if self.args.collective_log:
-            from mindspeed.platforms.emulation.collective_log import stop_watching
+            from mindspeed.features.device_emulation.collective_log import stop_watching
 
             stop_watching()
         if self._guard is not None:
