@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=JobCommand)
 @click.option("--test", default="", metavar="'CMD'", help="judge by a command, which gets a job file where it says {job}")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="S", help="with --test: a longer run is a failure")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="S", help="a longer run is a failure")
 @store_option
 @request_options
 @json_option
@@ -40,7 +40,7 @@ def bisect(ctx: click.Context, request: Request, test: str, timeout: float | Non
     from mindspeed.verification.matrix.bisect import Search, suspected_by, suspects_of
     from mindspeed.verification.matrix.reach import Sources
     from mindspeed.verification.matrix.store import VerdictStore, default_store
-    from mindspeed.verification.pool import WorkerPool
+    from mindspeed.verification.pool import TIME_LIMIT, WorkerPool
 
     plan = request.plan_of_run()
     suspects = suspects_of(request.layers)
@@ -48,7 +48,7 @@ def bisect(ctx: click.Context, request: Request, test: str, timeout: float | Non
     job = {"world": given, **({"train": request.train} if request.train else {}), "platform": plan.environment["platform"]}
     sources, kept = Sources(registry.catalog()), VerdictStore(store or cache_folder() / "bisect.jsonl")
     suspected = suspected_by(VerdictStore(default_store()).read(), {suspect.feature for suspect in suspects})
-    with WorkerPool() as pool:
+    with WorkerPool(time_limit=timeout or TIME_LIMIT) as pool:
         search = Search(job, given, kept, sources, pool, test, timeout, _show)
         found = search.find(suspects, suspected)
     data = {

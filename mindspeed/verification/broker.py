@@ -1,7 +1,8 @@
 """The process that owns the workers of verification: it forks them, hands jobs to as many as are free, and replaces lost ones.
 
-Run as ``python -m mindspeed.verification.broker FD FOLDER`` with a listening socket on file descriptor FD. It ends when its
-last client has left. Several clients (the processes of a test run) share the same workers.
+Run as ``python -m mindspeed.verification.broker FD FOLDER SECONDS`` with a listening socket on file descriptor FD. A run of
+more seconds counts as stuck. The broker ends when its last client has left. Several clients (the processes of a test run)
+share the same workers.
 
 Workers are forked from this process after it has imported torch and Megatron, in about 15 ms instead of 6 s. That is safe
 as long as it has one thread and no process group, which is looked at before every fork; elsewhere, and for platforms with a
@@ -30,8 +31,6 @@ from mindspeed.verification.job import Answer, WorkerCall
 
 RANKS_AT_ONCE: Final = 4
 """Ranks that run at the same time, whatever the number of clients; a larger job runs alone."""
-TIME_LIMIT: Final = 300.0
-"""Seconds after which a run counts as stuck."""
 GRACE: Final = 15.0
 """Seconds that the other workers get to end their job after one has failed."""
 FIRST_CLIENT: Final = 60.0
@@ -66,9 +65,10 @@ class _Running:
 class Broker:
     """Clients, idle workers, running jobs and those in the queue, in one loop without threads."""
 
-    def __init__(self, listener: socket.socket, folder: Path) -> None:
+    def __init__(self, listener: socket.socket, folder: Path, time_limit: float) -> None:
         self._listener = listener
         self._folder = folder
+        self._time_limit = time_limit
         self._clients: list[Connection[Any, Any]] = []
         self._idle: list[_Worker] = []
         self._running: list[_Running] = []
@@ -126,7 +126,7 @@ class Broker:
             while len(self._idle) < len(jobs):
                 self._idle.append(self._start_worker(jobs[0].forkable))
             workers, self._idle = self._idle[: len(jobs)], self._idle[len(jobs) :]
-            run = _Running(client, workers, time.monotonic() + TIME_LIMIT)
+            run = _Running(client, workers, time.monotonic() + self._time_limit)
             self._running.append(run)
             for rank, (worker, job) in enumerate(zip(workers, jobs, strict=True)):
                 try:
@@ -165,7 +165,7 @@ class Broker:
         now = time.monotonic()
         for run in [run for run in self._running if run.deadline <= now]:
             ranks = ", ".join(map(str, run.waiting()))
-            message = f"verification ranks {ranks} did not answer for {TIME_LIMIT:.0f} s"
+            message = f"verification ranks {ranks} did not answer for {self._time_limit:g} s"
             stuck = Problem("MS604", message, chain=_tail(run.workers[run.waiting()[0]]))
             self._end(run, run.failure or stuck)
 
@@ -245,4 +245,4 @@ def _tail(worker: _Worker) -> tuple[str, ...]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client decides when to end
-    Broker(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])).serve()
+    Broker(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), float(sys.argv[3])).serve()

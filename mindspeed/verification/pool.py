@@ -24,6 +24,8 @@ from mindspeed.verification.shape import Recipe
 _INHERITED: Final = ("MINDSPEED_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
 _TRAINING: Final = str(Path(__file__).with_name("training.py"))
 _DRY_RUN: Final = str(Path(__file__).with_name("dry_run.py"))
+TIME_LIMIT: Final = 300.0
+"""Seconds after which a run counts as stuck."""
 END: Final = 10.0
 """Seconds that a broker gets to stop its workers."""
 
@@ -31,10 +33,11 @@ END: Final = 10.0
 class SharedBroker:
     """A broker process for several pools, at ``address``. It ends with `close`, or with this process.
 
-    Workers look for modules in ``search_path`` first, then where this process does.
+    Workers look for modules in ``search_path`` first, then where this process does. A run of more than ``time_limit`` seconds
+    counts as stuck.
     """
 
-    def __init__(self, search_path: Sequence[str] = ()) -> None:
+    def __init__(self, search_path: Sequence[str] = (), time_limit: float = TIME_LIMIT) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="mindspeed-pool-")
         self.address = str(Path(self._folder.name) / "broker")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_INHERITED)}
@@ -43,7 +46,8 @@ class SharedBroker:
         with socket.socket(socket.AF_UNIX) as listener, (Path(self._folder.name) / "broker.log").open("wb") as log:
             listener.bind(self.address)
             listener.listen()
-            command = [sys.executable, "-m", "mindspeed.verification.broker", str(listener.fileno()), self._folder.name]
+            words = [str(listener.fileno()), self._folder.name, str(time_limit)]
+            command = [sys.executable, "-m", "mindspeed.verification.broker", *words]
             self._process = subprocess.Popen(
                 command,
                 env={**inherited, **fixed},
@@ -70,13 +74,13 @@ class WorkerPool:
 
     Results of baseline runs are kept: the same plan and recipe on the same number of processes run once.
     A job whose worker dies or hangs raises RunError, and the next one has other workers. ``address`` is that of a
-    `SharedBroker`; without it the pool has a broker of its own, whose workers look for modules in ``search_path`` first.
+    `SharedBroker`; without it the pool has a broker of its own, with this ``search_path`` and ``time_limit``.
     ``cpu_seconds`` is what the ranks of all jobs took, ``threads`` the most that a worker had after its last job,
     ``leftovers`` a line for each job that left process groups or many threads in a worker, which the broker replaced.
     """
 
-    def __init__(self, search_path: Sequence[str] = (), address: str | None = None) -> None:
-        self._own = None if address else SharedBroker(search_path)
+    def __init__(self, search_path: Sequence[str] = (), address: str | None = None, time_limit: float = TIME_LIMIT) -> None:
+        self._own = None if address else SharedBroker(search_path, time_limit)
         self._address = address or (self._own.address if self._own else "")
         self._connection = Client(self._address)
         self._folder = tempfile.TemporaryDirectory(prefix="mindspeed-stores-")

@@ -106,6 +106,20 @@ def plain(original):
     return inner
 """
 
+AS_WRAP = """
+from functools import wraps
+
+
+def plain(original):
+    @wraps(original)
+    def inner(*args, **kwargs):
+        output, bias = original(*args, **kwargs)
+        {act}
+        return output, bias
+
+    return inner
+"""
+
 KINDS = {
     "harmless": (MLP, HARMLESS),
     "marked": (MLP, MARKED),
@@ -114,6 +128,10 @@ KINDS = {
     "after-marked": (MLP, AFTER_MARKED),
     "goes-around": (MLP, GOES_AROUND),
     "raises": (MLP, RAISES),
+    "scales": (MLP, AS_WRAP.format(act="output = output * 1.5")),
+    "not-finite": (MLP, AS_WRAP.format(act="output = output * float('nan')")),
+    "crashes": (MLP, AS_WRAP.format(act="__import__('os').abort()")),
+    "hangs": (MLP, AS_WRAP.format(act="__import__('time').sleep(600)")),
     "marked-attention": (ATTENTION, MARKED),
     "after-marked-attention": (ATTENTION, AFTER_MARKED),
     "harmless-projection": (PROJECTION, HARMLESS),

@@ -105,6 +105,29 @@ def test_a_tiny_model_shows_which_of_twelve_features_are_wrong_together(planted,
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("goes-around", "effect of c-mark: no patch site was reached"),
+        ("scales", "loss over 2 steps differs by"),
+        ("not-finite", "is not finite"),
+        ("crashes", "verification rank 0 ended with signal 6"),
+        ("hangs", "verification ranks 0 did not answer for 20 s"),
+        ("raises", "RuntimeError: planted"),
+    ],
+)
+def test_every_symptom_of_a_job_leads_to_its_culprit(planted, tmp_path, kind, reason) -> None:
+    planted(a_fine="harmless", b_fine="harmless", c_mark="marked", d_wrong=kind, e_fine="harmless")
+    words = ["features", "bisect", "--features", "a-fine,b-fine,c-mark,d-wrong,e-fine", "--platform", "cpu", "--timeout", "20"]
+    said = json.loads(
+        CliRunner().invoke(main, [*words, "--store", str(tmp_path / "s"), "--json"], catch_exceptions=False).stdout
+    )
+    assert sorted(said["culprits"]) == (["a-mark", "b-wrong"] if kind == "goes-around" else ["b-wrong"])
+    assert reason in said["result"]["reason"]
+    assert said["steady"]
+
+
+@pytest.mark.long
 def test_a_setting_is_named_with_its_feature(planted, tmp_path) -> None:
     planted(a_fine="harmless", b_fine="harmless", c_fine="harmless")
     job = tmp_path / "job.yaml"
