@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from mindspeed.engine.inspection.cli_arguments import surface
 from mindspeed.engine.planning import checkpoint_state
+from mindspeed.engine.planning.checkpoint_layers import TRACKER
 from mindspeed.engine.planning.fingerprint import Content
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.runtime import session
@@ -213,7 +214,7 @@ def load_base_checkpoint(original: Function, load_dir: Any, args: Any = None, *r
 
     What features have in it is kept for them. Raises RunError with MS613 for every change of features after which its
     state cannot be taken over; a run that takes only the weights (``--finetune``, ``--no-load-optim``) may change them all.
-    Raises RunError with MS602 for a format that this Megatron cannot read.
+    Raises RunError with MS602 for a format that this Megatron cannot read, and with MS613 for names of other layers.
     """
     active = session.current()
     weights_alone = getattr(args, "finetune", False) or getattr(args, "no_load_optim", False)
@@ -223,6 +224,8 @@ def load_base_checkpoint(original: Function, load_dir: Any, args: Any = None, *r
         problem = checkpoint_state.unreadable_format(folder, megatron, shards_optimizer=sharded)
         if problem is not None:
             raise RunError([problem])
+        if unfit := checkpoint_state.other_layers(folder, active.plan):
+            raise RunError(checkpoint_state.refusals(unfit, str(folder)))
     result = original(load_dir, args, *rest, **kwargs)
     content, folder = (*result, None, None)[:2] if isinstance(result, tuple) else (None, None)
     if active is not None and folder and not weights_alone:
@@ -235,7 +238,7 @@ def load_base_checkpoint(original: Function, load_dir: Any, args: Any = None, *r
 def _checkpoint_to_load(load_dir: Any, args: Any) -> Path | None:
     """The folder of the checkpoint that Megatron-LM reads next; None where its tracker file does not say."""
     try:
-        tracker = (Path(load_dir) / "latest_checkpointed_iteration.txt").read_text().strip()
+        tracker = (Path(load_dir) / TRACKER).read_text().strip()
         step = str(getattr(args, "ckpt_step", None) or tracker)
         return Path(load_dir) / (f"iter_{int(step):07d}" if step.isdigit() else step)
     except (OSError, TypeError):

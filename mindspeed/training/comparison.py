@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from mindspeed.engine.planning.checkpoint_layers import TRACKER
 from mindspeed.engine.planning.checkpoint_state import FILE as FEATURES
 from mindspeed.engine.planning.checkpoint_state import read_record
 from mindspeed.engine.planning.fingerprint import KINDS, Content, diff, installed_versions, kind_of, plan_facts
@@ -20,8 +21,6 @@ from mindspeed.training.checkpoints import FOLDER, MANIFEST, checkpoint_path, re
 from mindspeed.training.reporting import LOG
 from mindspeed.training.saved_arguments import UNREADABLE, saved_arguments
 
-NEWEST: Final = "latest_checkpointed_iteration.txt"
-"""The file in which Megatron-LM keeps the newest iteration of a folder of checkpoints."""
 _OF_TIME: Final = ("seconds",)
 """Numbers of a logged step that differ between equal runs."""
 
@@ -168,7 +167,7 @@ def _read_folder(folder: Path) -> JobSide:
         return _of_run(folder)
     if (folder / FOLDER).is_dir() and (steps := saved_steps(folder)):
         folder = checkpoint_path(folder, steps[-1])
-    elif (folder / NEWEST).is_file():
+    elif (folder / TRACKER).is_file():
         folder = _newest_of_megatron(folder)
     if (folder / FEATURES).is_file() or (folder / MANIFEST).is_file():
         return _of_checkpoint(folder)
@@ -238,7 +237,7 @@ def _arguments(folder: Path) -> dict[str, str]:
 
 
 def _newest_of_megatron(folder: Path) -> Path:
-    iteration = (folder / NEWEST).read_text(encoding="utf-8").strip()
+    iteration = (folder / TRACKER).read_text(encoding="utf-8").strip()
     return folder / (iteration if iteration == "release" else f"iter_{int(iteration):07d}")
 
 

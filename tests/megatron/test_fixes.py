@@ -102,7 +102,8 @@ def test_the_kernels_that_megatron_lm_imports_at_start_load_without_triton():
     assert str(refused.value) == (
         "MS501 megatron.core.transformer.custom_layers.batch_invariant_kernels.matmul_kernel_persistent is a Triton kernel, "
         "and Triton is not installed here\n"
-        "  fix: pip install triton, or do without the Megatron option that calls it (batch_invariant_mode, paged stash)"
+        "  fix: pip install triton, or do without the Megatron option that calls it (batch_invariant_mode, paged stash, "
+        "Mamba inference)"
     )
 
 
@@ -130,6 +131,15 @@ def add_kernel(pointer, size, BLOCK: tl.constexpr):
     assert not NEW
     with pytest.raises(PlatformError, match=r"tuned_kernels\.add_kernel is a Triton kernel"):
         add_kernel[(1,)]
+
+
+def test_the_layers_of_mamba_load_without_triton() -> None:
+    """Megatron 0.16 imports its inference kernels at the top of the mixer, and triton unasked."""
+    from megatron.core.models.mamba import mamba_layer_specs
+    from megatron.core.ssm.mamba_mixer import MambaMixer
+
+    layer = mamba_layer_specs.mamba_stack_spec.submodules.mamba_layer
+    assert layer.submodules.mixer.module is MambaMixer
 
 
 def test_nobody_else_is_told_that_triton_is_there():

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from mindspeed.cli import main
 from mindspeed.engine.planning import checkpoint_state as states
 from mindspeed.engine.planning import fingerprint
+from mindspeed.engine.planning.checkpoint_layers import conversion
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.planned_feature import PlannedFeature, Value
 from mindspeed.engine.resolution.request import Layer
@@ -81,6 +82,57 @@ def told(saved, now):
     """What is said of a checkpoint of one plan that a job with another plan resumes."""
     found = changes(record_of(saved), now, CATALOG)
     return [str(change) for change in found]
+
+
+DENSE = b"decoder.layers.mlp.linear_fc1.layer_norm_weight "
+ROUTED = b"decoder.layers.mlp.router.weight decoder.layers.pre_mlp_layernorm.weight "
+LATENT = b"decoder.layers.self_attention.linear_kv_up_proj.weight "
+ENGINE = b"decoder.final_layernorm._extra_state"
+ON_ENGINE = {"transformer_engine_layers": True, "engine_over_local": True}
+ON_LOCAL = {"transformer_engine_layers": False}
+
+
+@pytest.mark.parametrize(
+    ("index", "world", "refused"),
+    [
+        (DENSE, ON_ENGINE, "Transformer Engine's"),
+        (DENSE, {"transformer_engine_layers": True}, None),  # a real one, whose version decides
+        (DENSE, ON_LOCAL, None),
+        (DENSE + ENGINE, ON_ENGINE, None),
+        (DENSE + ENGINE, ON_LOCAL, None),
+        (ROUTED + ENGINE, ON_LOCAL, "Megatron's local"),
+        (ROUTED + ENGINE, {}, None),
+        (LATENT + ROUTED + ENGINE, ON_LOCAL, None),
+        (LATENT + DENSE + ENGINE, ON_LOCAL, "Megatron's local"),
+        (LATENT + b"_up_proj.layer_norm_weight" + ENGINE, ON_LOCAL, "Megatron's local"),
+        (b"weight", ON_ENGINE, None),
+    ],
+)
+def test_a_checkpoint_with_the_names_of_other_layers_is_refused_with_the_command_that_converts_it(
+    tmp_path: Path, index: bytes, world: dict[str, bool], refused: str | None
+) -> None:
+    folder = checkpoint_path(tmp_path / "run", 2)
+    folder.mkdir(parents=True)
+    (folder / ".metadata").write_bytes(index)
+    plan = ActivationPlan((), World(world), environment={"platform": "cpu"})
+    record = states.CheckpointManifest((), "", {})
+    found = states.refusals(states.changes(record, plan, {}, {}, folder), str(folder))
+    kind, other = "transformer-engine", "Megatron's local"
+    if refused == other:
+        kind, other = "local", "Transformer Engine's"
+    assert [str(problem) for problem in found] == [
+        f"MS613 the checkpoint is of {other} layers, and the job builds {refused} layers: their parameters have other names\n"
+        f"  where: {folder}\n  fix: mindspeed checkpoint convert {tmp_path}/run {tmp_path}/run-{kind} --to {kind}"
+    ] * (refused is not None)
+
+
+def test_a_checkpoint_of_megatron_lm_is_converted_with_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "saved" / "iter_0000010"
+    assert conversion(folder, "local") == f"mindspeed checkpoint convert {folder} {folder}-local --to local"
+    folder.mkdir(parents=True)
+    (tmp_path / "saved" / "latest_checkpointed_iteration.txt").write_text("10")
+    where = tmp_path / "saved"
+    assert conversion(folder, "local") == f"mindspeed checkpoint convert {where} {where}-local --to local"
 
 
 def test_an_equal_plan_has_nothing_to_tell():

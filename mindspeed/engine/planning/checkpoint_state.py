@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from mindspeed.engine.planning.checkpoint_layers import NAMES, conversion, layers_of, unfit_layers
 from mindspeed.engine.planning.fingerprint import Content, text_of
 from mindspeed.engine.planning.lock import facts_of
 from mindspeed.engine.planning.plan import ActivationPlan
@@ -151,7 +152,7 @@ def changes(record: CheckpointManifest, plan: ActivationPlan, classes: Classes, 
 
     ``content`` has the facts of the plan here. A checkpoint with a file per rank cannot be converted.
     """
-    all_changes = [*_features(record, plan, classes), *_software(record, content)]
+    all_changes = [*other_layers(folder, plan), *_features(record, plan, classes), *_software(record, content)]
     if next(folder.glob(_FILES_OF_RANKS), None) is not None:
         all_changes = [
             replace(change, verdict="refused", reason=_ONE_LAYOUT) if change.verdict == "convertible" else change
@@ -160,10 +161,25 @@ def changes(record: CheckpointManifest, plan: ActivationPlan, classes: Classes, 
     return sorted(all_changes, key=lambda change: ("refused", "convertible", "safe").index(change.verdict))
 
 
+def other_layers(folder: Path, plan: ActivationPlan) -> list[Change]:
+    """Return the refusal of a checkpoint whose names are those of layers that the job does not build, else nothing."""
+    before, after = layers_of(folder), unfit_layers(folder, plan.world)
+    if before is None or after is None:
+        return []
+    what = f"the checkpoint is of {NAMES[before]}, and the job builds {NAMES[after]}"
+    return [Change("", what, "refused", "their parameters have other names", before, after, conversion(folder, after))]
+
+
 def refusals(found: list[Change], where: str) -> list[Problem]:
     """MS613 for every change after which the checkpoint cannot be resumed."""
     return [
-        Problem("MS613", f"{change.what}: {change.reason}", (change.feature,), where=where, fix=advice(change.fix))
+        Problem(
+            "MS613",
+            f"{change.what}: {change.reason}",
+            (change.feature,) if change.feature else (),
+            where=where,
+            fix=advice(change.fix),
+        )
         for change in found
         if change.verdict == "refused"
     ]

@@ -19,6 +19,8 @@ SUPPORTED_MEGATRON: Final = ">=0.14,<0.20"
 UNTESTED_MEGATRON: Final = ">=0.20"
 """Newer releases: a plan for one has a warning, and a problem for each of its targets that has changed or gone."""
 
+ENGINE: Final = "transformer_engine"
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
@@ -74,10 +76,18 @@ def installed_version(distribution: str, local: bool = False) -> str | None:
     return version if local else version.partition("+")[0]
 
 
+def engine_origin() -> str | None:
+    """Return the file of a Transformer Engine that can be found, None without one. A stand-in has no file."""
+    try:
+        found = find_spec(ENGINE)
+    except ValueError:  # other code put a module without a spec into sys.modules
+        return ENGINE
+    return found.origin if found is not None else None
+
+
 def engine_installed() -> bool:
-    """Return whether a Transformer Engine can be imported, other than a stand-in, which has no file."""
-    found = find_spec("transformer_engine")
-    return found is not None and found.origin is not None
+    """Return whether a Transformer Engine can be found."""
+    return engine_origin() is not None
 
 
 def is_version(text: str) -> bool:

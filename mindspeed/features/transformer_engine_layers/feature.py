@@ -85,11 +85,14 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
         follows="transformer_engine_layers",
         constraints=(no_engine_is_installed, *REFUSED),
         verify_with=VerifyWith(
-            world={"engine_installed": False},
+            settings={"transformer-engine-layers": {"replace": True}},
             algorithm=tuple(f"{_HERE}.{module}" for module in ("attention", "linear", "norm_linear")),
         ),
         numerics=Numerics.reordered(reason="norms and attention are computed by other kernels than Transformer Engine's"),
     )
+
+    _stand_in: Any = None
+    _names: Any = None
 
     @hookimpl
     def job_values(self) -> Mapping[str, Any]:
@@ -133,5 +136,6 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
 
     @hookimpl
     def deactivated(self) -> None:
-        self._names.release()
-        self._stand_in.remove()
+        if self._names is not None:
+            self._names.release()
+            self._stand_in.remove()

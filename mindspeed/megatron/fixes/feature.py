@@ -66,3 +66,9 @@ class MegatronFixes(Feature[FeatureArgs]):
             targets = (f"megatron.core.{row['module']}:{name}" for name in row["names"].split())
             patches += (Wrap(target, f"{_HERE}.layers:uncompiled", reason, when=when) for target in targets)
         return patches
+
+    @hookimpl
+    def activated(self) -> None:
+        from mindspeed.megatron.fixes.engine import check_engine
+
+        check_engine(self.world)

@@ -75,7 +75,8 @@ class AbsentKernel:
         self.name = f"{function.__module__}.{function.__qualname__}"
 
     def __getitem__(self, grid: Any) -> Any:
-        fix = "pip install triton, or do without the Megatron option that calls it (batch_invariant_mode, paged stash)"
+        options = "batch_invariant_mode, paged stash, Mamba inference"
+        fix = f"pip install triton, or do without the Megatron option that calls it ({options})"
         text = f"{self.name} is a Triton kernel, and Triton is not installed here"
         raise PlatformError([Problem("MS501", text, fix=advice(fix))])
 

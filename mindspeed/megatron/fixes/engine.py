@@ -1,0 +1,34 @@
+"""The Transformer Engine of a process against that of the plan: never two at once, and none that is dropped silently."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from mindspeed.engine.resolution.environment import ENGINE, engine_origin
+from mindspeed.job.world import World
+from mindspeed.plugins.fixes import Advice
+from mindspeed.plugins.problems import PlatformError, Problem
+
+
+def check_engine(world: World) -> None:
+    """Import the Transformer Engine whose layers a job builds, and refuse one that the plan does not know.
+
+    Raises PlatformError with MS339.
+    """
+    planned, replaced = world.is_set("engine_installed"), world.is_set("engine_over_local")
+    if replaced and not planned and (found := engine_origin()) is not None:
+        text = f"the plan was made without a Transformer Engine, and one is there now: {found}"
+        fix = Advice("make the plan again, which then uses it")
+        raise PlatformError([Problem("MS339", text, where=found, fix=fix)])
+    if planned and not replaced and world.is_set("transformer_engine_layers"):
+        _import_engine()
+
+
+def _import_engine() -> None:
+    try:
+        import_module(f"{ENGINE}.pytorch")
+    except Exception as error:  # a build for another device fails by whatever its libraries raise
+        text = "the job builds Transformer Engine's layers, and the one that is installed cannot be imported"
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        fix = Advice("repair it, or uninstall it: without one, mindspeed builds the layers")
+        raise PlatformError([Problem("MS339", text, chain=(cause,), where=engine_origin() or ENGINE, fix=fix)]) from error

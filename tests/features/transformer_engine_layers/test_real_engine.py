@@ -1,0 +1,74 @@
+"""A Transformer Engine that is broken, that appears after the plan, or whose layers are replaced."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import pytest
+
+import mindspeed
+from mindspeed.engine.resolution.environment import engine_installed
+from mindspeed.plugins.problems import MindSpeedError
+
+NAME: Final = "transformer-engine-layers"
+NAMED: Final = Path(__file__).with_name("named_engine")
+"""A folder with a ``transformer_engine`` whose classes have the parameters of the real ones."""
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_engine() -> Iterator[None]:
+    yield
+    mindspeed.deactivate()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformer_engine"]:
+        del sys.modules[name]
+
+
+def plan(*names: str, **settings: object) -> mindspeed.ActivationPlan:
+    world = {"transformer_engine_layers": True}
+    return mindspeed.plan([*names], settings={NAME: settings} if settings else {}, world=world, platform="cpu")
+
+
+def test_an_engine_that_is_installed_after_the_plan_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan()
+    assert NAME in made.names
+    monkeypatch.syspath_prepend(NAMED)
+    with pytest.raises(MindSpeedError) as caught:
+        mindspeed.activate(made)
+    assert str(caught.value) == (
+        f"MS339 the plan was made without a Transformer Engine, and one is there now: {NAMED}/transformer_engine/__init__.py\n"
+        f"  where: {NAMED}/transformer_engine/__init__.py\n"
+        "  fix: make the plan again, which then uses it"
+    )
+    assert NAME not in plan().names
+
+
+def test_an_engine_that_was_imported_without_a_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan()
+    monkeypatch.setitem(sys.modules, "transformer_engine", ModuleType("transformer_engine"))
+    assert engine_installed()
+    with pytest.raises(MindSpeedError, match="and one is there now: transformer_engine"):
+        mindspeed.activate(made)
+
+
+def test_a_broken_engine_is_reported_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "transformer_engine"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    made = plan()
+    assert NAME not in made.names
+    with pytest.raises(MindSpeedError) as caught:
+        mindspeed.activate(made)
+    assert str(caught.value) == (
+        "MS339 the job builds Transformer Engine's layers, and the one that is installed cannot be imported\n"
+        "  because: OSError: libcudart.so.12: cannot open shared object file\n"
+        f"  where: {broken}/__init__.py\n"
+        "  fix: repair it, or uninstall it: without one, mindspeed builds the layers"
+    )
+    shutil.rmtree(broken)
+    assert NAME in plan().names
