@@ -13,8 +13,8 @@ import torch
 
 from mindspeed.features.device_emulation import collective_log
 from mindspeed.features.device_emulation import transfers as emulated
+from mindspeed.memory import transfers
 from mindspeed.memory.swap import LayerSwap
-from mindspeed.platforms import transfers
 
 LAYERS, ROWS, SIZE = 4, 64, 32
 INNER = ROWS * SIZE * 4

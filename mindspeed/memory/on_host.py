@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, UntypedStorage
 
+from mindspeed.memory import transfers
 from mindspeed.memory.parked import Source
-from mindspeed.platforms import runtime, transfers
-from mindspeed.platforms.transfers import CopiesInFlight
+from mindspeed.memory.transfers import CopiesInFlight
+from mindspeed.platforms import runtime
 
 TO_HOST = "to host"
 TO_DEVICE = "to device"

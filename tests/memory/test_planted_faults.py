@@ -29,7 +29,7 @@ WAITS = [
     (SWAP, f"{PARKED}.wait", "not_waited_for"),
     (ADAPTIVE, f"{PARKED}.wait", "not_waited_for"),
     (REUSE, f"{MAIN}.restore", "not_waited_for"),
-    (HOST, "mindspeed.memory.swapped:_Moved.wait", "used_in_flight"),
+    (HOST, "mindspeed.features.swap_optimizer.swapped:_Moved.wait", "used_in_flight"),
 ]
 
 

@@ -208,7 +208,7 @@ def around_init(create: Callable[..., Any], given: dict[str, Any]) -> Any:
         if not setup.agreed:
             _meet_at_init(setup, given)
         result = create(**given)
-    except Exception as error:
+    except Exception as error:  # whatever it is, the other ranks are told before it ends this one
         setup.report_failure(error)
         raise
     setup.end()

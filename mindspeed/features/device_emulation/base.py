@@ -8,7 +8,7 @@ from typing import Final
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Replace, Set, Wrap, hookimpl
 
 _HERE: Final = "mindspeed.features.device_emulation"
-_COPIES: Final = "mindspeed.platforms.transfers:transfer"
+_COPIES: Final = "mindspeed.memory.transfers:transfer"
 _PARKED: Final = "mindspeed.memory.parked:Parked"
 _C10D: Final = "torch.distributed.distributed_c10d"
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mindspeed.features.device_emulation.collective_log import LoggedWork
 from mindspeed.features.device_emulation.link import DelayedWork
 from mindspeed.features.device_emulation.poison import fill
-from mindspeed.platforms.transfers import Pairs
+from mindspeed.memory.transfers import Pairs
 from mindspeed.plugins.wrapping import Function, wrapper
 
 DELAY: float = 0.0

@@ -53,7 +53,7 @@ class SwapOptimizer(Feature[SwapOptimizerArgs]):
 
     @hookimpl
     def optimizer_built(self, optimizer: Any) -> None:
+        from mindspeed.features.swap_optimizer.swapped import Swapped
         from mindspeed.memory.optimizer_windows import manage
-        from mindspeed.memory.swapped import Swapped
 
         manage(optimizer, self.args.parts, Swapped().around, self.spec.name)

@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from mindspeed.memory import transfers
 from mindspeed.memory.on_host import host_tensor
 from mindspeed.memory.windows import MainWeight, OptimizerWindow
-from mindspeed.platforms import transfers
 
 TO_HOST: Final = "optimizer to host"
 TO_DEVICE: Final = "optimizer to device"

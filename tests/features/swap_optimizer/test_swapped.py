@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.features.reuse_fp32_param.joined import joined
-from mindspeed.memory.swapped import Swapped
+from mindspeed.features.swap_optimizer.swapped import Swapped
 from mindspeed.memory.windows import MainWeight, OptimizerWindow, divide, step
 
 SIZES = ((3, 5), (7,), (2, 2), (1,))
