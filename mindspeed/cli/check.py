@@ -16,7 +16,7 @@ from mindspeed.cli.training_command import (
     PlansCommands,
     arch_option,
     checkout_option,
-    plan_of_launched,
+    plans_of_launched,
     static_option,
 )
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
     from mindspeed.megatron_lm.launched_command import LaunchedCommand
     from mindspeed.plugins.fixes import CommandLine
-    from mindspeed.plugins.problems import Problem
+    from mindspeed.plugins.problems import MindSpeedError, Problem
 
 _FORMATS: Final = ("text", "github", "sarif")
 
@@ -97,7 +97,9 @@ def _checked(
             found.append(CheckedCommand(file, 0, "", tuple(error.problems)))
     if not paths and words is None:
         return [_planned(request)]
-    return [one if isinstance(one, CheckedCommand) else _of_command(request, one, static, checkout, arch) for one in found]
+    commands = [one for one in found if not isinstance(one, CheckedCommand)]
+    plans = iter(plans_of_launched(request, commands, static, checkout, arch))
+    return [one if isinstance(one, CheckedCommand) else _of_command(one, next(plans)) for one in found]
 
 
 def _files(paths: tuple[str, ...]) -> list[str]:
@@ -106,19 +108,15 @@ def _files(paths: tuple[str, ...]) -> list[str]:
     return [file for path in paths for file in folders.get(path, [path])]
 
 
-def _of_command(
-    request: Request, command: LaunchedCommand, static: bool, checkout: str | None, arch: str | None
-) -> CheckedCommand:
+def _of_command(command: LaunchedCommand, plan: ActivationPlan | MindSpeedError) -> CheckedCommand:
     from mindspeed.plugins.problems import MindSpeedError
 
     line = command.arguments[0].line if command.arguments else 0
-    try:
-        plan = plan_of_launched(request, command, static, checkout, arch)
-    except MindSpeedError as error:
-        options = ([fact.option for fact in problem.facts if fact.option] for problem in error.problems)
-        lines = tuple(next(filter(None, map(command.line_of, given)), line) for given in options)
-        return CheckedCommand(command.source, line, command.program, tuple(error.problems), lines, error.words)
-    return CheckedCommand(command.source, line, command.program, plan=plan)
+    if not isinstance(plan, MindSpeedError):
+        return CheckedCommand(command.source, line, command.program, plan=plan)
+    options = ([fact.option for fact in problem.facts if fact.option] for problem in plan.problems)
+    lines = tuple(next(filter(None, map(command.line_of, given)), line) for given in options)
+    return CheckedCommand(command.source, line, command.program, plan.problems, lines, plan.words)
 
 
 def _planned(request: Request) -> CheckedCommand:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,8 @@ from mindspeed.cli.request_options import FullJobCommand, JobCommand, Request
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
     from mindspeed.megatron_lm.launched_command import LaunchedCommand
+    from mindspeed.megatron_lm.lint import CheckedJob
+    from mindspeed.plugins.problems import MindSpeedError
 
 WORDS: Final = "mindspeed.training_command"
 
@@ -67,20 +70,40 @@ def plan_of_command(
     if words is not None and script is not None:
         raise click.UsageError("--script and a command after -- are two commands; give one")
     from mindspeed.megatron_lm.launched_command import command_of_file, command_of_words
+    from mindspeed.plugins.problems import MindSpeedError
 
     command = command_of_file(script, os.environ) if script is not None else command_of_words(words or ())
-    return plan_of_launched(request, command, static, checkout, arch)
+    (plan,) = plans_of_launched(request, [command], static, checkout, arch)
+    if isinstance(plan, MindSpeedError):
+        raise plan
+    return plan
 
 
-def plan_of_launched(
-    request: Request, command: LaunchedCommand, static: bool, checkout: str | None, arch: str | None
-) -> ActivationPlan:
-    """The plan of a training command that was found. Raises MindSpeedError with every problem."""
-    from mindspeed.megatron_lm.lint import checked_plan
+def plans_of_launched(
+    request: Request, commands: Sequence[LaunchedCommand], static: bool, checkout: str | None, arch: str | None
+) -> list[ActivationPlan | MindSpeedError]:
+    """Return for each training command that was found its plan, or the error with every problem."""
+    from mindspeed.megatron_lm.lint import checked_plan, judged
+    from mindspeed.plugins.problems import MindSpeedError
+
+    *below, command_line = request.layers
+    jobs = [_job(request, command, static, checkout) for command in commands]
+    plans: list[ActivationPlan | MindSpeedError] = []
+    for job, verdict in zip(jobs, judged(jobs, arch), strict=True):
+        try:
+            plans.append(checked_plan(job, verdict, below, [command_line]))
+        except MindSpeedError as error:
+            plans.append(error)
+    return plans
+
+
+def _job(request: Request, command: LaunchedCommand, static: bool, checkout: str | None) -> CheckedJob:
+    """Return a command with the environment and the Megatron-LM that it will have."""
+    from mindspeed.megatron_lm.lint import CheckedJob
     from mindspeed.megatron_lm.upstream.rules import find_checkout
     from mindspeed.platforms import detect
 
-    *below, command_line = request.layers
+    *_, command_line = request.layers
     environment = request.environment(command_line.world.get("world_size"))
     if environment.platform == "cuda" and detect() != "cuda":
         environment = replace(environment, engine=True)  # as on every machine with Megatron's default layers
@@ -92,4 +115,4 @@ def plan_of_launched(
             environment = replace(environment, megatron=found.version)
         elif checkout is None and request.megatron != found.version:
             found = None  # another Megatron is planned for than the one that lies here
-    return checked_plan(command, environment, below, [command_line], found, arch)
+    return CheckedJob(command, environment, found)

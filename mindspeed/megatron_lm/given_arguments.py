@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from mindspeed.engine.inspection.cli_arguments import Argument, Surface, surface
@@ -106,6 +107,7 @@ def unknown_options(arguments: Sequence[str], known: Surface) -> list[str]:
     return [option for option in options if option not in known.by_option]
 
 
+@lru_cache(maxsize=8)
 def surface_or_nearest(version: str | None) -> Surface:
     """The arguments of this Megatron, or of the recorded one that is nearest to it, and ours for fields without an option."""
     known = surface(version) if version is not None else None
@@ -120,6 +122,7 @@ class _Give(argparse.Action):
         setattr(namespace, self.dest, Given(option_string or self.dest, value))
 
 
+@lru_cache(maxsize=8)
 def _parser(known: Surface) -> argparse.ArgumentParser:
     kinds = {"int": int, "float": float}
     parser = argparse.ArgumentParser(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mindspeed import registry
+from mindspeed.engine.inspection.cli_arguments import Surface
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.planned_feature import PlanNote
@@ -18,27 +19,48 @@ from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_ne
 from mindspeed.megatron_lm.launched_command import LaunchedCommand
 from mindspeed.megatron_lm.training_request import split_own_flags
 from mindspeed.megatron_lm.traps import traps_of
-from mindspeed.megatron_lm.upstream.rules import Checkout, Command, judge
-from mindspeed.plugins.problems import Problem, ResolutionError
+from mindspeed.megatron_lm.upstream.rules import Checkout, Command, RulesVerdict, judge
+from mindspeed.plugins.problems import ResolutionError
 
 _OF_DEVICES: Final = re.compile(r"(CUDA|NCCL|NVTE|TORCH|PYTORCH|NVSHMEM|UB|HCCL|ASCEND)_\w+")
 """Environment variables that Megatron's rules read."""
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedJob:
+    """Hold a command, the environment that it is planned for, and the Megatron-LM whose rules judge it, where one does."""
+
+    command: LaunchedCommand
+    environment: Environment
+    checkout: Checkout | None = None
+
+
+def judged(jobs: Sequence[CheckedJob], arch: str | None = None) -> list[RulesVerdict]:
+    """Run the rules of the checkouts of some commands, those of one checkout in one process; no verdict has no problem."""
+    verdicts = dict.fromkeys(range(len(jobs)), RulesVerdict())
+    groups: dict[tuple[Checkout, str | None], list[int]] = {}
+    for number, job in enumerate(jobs):
+        if job.checkout is not None:
+            groups.setdefault((job.checkout, job.environment.megatron), []).append(number)
+    for (checkout, megatron), numbers in groups.items():
+        known = surface_or_nearest(megatron)
+        commands = [_megatron_command(jobs[number], known) for number in numbers]
+        verdicts.update(zip(numbers, judge(checkout, commands, known, arch), strict=True))
+    return list(verdicts.values())
+
+
 def checked_plan(
-    command: LaunchedCommand,
-    environment: Environment,
-    below: Sequence[Layer] = (),
-    also: Sequence[Layer] = (),
-    checkout: Checkout | None = None,
-    arch: str | None = None,
+    job: CheckedJob, verdict: RulesVerdict, below: Sequence[Layer] = (), also: Sequence[Layer] = ()
 ) -> ActivationPlan:
-    """The plan of a command that the rules of a checkout accept; without one those are not asked.
+    """The plan of a command with what the rules of its checkout say of it.
 
     Raises ResolutionError with every problem. Megatron's rules judge the command as it stands: where features of ours are
     requested, which change what Megatron does, what it refuses is a warning.
     """
-    problems, notes = _judged(command, environment, checkout, arch) if checkout is not None else ([], [])
+    command, environment = job.command, job.environment
+    known = surface_or_nearest(environment.megatron)
+    problems = [located(problem, command, known, registry.catalog_for(())) for problem in verdict.problems]
+    notes = list(verdict.notes(job.checkout)) if job.checkout is not None else []
     if environment.platform == "cuda":
         notes += _traps(command, environment)
     try:
@@ -51,15 +73,10 @@ def checked_plan(
     return replace(plan, rows=(*plan.rows, *notes))
 
 
-def _judged(
-    command: LaunchedCommand, environment: Environment, checkout: Checkout, arch: str | None
-) -> tuple[list[Problem], list[PlanNote]]:
-    known = surface_or_nearest(environment.megatron)
-    _, words = split_own_flags([word.text for word in command.arguments], [])
-    size = environment.world_size or command.world_size or smallest_world(words, known)
-    (verdict,) = judge(checkout, [Command(words, size, _environ(command))], known, arch)
-    catalog = registry.catalog_for(())
-    return [located(problem, command, known, catalog) for problem in verdict.problems], list(verdict.notes(checkout))
+def _megatron_command(job: CheckedJob, known: Surface) -> Command:
+    _, words = split_own_flags([word.text for word in job.command.arguments], [])
+    size = job.environment.world_size or job.command.world_size or smallest_world(words, known)
+    return Command(words, size, _environ(job.command))
 
 
 def _environ(command: LaunchedCommand) -> dict[str, str]:

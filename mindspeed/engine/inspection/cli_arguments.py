@@ -38,7 +38,7 @@ class Argument:
         return self.action in ("store", "append", "extend") and self.nargs != 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Surface:
     """Every argument of one Megatron-LM version, in the parser's order."""
 

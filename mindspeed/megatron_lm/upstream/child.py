@@ -1,15 +1,23 @@
-"""The child process: reads ``{checkout, facts, commands}`` on standard input and writes what the rules say of each command."""
+"""The child process: reads ``{checkout, facts, seconds, commands}`` and writes a line of JSON for each command.
+
+A line has the ``failed`` and ``undecided`` sites and the number of those that ``held``, by their place in the list of sites;
+``sites`` are those that no earlier line had, and ``errors`` is what ended the check of the command.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import builtins
 import dataclasses
+import inspect
 import io
 import json
 import os
+import signal
 import sys
 import typing
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -28,6 +36,10 @@ class ParserError(Exception):
     """Megatron's parser refuses the command line."""
 
 
+class TimeLimit(BaseException):
+    """A command takes more processor time than a check may."""
+
+
 def _guard(event: str, arguments: tuple[Any, ...]) -> None:
     """Refuse network, processes and writing, which no argument module needs."""
     writes = event == "open" and isinstance(arguments[1], str) and any(sign in arguments[1] for sign in "wax+")
@@ -44,13 +56,23 @@ def _same(function: Any) -> Any:
 
 
 def _limit() -> None:
-    """Bound the memory and the time of this process where the system can."""
+    """Bound the memory of this process where the system can, and end a command that takes too long."""
     try:
         import resource
     except ImportError:
         return
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-    resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+    signal.signal(signal.SIGPROF, _stop)
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    raise TimeLimit
+
+
+def _start_timer(seconds: float) -> None:
+    """Raise TimeLimit after this much processor time; 0 takes the timer back."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def main() -> None:
@@ -65,32 +87,44 @@ def main() -> None:
     imports = Imports(Path(task["checkout"]), rules.compiled)
     sys.meta_path.insert(0, imports)
     setattr(argparse.ArgumentParser, "error", _refuse)  # noqa: B010
+    for module, function in ((inspect, "getsource"), (ast, "parse")):  # Megatron's parser calls them anew for each command
+        setattr(module, function, lru_cache(maxsize=None)(getattr(module, function)))
     sys.addaudithook(_guard)
-    results = [_checked(command, rules, imports) for command in task["commands"]]
-    json.dump({"results": results, "failed": imports.failed}, answer)
+    known = 0
+    for command in task["commands"]:
+        errors = _run(command, rules, imports, task["seconds"])
+        new, known = rules.sites[known:], len(rules.sites)
+        json.dump({"errors": errors, **rules.states(), "sites": list(map(dataclasses.asdict, new))}, answer)
+        answer.write("\n")
+        answer.flush()
 
 
-def _checked(command: dict[str, Any], rules: Rules, imports: Imports) -> dict[str, Any]:
-    """Run every rule on one command: the parser, the validation, the configurations."""
+def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float) -> list[str]:
+    """Run every rule on one command: the parser, the validation, the configurations. Return what ended the run."""
     os.environ.clear()
     os.environ.update({"RANK": "0", "WORLD_SIZE": str(command["world_size"]), **command["environ"]})
     sys.argv = ["pretrain_gpt.py", *command["words"]]
-    errors: list[str] = []
-    for site in rules.sites:
-        site.state, site.message, site.wanted = "not run", "", []
+    rules.forget()
+    _start_timer(seconds)
     try:
         ImportStandIn.absent = True
         module = import_module("megatron.training.arguments")
         if broken := imports.failed.get(module.__name__):
-            return {"sites": [], "errors": [f"{module.__name__}: {broken}"]}
+            return [f"{module.__name__}: {broken}"]
         arguments = module.parse_args(ignore_unknown_args=True)
         ImportStandIn.absent = False
         module.validate_args(arguments, {"tokenizer_type": "GPT2BPETokenizer"})
         module.core_transformer_config_from_args(arguments)
         _other_configurations(arguments)
+    except ParserError as error:
+        return [f"parser: {error}"]
+    except TimeLimit:
+        return [f"no answer within {seconds:.0f} s"]
     except (Exception, SystemExit) as error:
-        errors.append(f"{type(error).__name__}: {error}" if not isinstance(error, ParserError) else f"parser: {error}")
-    return {"sites": [dataclasses.asdict(site) for site in rules.sites], "errors": errors}
+        return [f"{type(error).__name__}: {error}"]
+    finally:
+        _start_timer(0)
+    return []
 
 
 def _other_configurations(arguments: Any) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import io
 import sys
+from ast import parse
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from types import CodeType
 from typing import Any, Final
 
@@ -26,43 +27,48 @@ class RuleSite:
     text: str
     reads: tuple[tuple[str, str], ...]
     is_raise: bool = False
-    state: str = "not run"
-    message: str = ""
-    order: int = 0
-    values: dict[str, Any] = field(default_factory=dict)
-    wanted: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Failure:
+    """Describe how a site failed: what it says, the values that it read, and those that would satisfy it."""
+
+    message: str
+    values: dict[str, Any]
+    wanted: list[str]
 
 
 @dataclass(slots=True)
 class _Statement:
-    """Hold a guarded statement: the sites in it, and its own where it is one."""
+    """Hold a guarded statement: the numbers of the sites in it, and its own where it is one."""
 
-    sites: list[RuleSite]
-    own: RuleSite | None
+    sites: range
+    own: int | None = None
     test: ast.expr | None = None
 
 
 class Rules:
-    """Collect the sites of the modules that it compiles, and what becomes of them."""
+    """Collect the sites of the modules that it compiles, and what becomes of them in one command."""
 
     def __init__(self) -> None:
         self.sites: list[RuleSite] = []
         self.statements: list[_Statement] = []
-        self.failures = 0
+        self.reached: set[int] = set()
+        self.failures: dict[int, _Failure] = {}
+        self.undecided: dict[int, str] = {}
         self.raising: set[tuple[str, int]] = set()
 
     def compiled(self, text: str, file: str) -> CodeType:
         """Compile the source of a module with its validating functions guarded."""
-        tree = ast.parse(text)
+        tree = parse(text)
         for node in ast.walk(tree):
             if isinstance(node, (ast.Raise, ast.Assert)):
                 self.raising.update((file, line) for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and (node.name in _COLLECTING or node.name.startswith(_VALIDATING)):
-                number = self._number([], None)
                 first = len(self.sites)
                 body = self._block(node.body, file, ())
-                self.statements[number].sites = self.sites[first:]
+                number = self._number(_Statement(range(first, len(self.sites))))
                 node.body = [_call("__entered__", number, node.body[0]), *body]
         code: CodeType = compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True)
         return code
@@ -82,8 +88,7 @@ class Rules:
             test = node.test if isinstance(node, ast.Assert) else None
             reads = dict.fromkeys(read for one in (*([test] if test else []), *reversed(tests)) for read in _reads(one))
             text = ast.unparse(test) if test is not None else f"not ({ast.unparse(tests[-1])})" if tests else ""
-            own = RuleSite(file, node.lineno, text, tuple(reads), isinstance(node, ast.Raise))
-            self.sites.append(own)
+            own = self._new_site(RuleSite(file, node.lineno, text, tuple(reads), isinstance(node, ast.Raise)))
             if test is None and tests:
                 test = ast.UnaryOp(ast.Not(), tests[-1])
         elif isinstance(node, ast.Try):
@@ -97,47 +102,57 @@ class Rules:
                 node.body = self._block(body, file, inner)  # type: ignore[attr-defined]
             if orelse := getattr(node, "orelse", None):
                 node.orelse = self._block(orelse, file, inner)  # type: ignore[attr-defined]
-        number = self._number(self.sites[first:], own, test)
+        number = self._number(_Statement(range(first, len(self.sites)), own, test))
         handler = ast.ExceptHandler(
             ast.Name("__Stop__", ast.Load()), "__error__", [_call("__failed__", number, node, "__error__")]
         )
         return ast.copy_location(ast.Try([node], [handler], [], []), node)
 
-    def _number(self, sites: list[RuleSite], own: RuleSite | None, test: ast.expr | None = None) -> int:
-        self.statements.append(_Statement(sites, own, test))
+    def _number(self, statement: _Statement) -> int:
+        self.statements.append(statement)
         return len(self.statements) - 1
+
+    def _new_site(self, site: RuleSite) -> int:
+        self.sites.append(site)
+        return len(self.sites) - 1
+
+    def forget(self) -> None:
+        """Begin another command."""
+        for states in (self.reached, self.failures, self.undecided):
+            states.clear()
+
+    def states(self) -> dict[str, Any]:
+        """Return what became of the sites in this command, by their numbers, failures in their order."""
+        held = self.reached - self.failures.keys() - self.undecided.keys()
+        failed = [{"site": site, **asdict(failure)} for site, failure in self.failures.items()]
+        return {"failed": failed, "undecided": list(self.undecided.items()), "held": sorted(held)}
 
     def entered(self, number: int) -> None:
         """A function is called: its sites hold until one fails."""
-        for site in self.statements[number].sites:
-            site.state = "held" if site.state == "not run" else site.state
+        self.reached.update(self.statements[number].sites)
 
     def failed(self, number: int, error: BaseException) -> None:
         """A statement failed: by its rule, by one of a function that it calls, or because something is not known."""
         statement, frame = self.statements[number], sys._getframe(1)
         own, place = statement.own, _place(error)
         if not isinstance(error, UndecidedError):
-            if own is not None and (isinstance(error, AssertionError) or own.is_raise):
+            if own is not None and (isinstance(error, AssertionError) or self.sites[own].is_raise):
                 self._found(own, error, frame.f_locals, frame.f_globals, statement.test)
                 return
             if own is None and (place in self.raising or isinstance(error, SystemExit)):
-                site = RuleSite(*place, "", ())
-                self.sites.append(site)
-                self._found(site, error, {}, {}, None)
+                self._found(self._new_site(RuleSite(*place, "", ())), error, {}, {}, None)
                 return
-        for site in statement.sites:
-            if site.state != "failed":
-                site.state, site.message = "undecided", f"{type(error).__name__}: {error}"
+        self.undecided |= {site: f"{type(error).__name__}: {error}" for site in statement.sites if site not in self.failures}
 
     def _found(
-        self, site: RuleSite, error: BaseException, names: dict[str, Any], scope: dict[str, Any], test: ast.expr | None
+        self, site: int, error: BaseException, names: dict[str, Any], scope: dict[str, Any], test: ast.expr | None
     ) -> None:
-        site.state, site.message = "failed", _last_line() if isinstance(error, SystemExit) else " ".join(str(error).split())
-        self.failures += 1
-        site.order = self.failures
-        known = {read: getattr(names[read[0]], read[1], None) for read in site.reads if read[0] in names}
-        site.values = {attribute: _plain(value) for (_, attribute), value in known.items()}
-        site.wanted = list(_wanted(test, names, scope)) if test is not None else []
+        message = _last_line() if isinstance(error, SystemExit) else " ".join(str(error).split())
+        known = {read: getattr(names[read[0]], read[1], None) for read in self.sites[site].reads if read[0] in names}
+        values = {attribute: _plain(value) for (_, attribute), value in known.items()}
+        self.undecided.pop(site, None)
+        self.failures.pop(site, None)
+        self.failures[site] = _Failure(message, values, _wanted(test, names, scope) if test is not None else [])
 
 
 def _place(error: BaseException) -> tuple[str, int]:

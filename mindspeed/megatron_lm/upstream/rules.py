@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +19,11 @@ from mindspeed.megatron_lm.given_arguments import Given, given_arguments
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import GivenValue, Problem
 
-TIMEOUT: Final = 120.0
-"""Seconds after which the child is ended."""
+SECONDS: Final = 10.0
+"""Processor time that the rules may take for one command."""
+TIMEOUT: Final = 60.0
+"""Seconds after which the child is ended, and a tenth of SECONDS more for each command."""
+MAX_CHILDREN: Final = 5
 _ARGUMENTS: Final = Path("megatron", "training", "arguments.py")
 _PROGRAM: Final = "import sys; sys.path[:0] = {paths!r}; from mindspeed.megatron_lm.upstream.child import main; main()"
 
@@ -46,15 +48,15 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class RulesVerdict:
-    """Hold what the rules say of one command: problems, what could not be decided, and how many rules there are."""
+    """Hold what the rules say of one command: problems, and the places of rules that were and were not decided."""
 
     problems: tuple[Problem, ...] = ()
     undecided: tuple[str, ...] = ()
-    sites: int = 0
+    decided: tuple[str, ...] = ()
 
     def notes(self, checkout: Checkout) -> Iterator[PlanNote]:
-        decided = self.sites - len(self.undecided)
-        text = f"{decided} of {self.sites} rules of Megatron-LM {checkout.version or ''} ({checkout.source}) are decided"
+        sites = len(self.decided) + len(self.undecided)
+        text = f"{len(self.decided)} of {sites} rules of Megatron-LM {checkout.version or ''} ({checkout.source}) are decided"
         yield PlanNote("note", "megatron-lm", text)
         if self.undecided:
             yield PlanNote(
@@ -78,37 +80,54 @@ def find_checkout(program: str, environ: Mapping[str, str], given: str | None = 
 def judge(checkout: Checkout, commands: Sequence[Command], known: Surface, arch: str | None = None) -> list[RulesVerdict]:
     """Run the rules of a checkout on commands.
 
-    A child that does not answer gives every command one problem, MS115, with the reason.
+    A command that ends the child gets one problem, MS115, with the reason; those behind it are asked of another child. After
+    MAX_CHILDREN of them the rest gets that problem.
     """
-    task = {
-        "checkout": str(checkout.folder),
-        "facts": _facts_of(arch),
-        "commands": [asdict(command) for command in commands],
-    }
-    try:
-        answer = _run(task)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        reason = f"no answer within {TIMEOUT:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
-        return [RulesVerdict((_unread(checkout, reason),)) for _ in commands]
-    pairs = zip(commands, answer["results"], strict=True)
-    return [_verdict(checkout, result, given_arguments(command.words, known), known) for command, result in pairs]
+    facts = {"checkout": str(checkout.folder), "facts": _facts_of(arch), "seconds": SECONDS}
+    verdicts: list[RulesVerdict] = []
+    for _ in range(MAX_CHILDREN):
+        rest = [asdict(command) for command in commands[len(verdicts) :]]
+        answers, reason = _run({**facts, "commands": rest}, TIMEOUT + SECONDS * len(rest) / 10)
+        sites: list[dict[str, Any]] = []
+        for answer, command in zip(answers, commands[len(verdicts) :], strict=False):
+            sites += answer["sites"]
+            verdicts.append(_verdict(checkout, answer, sites, given_arguments(command.words, known), known))
+        if len(verdicts) == len(commands):
+            return verdicts
+        verdicts.append(RulesVerdict((_unread(checkout, reason),)))
+    return verdicts + [RulesVerdict((_unread(checkout, reason),)) for _ in commands[len(verdicts) :]]
 
 
-def _run(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask a child without site packages. Raises ValueError where it says nothing that can be read."""
+def _run(task: Mapping[str, Any], timeout: float) -> tuple[list[dict[str, Any]], str]:
+    """Ask a child without site packages. Return its answers, and why it gives no more."""
     folders = [
         Path(__file__).parents[3],
         *(Path(spec.origin).parents[1] for name in ("packaging", "yaml") if (spec := find_spec(name)) and spec.origin),
     ]
     program = _PROGRAM.format(paths=list(dict.fromkeys(map(str, folders))))
     command = [sys.executable, "-I", "-S", "-B", "-c", program]
-    done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, timeout=TIMEOUT, check=False)
     try:
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        said = done.stderr.strip().splitlines()[-1:] or ["nothing"]
-        raise ValueError(f"the process ended with status {done.returncode}: {said[0]}") from None
-    return answer
+        done = subprocess.run(command, input=json.dumps(task).encode(), capture_output=True, timeout=timeout, check=False)
+    except OSError as error:
+        return [], str(error)
+    except subprocess.TimeoutExpired as error:
+        return _answers(error.stdout or b""), f"no answer within {timeout:.0f} s"
+    said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+    return _answers(done.stdout), f"the process ended with status {done.returncode}: {said[0]}"
+
+
+def _answers(output: bytes) -> list[dict[str, Any]]:
+    """Read the whole lines of a child, up to one that is no answer."""
+    answers = []
+    for line in output.splitlines(keepends=True):
+        try:
+            answer = json.loads(line) if line.endswith(b"\n") else None
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            break
+        answers.append(answer)
+    return answers
 
 
 def _facts_of(arch: str | None) -> dict[str, Any]:
@@ -127,14 +146,18 @@ def _facts_of(arch: str | None) -> dict[str, Any]:
     }
 
 
-def _verdict(checkout: Checkout, result: Mapping[str, Any], given: Mapping[str, Given], known: Surface) -> RulesVerdict:
-    sites = [site for site in result["sites"] if site["state"] != "not run"]
-    problems = [
-        _problem(checkout, site, given, known) for site in sorted(sites, key=itemgetter("order")) if site["state"] == "failed"
-    ]
-    problems += [_unread(checkout, text) for text in result["errors"] if not text.startswith("parser: ")]
-    undecided = [_place(checkout, site) for site in sites if site["state"] == "undecided"]
-    return RulesVerdict(tuple(dict.fromkeys(problems)), tuple(undecided), len(sites))
+def _verdict(
+    checkout: Checkout,
+    answer: Mapping[str, Any],
+    sites: Sequence[Mapping[str, Any]],
+    given: Mapping[str, Given],
+    known: Surface,
+) -> RulesVerdict:
+    problems = [_problem(checkout, {**sites[failed["site"]], **failed}, given, known) for failed in answer["failed"]]
+    problems += [_unread(checkout, text) for text in answer["errors"] if not text.startswith("parser: ")]
+    undecided = tuple(_place(checkout, sites[number]) for number, _ in answer["undecided"])
+    decided = [_place(checkout, sites[number]) for number in (*answer["held"], *(one["site"] for one in answer["failed"]))]
+    return RulesVerdict(tuple(dict.fromkeys(problems)), undecided, tuple(decided))
 
 
 def _problem(checkout: Checkout, site: Mapping[str, Any], given: Mapping[str, Given], known: Surface) -> Problem:

@@ -13,9 +13,13 @@ KNOWN = surface_or_nearest("0.16.1")
 
 
 def verdict(folder: Path, words: str, arch: str | None = None) -> RulesVerdict:
+    return verdicts(folder, words, arch=arch)[0]
+
+
+def verdicts(folder: Path, *commands: str, arch: str | None = None) -> list[RulesVerdict]:
     checkout = find_checkout(str(folder / "pretrain_gpt.py"), {})
     assert checkout is not None
-    return judge(checkout, [Command(words.split(), 1)], KNOWN, arch)[0]
+    return judge(checkout, [Command(words.split(), 1) for words in commands], KNOWN, arch)
 
 
 def told(folder: Path, words: str, arch: str | None = None) -> list[tuple[str, str, str]]:
@@ -94,9 +98,27 @@ def test_a_checkout_that_cannot_be_run_is_one_problem(tmp_path: Path, text: str,
 
 @pytest.mark.budget(20)
 def test_a_rule_that_does_not_end_is_one_problem(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "TIMEOUT", 3.0)
-    (problem,) = verdict(checkout, "--loops").problems
-    assert problem.message.endswith("cannot be run: no answer within 3 s")
+    monkeypatch.setattr(rules, "SECONDS", 1.0)
+    found = verdicts(checkout, "--loops", "--num-layers 0")
+    assert [problem.message.rpartition(": ")[2] for (problem,) in (one.problems for one in found)] == [
+        "no answer within 1 s",
+        "no layers",
+    ]
+
+
+@pytest.mark.budget(40)
+def test_commands_behind_one_that_ends_the_process_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = "    if args.exits:\n        import os, time\n        os._exit(3) if args.bf16 else time.sleep(9)\n"
+    folder = make(tmp_path, ARGUMENTS.replace("    if args.exits:\n", f"{ends}    if args.exits:\n"))
+    monkeypatch.setattr(rules, "TIMEOUT", 2.0)
+    found = verdicts(folder, "", "--exits --bf16", "--num-layers 0", "--exits", "--num-layers 101")
+    assert [[problem.message.rpartition(": ")[2] for problem in one.problems] for one in found] == [
+        [],
+        ["nothing"],
+        ["no layers"],
+        ["no answer within 5 s"],
+        ["101 layers are too many"],
+    ]
 
 
 def test_the_checkout_is_that_of_the_program_or_of_the_path(checkout: Path, tmp_path: Path) -> None:
