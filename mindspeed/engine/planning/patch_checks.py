@@ -76,7 +76,8 @@ def notes_on(patches: Sequence[PlannedPatch], version: str | None, places: Place
         root = package_root("core")
         text = f"{root} does not say its version, so its functions are compared with those of no release"
         return [PlanNote("warning", "megatron-core", text)] if root is not None and active else []
-    notes = [note for planned in active for note in _notes(planned, places, version)]
+    is_here = is_installed(version)  # asks the import system
+    notes = [note for planned in active for note in _notes(planned, places, version, is_here)]
     return [*_untested(active, places, version), *dict.fromkeys(notes)]
 
 
@@ -98,14 +99,14 @@ def _untested(active: Sequence[PlannedPatch], places: Places, version: str) -> I
     yield PlanNote("warning", "megatron-core", text)
 
 
-def _notes(planned: PlannedPatch, places: Places, version: str) -> Iterator[PlanNote]:
+def _notes(planned: PlannedPatch, places: Places, version: str, is_here: bool) -> Iterator[PlanNote]:
     target = planned.patch.target
     known, contract = contract_for(target, version), places[target].contract
     if part_of(target) is None:
         return
     if known is None:
         yield PlanNote("note", planned.owner, f"{target} has no recorded contract with which to compare it")
-    elif is_installed(version) and contract is not None:
+    elif is_here and contract is not None:
         verdict = compare(known[1], contract, _by_name(planned))
         if verdict in ("appended", "body changed"):
             more = "more parameters" if verdict == "appended" else "other code"

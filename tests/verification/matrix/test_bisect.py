@@ -108,7 +108,7 @@ def test_a_tiny_model_shows_which_of_twelve_features_are_wrong_together(planted,
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("goes-around", "effect of c-mark: no patch site was reached"),
+        ("goes-around", "effect of a-mark: no patch site was reached"),
         ("scales", "loss over 2 steps differs by"),
         ("not-finite", "is not finite"),
         ("crashes", "verification rank 0 ended with signal 6"),
