@@ -86,11 +86,6 @@ def operators() -> dict[str, Callable[..., Any]]:
     return dict(_REFERENCES)
 
 
-def reference_of(operator: str) -> Callable[..., Any]:
-    """Return the plain-torch function of an operator by its schema name."""
-    return _REFERENCES[operator]
-
-
 def _at_first_call(operator: str, module: str, reference: Callable[..., Any]) -> Callable[..., Any]:
     """Make a kernel that looks into the table ``KERNELS`` of ``module`` when it is first called."""
     bound: Callable[..., Any] | None = None

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten
 
 from mindspeed.ops.errors import OperatorError
 from mindspeed.ops.kernel import Kernel, with_reference
-from mindspeed.ops.registration import reference_of
+from mindspeed.ops.registration import operators
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -71,7 +71,7 @@ class OnNpu(TorchDispatchMode):
         kernel = self._kernels.get(name)
         with self, torch._C._AutoDispatchBelowAutograd():
             if kernel is not None:
-                results = with_reference(kernel, reference_of(name))(*args, **kwargs)
+                results = with_reference(kernel, operators()[name])(*args, **kwargs)
             else:
                 results = func._op_dk(torch._C.DispatchKey.PrivateUse1, *args, **kwargs)
         expected = described(func(*args, **kwargs)) if self._shapes else []

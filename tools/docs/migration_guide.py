@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from mindspeed.legacy.old_modules import OLD_MODULES, replacement
 from mindspeed.megatron_lm.old_flags.flags import OLD_FLAGS
-from mindspeed.megatron_lm.old_flags.other_flags import described_flags
+from mindspeed.megatron_lm.old_flags.model_arguments import RULES
+from mindspeed.megatron_lm.old_flags.other_flags import flag_groups
 from mindspeed.plugins.discovery import Catalog
 
 PUBLISHED = Path(__file__).with_name("published_commands.json")
@@ -28,6 +30,14 @@ def flag_rows(catalog: Catalog) -> list[str]:
             there = f"not needed: {old.noop_reason}" if old.noop_reason else there
             rows.append(f"| `{old.flag}{value}` | {feature} | {there} |")
     return rows
+
+
+def described_flags() -> Iterator[tuple[str, str]]:
+    """Yield every flag that stands for no feature, with what becomes of it."""
+    for rule in RULES:
+        yield from ((flag, rule.outcome) for flag in rule.flags)
+    for group in flag_groups():
+        yield from ((flag, group.outcome) for flag in group.flags)
 
 
 def other_rows() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,14 +46,6 @@ class FlagGroup:
 def flag_groups() -> tuple[FlagGroup, ...]:
     """Read the table."""
     return tuple(FlagGroup(**fields_of(row)) for row in table_beside(__file__))
-
-
-def described_flags() -> Iterator[tuple[str, str]]:
-    """Yield every flag that stands for no feature, with what becomes of it."""
-    for rule in RULES:
-        yield from ((flag, rule.outcome) for flag in rule.flags)
-    for group in flag_groups():
-        yield from ((flag, group.outcome) for flag in group.flags)
 
 
 @cache

@@ -8,7 +8,7 @@ import torch
 from triton.runtime.interpreter import GridExecutor
 
 from mindspeed.ops.kernel import with_reference
-from mindspeed.ops.registration import reference_of
+from mindspeed.ops.registration import operators
 from mindspeed.ops.variants import python_variants
 from tests.ops.operator_checks import TOLERANCE, gradients, randn
 
@@ -25,7 +25,7 @@ def kernels_on_cpu() -> Iterator[None]:
     with torch.library._scoped_library("mindspeed", "IMPL") as library:
         for module in sorted(python_variants("cuda") - {"fusion_attention"}):
             for name, kernel in import_module(f"mindspeed.ops.cuda.{module}").KERNELS.items():
-                library.impl(name, with_reference(kernel, reference_of(name)), "CPU")
+                library.impl(name, with_reference(kernel, operators()[name]), "CPU")
         yield
 
 
