@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -55,8 +56,9 @@ class DiscoveredFeature:
         return replace(self, feature=None, problem=Problem(code, message, (self.name,), where=self.where, fix=advice(fix)))
 
 
+@lru_cache(maxsize=512)
 def declared_at(feature: type[Feature[Any]]) -> str:
-    """``package/module.py:line`` of a feature class."""
+    """``package/module.py:line`` of a feature class; its file is read once."""
     import inspect
 
     module = feature.__module__.replace(".", "/") + ".py"
