@@ -56,16 +56,22 @@ class DiscoveredFeature:
         return replace(self, feature=None, problem=Problem(code, message, (self.name,), where=self.where, fix=advice(fix)))
 
 
-@lru_cache(maxsize=512)
 def declared_at(feature: type[Feature[Any]]) -> str:
-    """``package/module.py:line`` of a feature class; its file is read once."""
+    """``package/module.py:line`` of a feature class."""
+    module = feature.__module__.replace(".", "/") + ".py"
+    line = _line_of(feature)
+    return f"{module}:{line}" if line else module
+
+
+@lru_cache(maxsize=512)
+def _line_of(feature: Any) -> int:
+    """The line of a class, for which its file is read once; 0 where there is none."""
     import inspect
 
-    module = feature.__module__.replace(".", "/") + ".py"
     try:
-        return f"{module}:{inspect.getsourcelines(feature)[1]}"
+        return inspect.getsourcelines(feature)[1]
     except (OSError, TypeError):
-        return module
+        return 0
 
 
 def installed() -> list[DiscoveredFeature]:
