@@ -59,7 +59,8 @@ class DiscoveredFeature:
 def declared_at(feature: type[Feature[Any]]) -> str:
     """``package/module.py:line`` of a feature class."""
     module = feature.__module__.replace(".", "/") + ".py"
-    line = _line_of(feature)
+    key: Any = feature  # mypy takes the unbound __hash__ of a class for its own
+    line = _line_of(key)
     return f"{module}:{line}" if line else module
 
 
