@@ -1,4 +1,4 @@
-"""``mindspeed checkpoint``: list, inspect and verify checkpoints, and compare one with a job."""
+"""``mindspeed checkpoint``: list, inspect, verify and convert checkpoints, and compare one with a job."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_json, pri
 from mindspeed.cli.request_options import JobCommand, Request, request_options
 
 if TYPE_CHECKING:
+    from mindspeed.engine.planning.checkpoint_layers import LayerKind
     from mindspeed.training.checkpoints import Manifest
 
+KINDS: tuple[LayerKind, ...] = ("transformer-engine", "local")
 step_option = click.option("--step", type=click.IntRange(1), metavar="N", help="of a run: that step's, not the newest")
 
 
 @click.group(cls=Group)
 def checkpoint() -> None:
-    """List, inspect, verify and compare checkpoints."""
+    """List, inspect, verify, convert and compare checkpoints."""
 
 
 @checkpoint.command("list")
@@ -59,34 +61,66 @@ def list_(run: str) -> None:
 @step_option
 @json_option
 def inspect(path: str, step: int | None) -> None:
-    """Print the model, the layout and the features of a checkpoint.
+    """Print the model, the layers, the layout and the features of a checkpoint.
 
     CHECKPOINT is the folder of a checkpoint or of a run, whose newest one is taken.
     """
+    from mindspeed.engine.planning.checkpoint_layers import NAMES, layers_of
     from mindspeed.engine.planning.checkpoint_state import read_record
     from mindspeed.engine.planning.lock import facts_of
-    from mindspeed.training.checkpoints import read_manifest
+    from mindspeed.training.checkpoints import MANIFEST, checkpoint_at, read_manifest
 
-    folder = _folder(path, step)
-    manifest, record = read_manifest(folder), read_record(folder)
+    folder = checkpoint_at(path, step)
+    kind = layers_of(folder)
+    is_of_megatron = kind is not None and not (folder / MANIFEST).is_file()
+    manifest, record = None if is_of_megatron else read_manifest(folder), read_record(folder)
     features = {feature.name: dict(feature.settings) for feature in record.features} if record else {}
     software = facts_of(record.content, "version") if record else {}
-    rows = {
-        "checkpoint": f"{folder}, saved {_time(folder)}",
-        "step": f"{manifest.step}, after {manifest.samples} samples",
-        "layout": _layout(manifest),
-        "model": ", ".join(f"{name} {value}" for name, value in manifest.model.items()),
-        "optimizer": manifest.optimizer,
-        "data": manifest.data,
-        "software": ", ".join(f"{name} {software[name]}" for name in ("mindspeed", "megatron", "torch") if name in software),
-        "plan": manifest.plan,
-    }
-    lines = [*(f"{name:<11} {text}" for name, text in rows.items()), "features"]
+    rows = {"checkpoint": f"{folder}, saved {_time(folder)}", "layers": NAMES[kind] if kind else "unknown"}
+    if manifest is not None:
+        rows |= {
+            "step": f"{manifest.step}, after {manifest.samples} samples",
+            "layout": _layout(manifest),
+            "model": ", ".join(f"{name} {value}" for name, value in manifest.model.items()),
+            "optimizer": manifest.optimizer,
+            "data": manifest.data,
+        }
+    rows["software"] = ", ".join(f"{name} {software[name]}" for name in ("mindspeed", "megatron", "torch") if name in software)
+    rows["plan"] = manifest.plan if manifest else record.plan if record else ""
+    lines = [*(f"{name:<11} {text}" for name, text in rows.items() if text), "features"]
     for name, settings in features.items():
         values = "  ".join(f"{key}={value}" for key, value in settings.items() if value is not None)
         lines.append(f"  {name}  {values}".rstrip())
-    data = {name: value for name, value in asdict(manifest).items() if name != "files"}
-    print_result({"checkpoint": str(folder), **data, "features": features, "software": software}, lines)
+    data = {name: value for name, value in asdict(manifest).items() if name != "files"} if manifest else {}
+    print_result({"checkpoint": str(folder), "layers": kind, **data, "features": features, "software": software}, lines)
+
+
+@checkpoint.command()
+@click.argument("source", metavar="SRC")
+@click.argument("target", metavar="DST")
+@click.option(
+    "--to",
+    "kind",
+    type=click.Choice(["transformer-engine", "local"]),
+    required=True,
+    help="whose layers load the new checkpoint",
+)
+@step_option
+@json_option
+def convert(source: str, target: str, kind: LayerKind, step: int | None) -> None:
+    """Convert a checkpoint between Megatron's local layers and Transformer Engine's.
+
+    mindspeed checkpoint convert RUN RUN-te --to transformer-engine
+
+    SRC is a checkpoint in the format torch_dist, a run, or a folder of Megatron-LM's, of which the newest one is taken.
+    DST becomes the same, with this one checkpoint; it appears when it is complete. Weights and optimizer state keep every
+    bit: only their names change, so that files are linked where both folders are on one file system.
+    """
+    from mindspeed.engine.planning.checkpoint_layers import NAMES
+    from mindspeed.training.conversion import convert
+
+    folder = convert(Path(source), Path(target), kind, step)
+    print_result({"checkpoint": str(folder), "layers": kind}, [f"{folder}: for {NAMES[kind]}"])
 
 
 @checkpoint.command()
@@ -100,9 +134,9 @@ def verify(path: str, step: int | None) -> None:
     tensor is damaged; each is named.
     """
     from mindspeed.plugins.problems import RunError
-    from mindspeed.training.checkpoints import damaged, damages, file_sizes, read_manifest
+    from mindspeed.training.checkpoints import checkpoint_at, damaged, damages, file_sizes, read_manifest
 
-    folder = _folder(path, step)
+    folder = checkpoint_at(path, step)
     read_manifest(folder)
     if reasons := list(damages(folder)):
         raise RunError([damaged(folder, reasons)])
@@ -128,10 +162,10 @@ def diff(request: Request, path: str, step: int | None) -> None:
     from mindspeed import registry
     from mindspeed.engine.planning.checkpoint_state import FILE, changes, read_record
     from mindspeed.plugins.problems import Problem, RunError
-    from mindspeed.training.checkpoints import MANIFEST, check_manifest, read_manifest
+    from mindspeed.training.checkpoints import MANIFEST, check_manifest, checkpoint_at, read_manifest
     from mindspeed.training.shape import asked_model, saved_layer
 
-    folder = _folder(path, step)
+    folder = checkpoint_at(path, step)
     record = read_record(folder)
     if record is None:
         text = f"the checkpoint does not say which features it was saved with: {FILE} is missing"
@@ -152,15 +186,6 @@ def diff(request: Request, path: str, step: int | None) -> None:
             lines.append(f"{'':<11}    fix: {change.fix}")
     print_result({"checkpoint": str(folder), "changes": changed, "problems": problems}, lines or ["no difference"])
     end(PROBLEMS if refused or problems else OK)
-
-
-def _folder(path: str, step: int | None) -> Path:
-    """The folder of a checkpoint, which is named itself or by its run."""
-    from mindspeed.training.checkpoints import FOLDER, find_checkpoint
-
-    if step is not None or (Path(path) / FOLDER).is_dir():
-        return find_checkpoint(path, step)
-    return Path(path)
 
 
 def _layout(manifest: Manifest) -> str:

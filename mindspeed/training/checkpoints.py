@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from mindspeed.engine.planning.checkpoint_layers import TRACKER
 from mindspeed.engine.planning.checkpoint_state import keeps_common_file
 from mindspeed.plugins.fixes import Advice, GiveOption, advice
 from mindspeed.plugins.problems import Problem, RunError
@@ -89,6 +90,21 @@ def find_checkpoint(run: str | Path, step: int | None = None) -> Path:
         text = f"the run {run} has no checkpoint of step {step}, only of {', '.join(map(str, steps))}"
         raise RunError([Problem("MS602", text, where=str(run), fix=GiveOption("--step", steps[-1]))])
     return checkpoint_path(run, steps[-1] if step is None else step)
+
+
+def checkpoint_at(path: str | Path, step: int | None = None) -> Path:
+    """Return the checkpoint that a path names: itself, or one of a run or of a folder of Megatron-LM's.
+
+    Of those it is that of ``step``, else the newest. Raises RunError with MS602 where a run has none.
+    """
+    folder = Path(path)
+    if (folder / TRACKER).is_file():
+        newest = (folder / TRACKER).read_text(encoding="utf-8").strip()
+        name = newest if step is None else str(step)
+        return folder / (f"iter_{int(name):07d}" if name.isdigit() else name)
+    if step is not None or (folder / FOLDER).is_dir():
+        return find_checkpoint(folder, step)
+    return folder
 
 
 def folder_in_use(run: str) -> Problem:

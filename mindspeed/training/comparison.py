@@ -17,7 +17,7 @@ from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.job.megatron_arguments import world_of
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
-from mindspeed.training.checkpoints import FOLDER, MANIFEST, checkpoint_path, read_manifest, saved_steps
+from mindspeed.training.checkpoints import MANIFEST, checkpoint_at, read_manifest, saved_steps
 from mindspeed.training.reporting import LOG
 from mindspeed.training.saved_arguments import UNREADABLE, saved_arguments
 
@@ -165,10 +165,8 @@ def _read_folder(folder: Path) -> JobSide:
     """Read a run, a checkpoint of ours or of Megatron-LM, or the newest one of a folder of either."""
     if (folder / LOG).is_file():
         return _of_run(folder)
-    if (folder / FOLDER).is_dir() and (steps := saved_steps(folder)):
-        folder = checkpoint_path(folder, steps[-1])
-    elif (folder / TRACKER).is_file():
-        folder = _newest_of_megatron(folder)
+    if saved_steps(folder) or (folder / TRACKER).is_file():
+        folder = checkpoint_at(folder)
     if (folder / FEATURES).is_file() or (folder / MANIFEST).is_file():
         return _of_checkpoint(folder)
     return _of_megatron(folder)
@@ -179,8 +177,8 @@ def _of_run(folder: Path) -> JobSide:
 
     plan = read_plan(folder / "plan.json")
     facts = plan_facts(plan, None) | _options(folder / "process.json")
-    if steps := saved_steps(folder):
-        record = read_record(checkpoint_path(folder, steps[-1]))
+    if saved_steps(folder):
+        record = read_record(checkpoint_at(folder))
         facts = {**(record.content if record else {}), **facts}
     return JobSide(str(folder), "run", facts, _sources(plan), dict(_logged(folder / LOG)))
 
@@ -234,11 +232,6 @@ def _arguments(folder: Path) -> dict[str, str]:
         return {}
     world = {f"world {name}": str(value) for name, (value, _) in world_of(arguments).items()}
     return world | {f"option {name}": str(value) for name, value in arguments.items() if name != "rank"}
-
-
-def _newest_of_megatron(folder: Path) -> Path:
-    iteration = (folder / TRACKER).read_text(encoding="utf-8").strip()
-    return folder / (iteration if iteration == "release" else f"iter_{int(iteration):07d}")
 
 
 _FORMS: Final = "give a job file (.yaml), a plan or lock file (.json, .lock), or the folder of a run or checkpoint"
