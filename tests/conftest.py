@@ -16,6 +16,7 @@ from mindspeed.verification.pool import SharedBroker, WorkerPool
 from tests import selection
 from tests.budgets import POOL, Budgets, Durations
 from tests.selection import Passed
+from tests.stale_verdicts import StaleVerdicts
 
 settings.register_profile("ours", deadline=None)  # a busy machine is no failure
 settings.load_profile("ours")
@@ -48,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(OwnsBroker())
         config.pluginmanager.register(Durations())
+        config.pluginmanager.register(StaleVerdicts())
         config.pluginmanager.register(Passed(), "passed")
 
 
