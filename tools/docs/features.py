@@ -34,6 +34,7 @@ from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.patches import ArgOverride, Patch, Ref, When
 from tools.docs.drawing import Picture
 from tools.docs.markdown import code, page, table
+from tools.docs.together import together
 
 LEVELS: Final = {
     0: "0: part of Megatron itself, at every level",
@@ -75,6 +76,7 @@ def feature_page(found: DiscoveredFeature) -> str:
         _shown(feature),
         _settings(feature),
         _constraints(feature),
+        together(found.name),
     ]
     parts += [_changes(feature), _hooks(feature), _readme(feature)]
     return page(found.name, f"the declaration in {feature.__module__}", *(part for part in parts if part))

@@ -1,0 +1,72 @@
+"""What a feature's page says of other features and of layouts: the verdicts of ``docs/matrix.json``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from mindspeed.verification.matrix.cases import FEATURE_LAYOUTS
+from mindspeed.verification.matrix.page import published
+from mindspeed.verification.matrix.verdicts import CaseOutcome, CaseResult
+from tools.docs.markdown import code
+
+PUBLISHED: Final = Path(__file__).parents[2] / "docs" / "matrix.json"
+_TITLES: Final = {
+    CaseOutcome.HOLDS: "Works with",
+    CaseOutcome.IDLE: "Has nothing to do, or leaves the other feature nothing to do, with",
+    CaseOutcome.REFUSED: "Is refused with",
+    CaseOutcome.REFUSED_LATE: "Is refused when the ranks start with",
+    CaseOutcome.FAILS: "Fails with",
+}
+_WITH_REASON: Final = (CaseOutcome.REFUSED, CaseOutcome.REFUSED_LATE, CaseOutcome.FAILS)
+
+
+def together(name: str, path: Path = PUBLISHED) -> list[str]:
+    """Lines about the pairs and layouts of a feature; none where nothing is published about it."""
+    results = [result for result in _verdicts(path).values() if name in result.case.features]
+    beside = {other: r for r in results if len(r.case.features) == 2 for other in r.case.features if other != name}
+    layouts = {result.case.layout: result for result in results if len(result.case.features) == 1}
+    if not (beside or layouts):
+        return []
+    # the page is not about layouts that differ only in who holds a slot of this feature
+    layouts = {layout: layouts[layout] for layout in FEATURE_LAYOUTS if layout in layouts}
+    link = "By runs of a tiny model beside unmodified Megatron; [the matrix](../matrix.html) has the differences."
+    return ["## Together with other features", "", link, *_paragraphs(beside, linked=True), *_layouts(layouts)]
+
+
+@lru_cache(maxsize=4)
+def _verdicts(path: Path) -> Mapping[str, CaseResult]:
+    return published(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _layouts(results: Mapping[str, CaseResult]) -> list[str]:
+    if not results:
+        return []
+    return ["", "### In layouts", *_paragraphs(results, linked=False)]
+
+
+def _paragraphs(results: Mapping[str, CaseResult], linked: bool) -> list[str]:
+    """A paragraph for each outcome: names, or with a reason a list in which names with one reason stand together."""
+    lines = []
+    for outcome, title in _TITLES.items():
+        names = sorted(name for name, result in results.items() if result.outcome is outcome)
+        title = title if linked else title.replace("Works with", "Holds in").removesuffix(" with")
+        if names and outcome in _WITH_REASON:
+            lines += ["", f"{title}:", "", *_reasons(names, results, linked)]
+        elif names:
+            lines += ["", f"{title}: {_listed(names, linked)}."]
+    return lines
+
+
+def _reasons(names: Iterable[str], results: Mapping[str, CaseResult], linked: bool) -> list[str]:
+    by_reason: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        by_reason[f"{results[name].reason} ({results[name].code})"].append(name)
+    return [f"- {_listed(some, linked)}: {reason}" for reason, some in by_reason.items()]
+
+
+def _listed(names: Iterable[str], linked: bool) -> str:
+    return ", ".join(f"[{name}]({name}.md)" if linked else code(name) for name in names)
