@@ -93,6 +93,7 @@ def test_a_command_that_does_not_end_is_a_failure(tmp_path) -> None:
         ({"x_mark": "marked", "y_beside": "beside-marked"}, ["x-mark", "y-beside"]),
         ({"x_raises": "raises"}, ["x-raises"]),
         ({"x_mark": "marked", "y_around": "goes-around"}, ["x-mark", "y-around"]),
+        ({"x_mark": "marked", "y_after": "after-marked"}, ["x-mark", "y-after"]),
     ],
 )
 def test_a_tiny_model_shows_which_of_twelve_features_are_wrong_together(planted, tmp_path, kinds, culprits) -> None:
@@ -125,6 +126,16 @@ def test_every_symptom_of_a_job_leads_to_its_culprit(planted, tmp_path, kind, re
     assert sorted(said["culprits"]) == (["a-mark", "b-wrong"] if kind == "goes-around" else ["b-wrong"])
     assert reason in said["result"]["reason"]
     assert said["steady"]
+
+
+@pytest.mark.long
+def test_what_is_wrong_only_in_a_layout_is_named_with_the_feature_of_that_layout(planted, tmp_path) -> None:
+    planted(a_fine="harmless", b_fine="harmless", c_late="at-pp2")
+    words = ["features", "bisect", "--features", "a-fine,b-fine,c-late,swiglu,pipeline-parallel", "--platform", "cpu"]
+    said = json.loads(
+        CliRunner().invoke(main, [*words, "--store", str(tmp_path / "s"), "--json"], catch_exceptions=False).stdout
+    )
+    assert sorted(said["culprits"]) == ["c-late", "pipeline-parallel"]
 
 
 @pytest.mark.long
