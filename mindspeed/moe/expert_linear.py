@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mindspeed.moe.products import deferred, grouped_product
+from mindspeed.moe.products import ExpertWeightGradient, deferred, grouped_product, weight_gradient
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """Multiply rows [R, I] by the weight [O, I] of one expert."""
@@ -34,4 +34,13 @@ def grouped_expert_products(x_RI: Tensor, weights_OI: Sequence[Tensor], counts: 
     """Multiply the rows of all experts by their weights in one grouped product, which takes a copy of the weights."""
     weights_EIO = torch.stack([weight.t() for weight in weights_OI])
     ends = torch.tensor(counts, dtype=torch.int64, device=x_RI.device).cumsum(0)
-    return grouped_product(x_RI, deferred(weights_EIO, len(weights_OI), x_RI.shape[-1]), ends)
+    weight = deferred(weights_EIO, len(weights_OI), x_RI.shape[-1], gradient_of(weights_OI, counts))
+    return grouped_product(x_RI, weight, ends)
+
+
+def gradient_of(weights_OI: Sequence[Tensor], counts: Sequence[int]) -> ExpertWeightGradient:
+    """Return how the gradient of these weights is computed.
+
+    A feature that adds gradients to their buffers replaces this function.
+    """
+    return weight_gradient

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mindspeed.moe.grouped_experts import with_expert_mixin
-from mindspeed.moe.products import Operands, weight_gradient
+from mindspeed.moe.products import ExpertWeightGradient, Operands, weight_gradient
 from mindspeed.ops.npu_groupmatmul_add_fp32 import npu_groupmatmul_add_fp32
 
 
@@ -17,16 +19,46 @@ class AccumulatingExperts:
 
     def weight_gradient(self, parameter: Any, operands: Operands) -> Tensor:
         """Add the gradient to the part of ``parameter.main_grad`` that the experts have; the result is a dummy then."""
-        buffer = getattr(parameter, "main_grad", None)
-        if buffer is None or buffer.dtype != torch.float32 or not hasattr(parameter, "grad_added_to_main_grad"):
+        if not _has_buffer(parameter):
             return weight_gradient(parameter, operands)
-        x = operands.x if isinstance(operands.x, Tensor) else operands.x()
+        x = _rows(operands)
         shape = (len(operands.ends), x.shape[1], operands.dy.shape[1])
-        matrices = buffer.view(-1, *shape[1:])[operands.first : operands.first + shape[0]]
+        matrices = parameter.main_grad.view(-1, *shape[1:])[operands.first : operands.first + shape[0]]
         npu_groupmatmul_add_fp32(x, operands.dy, operands.ends, matrices)
         parameter.grad_added_to_main_grad = True
-        make = torch.zeros if getattr(parameter, "zero_out_wgrad", False) else torch.empty
-        return make(shape, dtype=parameter.dtype, device=parameter.device)
+        return _dummy(parameter, shape)
+
+
+def accumulating_gradient(weights_OI: Sequence[Tensor], counts: Sequence[int]) -> ExpertWeightGradient:
+    """Return how the gradients of experts whose weights are parameters of their own are added to their buffers."""
+    return partial(_add_to_buffers, weights_OI, counts)
+
+
+def _add_to_buffers(weights_OI: Sequence[Any], counts: Sequence[int], stacked_EIO: Tensor, operands: Operands) -> Tensor:
+    if not all(map(_has_buffer, weights_OI)):
+        return weight_gradient(stacked_EIO, operands)
+    x, start = _rows(operands), 0
+    for weight, count in zip(weights_OI, counts, strict=True):
+        rows = slice(start, start + count)
+        npu_groupmatmul_add_fp32(operands.dy[rows], x[rows], [count], weight.main_grad)
+        weight.grad_added_to_main_grad = True
+        start += count
+    return _dummy(weights_OI[0], stacked_EIO.shape)
+
+
+def _has_buffer(parameter: Any) -> bool:
+    buffer = getattr(parameter, "main_grad", None)
+    return buffer is not None and buffer.dtype == torch.float32 and hasattr(parameter, "grad_added_to_main_grad")
+
+
+def _rows(operands: Operands) -> Tensor:
+    return operands.x if isinstance(operands.x, Tensor) else operands.x()
+
+
+def _dummy(parameter: Any, shape: Sequence[int]) -> Tensor:
+    """Return what autograd passes on instead of a gradient: zeros where Megatron reads them, else anything."""
+    make = torch.zeros if getattr(parameter, "zero_out_wgrad", False) else torch.empty
+    return make(shape, dtype=parameter.dtype, device=parameter.device)
 
 
 def with_accumulating_experts(spec: Any) -> Any:
