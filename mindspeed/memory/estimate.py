@@ -53,7 +53,7 @@ class Row:
     """Bytes of one kind on a rank of a stage.
 
     ``held`` and ``by`` are those of a saved tensor. ``live`` passes through chunks of the stage have the bytes at the peak, and
-    ``chunks`` of its chunks have them for each micro-batch.
+    ``chunks`` of its chunks have them for each micro-batch. ``once``: a process has them once, whatever its passes.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Row:
     by: str = ""
     live: int = 1
     chunks: int = 1
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +310,7 @@ def _activations(world: World, options: JobOptions, changes: Changes, stage: int
             key = (t.name, t.bytes * t.layers, t.held, t.by)
             before = rows.get(key, Row(*key, live=0, chunks=0))
             if t.once:
-                rows[key] = Row(*key)
+                rows[key] = Row(*key, once=True)
             else:
                 passes = full + (dropped if t.name.partition(":")[0] in _NOT_DROPPED else 0)
                 rows[key] = Row(*key, live=before.live + passes, chunks=before.chunks + 1)

@@ -82,7 +82,7 @@ def least_peak(made: ActivationPlan, known: Catalog) -> tuple[int, int]:
     """Return the stage of a plan with the largest peak, and its bytes.
 
     Where the formulas do not know what layers keep (the sequence split over ranks, experts, other linear layers), only what
-    rests and the inputs of layers count.
+    rests, what a process has once, and the inputs of layers count.
     """
     found = foretold(made, options_of(made, dropout=False), known)
     slots = {slot for planned in made.features if planned.name in known.specs for slot in known.specs[planned.name].slots}
@@ -92,7 +92,7 @@ def least_peak(made: ActivationPlan, known: Catalog) -> tuple[int, int]:
 
 
 def _certain(stage: Stage) -> int:
-    kept = (row for row in stage.rows if row.held == "kept" and row.name in (*RESTING, LAYER_INPUT))
+    kept = (row for row in stage.rows if row.held == "kept" and (row.once or row.name in (*RESTING, LAYER_INPUT)))
     return sum(row.bytes * row.live for row in kept)
 
 

@@ -76,7 +76,7 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
             ),
         ),
         numerics=Numerics.exact(),
-        verify_with=VerifyWith(settings={"adaptive-recompute": {"budget_mb": 1.5, "profiling_steps": 2}}),
+        verify_with=VerifyWith(settings={"adaptive-recompute": {"budget_mb": 6.0, "profiling_steps": 2}}),
     )
 
     policy: Policy | None = None
