@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         formula: Callable[..., int] | None = flop_registry.get(func._overloadpacket)
         if formula is None:
-            if func is not torch.ops.prim.device.default:
+            if func is not torch.ops.prim.device.default and not _has_kernel(func.name()):
                 with self:
                     result = func.decompose(*args, **kwargs)
                 if result is not NotImplemented:
@@ -42,6 +43,12 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_recomputing():
             self.recomputed += count
         return result
+
+
+@cache
+def _has_kernel(operator: str) -> bool:
+    """Return whether a device computes this operator itself: its decomposition may round in another way."""
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(operator, device) for device in ("CPU", "CUDA", "PrivateUse1"))
 
 
 class StepMeter:

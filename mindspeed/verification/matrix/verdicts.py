@@ -95,7 +95,7 @@ def _judged(case: MatrixCase, pool: WorkerPool) -> CaseResult:
         records = pool.run(built.plan, built.recipe, int(built.plan.world.world_size), baseline)
         result = _of_verdict(case, built, compared(built, baseline, records))
         for name in _exact_beside_others(case, built) if result.outcome is CaseOutcome.HOLDS else ():
-            verdict = _exact_verdict(built, name, pool, records)
+            verdict = _exact_verdict(built, name, pool, baseline, records)
             if not verdict.holds:
                 text = f"{name} changes bits beside {', '.join(other for other in case.features if other != name)}"
                 result = replace(_of_verdict(case, built, verdict), reason=f"{text}: {verdict.problems[0].message}")
@@ -120,14 +120,16 @@ def _exact_beside_others(case: MatrixCase, built: VerificationCase) -> list[str]
     return [spec.name for spec in specs if spec.numerics.claim == "exact" and not spec.sizes and spec.reference is None]
 
 
-def _exact_verdict(built: VerificationCase, name: str, pool: WorkerPool, records: Sequence[RankResult]) -> Verdict:
-    """Compare the case with a run of all its features but one, bit by bit."""
+def _exact_verdict(
+    built: VerificationCase, name: str, pool: WorkerPool, baseline: Sequence[RankResult], records: Sequence[RankResult]
+) -> Verdict:
+    """Compare the case with a run of all its features but one, bit by bit; routers choose in both as in the baseline."""
     try:
         others = plan_without(built, name)
     except ResolutionError:  # another feature requires it: there is nothing to compare with
         others = built.plan
     alone = replace(built, features=(name,), baseline=others, numerics=Numerics.exact())
-    return compared(alone, records if others is built.plan else pool.run_once(others, built.recipe, len(records)), records)
+    return compared(alone, records if others is built.plan else pool.run(others, built.recipe, len(records), baseline), records)
 
 
 def _of_verdict(case: MatrixCase, built: VerificationCase, verdict: Verdict) -> CaseResult:

@@ -33,6 +33,14 @@ def test_a_product_that_a_checkpoint_repeats_is_recomputed(product, reentrant: b
     assert "apply" in vars(torch.autograd.Function)
 
 
+def test_an_operator_with_a_kernel_of_its_own_is_not_decomposed() -> None:
+    x, grad = torch.randn(23, 32), torch.randn(23, 32)
+    expected = torch.ops.aten.silu_backward(grad, x)
+    with OperationCounter():
+        counted = torch.ops.aten.silu_backward(grad, x)
+    assert torch.equal(counted, expected)
+
+
 def test_a_forward_pass_that_is_repeated_ahead_of_backward_is_recomputed() -> None:
     x, weight = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
     repeated = Checkpoint(lambda x: (x @ weight).sin(), (x,), None)
