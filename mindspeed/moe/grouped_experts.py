@@ -5,7 +5,8 @@ R rows of tokens, sorted by expert; E experts of this rank, H hidden size, F siz
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,61 @@ from mindspeed.moe.products import Operands, Weight, deferred, grouped_product, 
 from mindspeed.plugins import with_parts
 
 
-class GroupedExperts(MegatronModule):  # type: ignore[misc]
+class ExpertProducts:
+    """Answers of the experts of a rank by grouped products, whose `weights` a subclass lets enter the graph."""
+
+    config: Any
+    activation_recompute: bool
+
+    def forward(
+        self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Give the experts' answers [R, H] to ``permuted_local_hidden_states`` [R, H], times ``permuted_probs`` [R] if given.
+
+        ``tokens_per_expert`` [E] are counts, on any device, or a call of `mindspeed.moe.overlap` that brings the rows itself.
+        """
+        if isinstance(tokens_per_expert, ExpertCall):
+            return tokens_per_expert.answer(self), None
+        x_RH = permuted_local_hidden_states
+        ends = tokens_per_expert.to(x_RH.device, torch.int64, non_blocking=True).cumsum(0)
+        return self.products(x_RH, lambda: permuted_probs, ends, self.weights()), None
+
+    @abstractmethod
+    def weights(self) -> tuple[Weight, Weight]:
+        """Let the weights of both layers enter the graph here."""
+
+    def products(
+        self,
+        x_RH: Tensor,
+        probs: Callable[[], Tensor | None],
+        ends: Tensor,
+        weights: tuple[Weight, Weight],
+        first: int = 0,
+        again: Redispatch | None = None,
+    ) -> Tensor:
+        """Give the answers [R, H] of the experts from ``first`` on, whose last rows plus one are ``ends`` [E].
+
+        ``probs`` gives the probability [R] of each row as late as possible, None where all of them are 1.
+        ``again`` sends the rows here once more.
+        """
+        x_RH, probs = weigh_input(self.config, x_RH, probs)
+        h = grouped_product(x_RH, weights[0], ends, first)
+        probs_R = probs()
+        inputs = (h,) if probs_R is None else (h, probs_R.unsqueeze(-1))
+        activate = partial(activation, self.config)
+        if not self.activation_recompute:
+            return grouped_product(activate(*inputs), weights[1], ends, first)
+        checkpoint = tensor_parallel.CheckpointWithoutOutput()
+        y_RH = grouped_product(checkpoint.checkpoint(activate, *inputs), weights[1], ends, first)
+        checkpoint.discard_output_and_register_recompute(y_RH)
+        return y_RH
+
+    def before_backward(self, received: Tensor, again: Redispatch) -> Tensor:
+        """Return ``received``, the answers on their way back; a subclass may have backward begin with something here."""
+        return received
+
+
+class GroupedExperts(ExpertProducts, MegatronModule):  # type: ignore[misc]
     """Experts with the parameters of Megatron's `GroupedMLP`, which ends with 0.16, and products of any type on any device."""
 
     def __init__(
@@ -57,54 +112,11 @@ class GroupedExperts(MegatronModule):  # type: ignore[misc]
         parameter.allreduce = not config.expert_model_parallel_size > 1  # type: ignore[attr-defined]
         return parameter
 
-    def forward(
-        self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor | None
-    ) -> tuple[Tensor, None]:
-        """Give the experts' answers [R, H] to ``permuted_local_hidden_states`` [R, H], times ``permuted_probs`` [R] if given.
-
-        ``tokens_per_expert`` [E] are counts, on any device, or a call of `mindspeed.moe.overlap` that brings the rows itself.
-        """
-        if isinstance(tokens_per_expert, ExpertCall):
-            return tokens_per_expert.answer(self), None
-        x_RH = permuted_local_hidden_states
-        ends = tokens_per_expert.to(x_RH.device, torch.int64, non_blocking=True).cumsum(0)
-        return self.products(x_RH, lambda: permuted_probs, ends, self.weights()), None
-
     def weights(self) -> tuple[Weight, Weight]:
         """Let both weights enter the graph here."""
         count, hidden, width = self.num_local_experts, self.config.hidden_size, self.weight2.shape[0] // self.num_local_experts
         first = deferred(self.weight1, count, hidden, self.weight_gradient)
         return first, deferred(self.weight2, count, width, self.weight_gradient)
-
-    def products(
-        self,
-        x_RH: Tensor,
-        probs: Callable[[], Tensor | None],
-        ends: Tensor,
-        weights: tuple[Weight, Weight],
-        first: int = 0,
-        again: Redispatch | None = None,
-    ) -> Tensor:
-        """Give the answers [R, H] of the experts from ``first`` on, whose last rows plus one are ``ends`` [E].
-
-        ``probs`` gives the probability [R] of each row as late as possible, None where all of them are 1.
-        ``again`` sends the rows here once more.
-        """
-        x_RH, probs = weigh_input(self.config, x_RH, probs)
-        h = grouped_product(x_RH, weights[0], ends, first)
-        probs_R = probs()
-        inputs = (h,) if probs_R is None else (h, probs_R.unsqueeze(-1))
-        activate = partial(activation, self.config)
-        if not self.activation_recompute:
-            return grouped_product(activate(*inputs), weights[1], ends, first)
-        checkpoint = tensor_parallel.CheckpointWithoutOutput()
-        y_RH = grouped_product(checkpoint.checkpoint(activate, *inputs), weights[1], ends, first)
-        checkpoint.discard_output_and_register_recompute(y_RH)
-        return y_RH
-
-    def before_backward(self, received: Tensor, again: Redispatch) -> Tensor:
-        """Return ``received``, the answers on their way back; a subclass may have backward begin with something here."""
-        return received
 
     def weight_gradient(self, parameter: Tensor, operands: Operands) -> Tensor:
         """Compute the gradient of a weight; a subclass may add it to a buffer instead."""
@@ -158,11 +170,49 @@ def with_expert_mixin(spec: Any, mixin: type) -> Any:
     """Copy a spec with every class of grouped experts exchanged for one that has ``mixin`` before it."""
 
     def exchanged(name: str, part: Any) -> Any:
-        if isinstance(part, type) and issubclass(part, GroupedExperts):
+        if isinstance(part, type) and issubclass(part, ExpertProducts):
             return type(part.__name__, (mixin, part), {"__module__": mixin.__module__})
         return part
 
     return with_parts(spec, exchanged)
+
+
+class SeparateExperts(ExpertProducts, megatron_experts.TEGroupedMLP):  # type: ignore[misc]
+    """Experts in the roles of Transformer Engine's, whose weights are parameters of their own.
+
+    The products take a copy of the weights. Where weight gradients wait, and where the activation is a module, the layers give
+    the answers.
+    """
+
+    def forward(
+        self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Give the answers as `ExpertProducts.forward` does."""
+        by_layers = self.linear_fc1.weight_gradients_wait or isinstance(self.activation_func, torch.nn.Module)
+        if by_layers and not isinstance(tokens_per_expert, ExpertCall):
+            answers: tuple[Tensor, Tensor | None] = megatron_experts.TEGroupedMLP.forward(
+                self, permuted_local_hidden_states, tokens_per_expert, permuted_probs
+            )
+            return answers
+        return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
+
+    def weights(self) -> tuple[Weight, Weight]:
+        """Let copies of the weights of both layers enter the graph here."""
+        return self._entered(self.linear_fc1), self._entered(self.linear_fc2)
+
+    def _entered(self, layer: Any) -> Weight:
+        weights_OI = [getattr(layer, f"weight{expert}") for expert in range(self.num_local_experts)]
+        stacked_EIO = torch.stack([weight.t() for weight in weights_OI])
+        gradient = partial(self.separate_gradient, weights_OI)
+        experts, width = stacked_EIO.shape[:2]
+        return deferred(stacked_EIO, experts, width, gradient)
+
+    def separate_gradient(self, weights_OI: Sequence[Tensor], stacked_EIO: Tensor, operands: Operands) -> Tensor:
+        """Compute the gradient of the copy; a subclass may add it to the buffers of the weights instead."""
+        return weight_gradient(stacked_EIO, operands)
+
+
+SeparateExperts.__name__ = megatron_experts.TEGroupedMLP.__name__  # by which checkpoints and bridges know the class
 
 
 def _ignore_extra_states(module: torch.nn.Module, incompatible_keys: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed.moe.conditions import experts_are_grouped
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Patch, Replace, Requires, hookimpl
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, hookimpl
 
 
 class GroupedMatmulAdd(Feature[FeatureArgs]):
@@ -22,12 +22,6 @@ class GroupedMatmulAdd(Feature[FeatureArgs]):
         ),
         numerics=Numerics.reordered(reason="each product is added to the sum of the micro-batches before it is rounded"),
     )
-
-    @hookimpl
-    def patches(self) -> list[Patch]:
-        reason = "the experts of layers in the roles of Transformer Engine's"
-        gradient = "mindspeed.features.grouped_matmul_add.layers:accumulating_gradient"
-        return [Replace("mindspeed.moe.expert_linear:gradient_of", gradient, reason, optional=True)]
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mindspeed.moe.grouped_experts import with_expert_mixin
-from mindspeed.moe.products import ExpertWeightGradient, Operands, weight_gradient
+from mindspeed.moe.products import Operands, weight_gradient
 from mindspeed.ops.npu_groupmatmul_add_fp32 import npu_groupmatmul_add_fp32
 
 
@@ -28,22 +27,17 @@ class AccumulatingExperts:
         parameter.grad_added_to_main_grad = True
         return _dummy(parameter, shape)
 
-
-def accumulating_gradient(weights_OI: Sequence[Tensor], counts: Sequence[int]) -> ExpertWeightGradient:
-    """Return how the gradients of experts whose weights are parameters of their own are added to their buffers."""
-    return partial(_add_to_buffers, weights_OI, counts)
-
-
-def _add_to_buffers(weights_OI: Sequence[Any], counts: Sequence[int], stacked_EIO: Tensor, operands: Operands) -> Tensor:
-    if not all(map(_has_buffer, weights_OI)):
-        return weight_gradient(stacked_EIO, operands)
-    x, start = _rows(operands), 0
-    for weight, count in zip(weights_OI, counts, strict=True):
-        rows = slice(start, start + count)
-        npu_groupmatmul_add_fp32(operands.dy[rows], x[rows], [count], weight.main_grad)
-        weight.grad_added_to_main_grad = True
-        start += count
-    return _dummy(weights_OI[0], stacked_EIO.shape)
+    def separate_gradient(self, weights_OI: Sequence[Any], stacked_EIO: Tensor, operands: Operands) -> Tensor:
+        """Add the gradients of experts whose weights are parameters of their own to their buffers; the result is a dummy."""
+        if not all(map(_has_buffer, weights_OI)):
+            return weight_gradient(stacked_EIO, operands)
+        x, start = _rows(operands), 0
+        ends = operands.ends.tolist()
+        for weight, end in zip(weights_OI[operands.first : operands.first + len(ends)], ends, strict=True):
+            npu_groupmatmul_add_fp32(operands.dy[start:end], x[start:end], [end - start], weight.main_grad)
+            weight.grad_added_to_main_grad = True
+            start = end
+        return _dummy(weights_OI[0], (len(ends), *stacked_EIO.shape[1:]))
 
 
 def _has_buffer(parameter: Any) -> bool:

@@ -15,9 +15,7 @@ from mindspeed.plugins import (
     GiveField,
     ModelCondition,
     Numerics,
-    Patch,
     RemoveFeature,
-    Replace,
     World,
     condition,
     hookimpl,
@@ -91,13 +89,7 @@ class MoeGroupedGemm(Feature[FeatureArgs]):
     )
 
     @hookimpl
-    def patches(self) -> list[Patch]:
-        reason = "the experts of layers in the roles of Transformer Engine's"
-        library = "mindspeed.moe.expert_linear"
-        return [Replace(f"{library}:expert_products", f"{library}:grouped_expert_products", reason, optional=True)]
-
-    @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.moe_grouped_gemm.layers import with_grouped_experts
 
-        return with_grouped_experts(spec)
+        return with_grouped_experts(spec, self.world.is_set("engine_over_local"))

@@ -6,7 +6,7 @@ from typing import Any
 
 from megatron.core.transformer.moe import experts as megatron_experts
 
-from mindspeed.moe.grouped_experts import GroupedExperts
+from mindspeed.moe.grouped_experts import ExpertProducts, GroupedExperts, SeparateExperts
 from mindspeed.plugins import with_parts
 
 
@@ -19,7 +19,7 @@ def foreign_experts(feature: Any, spec: Any, config: Any) -> list[str]:
 
     def look(name: str, part: Any) -> Any:
         module = getattr(part, "module", getattr(part, "func", part))  # of a ModuleSpec or a partial
-        if name == "experts" and not (isinstance(module, type) and issubclass(module, (GroupedExperts, *local))):
+        if name == "experts" and not (isinstance(module, type) and issubclass(module, (ExpertProducts, *local))):
             names.append(getattr(module, "__name__", str(module)))
         return part
 
@@ -32,7 +32,16 @@ def _local_experts() -> set[type]:
     return {megatron_experts.SequentialMLP, getattr(megatron_experts, "GroupedMLP", megatron_experts.SequentialMLP)}
 
 
-def with_grouped_experts(spec: Any) -> Any:
-    """Copy a spec with single experts, and Megatron's own grouped ones, exchanged for `GroupedExperts`."""
-    known = _local_experts()
-    return with_parts(spec, lambda name, part: GroupedExperts if isinstance(part, type) and part in known else part)
+def with_grouped_experts(spec: Any, engine_over_local: bool) -> Any:
+    """Copy a spec with single experts, and Megatron's own grouped ones, exchanged for `GroupedExperts`.
+
+    Experts in the roles of Transformer Engine's keep their parameters.
+    """
+    known: dict[Any, type] = dict.fromkeys(_local_experts(), GroupedExperts)
+    if engine_over_local:
+        known[megatron_experts.TEGroupedMLP] = SeparateExperts
+
+    def exchanged(name: str, part: Any) -> Any:
+        return known.get(part, part) if isinstance(part, type) else part
+
+    return with_parts(spec, exchanged)

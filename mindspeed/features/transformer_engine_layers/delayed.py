@@ -55,6 +55,11 @@ class DelayedWeightGradients:
                 if name.startswith(("weight", "bias")):
                     parameter.skip_backward_post_hook = True
 
+    @property
+    def weight_gradients_wait(self) -> bool:
+        """Return whether weight gradients wait for `backward_dw`."""
+        return self._waiting is not None
+
     def register_wgrad_accumulation_and_reduce_hooks(self, hook: Callable[[], Any]) -> None:
         """Call a function after each `backward_dw`: it hands a gradient to Megatron's data parallelism."""
         self._hooks.append(hook)

@@ -15,7 +15,6 @@ from mindspeed.features.transformer_engine_layers.delayed import DelayedWeightGr
 from mindspeed.features.transformer_engine_layers.interface import refuse, refuse_options, refuse_unknown
 from mindspeed.features.transformer_engine_layers.modules import GroupedLinear
 from mindspeed.features.transformer_engine_layers.sharding import sharded_parameters
-from mindspeed.moe import expert_linear
 
 
 class TEGroupedLinear(DelayedWeightGradients, GroupedLinear):
@@ -102,9 +101,8 @@ class TEGroupedLinear(DelayedWeightGradients, GroupedLinear):
         weights = [getattr(self, f"weight{expert}") for expert in range(self.num_gemms)]
         biases = [getattr(self, f"bias{expert}") for expert in range(self.num_gemms)] if self.use_bias else None
         counts = [int(count) for count in m_splits]
-        waits = self._waiting is not None  # for weight gradients of single products
-        products = expert_linear.single_expert_products if waits else expert_linear.expert_products
-        output = products(x, weights, counts, self._of_one_expert)
+        rows = torch.split(x, counts)
+        output = torch.cat([self._of_one_expert(part, weight) for part, weight in zip(rows, weights, strict=True)])
         if biases is None or self.te_return_bias:
             return output, biases
         added = torch.stack(biases).repeat_interleave(torch.tensor(counts, device=x.device), dim=0)
