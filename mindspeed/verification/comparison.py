@@ -55,7 +55,7 @@ def compare(baseline: Sequence[RankResult], feature: Sequence[RankResult], toler
     """Losses, the input gradient, every parameter gradient of the first step, and every weight after the last step.
 
     States of the optimizer are compared rank by rank, where both runs have the same ranks and shards, and parameters of the
-    same shapes. They are means of gradients and of their squares, which differ by twice as much.
+    same shapes in the same order. They are means of gradients and of their squares, which differ by twice as much.
     """
     expected, actual = _by_tensor(baseline), _by_tensor(feature)
     if _shards(baseline) != _shards(feature) or (tolerances.weight > 0 and _shapes(expected) != _shapes(actual)):
@@ -100,10 +100,13 @@ def _compare_losses(baseline: Sequence[RankResult], feature: Sequence[RankResult
     return ComparisonResult(what, max(abs(a - b) / abs(a) for a, b in zip(expected, actual, strict=True)), tolerance)
 
 
-def _shards(records: Sequence[RankResult]) -> tuple[int, dict[str, int], str | None]:
-    """What decides which states each rank has: the ranks, their groups, and whether states are split over replicas."""
+def _shards(records: Sequence[RankResult]) -> tuple[int, dict[str, int], str | None, list[str]]:
+    """What decides which states each rank has, in which order: the ranks, their groups, whether states are split over
+    replicas, and the order of parameters, which numbers the states."""
     first = records[0]
-    return len(records), first.sizes, first.settings.get("DistributedDataParallelConfig.use_distributed_optimizer")
+    parameters = [piece.name for piece in first.pieces if piece.kind == "weight"]
+    split = first.settings.get("DistributedDataParallelConfig.use_distributed_optimizer")
+    return len(records), first.sizes, split, parameters
 
 
 def _shapes(tensors: Mapping[tuple[str, str], Sequence[TensorShard]]) -> dict[str, tuple[int, ...]]:

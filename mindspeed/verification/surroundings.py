@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.plugins.constraints import Requires, RequiresAny
+from mindspeed.plugins.constraints import Requires, RequiresAny, RequiresCapability
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import FeatureSpec
 from mindspeed.plugins.fixes import GiveField, GiveSetting
@@ -81,16 +81,19 @@ def required_by(names: Iterable[str], known: Catalog, perhaps: bool = False) -> 
 def _merge(specs: Mapping[str, FeatureSpec], known: Catalog, more: str = "", note: str = "") -> DeclaredSurroundings:
     """Merge what ``specs`` declare, and one feature more.
 
-    What one member is compared without is not in the baseline of another.
+    What one member is compared without is not in the baseline of another; nor is what computes for a member, as attention over
+    ranks does for documents: without the member it computes something else.
     """
     declared = dict.fromkeys(beside for spec in specs.values() for beside in spec.verify_with.features)
     if more:
         declared[more] = None
-    compared: set[str] = set()
+    compared, computing = set[str](), set[str]()
     for name, spec in specs.items():
+        computing |= {constraint.slot for constraint in spec.constraints if isinstance(constraint, RequiresCapability)}
         compared |= required_by([name], known) - required_by(spec.verify_with.features, known)
     beside = [name for name in declared if name not in specs]
-    tested = tuple(name for name in beside if required_by([name], known) & compared)
+    slots = {name: known.feature(name).spec.slots for name in beside}
+    tested = tuple(name for name in beside if required_by([name], known) & compared or slots[name] & computing)
     both = tuple(name for name in beside if name not in tested)
     active = required_by((*specs, *beside), known, perhaps=True)  # settings of a feature that is missing are no help
     settings: dict[str, dict[str, Any]] = {}

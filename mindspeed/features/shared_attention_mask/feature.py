@@ -20,6 +20,8 @@ from mindspeed.plugins import (
     GiveSetting,
     RemoveFeature,
     RequiresCapability,
+    SavedTensor,
+    SavedTensors,
     SettingsError,
     Slot,
     World,
@@ -29,6 +31,8 @@ from mindspeed.plugins import (
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 _NAMED: Final = ("causal", "sliding-window", "prefix")
+_SCORES: Final = "attention: score buffer"
+"""What dense attention keeps, and a kernel that needs no mask does not."""
 
 
 class SharedAttentionMaskArgs(FeatureArgs):
@@ -106,6 +110,14 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         return [ArgOverride("create_attention_mask_in_dataloader", False, "the layers share one mask")]
+
+    @hookimpl
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+        by_kernel = all(tensor.name != _SCORES for tensor in tensors)
+        if self.world.cp > 1 or (by_kernel and self.args.kind in ("causal", "sliding-window")):
+            return tensors
+        mask = SavedTensor("attention: shared mask", self.world.seq_length**2, 1, by=self.spec.name, once=True)
+        return (*tensors, mask)
 
     @hookimpl
     def groups_destroyed(self) -> None:

@@ -43,7 +43,8 @@ def _share(attention: Any, rule: MaskRule) -> None:
 
 def _with_mask(
     rule: MaskRule, needs_tensor: bool, attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[()], dict[str, Any]]:
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give the inputs as they came, in order or by name, with the shared mask."""
     inputs = {**dict(zip(_INPUTS, args, strict=False)), **kwargs}
     query = inputs["query"]
     tokens = query.shape[0]
@@ -51,7 +52,8 @@ def _with_mask(
         if inputs.get("packed_seq_params") is not None and rule.kind != "causal":
             raise _refused(f"packed sequences are causal, and the shared mask is {rule.kind}")
         inputs["attention_mask"] = mask_of(rule, tokens, query.device)[None, None] if needs_tensor else None
-    return (), inputs
+    in_order = _INPUTS[: len(args)]
+    return tuple(inputs[name] for name in in_order), {name: inputs[name] for name in inputs if name not in in_order}
 
 
 def with_shared_mask(spec: Any, rule: MaskRule) -> Any:
