@@ -22,7 +22,9 @@ from mindspeed.cli.training_command import (
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
+    from mindspeed.engine.resolution.planned_feature import PlanNote
     from mindspeed.megatron_lm.launched_command import LaunchedCommand
+    from mindspeed.megatron_lm.traps import Trap
     from mindspeed.plugins.fixes import CommandLine
     from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -40,6 +42,7 @@ class CheckedCommand:
     lines: tuple[int, ...] = ()
     words: CommandLine | None = None
     plan: ActivationPlan | None = None
+    traps: tuple[Trap, ...] = ()
 
     @property
     def place(self) -> str:
@@ -70,7 +73,8 @@ def check(request: Request, paths: tuple[str, ...], form: str, checkout: str | N
     """
     checked = _checked(request, paths, static, checkout, arch)
     if wants_json():
-        print_json({"commands": [_as_json(one) for one in checked], "problems": _problems_as_json(checked), "plan": None})
+        commands, problems = [_as_json(one) for one in checked], _problems_as_json(checked)
+        print_json({"commands": commands, "problems": problems, "traps": _traps_as_json(checked), "plan": None})
     elif form == "text":
         _print(checked)
     else:
@@ -99,7 +103,7 @@ def _checked(
         return [_planned(request)]
     commands = [one for one in found if not isinstance(one, CheckedCommand)]
     plans = iter(plans_of_launched(request, commands, static, checkout, arch))
-    return [one if isinstance(one, CheckedCommand) else _of_command(one, next(plans)) for one in found]
+    return [one if isinstance(one, CheckedCommand) else _of_command(one, *next(plans)) for one in found]
 
 
 def _files(paths: tuple[str, ...]) -> list[str]:
@@ -108,15 +112,17 @@ def _files(paths: tuple[str, ...]) -> list[str]:
     return [file for path in paths for file in folders.get(path, [path])]
 
 
-def _of_command(command: LaunchedCommand, plan: ActivationPlan | MindSpeedError) -> CheckedCommand:
+def _of_command(command: LaunchedCommand, plan: ActivationPlan | MindSpeedError, traps: list[Trap]) -> CheckedCommand:
+    from mindspeed.megatron_lm.traps import STOPS
     from mindspeed.plugins.problems import MindSpeedError
 
+    passing = tuple(trap for trap in traps if trap.consequence != STOPS)
     line = command.arguments[0].line if command.arguments else 0
     if not isinstance(plan, MindSpeedError):
-        return CheckedCommand(command.source, line, command.program, plan=plan)
+        return CheckedCommand(command.source, line, command.program, plan=plan, traps=passing)
     options = ([fact.option for fact in problem.facts if fact.option] for problem in plan.problems)
     lines = tuple(next(filter(None, map(command.line_of, given)), line) for given in options)
-    return CheckedCommand(command.source, line, command.program, plan.problems, lines, plan.words)
+    return CheckedCommand(command.source, line, command.program, plan.problems, lines, plan.words, traps=passing)
 
 
 def _planned(request: Request) -> CheckedCommand:
@@ -130,19 +136,42 @@ def _planned(request: Request) -> CheckedCommand:
 
 
 def _print(checked: list[CheckedCommand]) -> None:
+    """Print problems, then traps and warnings with the commands that have them, then a line for each command."""
     for one in checked:
         for problem in one.problems:
             click.echo(problem.text(one.words) if one.words else problem.text())
+    for trap, places in places_of_traps(checked).items():
+        click.echo(f"{trap}\n  in: {', '.join(places)}")
+    warnings: dict[PlanNote, list[str]] = {}
     for one in checked:
-        if one.plan is None:
-            click.echo(f"{one.place}: {len(one.problems)} problem{'s' * (len(one.problems) != 1)}")
-            continue
-        for row in one.plan.rows:
-            if row.kind in ("warning", "not-checked"):
-                click.echo(f"{one.place}: {row.kind.replace('-', ' ')}: {row.feature}: {row.text}")
-        click.echo(f"{one.place}: no problems; plan {one.plan.digest}")
+        told = {trap.note for trap in one.traps}
+        for row in one.plan.rows if one.plan else ():
+            if row.kind in ("warning", "not-checked") and row not in told:
+                warnings.setdefault(row, []).append(one.place)
+    for row, places in warnings.items():
+        click.echo(f"{row.kind.replace('-', ' ')}: {row.feature}: {row.text}\n  in: {', '.join(places)}")
+    for one in checked:
+        verdict = f"{len(one.problems)} problem{'s' * (len(one.problems) != 1)}"
+        click.echo(f"{one.place}: no problems; plan {one.plan.digest}" if one.plan else f"{one.place}: {verdict}")
     if not checked:
         click.echo("no training commands")
+
+
+def places_of_traps(checked: list[CheckedCommand]) -> dict[Trap, list[str]]:
+    """Every trap with the commands that fall into it, the worst first."""
+    from mindspeed.megatron_lm.traps import CONSEQUENCES
+
+    places: dict[Trap, list[str]] = {}
+    for one in checked:
+        for trap in one.traps:
+            places.setdefault(trap, []).append(one.place)
+    return dict(sorted(places.items(), key=lambda item: CONSEQUENCES.index(item[0].consequence)))
+
+
+def _traps_as_json(checked: list[CheckedCommand]) -> list[dict[str, object]]:
+    names = ("name", "consequence", "text", "fix", "source")
+    found = places_of_traps(checked).items()
+    return [{name: getattr(trap, name) for name in names} | {"commands": places} for trap, places in found]
 
 
 def _as_json(one: CheckedCommand) -> dict[str, object]:

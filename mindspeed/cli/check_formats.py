@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspeed._version import __version__
 
 if TYPE_CHECKING:
     from mindspeed.cli.check import CheckedCommand
+    from mindspeed.megatron_lm.traps import Trap
     from mindspeed.plugins.problems import Problem
 
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -27,11 +28,22 @@ def _text(one: CheckedCommand, problem: Problem) -> str:
 
 
 def github(checked: list[CheckedCommand]) -> str:
-    """Write one workflow command ``::error`` for each problem."""
+    """Write one workflow command ``::error`` for each problem, ``::warning`` or ``::notice`` for each trap."""
+    errors = [("error", one, line, problem.code, _text(one, problem)) for one, problem, line in _located(checked)]
+    traps = [
+        (_LEVELS.get(trap.consequence, "warning"), one, one.line or 1, trap.name, str(trap)) for one, trap in _traps(checked)
+    ]
     return "".join(
-        f"::error file={_escaped(one.file, ':,')},line={line},title={problem.code}::{_escaped(_text(one, problem))}\n"
-        for one, problem, line in _located(checked)
+        f"::{level} file={_escaped(one.file, ':,')},line={line},title={title}::{_escaped(text)}\n"
+        for level, one, line, title, text in (*errors, *traps)
     )
+
+
+_LEVELS = {"note": "notice"}
+
+
+def _traps(checked: list[CheckedCommand]) -> Iterator[tuple[CheckedCommand, Trap]]:
+    yield from ((one, trap) for one in checked for trap in one.traps)
 
 
 def _escaped(text: str, more: str = "") -> str:
@@ -44,19 +56,17 @@ def sarif(checked: list[CheckedCommand]) -> str:
     """A log of SARIF 2.1.0 with one run."""
     from mindspeed.plugins.problems import error_codes
 
-    results = [
-        {
-            "ruleId": problem.code,
-            "level": "error",
-            "message": {"text": _text(one, problem)},
-            "locations": [
-                {"physicalLocation": {"artifactLocation": {"uri": one.file}, "region": {"startLine": line}}},
-            ],
-        }
-        for one, problem, line in _located(checked)
-    ]
-    codes = sorted({problem.code for _, problem, _ in _located(checked)})
-    rules = [{"id": code, "fullDescription": {"text": error_codes()[code]}} for code in codes]
+    results = [_result(problem.code, "error", _text(one, problem), one, line) for one, problem, line in _located(checked)]
+    for one, trap in _traps(checked):
+        results.append(_result(trap.name, "note" if trap.consequence == "note" else "warning", str(trap), one, one.line or 1))
+    described = {problem.code: error_codes()[problem.code] for _, problem, _ in _located(checked)}
+    described |= {trap.name: trap.text for _, trap in _traps(checked)}
+    rules = [{"id": name, "fullDescription": {"text": text}} for name, text in sorted(described.items())]
     driver = {"name": "mindspeed", "version": __version__, "rules": rules}
     log = {"$schema": _SARIF, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
     return json.dumps(log, indent=2)
+
+
+def _result(rule: str, level: str, text: str, one: CheckedCommand, line: int) -> dict[str, Any]:
+    place = {"physicalLocation": {"artifactLocation": {"uri": one.file}, "region": {"startLine": line}}}
+    return {"ruleId": rule, "level": level, "message": {"text": text}, "locations": [place]}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
     from mindspeed.megatron_lm.launched_command import LaunchedCommand
     from mindspeed.megatron_lm.lint import CheckedJob
+    from mindspeed.megatron_lm.traps import Trap
     from mindspeed.plugins.problems import MindSpeedError
 
 WORDS: Final = "mindspeed.training_command"
@@ -57,6 +58,12 @@ checkout_option = click.option(
 arch_option = click.option("--arch", metavar="X.Y", callback=_capability, help="compute capability of the devices, as 9.0")
 
 
+_NO_RULES: Final = (
+    "Megatron-LM's own rules are not run: megatron/training/arguments.py is not above the program, in PYTHONPATH or installed; "
+    "give --checkout FOLDER"
+)
+
+
 def plan_of_command(
     request: Request, script: str | None, static: bool = True, checkout: str | None = None, arch: str | None = None
 ) -> ActivationPlan | None:
@@ -73,7 +80,7 @@ def plan_of_command(
     from mindspeed.plugins.problems import MindSpeedError
 
     command = command_of_file(script, os.environ) if script is not None else command_of_words(words or ())
-    (plan,) = plans_of_launched(request, [command], static, checkout, arch)
+    ((plan, _),) = plans_of_launched(request, [command], static, checkout, arch)
     if isinstance(plan, MindSpeedError):
         raise plan
     return plan
@@ -81,19 +88,19 @@ def plan_of_command(
 
 def plans_of_launched(
     request: Request, commands: Sequence[LaunchedCommand], static: bool, checkout: str | None, arch: str | None
-) -> list[ActivationPlan | MindSpeedError]:
-    """Return for each training command that was found its plan, or the error with every problem."""
-    from mindspeed.megatron_lm.lint import checked_plan, judged
+) -> list[tuple[ActivationPlan | MindSpeedError, list[Trap]]]:
+    """Return for each training command that was found its plan, or the error with every problem, and its traps."""
+    from mindspeed.megatron_lm.lint import checked_plan, judged, traps_in
     from mindspeed.plugins.problems import MindSpeedError
 
     *below, command_line = request.layers
     jobs = [_job(request, command, static, checkout) for command in commands]
-    plans: list[ActivationPlan | MindSpeedError] = []
+    plans: list[tuple[ActivationPlan | MindSpeedError, list[Trap]]] = []
     for job, verdict in zip(jobs, judged(jobs, arch), strict=True):
         try:
-            plans.append(checked_plan(job, verdict, below, [command_line]))
+            plans.append((checked_plan(job, verdict, below, [command_line]), traps_in(job)))
         except MindSpeedError as error:
-            plans.append(error)
+            plans.append((error, traps_in(job)))
     return plans
 
 
@@ -114,5 +121,7 @@ def _job(request: Request, command: LaunchedCommand, static: bool, checkout: str
         if request.megatron is None:
             environment = replace(environment, megatron=found.version)
         elif checkout is None and request.megatron != found.version:
-            found = None  # another Megatron is planned for than the one that lies here
-    return CheckedJob(command, environment, found)
+            versions = f"{request.megatron} is planned for, and {found.source} has {found.version}"
+            text = f"Megatron-LM's own rules are not run: {versions}"
+            return CheckedJob(command, environment, None, text)
+    return CheckedJob(command, environment, found, "" if found or static else _NO_RULES)

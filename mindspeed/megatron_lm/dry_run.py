@@ -32,17 +32,22 @@ _HIDING: Final = ("MS111", "MS113", "MS301")
 
 
 def plan_command(
-    command: LaunchedCommand, environment: Environment, below: Sequence[Layer] = (), also: Sequence[Layer] = ()
+    command: LaunchedCommand,
+    environment: Environment,
+    below: Sequence[Layer] = (),
+    also: Sequence[Layer] = (),
+    registered: Collection[str] = (),
 ) -> ActivationPlan:
     """The plan that a training command has in an environment, whose ``world_size`` goes above that of the launcher.
 
-    ``below`` and ``also`` are layers below and beside the command. Raises ResolutionError with every problem, each with the
-    line of its option where the command has lines.
+    ``below`` and ``also`` are layers below and beside the command, ``registered`` the options of its script. Raises
+    ResolutionError with every problem, each with the line of its option where the command has lines.
     """
     known = surface_or_nearest(environment.megatron)
     catalog = registry.catalog_for(())
     own_words, notes = _filled([word.text for word in command.arguments], known, command)
-    words, problems = _parsed(own_words, known, catalog)
+    own_options = [option for option in registered if option not in known.by_option]
+    words, problems = _parsed(_without(own_words, own_options), known, catalog)
     if problem := refused_program(command.program):
         problems.insert(0, problem)
     size = environment.world_size or command.world_size or smallest_world(words, known)

@@ -17,8 +17,9 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.dry_run import located, plan_command, smallest_world
 from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest, unknown_options
 from mindspeed.megatron_lm.launched_command import LaunchedCommand
+from mindspeed.megatron_lm.script_options import script_options
 from mindspeed.megatron_lm.training_request import split_own_flags
-from mindspeed.megatron_lm.traps import traps_of
+from mindspeed.megatron_lm.traps import STOPS, Trap, traps_of
 from mindspeed.megatron_lm.upstream.rules import Checkout, Command, RulesVerdict, judge
 from mindspeed.plugins.problems import ResolutionError
 
@@ -33,6 +34,8 @@ class CheckedJob:
     command: LaunchedCommand
     environment: Environment
     checkout: Checkout | None = None
+    unjudged: str = ""
+    """Why no Megatron-LM judges it, where one should."""
 
 
 def judged(jobs: Sequence[CheckedJob], arch: str | None = None) -> list[RulesVerdict]:
@@ -61,12 +64,16 @@ def checked_plan(
     known = surface_or_nearest(environment.megatron)
     problems = [located(problem, command, known, registry.catalog_for(())) for problem in verdict.problems]
     notes = list(verdict.notes(job.checkout)) if job.checkout is not None else []
-    if environment.platform == "cuda":
-        notes += _traps(command, environment)
+    traps = traps_in(job)
+    problems += [trap.problem for trap in traps if trap.consequence == STOPS]
+    notes += [trap.note for trap in traps if trap.consequence != STOPS]
     try:
-        plan = plan_command(command, environment, below, also)
+        own = script_options(command.program, job.checkout.folder if job.checkout is not None else None)
+        plan = plan_command(command, environment, below, also, own)
     except ResolutionError as error:
         raise ResolutionError([*problems, *error.problems], error.words) from error
+    if job.unjudged:
+        notes.append(PlanNote("not-checked", "megatron-lm", job.unjudged))
     if problems and environment.platform == "cuda" and not _names_features(command, environment, (*below, *also)):
         raise ResolutionError(problems)
     notes += [PlanNote("warning", "megatron-lm", f"{problem.message} ({problem.where})") for problem in problems]
@@ -85,10 +92,13 @@ def _environ(command: LaunchedCommand) -> dict[str, str]:
     return inherited | dict(command.environ)
 
 
-def _traps(command: LaunchedCommand, environment: Environment) -> list[PlanNote]:
-    known = surface_or_nearest(environment.megatron)
-    given = given_arguments([word.text for word in command.arguments], known)
-    return [PlanNote("warning", "megatron-lm", str(trap)) for trap in traps_of(given, known, _environ(command))]
+def traps_in(job: CheckedJob) -> list[Trap]:
+    """The traps that a command for CUDA devices falls into, the worst first."""
+    if job.environment.platform != "cuda":
+        return []
+    known = surface_or_nearest(job.environment.megatron)
+    given = given_arguments([word.text for word in job.command.arguments], known)
+    return list(traps_of(given, known, _environ(job.command)))
 
 
 def _names_features(command: LaunchedCommand, environment: Environment, layers: Sequence[Layer]) -> bool:

@@ -13,13 +13,17 @@ import yaml
 
 from mindspeed.engine.inspection.cli_arguments import Surface
 from mindspeed.engine.resolution.environment import version_in
+from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.megatron_lm.given_arguments import Given
+from mindspeed.plugins.fixes import Advice
+from mindspeed.plugins.problems import Problem
 
-CONSEQUENCES: Final = ("wrong numbers", "slow", "note")
+STOPS: Final = "would not start"
+CONSEQUENCES: Final = (STOPS, "wrong numbers", "slow", "note")
 """In the order in which they are told."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Trap:
     """Describe a trap as its file does."""
 
@@ -31,11 +35,23 @@ class Trap:
     text: str
     fix: str
     environ: Mapping[str, list[str]] = field(default_factory=dict)
+    indivisible: Mapping[str, str] = field(default_factory=dict)
 
     def catches(self, values: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
         """Return whether arguments and environment variables are those of the trap."""
         set_so = all(environ.get(name) in wanted for name, wanted in self.environ.items())
-        return set_so and all(_holds(_value(name, values), wanted) for name, wanted in self.when.items())
+        odd = all(_is_odd(values.get(number), values.get(divisor)) for number, divisor in self.indivisible.items())
+        return set_so and odd and all(_holds(_value(name, values), wanted) for name, wanted in self.when.items())
+
+    @property
+    def problem(self) -> Problem:
+        """The trap as a mistake, where the command would not start."""
+        return Problem("MS115", f"Megatron-LM fails at the first step: {self.text}", where=self.source, fix=Advice(self.fix))
+
+    @property
+    def note(self) -> PlanNote:
+        """The trap as a row of a plan."""
+        return PlanNote("warning", "megatron-lm", str(self))
 
     def __str__(self) -> str:
         return f"{self.consequence}: {self.text}; fix: {self.fix} ({self.source})"
@@ -64,10 +80,15 @@ def _value(name: str, values: Mapping[str, Any]) -> Any:
     return prod(numbers) if len(numbers) == len(factors) else None
 
 
+def _is_odd(number: Any, divisor: Any) -> bool:
+    """Return whether both are whole numbers above zero and the first is no multiple of the second."""
+    return all(isinstance(one, int) and one > 0 for one in (number, divisor)) and bool(number % divisor)
+
+
 def _holds(value: Any, wanted: str | list[str]) -> bool:
     values = value if isinstance(value, list) else [value]
-    if wanted == "on":
-        return bool(value)
+    if wanted in ("on", "off"):
+        return bool(value) is (wanted == "on")
     if isinstance(wanted, list):
         return any(str(one) in wanted for one in values)
     return any(float(one) > float(wanted.removeprefix(">")) for one in values if isinstance(one, (int, float)))

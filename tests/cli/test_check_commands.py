@@ -103,3 +103,53 @@ def test_the_action_and_the_hook_run_their_commands(folder):
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     assert ran(f"{hook['entry']} jobs/bad.sh", folder).returncode == 1
     assert ran(f"{hook['entry']} jobs/good.sh", folder).returncode == 0
+
+
+CUDA = ("--platform", "cuda", "--megatron", "0.16.1", "--static")
+FLAT = f"python pretrain_gpt.py {MODEL} --sequence-parallel"
+TRAPS = f"{FLAT}\n{FLAT} --num-query-groups 2\n"
+
+
+def test_traps_are_told_once_with_every_command_and_the_worst_first(mindspeed, folder):
+    Path("traps.sh").write_text(TRAPS)
+    result = mindspeed("check", *CUDA, "traps.sh", "jobs/bad.sh")
+    told = [line.partition(": ")[0] for line in result.stdout.splitlines() if line.startswith(("MS", "wrong", "note", "traps"))]
+    assert told == ["MS114 --seed is 'x', not a whole number", "wrong numbers", "note", "traps.sh:1", "traps.sh:2"]
+    assert "without tensor parallelism; fix: remove --sequence-parallel" in result.stdout
+    assert "\n  in: traps.sh:1, traps.sh:2\n" in result.stdout
+    assert result.exit_code == 1
+
+
+def test_traps_are_warnings_of_every_format(mindspeed, folder):
+    Path("traps.sh").write_text(TRAPS)
+    found = json.loads(mindspeed("check", *CUDA, "--json", "traps.sh").stdout)["traps"]
+    assert [(trap["name"], trap["consequence"], trap["commands"]) for trap in found] == [
+        ("query-groups-without-the-switch", "wrong numbers", ["traps.sh:2"]),
+        ("sequence-parallel-without-tensor-parallel", "note", ["traps.sh:1", "traps.sh:2"]),
+    ]
+    lines = mindspeed("check", *CUDA, "--format", "github", "traps.sh").stdout.splitlines()
+    assert [line.partition("::")[2].partition("::")[0] for line in lines] == [
+        "notice file=traps.sh,line=1,title=sequence-parallel-without-tensor-parallel",
+        "warning file=traps.sh,line=2,title=query-groups-without-the-switch",
+        "notice file=traps.sh,line=2,title=sequence-parallel-without-tensor-parallel",
+    ]
+    (run,) = json.loads(mindspeed("check", *CUDA, "--format", "sarif", "traps.sh").stdout)["runs"]
+    assert [result["level"] for result in run["results"]] == ["note", "warning", "note"]
+
+
+def test_a_command_that_stops_at_its_first_step_is_wrong(mindspeed, folder):
+    words = f"{GOOD.strip()} --group-query-attention --num-query-groups 3"
+    result = mindspeed("check", *CUDA, "--", *words.split())
+    assert result.exit_code == 1
+    assert (
+        "MS115 Megatron-LM fails at the first step: --num-query-groups does not divide --num-attention-heads" in result.stdout
+    )
+
+
+def test_missing_rules_are_told(mindspeed, folder):
+    result = mindspeed("check", "--platform", "cuda", "--megatron", "0.16.1", "jobs/good.sh")
+    assert result.exit_code == 0
+    assert (
+        "not checked: megatron-lm: Megatron-LM's own rules are not run: megatron/training/arguments.py is not" in result.stdout
+    )
+    assert "own rules" not in mindspeed("check", *CUDA, "jobs/good.sh").stdout

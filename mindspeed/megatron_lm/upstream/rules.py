@@ -48,11 +48,15 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class RulesVerdict:
-    """Hold what the rules say of one command: problems, and the places of rules that were and were not decided."""
+    """Hold what the rules say of one command: problems, and the places of the rules.
+
+    Those that are decided, those that could not be, and those of functions that the command does not call.
+    """
 
     problems: tuple[Problem, ...] = ()
     undecided: tuple[str, ...] = ()
     decided: tuple[str, ...] = ()
+    unreached: tuple[str, ...] = ()
 
     def notes(self, checkout: Checkout) -> Iterator[PlanNote]:
         sites = len(self.decided) + len(self.undecided)
@@ -155,9 +159,11 @@ def _verdict(
 ) -> RulesVerdict:
     problems = [_problem(checkout, {**sites[failed["site"]], **failed}, given, known) for failed in answer["failed"]]
     problems += [_unread(checkout, text) for text in answer["errors"] if not text.startswith("parser: ")]
-    undecided = tuple(_place(checkout, sites[number]) for number, _ in answer["undecided"])
-    decided = [_place(checkout, sites[number]) for number in (*answer["held"], *(one["site"] for one in answer["failed"]))]
-    return RulesVerdict(tuple(dict.fromkeys(problems)), undecided, tuple(decided))
+    undecided = [number for number, _ in answer["undecided"]]
+    decided = [*answer["held"], *(failed["site"] for failed in answer["failed"])]
+    unreached = sorted(set(range(len(sites))) - {*decided, *undecided})
+    places = (tuple(_place(checkout, sites[number]) for number in group) for group in (undecided, decided, unreached))
+    return RulesVerdict(tuple(dict.fromkeys(problems)), *places)
 
 
 def _problem(checkout: Checkout, site: Mapping[str, Any], given: Mapping[str, Given], known: Surface) -> Problem:

@@ -1,0 +1,56 @@
+"""Options that a training script registers itself, read from its source and from the modules that it imports. Light."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_MAX_BYTES: Final = 2_000_000
+
+
+def script_options(program: str, checkout: Path | None) -> frozenset[str]:
+    """Return the options in ``add_argument`` calls of a script and of its direct imports; none where it is not found.
+
+    The script is looked up as it is written, then in the checkout.
+    """
+    roots = [checkout] if checkout is not None else []
+    candidates = [Path(program), *(root / name for root in roots for name in (program, Path(program).name))]
+    script = next((path for path in candidates if path.is_file()), None)
+    if script is None or (tree := _parsed(script)) is None:
+        return frozenset()
+    modules = {file for name in _imported(tree) if (file := _file_of(name, [script.parent, *roots])) is not None}
+    trees = [tree, *filter(None, map(_parsed, sorted(modules)))]
+    return frozenset(option for one in trees for option in _registered(one))
+
+
+def _parsed(file: Path) -> ast.Module | None:
+    try:
+        if file.stat().st_size > _MAX_BYTES:
+            return None
+        return ast.parse(file.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the dotted names of modules that a script may import."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _file_of(module: str, roots: list[Path]) -> Path | None:
+    files = (root.joinpath(*module.split(".")).with_suffix(".py") for root in roots)
+    return next((file for file in files if file.is_file()), None)
+
+
+def _registered(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            names = (argument.value for argument in node.args if isinstance(argument, ast.Constant))
+            yield from (name for name in names if isinstance(name, str) and name.startswith("--"))

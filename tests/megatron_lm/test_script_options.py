@@ -1,0 +1,58 @@
+"""Options that a training script registers are no mistakes of its command."""
+
+from pathlib import Path
+
+import pytest
+
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.megatron_lm.launched_command import command_of_words
+from mindspeed.megatron_lm.lint import CheckedJob, checked_plan
+from mindspeed.megatron_lm.script_options import script_options
+from mindspeed.megatron_lm.upstream.rules import Checkout, RulesVerdict
+from mindspeed.plugins.problems import ResolutionError
+
+SCRIPT = """
+import nowhere
+from megatron.post_training.arguments import add_arguments
+from more import options
+
+def extra(parser):
+    parser.add_argument("--alpha", "-a", type=float)
+    parser.add_argument(name)
+"""
+MODEL = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1"
+)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    files = {
+        "pretrain_own.py": SCRIPT,
+        "megatron/post_training/arguments.py": "def add_arguments(p):\n    p.add_argument('--export-cfg')\n",
+        "more/options.py": "parser.add_argument('--beta', action='store_true')\n",
+        "broken.py": "def (",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_options_of_a_script_and_of_its_imports_are_read(checkout: Path) -> None:
+    assert script_options(str(checkout / "pretrain_own.py"), None) == {"--alpha", "--export-cfg", "--beta"}
+    assert script_options("/elsewhere/pretrain_own.py", checkout) == {"--alpha", "--export-cfg", "--beta"}
+
+
+@pytest.mark.parametrize("program", ["nowhere.py", "broken.py"])
+def test_a_script_that_cannot_be_read_has_none(checkout: Path, program: str) -> None:
+    assert script_options(program, checkout) == frozenset()
+
+
+def test_a_command_may_use_the_options_of_its_script(checkout: Path) -> None:
+    words = f"torchrun --nproc-per-node 1 pretrain_own.py {MODEL} --alpha 3 --export-cfg x y --beta --gamma 1"
+    job = CheckedJob(command_of_words(words.split()), made_up("cuda", "0.16.1"), Checkout(checkout, "0.16.1", "given"))
+    with pytest.raises(ResolutionError) as caught:
+        checked_plan(job, RulesVerdict())
+    (problem,) = caught.value.problems
+    assert problem.message == "--gamma is an option of neither Megatron-LM 0.16.1 nor mindspeed"
