@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from mindspeed.verification.shape import LLAMA, Recipe
 from mindspeed.verification.training import train
 
 
-def trained(pool: WorkerPool, folder: Path, processes: int = 1, steps: int = 4, **settings: Any) -> Path:
+def trained(
+    pool: WorkerPool, folder: Path, processes: int = 1, steps: int = 4, sizes: Mapping[str, int] | None = None, **settings: Any
+) -> Path:
     recipe = Recipe(LLAMA, steps=steps, global_batch_size=2)
     values = {"profiler": {"start": 1, "end": 3, "folder": str(folder), **settings}}
-    world = {**recipe.world(), "world_size": processes}
+    world = {**recipe.world(), "world_size": processes, **(sizes or {})}
     plan = registry.plan(["profiler", "swiglu", "rms-norm"], values, platform="cpu", world=world)
     pool.call(train, processes, recipe, plan=plan)
     return folder
@@ -47,6 +50,16 @@ def test_a_run_that_ends_in_the_window_leaves_its_trace(pool: WorkerPool, tmp_pa
 def test_only_the_asked_ranks_are_traced(pool: WorkerPool, tmp_path: Path, ranks: list[int], expected: list[int]) -> None:
     found = summarize_folder(trained(pool, tmp_path, processes=2, ranks=ranks), [])
     assert [summary.rank for summary in found] == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("sizes", "share"), [({"tp": 2}, 1), ({"pp": 2}, 2), ({}, 2)], ids=["tp", "pp", "dp"])
+def test_the_ranks_of_a_layout_trace_the_calls_of_one_process(pool: WorkerPool, tmp_path: Path, sizes, share: int) -> None:
+    (whole,) = summarize_folder(trained(pool, tmp_path / "one"), ["swiglu", "rms-norm"])
+    ranks = summarize_folder(trained(pool, tmp_path / "two", processes=2, ranks=[-1], sizes=sizes), ["swiglu", "rms-norm"])
+    assert [summary.steps for summary in ranks] == [whole.steps] * 2
+    _, calls = whole.times["operator"]["mindspeed::swiglu"]
+    assert [summary.times["operator"]["mindspeed::swiglu"][1] for summary in ranks] == [calls // share] * 2
 
 
 def test_a_step_that_fails_in_the_window_leaves_its_trace(tmp_path: Path) -> None:
