@@ -97,8 +97,8 @@ def test_a_command_that_does_not_end_is_a_failure(tmp_path) -> None:
     ],
 )
 def test_a_tiny_model_shows_which_of_twelve_features_are_wrong_together(planted, tmp_path, kinds, culprits) -> None:
-    planted(**{f"a_{number}": "harmless" for number in range(12 - len(kinds))}, **kinds)
-    names = [f"a-{number}" for number in range(12 - len(kinds))] + [name.replace("_", "-") for name in kinds]
+    planted(**{f"z_{number}": "harmless" for number in range(12 - len(kinds))}, **kinds)
+    names = [f"z-{number}" for number in range(12 - len(kinds))] + [name.replace("_", "-") for name in kinds]
     words = ["features", "bisect", "--features", ",".join(names), "--platform", "cpu", "--store", str(tmp_path / "s"), "--json"]
     said = json.loads(CliRunner().invoke(main, words, catch_exceptions=False).stdout)
     assert sorted(said["culprits"]) == culprits
@@ -118,8 +118,8 @@ def test_a_tiny_model_shows_which_of_twelve_features_are_wrong_together(planted,
     ],
 )
 def test_every_symptom_of_a_job_leads_to_its_culprit(planted, tmp_path, kind, reason) -> None:
-    planted(a_fine="harmless", b_fine="harmless", c_mark="marked", d_wrong=kind, e_fine="harmless")
-    words = ["features", "bisect", "--features", "a-fine,b-fine,c-mark,d-wrong,e-fine", "--platform", "cpu", "--timeout", "20"]
+    planted(a_mark="marked", b_wrong=kind, c_fine="harmless", d_fine="harmless", e_fine="harmless")
+    words = ["features", "bisect", "--features", "a-mark,b-wrong,c-fine,d-fine,e-fine", "--platform", "cpu", "--timeout", "20"]
     said = json.loads(
         CliRunner().invoke(main, [*words, "--store", str(tmp_path / "s"), "--json"], catch_exceptions=False).stdout
     )
