@@ -1,7 +1,8 @@
 """What tensor parallelism changes in Megatron alone: ``torchrun --nproc-per-node 2 stock_tensor_parallel.py``.
 
-The loss of a model whose logits are gathered, and the norm of the gradients of learnable attention sinks. Printed is each on
-the ranks beside the one of one process. Needs no mindspeed, no GPU and no Transformer Engine.
+The loss of a model whose logits are gathered, the loss with label smoothing, and the norm of the gradients of learnable
+attention sinks. Printed is each on the ranks beside the one of one process. Needs no mindspeed, no GPU and no Transformer
+Engine.
 """
 
 import sys
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 from megatron.core.tensor_parallel.layers import param_is_not_tensor_parallel_duplicate
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
@@ -41,6 +43,14 @@ def loss(ranks: int, gathered: bool) -> float:
     return float(model(tokens, tokens, None, labels=(tokens + 1) % VOCABULARY).mean())
 
 
+def smoothed_loss() -> float:
+    """The cross entropy with label smoothing, of logits whose vocabulary is in shares, on the first rank."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    logits = torch.randn(LENGTH, 1, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    share = logits.chunk(group.size(), dim=-1)[group.rank()].clone()
+    return float(vocab_parallel_cross_entropy(share, torch.arange(LENGTH)[:, None], label_smoothing=0.1).mean())
+
+
 def norm_of_sinks(ranks: int) -> float:
     """The norm that clipping uses, of the gradients 1, 2, ... of the heads."""
     attention = DotProductAttention(config(ranks, softmax_type="learnable"), 1, AttnMaskType.causal, "self")
@@ -57,6 +67,7 @@ def measured(ranks: int) -> dict[str, float]:
     found = {
         "loss of logits in shares": loss(ranks, gathered=False),
         "loss of gathered logits": loss(ranks, gathered=True),
+        "loss with label smoothing": smoothed_loss(),
         "norm of attention sinks": norm_of_sinks(ranks),
     }
     parallel_state.destroy_model_parallel()

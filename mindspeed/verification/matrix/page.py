@@ -14,6 +14,7 @@ from typing import Any, Final
 from mindspeed._version import __version__
 from mindspeed.engine.inspection.megatron_copies import megatron_version
 from mindspeed.plugins.discovery import Catalog
+from mindspeed.plugins.tables import table_beside
 from mindspeed.verification.matrix.cases import LAYOUTS, SWITCHES, MatrixCase
 from mindspeed.verification.matrix.reach import Sources
 from mindspeed.verification.matrix.store import is_stale
@@ -43,6 +44,7 @@ def summary(known: Mapping[str, CaseResult], catalog: Catalog, sources: Sources)
         "features": [{"name": name, "category": catalog.feature(name).spec.category.value} for name in features],
         "layouts": list(LAYOUTS),
         "reproductions": {name: switch.reproduction for name, switch in SWITCHES.items() if switch.reproduction},
+        "elsewhere": table_beside(__file__)["elsewhere"],
         "verdicts": count(result for result in cases if not result.case.switch),
         "stock": count(result for result in cases if result.case.switch),
         "stale": len(stale),
