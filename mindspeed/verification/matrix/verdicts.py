@@ -13,7 +13,7 @@ from mindspeed import registry
 from mindspeed.plugins.feature import Numerics
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.verification.case import VerificationCase, plan_without
-from mindspeed.verification.comparison import ComparisonResult
+from mindspeed.verification.comparison import ComparisonResult, Tolerances, compare
 from mindspeed.verification.harness import Verdict, compared
 from mindspeed.verification.matrix.cases import MatrixCase
 from mindspeed.verification.matrix.reach import Sources
@@ -95,10 +95,10 @@ def _judged(case: MatrixCase, pool: WorkerPool) -> CaseResult:
         records = pool.run(built.plan, built.recipe, int(built.plan.world.world_size), baseline)
         result = _of_verdict(case, built, compared(built, baseline, records))
         for name in _exact_beside_others(case, built) if result.outcome is CaseOutcome.HOLDS else ():
-            verdict = _exact_verdict(built, name, pool, baseline, records)
-            if not verdict.holds:
-                text = f"{name} changes bits beside {', '.join(other for other in case.features if other != name)}"
-                result = replace(_of_verdict(case, built, verdict), reason=f"{text}: {verdict.problems[0].message}")
+            if changed := _changed_bits(built, name, pool, baseline, records):
+                others = ", ".join(other for other in case.features if other != name)
+                text = f"{name} changes bits beside {others}: {changed[0].what} differs"
+                result = replace(result, outcome=CaseOutcome.FAILS, code="MS607", reason=text, what=changed[0].what, ratio=1e9)
         return result
     except ResolutionError as error:
         return _of_problem(case, error.problems[0], CaseOutcome.REFUSED)
@@ -120,16 +120,20 @@ def _exact_beside_others(case: MatrixCase, built: VerificationCase) -> list[str]
     return [spec.name for spec in specs if spec.numerics.claim == "exact" and not spec.sizes and spec.reference is None]
 
 
-def _exact_verdict(
+def _changed_bits(
     built: VerificationCase, name: str, pool: WorkerPool, baseline: Sequence[RankResult], records: Sequence[RankResult]
-) -> Verdict:
-    """Compare the case with a run of all its features but one, bit by bit; routers choose in both as in the baseline."""
+) -> list[ComparisonResult]:
+    """The tensors and losses that differ from a run of all features but one; routers choose in both as in the baseline."""
     try:
         others = plan_without(built, name)
     except ResolutionError:  # another feature requires it: there is nothing to compare with
-        others = built.plan
-    alone = replace(built, features=(name,), baseline=others, numerics=Numerics.exact())
-    return compared(alone, records if others is built.plan else pool.run(others, built.recipe, len(records), baseline), records)
+        return []
+    routed = any(record.choices for record in baseline)
+    without = (
+        pool.run(others, built.recipe, len(records), baseline) if routed else pool.run_once(others, built.recipe, len(records))
+    )
+    compared_bits = compare(without, records, Tolerances.of(Numerics.exact(), built.recipe.dtype))
+    return [check for check in compared_bits if not check.holds]
 
 
 def _of_verdict(case: MatrixCase, built: VerificationCase, verdict: Verdict) -> CaseResult:
