@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
@@ -28,7 +28,10 @@ def build_model(world: World, config: TrainConfig) -> list[DistributedDataParall
         moe_aux_loss_coeff=config.aux_loss_coeff,
     )
     grouped = bool(world.num_experts and world.grouped_experts)
-    spec = get_gpt_layer_local_spec(world.num_experts or None, grouped, normalization=world.normalization)
+    if world.is_set("engine_over_local"):
+        spec = get_gpt_layer_with_transformer_engine_spec(world.num_experts or None, grouped)
+    else:
+        spec = get_gpt_layer_local_spec(world.num_experts or None, grouped, normalization=world.normalization)
     chunks = gpt.build_chunks(shape, world, lambda stage: (spec, None), rotary_base=config.rotary_base)
     return gpt.wrapped(chunks, DistributedDataParallelConfig(grad_reduce_in_fp32=world.dtype != "fp32"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from mindspeed.plugins import (
@@ -58,6 +59,11 @@ class RmsNorm(Feature[FeatureArgs]):
         reason = "the norm of layers in the roles of Transformer Engine's"
         operator = "mindspeed.ops.rms_norm:rms_norm"
         return [Replace("mindspeed.tensor_parallel.norms:rms_norm", operator, reason, optional=True)]
+
+    @hookimpl
+    def notes(self) -> Iterable[str]:
+        if self.world.is_set("engine_over_local"):
+            yield "computed by the layers in Transformer Engine's roles through the same operator"
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

@@ -36,13 +36,12 @@ class RMSNorm(torch.nn.Module):
 
 
 def with_operator_norms(spec: Any) -> Any:
-    """The spec of a block with every norm of Megatron's exchanged for `RMSNorm`."""
+    """The spec of a block with every local norm of Megatron's exchanged for `RMSNorm`."""
     return with_modules(spec, dict.fromkeys(_norms(), RMSNorm))
 
 
 def _norms() -> list[type]:
     from megatron.core.fusions.fused_layer_norm import FusedLayerNorm
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
-    from megatron.core.transformer.transformer_block import LayerNormImpl
 
-    return [FusedLayerNorm, WrappedTorchNorm, LayerNormImpl]
+    return [FusedLayerNorm, WrappedTorchNorm]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -24,6 +25,7 @@ _CONTENT: Final[dict[str, Sequence[str]]] = {
     f"{ROOT}.pytorch.attention": _ATTENTION,
     f"{ROOT}.pytorch.module": _MODULES,
     f"{ROOT}.pytorch.module.base": ("TransformerEngineBaseModule",),
+    f"{ROOT}.pytorch.ops": (),
     f"{ROOT}.pytorch.transformer": ("TransformerLayer",),
 }
 """Modules of the stand-in, and the types that each has."""
@@ -92,9 +94,11 @@ class EngineStandIn(MetaPathFinder, Loader):
 
 
 class _Module(ModuleType):
-    """Module in which every capitalized name is a type."""
+    """Module in which every capitalized name is a type, and whose submodules need no import of their own."""
 
     def __getattr__(self, name: str) -> Any:
+        if f"{self.__name__}.{name}" in _CONTENT:
+            return import_module(f"{self.__name__}.{name}")
         if not name[:1].isupper():
             raise AttributeError(f"the stand-in of mindspeed for {self.__name__} has no {name}")
         made = type(name, (), {"__module__": self.__name__, "__init__": _refused})

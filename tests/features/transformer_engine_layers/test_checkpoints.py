@@ -23,17 +23,24 @@ LISTS: Final = yaml.safe_load((HERE / "saved_keys.yaml").read_text("utf-8"))
 """By layers and model. Those of Transformer Engine are what Megatron's wrappers save of modules with its parameters."""
 
 
+LEVEL_1: Final = ("rms-norm", "swiglu", "flash-attention", "matmul-add")
+
+
 @pytest.fixture(scope="module")
-def _roles() -> Iterator[None]:
-    mindspeed.activate(mindspeed.plan(["transformer-engine-layers"], platform="cpu"))
+def _roles(request: pytest.FixtureRequest) -> Iterator[None]:
+    world = {"normalization": "RMSNorm", "activation": "silu", "gated_linear_unit": True}
+    mindspeed.activate(mindspeed.plan(["transformer-engine-layers", *request.param], world=world, platform="cpu", level=2))
     with single_rank():
         yield
     mindspeed.deactivate()
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.usefixtures("_roles")
-def test_a_model_saves_the_keys_and_shapes_of_transformer_engines(name: str) -> None:
+_CASES: Final = [pytest.param((), name, id=name) for name in MODELS]
+_CASES_WITH_OTHERS: Final = [pytest.param(LEVEL_1, name, id=f"{name} with others") for name in MODELS if name != "gpt"]
+
+
+@pytest.mark.parametrize(("_roles", "name"), [*_CASES, *_CASES_WITH_OTHERS], indirect=["_roles"])
+def test_a_model_saves_the_keys_and_shapes_of_transformer_engines(_roles: None, name: str) -> None:
     assert saved(build(name, engine=True)) == LISTS["engine"][name]
 
 

@@ -10,10 +10,13 @@ from types import ModuleType
 from typing import Final
 
 import pytest
+import torch
 
 import mindspeed
 from mindspeed.engine.resolution.environment import engine_installed
 from mindspeed.plugins.problems import MindSpeedError
+from tests.features.transformer_engine_layers.saved_keys import build
+from tests.features.transformer_engine_layers.single_rank import single_rank
 
 NAME: Final = "transformer-engine-layers"
 NAMED: Final = Path(__file__).with_name("named_engine")
@@ -72,3 +75,24 @@ def test_a_broken_engine_is_reported_with_its_cause(tmp_path: Path, monkeypatch:
     )
     shutil.rmtree(broken)
     assert NAME in plan().names
+
+
+def test_the_layers_of_an_installed_engine_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron's own wrappers are loaded over the engine first, as in a process that needed it before."""
+    monkeypatch.syspath_prepend(NAMED)
+    made = plan(NAME, replace=True)
+    mindspeed.activate(made)
+    import transformer_engine
+    from megatron.core.extensions import transformer_engine as wrappers
+
+    assert transformer_engine.__file__ == f"{NAMED}/transformer_engine/__init__.py"
+    with single_rank():
+        model = build("llama", engine=True)
+        tokens = torch.arange(8)[None]
+        model(tokens, tokens, None, labels=tokens).sum().backward()
+    kinds = {type(module) for module in model.modules() if type(module).__name__.startswith("TE")}
+    names = ["TEDotProductAttention", "TELayerNormColumnParallelLinear", "TERowParallelLinear"]
+    assert sorted(kind.__name__ for kind in kinds) == names
+    assert all(issubclass(kind, getattr(wrappers, kind.__name__)) for kind in kinds)
+    assert {kind.__module__.rpartition(".")[0] for kind in kinds} == {"mindspeed.features.transformer_engine_layers"}
+    assert all(parameter.grad is not None for parameter in model.parameters())
