@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test ops test-long test-changed test-versions test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench docs clean
+.PHONY: train test ops test-long test-changed test-versions test-engine-layers test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,6 +41,10 @@ build/megatron/%/installed: | $(VENV)/installed
 test-versions: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed)  ## the features on the other Megatron versions, and on the checkouts in MINDSPEED_MEGATRONS
 	MINDSPEED_MEGATRONS=build/megatron:$(MINDSPEED_MEGATRONS) $(BIN)/python -m pytest -q -m long tests/megatron/versions
 	$(BIN)/python -m tools.docs.version_results build/versions
+
+test-engine-layers: $(VENV)/installed  ## the features on layers in the roles of Transformer Engine's
+	-$(BIN)/python -m pytest -q -m long tests/features/transformer_engine_layers/test_every_feature.py
+	$(BIN)/python -m tools.docs.engine_results build/engine_layers
 
 PYTHONS := 3.10 3.12 3.13
 MINDSPEED_PYTHONS ?= build/pythons

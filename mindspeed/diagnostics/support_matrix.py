@@ -45,6 +45,16 @@ def python_results() -> dict[str, dict[str, Any]]:
     return found
 
 
+ENGINE_RESULTS: Final = Path(__file__).with_name("engine_results.json")
+ENGINE_HOLDS: Final = "passed"
+
+
+def engine_results() -> dict[str, str]:
+    """Return what the runs of each feature on Transformer Engine's layers found; `tools.docs.engine_results` writes it."""
+    found: dict[str, str] = json.loads(ENGINE_RESULTS.read_text(encoding="utf-8"))
+    return found
+
+
 def _cells() -> Iterator[Support]:
     """The rows of the matrix, where those of Pythons follow the first one, which is written by hand."""
     yield Support("mindspeed", __version__, "tested")

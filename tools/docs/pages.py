@@ -48,7 +48,8 @@ def support_page(catalog: Catalog) -> str:
     words = "`mindspeed doctor --matrix` prints these tables, with `--json` for programs. A state means what it says:"
     claims = (
         "*passed*: `mindspeed features verify` held the feature to its claim on the CPU (`make test-versions`). "
-        "On 0.16.1 the default tests do so at every change."
+        "On 0.16.1 the default tests do so at every change. The last column is on layers in the roles of Transformer Engine's "
+        "(`make test-engine-layers`)."
     )
     others = (
         "`make test-pythons`: every module is imported, the tests of the command line, the resolver and the patching pass, "

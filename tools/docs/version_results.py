@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from packaging.version import Version
 
+from mindspeed.diagnostics.support_matrix import engine_results
 from tools.docs.markdown import table
 
 FILE: Final = Path(__file__).parents[2] / "mindspeed" / "diagnostics" / "version_results.json"
@@ -49,8 +50,13 @@ def result_table(names: Sequence[str]) -> list[str]:
     """A row for each feature, a column for each version; a feature that a version was not tried with says so."""
     results = kept_results()
     versions = sorted(results, key=Version)
-    rows = [[name, *(results[version]["features"].get(name, NOT_RUN) for version in versions)] for name in names]
-    return table(("feature", *(f"{version}, Python {_short(results[version])}" for version in versions)), rows)
+    engine = engine_results()
+    rows = [
+        [name, *(results[version]["features"].get(name, NOT_RUN) for version in versions), engine.get(name, "-")]
+        for name in names
+    ]
+    headers = (f"{version}, Python {_short(results[version])}" for version in versions)
+    return table(("feature", *headers, "0.16.1, on Transformer Engine's layers"), rows)
 
 
 def _short(result: Mapping[str, Any]) -> str:

@@ -1,35 +1,48 @@
-"""Every other feature on layers in the roles of Transformer Engine's: it holds, or a declared condition refuses it."""
+"""Every other feature on layers in the roles of Transformer Engine's: it holds, or a declared condition refuses it.
+
+The results are kept for the support table: ``python -m tools.docs.engine_results build/engine_layers`` takes them over.
+"""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Final
 
 import pytest
 
-from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.diagnostics.support_matrix import ENGINE_HOLDS, engine_results
+from mindspeed.plugins.problems import ResolutionError
 from tests.conftest import Prove
 from tests.features.resolving import CATALOG
 
 NAME: Final = "transformer-engine-layers"
+FOLDER: Final = Path(__file__).parents[3] / "build" / "engine_layers"
+OTHERS: Final = sorted(set(CATALOG.usable) - {NAME})
 REFUSED: Final = {
     "norm-recompute": "norms are parts of the linear layers that follow them, and norm-recompute recomputes norms of their own",
     "swap-attention": "linear_qkv contains the norm, whose input the residual needs too",
 }
 """Features that a declared condition refuses with their defaults, and its sentence."""
-STATES_BY_ORDER: Final = ("reuse-fp32-param", "swap-optimizer")
-"""Features whose proof compares states of the optimizer by the order of parameters, which these layers have in another one."""
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted(set(CATALOG.usable) - {NAME}))
+@pytest.mark.parametrize("name", OTHERS)
 def test_a_feature_holds_on_these_layers_or_is_refused(prove: Prove, name: str) -> None:
-    if name in REFUSED:
-        with pytest.raises(MindSpeedError) as caught:
-            prove(name, NAME)
-        assert [problem.message for problem in caught.value.problems] == [f"{name}: {REFUSED[name]}"]
-        return
-    verdict = prove(name, also=(NAME,)) if name in STATES_BY_ORDER else prove(name, NAME)
-    assert verdict.problems == []
+    result = ENGINE_HOLDS
+    try:
+        if problems := prove(name, NAME).problems:
+            result = f"fails: {problems[0]}"
+    except ResolutionError as error:
+        result = f"refused: {error.problems[0].message.removeprefix(f'{name}: ')}"
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / f"{name}.json").write_text(json.dumps(result), encoding="utf-8")
+    assert result == (f"refused: {REFUSED[name]}" if name in REFUSED else ENGINE_HOLDS)
+
+
+def test_every_feature_has_a_result_on_these_layers() -> None:
+    expected = {name: f"refused: {REFUSED[name]}" if name in REFUSED else ENGINE_HOLDS for name in OTHERS}
+    assert engine_results() == expected
 
 
 @pytest.mark.long
