@@ -36,7 +36,7 @@ def mlp_is_not_recomputed(args: Any, world: World) -> bool:
 
 
 class ActivationRecompute(PartRecompute):
-    """Recompute activation functions in backward instead of keeping their outputs.
+    """Recompute activation functions in backward.
 
     The input of an MLP's second linear layer is freed in forward, and recomputed from the output of the first one.
     """

@@ -40,7 +40,7 @@ _REASON = "ranks hold the tokens that see one another"
 
 
 class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
-    """Balance context parallelism for any attention mask, sending only the blocks it needs.
+    """Balance context parallelism for any mask.
 
     The mask is split into one block for each pair of ranks. Blocks in which nothing is seen are neither sent nor computed.
     """

@@ -51,9 +51,9 @@ def budget_is_given(args: AdaptiveRecomputeArgs, world: World) -> bool:
 
 
 class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
-    """Keep, recompute or offload parts of each layer within a memory budget.
+    """Recompute or offload within a memory budget.
 
-    Bytes and times of norms, activations and attention are measured in the first steps, and those are kept that save most time.
+    Bytes and times of norms, activations and attention are measured in the first steps. What saves most time is kept.
     """
 
     spec = FeatureSpec(

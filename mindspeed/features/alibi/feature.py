@@ -23,9 +23,10 @@ from mindspeed.plugins import (
 
 
 class Alibi(Feature[AlibiArgs]):
-    """Add an ALiBi position bias to attention scores, also under context parallelism.
+    """Add an ALiBi position bias to attention scores.
 
-    Scores get ``-slope * |query - key|``, with a slope for each head, in the place of a position embedding.
+    Scores get ``-slope * |query - key|``, with a slope for each head, in place of a position embedding, also under
+    context parallelism.
     """
 
     spec = FeatureSpec(

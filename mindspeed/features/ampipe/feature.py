@@ -25,9 +25,10 @@ _EXPERTS = "it recomputes or counts what experts get per micro-batch, and chunks
 
 
 class Ampipe(Feature[AmpipeArgs]):
-    """Pipeline attention and experts over sequence chunks, overlapping transfers of one with another.
+    """Overlap attention with expert all-to-alls.
 
-    The next chunk's attention runs while the tokens of a chunk travel to their experts, and backward mirrors it.
+    Sequences are split into chunks. The next chunk's attention runs while the tokens of a chunk travel to their
+    experts, and backward mirrors it.
     """
 
     spec = FeatureSpec(

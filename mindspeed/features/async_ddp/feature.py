@@ -26,7 +26,7 @@ class AsyncDdpArgs(FeatureArgs):
 
 
 class AsyncDdp(Feature[AsyncDdpArgs]):
-    """Overlap gradient reduction with the backward pass, bucket by bucket.
+    """Overlap gradient reduction with backward.
 
     A bucket is reduced as soon as the last micro-batch has filled it.
     """

@@ -20,7 +20,7 @@ from mindspeed.plugins import (
 
 
 class AsyncParamGather(Feature[FeatureArgs]):
-    """Overlap the all-gather of updated weights with the forward pass, bucket by bucket.
+    """Overlap the all-gather of weights with forward.
 
     The weights of the next bucket are gathered while the forward pass computes with the current one.
     """

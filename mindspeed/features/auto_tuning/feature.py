@@ -59,9 +59,9 @@ def prediction_file_exists(args: AutoTuningArgs, world: World) -> bool:
 
 
 class AutoTuning(Feature[AutoTuningArgs]):
-    """Report measured and predicted step times of a layout found by mindspeed tune.
+    """Report measured and predicted step times.
 
-    The search itself is a command.
+    The layout comes from ``mindspeed tune``.
     """
 
     spec = FeatureSpec(

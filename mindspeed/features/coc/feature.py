@@ -47,7 +47,7 @@ def operator_has_a_variant(args: CocArgs, world: World) -> bool:
 
 
 class Coc(Feature[CocArgs]):
-    """Overlap linear layers with their collectives, chunk by chunk.
+    """Overlap linear layers with their collectives.
 
     Products are multiplied in chunks of their rows: one is gathered, or summed over ranks, while another is multiplied.
     """

@@ -67,7 +67,7 @@ def samples_share_a_group(args: ContextParallelArgs, world: World) -> bool:
 
 
 class ContextParallel(Feature[ContextParallelArgs]):
-    """Split every sequence over ranks, with the attention algorithm of your choice.
+    """Split sequences over ranks by a chosen algorithm.
 
     The loss is that of one process: each micro-batch is divided by the tokens of all ranks, which may hold different numbers
     of tokens that count.

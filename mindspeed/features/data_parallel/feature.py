@@ -33,9 +33,9 @@ def batch_divides(args: DataParallelArgs, world: World) -> bool:
 
 
 class DataParallel(Feature[DataParallelArgs]):
-    """Replicate the model, give each replica a share of the batch, and reduce their gradients.
+    """Replicate the model and reduce gradients.
 
-    The number of replicas is what the other sizes leave: world size / (tp * pp * cp).
+    Each replica has a share of the batch. The number of replicas is what the other sizes leave: world size / (tp * pp * cp).
     """
 
     spec = FeatureSpec(

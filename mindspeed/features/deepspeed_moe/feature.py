@@ -29,9 +29,9 @@ _DISPATCHERS = ("moe-allgather-dispatcher", "moe-alltoall-dispatcher", "moe-zero
 
 
 class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
-    """Give experts a fixed capacity as DeepSpeed does, so that all ranks exchange tables of equal size.
+    """Give experts a fixed capacity, as DeepSpeed does.
 
-    Second choices of tokens get places after first ones.
+    All ranks exchange tables of equal size. Second choices of tokens get places after first ones.
     """
 
     spec = FeatureSpec(

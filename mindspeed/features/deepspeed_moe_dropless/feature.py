@@ -25,7 +25,10 @@ class DeepspeedMoeDroplessArgs(FeatureArgs):
 
 
 class DeepspeedMoeDropless(Feature[DeepspeedMoeDroplessArgs]):
-    """Let the capacity of deepspeed-moe's experts follow the load, so that no token is dropped."""
+    """Grow expert capacity so that no token is dropped.
+
+    The capacity of deepspeed-moe's experts follows the load.
+    """
 
     spec = FeatureSpec(
         name="deepspeed-moe-dropless",

@@ -8,7 +8,10 @@ from mindspeed.plugins import After, Category, Feature, FeatureArgs, FeatureSpec
 
 
 class DeepspeedMoeRearrange(Feature[FeatureArgs]):
-    """Copy tokens to the places of deepspeed-moe's experts by index, instead of products with masks."""
+    """Copy tokens to experts by index, not by products.
+
+    The places of deepspeed-moe's experts are indexed; no product with a mask is computed.
+    """
 
     spec = FeatureSpec(
         name="deepspeed-moe-rearrange",

@@ -44,7 +44,7 @@ class DeterministicArgs(FeatureArgs):
 
 
 class Deterministic(Feature[DeterministicArgs]):
-    """Make reruns bitwise identical, also across a resume.
+    """Make reruns bitwise identical, also on resume.
 
     Every order of summation is fixed: Megatron's own choices, torch's algorithms, and environment variables of other libraries.
     """

@@ -21,7 +21,7 @@ from mindspeed.plugins import (
 
 
 class DistributedOptimizer(Feature[FeatureArgs]):
-    """Shard optimizer state and step over the data-parallel replicas.
+    """Shard optimizer state over data-parallel ranks.
 
     Gradients are reduce-scattered, each replica updates its shard, and weights are all-gathered.
     """

@@ -35,7 +35,7 @@ def sequences_divide(args: FeatureArgs, world: World) -> bool:
 
 
 class DynamicShapes(Feature[FeatureArgs]):
-    """Send micro-batches of different lengths through a pipeline.
+    """Pipeline micro-batches of different lengths.
 
     The next stage receives the shape of each tensor before the tensor.
     """

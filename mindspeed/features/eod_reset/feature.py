@@ -32,9 +32,10 @@ _STAGES = "every stage of a pipeline reads where documents end, so that nothing 
 
 
 class EodReset(Feature[EodResetArgs]):
-    """Keep packed documents from attending to each other, also under context parallelism.
+    """Separate packed documents in attention.
 
-    The position ids of a batch say where documents begin; attention gets their ends in the place of a mask. The ends go
+    Works under context parallelism too. The position ids of a batch say where documents begin, and attention gets their
+    ends in place of a mask. The ends go
     through the model with the micro-batch, so that pipelines, interleaving and recomputation read their own.
     """
 

@@ -22,7 +22,10 @@ from mindspeed.plugins.shared_conditions import has_experts
 
 
 class ExpertParallel(Feature[ExpertParallelArgs]):
-    """Distribute the experts of MoE layers over ranks, and send tokens to the ranks of their experts."""
+    """Distribute the experts of MoE layers over ranks.
+
+    Tokens are sent to the ranks of their experts and back.
+    """
 
     spec = FeatureSpec(
         name="expert-parallel",

@@ -59,9 +59,9 @@ NO_LOGGED_LOGITS: Final = unset(
 
 
 class FlashAttention(Feature[FlashAttentionArgs]):
-    """Compute attention without the score matrix, with every sparse mode.
+    """Compute attention without the score matrix.
 
-    Core attention calls the operator ``mindspeed::fusion_attention``, and no scores, mask or dropout of S x S are kept.
+    Core attention calls the operator ``mindspeed::fusion_attention``, which has every sparse mode. No S x S tensor is kept.
     Under context parallelism the core attention belongs to the algorithm, which calls the same operator for its blocks.
     """
 

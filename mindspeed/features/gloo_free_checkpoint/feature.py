@@ -42,9 +42,9 @@ def optimizer_is_adam(args: GlooFreeCheckpointArgs, world: World) -> bool:
 
 
 class GlooFreeCheckpoint(Feature[GlooFreeCheckpointArgs]):
-    """Save the distributed optimizer in slices over device groups, without gloo groups.
+    """Save the distributed optimizer without gloo.
 
-    Its shards are sent to rank 0 and back.
+    Its shards are sent to rank 0 and back in slices, over device groups.
     """
 
     spec = FeatureSpec(

@@ -9,7 +9,10 @@ from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Numer
 
 
 class GroupedMatmulAdd(Feature[FeatureArgs]):
-    """Accumulate weight gradients of grouped experts in their fp32 buffer by the grouped product itself."""
+    """Fuse gradient accumulation of grouped experts.
+
+    The grouped product itself adds weight gradients to their fp32 buffer.
+    """
 
     spec = FeatureSpec(
         name="grouped-matmul-add",

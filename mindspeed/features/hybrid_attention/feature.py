@@ -87,9 +87,9 @@ def _first(sizes: Sequence[int]) -> int:
 
 
 class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
-    """Combine Ulysses attention within a node with ring attention across nodes.
+    """Combine Ulysses attention with ring attention.
 
-    Neighbouring ranks exchange tokens for heads, and rings of distant ranks pass blocks of keys and values.
+    Ranks of a node exchange tokens for heads, and rings across nodes pass blocks of keys and values.
     """
 
     spec = FeatureSpec(

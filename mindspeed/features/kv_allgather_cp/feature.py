@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class KvAllgatherCp(AlgorithmFeature[FeatureArgs]):
-    """Gather keys and values on every rank, which computes attention of its own queries.
+    """Gather keys and values on every rank.
 
-    Results of blocks are not merged.
+    Each rank computes attention of its own queries. No results of blocks are merged.
     """
 
     spec = FeatureSpec(

@@ -22,7 +22,7 @@ _GLUE = "mindspeed.features.matmul_add.layers"
 
 
 class MatmulAdd(Feature[FeatureArgs]):
-    """Add weight gradients to their fp32 buffers inside the matrix product.
+    """Fuse gradient accumulation into matrix products.
 
     This is Megatron's gradient accumulation fusion with the operator ``mindspeed::npu_matmul_add_fp32`` as its kernel.
     """

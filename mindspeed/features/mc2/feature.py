@@ -21,9 +21,10 @@ from mindspeed.tensor_parallel.variants import describe_fused_products
 
 
 class Mc2(Feature[FeatureArgs]):
-    """Fuse products of linear layers with the collectives of sequence parallelism.
+    """Fuse linear layers with their collectives.
 
-    Linear layers call the operators of `lcal_coc`: all-gather and product, product and reduce-scatter.
+    The collectives are those of sequence parallelism. Linear layers call the operators of `lcal_coc`: all-gather and
+    product, product and reduce-scatter.
     """
 
     spec = FeatureSpec(

@@ -27,7 +27,10 @@ class MoeAdaptiveRecomputeArgs(FeatureArgs):
 
 
 class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
-    """Recompute local experts in the backward pass when they receive more tokens than a threshold."""
+    """Recompute experts that receive too many tokens.
+
+    Local experts are recomputed in backward when they receive more tokens than a threshold.
+    """
 
     spec = FeatureSpec(
         name="moe-adaptive-recompute",

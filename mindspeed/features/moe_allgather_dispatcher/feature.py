@@ -9,9 +9,9 @@ from mindspeed.plugins.shared_conditions import has_experts
 
 
 class MoeAllgatherDispatcher(DispatcherFeature[FeatureArgs]):
-    """Gather tokens asynchronously, with k experts and probabilities per token instead of all.
+    """Gather tokens and top-k routes asynchronously.
 
-    All gathers are posted before the first wait.
+    Each token has k experts and probabilities instead of all. All gathers are posted before the first wait.
     """
 
     target = "MoEAllGatherTokenDispatcher"

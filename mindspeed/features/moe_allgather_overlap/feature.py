@@ -8,7 +8,10 @@ from mindspeed.plugins import After, Category, FeatureArgs, FeatureSpec, Mixin, 
 
 
 class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
-    """Overlap the gathers and scatters of tokens with shared experts and weight gradients."""
+    """Overlap token gathers with shared experts.
+
+    The gathers and scatters of tokens also overlap with weight gradients.
+    """
 
     spec = FeatureSpec(
         name="moe-allgather-overlap",

@@ -76,7 +76,10 @@ def experts_are_not_padded(args: MoeAlltoallDispatcherArgs, world: World) -> boo
 
 
 class MoeAlltoallDispatcher(DispatcherFeature[MoeAlltoallDispatcherArgs]):
-    """Compute the rows and splits of expert all-to-alls on the device, and read token counts once per layer."""
+    """Compute all-to-all splits on the device.
+
+    The rows of expert all-to-alls are computed there too, and token counts are read once per layer.
+    """
 
     target = "MoEAlltoAllTokenDispatcher"
     mixin = "mindspeed.features.moe_alltoall_dispatcher.layers:Dispatch"

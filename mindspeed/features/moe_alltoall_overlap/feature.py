@@ -42,7 +42,10 @@ def parts_divide_experts(args: MoeAlltoallOverlapArgs, world: World) -> bool:
 
 
 class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
-    """Overlap expert all-to-alls with shared experts, weight gradients and expert chunks."""
+    """Overlap expert all-to-alls with computation.
+
+    The computation is that of shared experts, weight gradients and expert chunks.
+    """
 
     spec = FeatureSpec(
         name="moe-alltoall-overlap",

@@ -51,7 +51,10 @@ def experts_are_local(args: FeatureArgs, world: World) -> bool:
 
 
 class MoeGroupedGemm(Feature[FeatureArgs]):
-    """Compute the local experts by one grouped product, on every platform and in every type."""
+    """Compute local experts by one grouped product.
+
+    It is available on every platform and in every type.
+    """
 
     spec = FeatureSpec(
         name="moe-grouped-gemm",

@@ -10,7 +10,7 @@ from mindspeed.plugins.shared_conditions import NO_CUDA_GRAPHS, has_experts
 
 
 class MoeLoadReport(Feature[FeatureArgs]):
-    """Log the load of experts and the share of dropped tokens of every step.
+    """Log expert load and dropped tokens of each step.
 
     The tokens that routers send to each expert are counted on the device, and read once per step.
     """

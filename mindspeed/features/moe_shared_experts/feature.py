@@ -22,7 +22,10 @@ from mindspeed.plugins.shared_conditions import has_experts
 
 
 class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
-    """Add shared experts for every token to the routed ones, with an optional gate."""
+    """Add shared experts that see every token.
+
+    Their outputs are added to those of the routed experts, with an optional gate.
+    """
 
     spec = FeatureSpec(
         name="moe-shared-experts",

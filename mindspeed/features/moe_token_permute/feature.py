@@ -22,9 +22,10 @@ _LIBRARY = "mindspeed.moe.routing"
 
 
 class MoeTokenPermute(Feature[FeatureArgs]):
-    """Send tokens to experts and back by operators that sum in fp32 and save only indices.
+    """Permute tokens by operators that sum in fp32.
 
-    Dispatchers call ``mindspeed::npu_fused_moe_token_permute`` and ``..._unpermute`` on each rank's tokens.
+    Dispatchers call ``mindspeed::npu_fused_moe_token_permute`` and ``..._unpermute`` on each rank's tokens,
+    and only indices are saved for backward.
     """
 
     spec = FeatureSpec(

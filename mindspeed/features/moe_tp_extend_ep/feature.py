@@ -49,7 +49,10 @@ def tensor_ranks_hold_experts(args: FeatureArgs, world: World) -> bool:
 
 
 class MoeTpExtendEp(Feature[FeatureArgs]):
-    """Distribute whole experts over tensor-parallel ranks too, instead of splitting each expert."""
+    """Place whole experts on tensor-parallel ranks.
+
+    No expert is split.
+    """
 
     spec = FeatureSpec(
         name="moe-tp-extend-ep",

@@ -91,7 +91,10 @@ def experts_are_recomputed_once(args: MoeZeroMemoryArgs, world: World) -> bool:
 
 
 class MoeZeroMemory(Feature[MoeZeroMemoryArgs]):
-    """Recompute expert activations in backward from tokens that are sent again, overlapped with transfers."""
+    """Recompute expert activations from resent tokens.
+
+    The transfers of backward overlap with computation.
+    """
 
     spec = FeatureSpec(
         name="moe-zero-memory",

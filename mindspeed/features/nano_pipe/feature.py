@@ -70,9 +70,10 @@ def limit_keeps_deferred_sets(args: NanoPipeArgs, world: World, other: Any) -> b
 
 
 class NanoPipe(ScheduleFeature[NanoPipeArgs]):
-    """Fill pipeline bubbles with deferred weight gradients; results are bitwise identical to Megatron.
+    """Fill pipeline bubbles with weight gradients.
 
-    The gradient of a stage's input is sent first, and gradients of weights are computed where the rank would be idle.
+    Input gradients are sent first, and weight gradients are computed in pipeline bubbles.
+    Results are bitwise identical to Megatron's.
     """
 
     spec = FeatureSpec(

@@ -98,9 +98,9 @@ def places_fill_chunks(args: NoopLayersArgs, world: World) -> bool:
 
 
 class NoopLayers(Feature[NoopLayersArgs]):
-    """Distribute layers unevenly over pipeline stages, so that embedding and output layer balance.
+    """Balance pipeline stages by uneven layer counts.
 
-    No stage waits for one with more work, such as the output layer or multi-token prediction.
+    Stages with more work, such as the output layer or multi-token prediction, get fewer layers.
     """
 
     spec = FeatureSpec(

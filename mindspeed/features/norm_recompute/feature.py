@@ -33,7 +33,7 @@ def norms_are_modules(args: Any, world: World) -> bool:
 
 
 class NormRecompute(PartRecompute):
-    """Recompute norms in backward instead of keeping their outputs.
+    """Recompute norms in backward.
 
     What the two norms of a layer save and return is freed in forward, and recomputed from the norm's input.
     """

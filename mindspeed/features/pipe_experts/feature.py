@@ -21,7 +21,10 @@ from mindspeed.plugins import (
 
 
 class PipeExperts(Feature[PipeExpertsArgs]):
-    """Overlap dispatch, products and return of deepspeed-moe's experts, expert by expert and slice by slice."""
+    """Overlap expert dispatch, compute and return.
+
+    The experts of deepspeed-moe run one by one, and each in slices.
+    """
 
     spec = FeatureSpec(
         name="pipe-experts",

@@ -40,9 +40,10 @@ def stages_share_layers(args: PipelineParallelArgs, world: World) -> bool:
 
 
 class PipelineParallel(Feature[PipelineParallelArgs]):
-    """Place consecutive layers on consecutive ranks, with the 1F1B schedule.
+    """Split layers into pipeline stages (1F1B).
 
-    Micro-batches pass through the stages with one forward and one backward pass in flight.
+    Consecutive layers are on consecutive ranks. Micro-batches pass through the stages with one forward and one backward
+    pass in flight.
     """
 
     spec = FeatureSpec(

@@ -101,9 +101,9 @@ def cpu_has_effect(args: ProfilerArgs, world: World) -> bool:
 
 
 class Profiler(Feature[ProfilerArgs]):
-    """Trace chosen steps and ranks with the profiler of the platform, with feature names in the trace.
+    """Trace chosen steps and ranks with feature names.
 
-    Each chosen rank writes one file for the window of steps.
+    The profiler is that of the platform. Each chosen rank writes one file for the window of steps.
     """
 
     spec = FeatureSpec(

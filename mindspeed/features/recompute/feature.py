@@ -28,7 +28,7 @@ _RANDOM = "megatron.core.tensor_parallel.random"
 
 
 class Recompute(Feature[RecomputeArgs]):
-    """Recompute activations in backward: all layers, some of them, or chosen modules.
+    """Recompute activations of layers or modules.
 
     Only the inputs of these modules or layers are kept. Their forward pass runs again when backward needs the rest.
     """

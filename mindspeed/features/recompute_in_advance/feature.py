@@ -32,7 +32,7 @@ def _takes_experts(args: RecomputeInAdvanceArgs, world: World) -> bool:
 
 
 class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
-    """Recompute activations while the gradient is sent by the next pipeline stage.
+    """Recompute before the gradient of a stage arrives.
 
     The forward pass of a stage is repeated before its gradient arrives, so that the pipeline does not wait for it.
     """

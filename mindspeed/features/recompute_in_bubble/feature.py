@@ -16,9 +16,10 @@ class RecomputeInBubbleArgs(ScheduleArgs):
 
 
 class RecomputeInBubble(RecomputeFeature[RecomputeInBubbleArgs]):
-    """Recompute only the activations above a limit, while a pipeline stage waits.
+    """Recompute activations in pipeline bubbles.
 
-    Activations that are needed last are dropped, and their forward pass is repeated in a pipeline bubble.
+    Only activations above a limit are dropped, those that are needed last, and their forward pass is repeated in a
+    pipeline bubble.
     """
 
     spec = FeatureSpec(

@@ -38,7 +38,7 @@ def weights_are_bf16(args: ReuseFp32ParamArgs, world: World) -> bool:
 
 
 class ReuseFp32Param(Feature[ReuseFp32ParamArgs]):
-    """Store bf16 weights and 16-bit residuals in place of fp32 main weights.
+    """Store bf16 weights and residuals, not fp32.
 
     Main weights are joined from both, one part of an optimizer step at a time.
     """

@@ -57,9 +57,9 @@ def window_divides_ring(args: RingAttentionArgs, world: World) -> bool:
 
 
 class RingAttention(AlgorithmFeature[RingAttentionArgs]):
-    """Pass key and value blocks around a ring of ranks, overlapped with attention.
+    """Pass keys and values around a ring of ranks.
 
-    While attention to one block is computed, the next one arrives.
+    While attention to one block of keys and values is computed, the next one arrives.
     """
 
     spec = FeatureSpec(

@@ -29,7 +29,10 @@ def attention_has_blocks(args: FeatureArgs, world: World) -> bool:
 
 
 class RingAttentionUpdate(Feature[FeatureArgs]):
-    """Merge attention blocks by one operator, ``mindspeed::npu_ring_attention_update``."""
+    """Merge attention blocks by one operator.
+
+    The operator is ``mindspeed::npu_ring_attention_update``.
+    """
 
     spec = FeatureSpec(
         name="ring-attention-update",

@@ -36,9 +36,9 @@ def norms_are_rms_norm(args: FeatureArgs, world: World) -> bool:
 
 
 class RmsNorm(Feature[FeatureArgs]):
-    """Compute RMSNorm by one operator that saves its input and one number per token.
+    """Compute RMSNorm by one operator.
 
-    The norms of all layers, and the final one, call ``mindspeed::rms_norm``.
+    The norms of all layers, and the final one, call ``mindspeed::rms_norm``, which saves its input and one number per token.
     """
 
     spec = FeatureSpec(

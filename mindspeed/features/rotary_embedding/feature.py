@@ -31,9 +31,9 @@ def positions_are_rotary(args: FeatureArgs, world: World) -> bool:
 
 
 class RotaryEmbedding(Feature[FeatureArgs]):
-    """Apply rotary position embedding by one operator, and share its tables among layers.
+    """Apply rotary embedding by one operator.
 
-    The operator is ``mindspeed::npu_rotary_position_embedding``.
+    The operator is ``mindspeed::npu_rotary_position_embedding``. All layers share its tables.
     """
 
     spec = FeatureSpec(

@@ -43,9 +43,10 @@ def sequence_divides(args: FeatureArgs, world: World) -> bool:
 
 
 class SequenceParallel(Feature[FeatureArgs]):
-    """Split norms, dropout and residuals by sequence over the tensor-parallel ranks.
+    """Split norms and dropout along the sequence.
 
-    They work on 1 / tp of the tokens; the all-reduce of a linear layer becomes a reduce-scatter and an all-gather.
+    Norms, dropout and residuals work on 1 / tp of the tokens. The all-reduce of a linear layer becomes a reduce-scatter
+    and an all-gather.
     """
 
     spec = FeatureSpec(

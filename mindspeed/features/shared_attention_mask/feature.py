@@ -85,7 +85,7 @@ def one_rank_has_the_sequence(args: SharedAttentionMaskArgs, world: World) -> bo
 
 
 class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
-    """Share one attention mask among all layers and micro-batches.
+    """Share one attention mask among all layers.
 
     The data loader makes no mask. The layers share one that is made once, and have none where the kernel needs none.
     """

@@ -73,9 +73,10 @@ def linear_qkv_has_no_norm(args: SwapAttentionArgs, world: World) -> bool:
 
 
 class SwapAttention(Feature[SwapAttentionArgs]):
-    """Offload attention activations to host memory and prefetch them before backward.
+    """Offload attention activations to host memory.
 
-    Both transfers overlap with the computation of a neighbouring layer. The layer before the loss keeps its activations.
+    They are prefetched before backward. Both transfers overlap with the computation of a neighbouring layer. The layer
+    before the loss keeps its activations.
     """
 
     spec = FeatureSpec(

@@ -28,9 +28,9 @@ class SwapOptimizerArgs(FeatureArgs):
 
 
 class SwapOptimizer(Feature[SwapOptimizerArgs]):
-    """Offload main weights and optimizer states to host memory, except during their part of the step.
+    """Offload optimizer states to host memory.
 
-    One window of them after the other is prefetched, updated and offloaded again.
+    Main weights are offloaded too. One window after the other is prefetched, updated and offloaded again.
     """
 
     spec = FeatureSpec(

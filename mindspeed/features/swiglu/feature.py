@@ -51,9 +51,9 @@ _OTHER_ACTIVATIONS: Final = tuple(
 
 
 class Swiglu(Feature[FeatureArgs]):
-    """Compute SwiGLU by one operator that saves only its input.
+    """Compute SwiGLU by one operator.
 
-    MLPs and experts call ``mindspeed::swiglu`` where Megatron calls its fused activation.
+    MLPs and experts call ``mindspeed::swiglu`` where Megatron calls its fused activation. Only its input is saved.
     """
 
     spec = FeatureSpec(

@@ -66,7 +66,7 @@ def _splits_experts(args: TensorParallelArgs, world: World) -> bool:
 
 
 class TensorParallel(Feature[TensorParallelArgs]):
-    """Split the weights of attention, MLP and vocabulary by columns and rows over ranks.
+    """Split weights and vocabulary over ranks.
 
     The first linear layer of a pair is split by columns and the second by rows, with one all-reduce per pair and direction.
     """

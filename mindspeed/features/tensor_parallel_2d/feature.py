@@ -50,9 +50,10 @@ class TensorParallel2DArgs(FeatureArgs):
 
 
 class TensorParallel2D(Feature[TensorParallel2DArgs]):
-    """Split weights of linear layers along both dimensions, which sends fewer bytes.
+    """Split weights of linear layers over a 2-D grid.
 
-    The weights are split over a grid of x by y ranks, with the inputs and outputs of sequence parallelism.
+    The weights are split over a grid of x by y ranks, with the inputs and outputs of sequence parallelism. Fewer bytes
+    are sent.
     """
 
     spec = FeatureSpec(

@@ -21,9 +21,9 @@ class TflopsArgs(FeatureArgs):
 
 
 class Tflops(Feature[TflopsArgs]):
-    """Log model and hardware FLOP/s of every step from counted matrix products.
+    """Log model and hardware FLOP/s of every step.
 
-    Products are counted in one step of an interval.
+    Matrix products are counted in one step of an interval.
     """
 
     spec = FeatureSpec(

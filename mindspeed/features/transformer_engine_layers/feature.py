@@ -72,10 +72,11 @@ REFUSED: Final = tuple(
 
 
 class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
-    """Build the layers of Transformer Engine's specs where it is not installed.
+    """Provide Transformer Engine layers without it.
 
-    Each role is a class over Megatron's local layer, with the names of Transformer Engine's classes, parameters and
-    checkpoints. Features for local layers work on it.
+    Megatron's specs then work where Transformer Engine is not installed. Each role is a class over Megatron's local
+    layer, with the names of Transformer Engine's classes, parameters and checkpoints. Features for local layers work on
+    it.
     """
 
     spec = FeatureSpec(

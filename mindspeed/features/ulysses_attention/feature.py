@@ -97,9 +97,9 @@ def own_instead_of_fetched(a: Attention, world: World, keep: Keep) -> int:
 
 
 class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
-    """Exchange tokens for heads by all-to-alls before and after attention.
+    """Exchange tokens for heads around attention.
 
-    In between every rank has the whole sequence for some of the heads.
+    An all-to-all comes before and after. In between every rank has the whole sequence for some of the heads.
     """
 
     spec = FeatureSpec(

@@ -96,7 +96,7 @@ def micro_batches_fill_stages(args: VirtualPipelineArgs, world: World) -> bool:
 
 
 class VirtualPipeline(Feature[VirtualPipelineArgs]):
-    """Interleave several model chunks per pipeline stage for smaller pipeline bubbles.
+    """Interleave model chunks for smaller bubbles.
 
     The idle time of the pipeline is divided by the number of chunks of a stage.
     """

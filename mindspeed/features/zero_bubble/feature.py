@@ -23,9 +23,10 @@ from mindspeed.plugins import (
 
 
 class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
-    """Run the fastest pipeline schedule for given costs and memory, with deferred weight gradients.
+    """Simulate and run the fastest pipeline schedule.
 
-    A simulator judges the lags of weight gradients that fill the idle time of every rank, before the schedule runs.
+    Costs and memory are given, and weight gradients are deferred. A simulator judges the lags of weight gradients that
+    fill the idle time of every rank, before the schedule runs.
     """
 
     spec = FeatureSpec(
