@@ -9,11 +9,16 @@ from typing import Any, Final
 import click
 
 from mindspeed.cli.output import json_option, print_json, print_table, wants_json
+from mindspeed.cli.terminal import bold, rows_of_cells, wrapped
 from mindspeed.job.world import PLATFORMS
+from mindspeed.plugins.feature import Category
 from mindspeed.plugins.found import BUILT_IN, PLUGINS_VARIABLE, DiscoveredFeature, installed, unmatched
 
 MANY: Final = 200
 """Above this number features of other distributions are not loaded to list them, and rows are not aligned."""
+HEADERS: Final = ("NAME", "LEVEL", "STABILITY", "PLATFORMS", "SLOTS", "FROM", "STATE", "SUMMARY")
+_LEVELS: Final = "Level 0: Megatron's own. Level 1: active by default where it is safe. Level 2: active on request."
+_MORE: Final = "Words filter the list; --wide and --json show platforms, slots and packages."
 
 
 @click.command("list")
@@ -22,12 +27,21 @@ MANY: Final = 200
 @click.option("--slot", metavar="SLOT", help="features that hold this slot alone")
 @click.option("--platform", type=click.Choice(PLATFORMS), help="features for this platform alone")
 @click.option("--from", "distribution", metavar="DISTRIBUTION", help="features of this distribution alone")
+@click.option("--wide", is_flag=True, help="a table with platforms, slots, packages and whole summaries")
 @click.option("--no-import", is_flag=True, help="import no feature: say what folders and metadata alone tell")
 @json_option
 def list_features(
-    words: tuple[str, ...], level: int | None, slot: str | None, platform: str | None, distribution: str | None, no_import: bool
+    words: tuple[str, ...],
+    level: int | None,
+    slot: str | None,
+    platform: str | None,
+    distribution: str | None,
+    wide: bool,
+    no_import: bool,
 ) -> None:
-    """List every installed feature, or those that have every WORD in their name or summary.
+    """List every installed feature, or those that have every WORD in their name, category or description.
+
+    mindspeed features list recompute
 
     Features of other distributions are imported to read their declarations, unless there are more than 200 of them.
     """
@@ -38,30 +52,37 @@ def list_features(
         others = sum(row.distribution != BUILT_IN for row in rows)
         rows = discover(only=None if others <= MANY else ()).rows
     filters = {"level": level, "slots": slot, "platforms": platform, "distribution": distribution}
-    rows = [row for row in rows if _matches(_describe(row), words, filters)]
+    rows = [row for row in rows if _matches(row, words, filters)]
     if wants_json():
         print_json({"features": [_describe(row) for row in rows]})
         return
-    _print(rows)
+    _print(rows, wide)
 
 
-def _matches(row: Mapping[str, Any], words: Sequence[str], filters: Mapping[str, Any]) -> bool:
-    """Return whether a described row has every word, and every value of a filter that was given."""
-    text = f"{row['name']} {row['summary'] or ''}".lower()
-    if not all(word.lower() in text for word in words):
+def _matches(row: DiscoveredFeature, words: Sequence[str], filters: Mapping[str, Any]) -> bool:
+    """Return whether a row has every word, and every value of a filter that was given."""
+    described = _describe(row)
+    feature = row.feature
+    about = f"{feature.spec.category.value} {feature.__doc__}" if feature is not None else ""
+    text = f"{row.name} {about}".lower()
+    if not all(word.lower().replace("_", "-") in text for word in words):
         return False
     values = {key: value for key, value in filters.items() if value is not None}
-    return all(value in row[key] if isinstance(row[key], list) else value == row[key] for key, value in values.items())
+    return all(
+        value in described[key] if isinstance(described[key], list) else value == described[key]
+        for key, value in values.items()
+    )
 
 
-def _print(rows: Sequence[DiscoveredFeature]) -> None:
-    headers = ("NAME", "LEVEL", "STABILITY", "PLATFORMS", "SLOTS", "FROM", "STATE", "SUMMARY")
+def _print(rows: Sequence[DiscoveredFeature], wide: bool) -> None:
     if not rows:
         click.echo("no feature matches", err=True)
+    elif not wide:
+        _print_by_category(rows)
     elif len(rows) <= MANY:
-        print_table(headers, [_cells(row) for row in rows])
+        print_table(HEADERS, [_cells(row) for row in rows])
     else:
-        click.echo("\n".join("  ".join(cells) for cells in (headers, *map(_cells, rows))))
+        click.echo("\n".join("  ".join(cells) for cells in (HEADERS, *map(_cells, rows))))
     for row in rows:
         if row.problem is not None and row.state == "broken":
             click.echo(f"\n{row.problem}")
@@ -69,6 +90,28 @@ def _print(rows: Sequence[DiscoveredFeature]) -> None:
         click.echo(f"\n{left_out} left out, because {PLUGINS_VARIABLE} is {os.environ.get(PLUGINS_VARIABLE, '')!r}")
     for name in unmatched(rows):
         click.echo(f"\n{PLUGINS_VARIABLE} names {name}, and no distribution with features is called so")
+
+
+def _print_by_category(rows: Sequence[DiscoveredFeature]) -> None:
+    """Print name, level and summary of each feature under its category; features that are not loaded come last."""
+    groups: dict[str, list[DiscoveredFeature]] = {category.value: [] for category in Category}
+    for row in rows:
+        groups.setdefault(row.feature.spec.category.value if row.feature is not None else row.state, []).append(row)
+    names = max(len(row.name) for row in rows)
+    for title, members in groups.items():
+        if members:
+            click.echo(bold(f"{title} ({len(members)})"))
+            cells = [(f"{row.name:<{names}}", *_brief_cells(row)) for row in members]
+            click.echo("\n".join(rows_of_cells(cells)) + "\n")
+    for line in (_LEVELS, f"{len(rows)} feature{'s' * (len(rows) != 1)}. {_MORE}"):
+        click.echo("\n".join(wrapped(line)))
+
+
+def _brief_cells(row: DiscoveredFeature) -> tuple[str, str]:
+    if row.feature is None:
+        return "-", f"{row.distribution} {row.version}"
+    summary = row.feature.summary()
+    return str(row.feature.spec.level), summary if row.distribution == BUILT_IN else f"{summary} ({row.distribution})"
 
 
 def _describe(row: DiscoveredFeature) -> dict[str, Any]:

@@ -46,8 +46,10 @@ class Main(Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         from mindspeed.cli.output import exit_code, print_problems
+        from mindspeed.cli.terminal import tolerate_any_text
         from mindspeed.plugins.problems import MindSpeedError
 
+        tolerate_any_text()
         try:
             return super().invoke(ctx)
         except MindSpeedError as error:

@@ -1,6 +1,7 @@
 import json
 
 import click
+import pytest
 
 from mindspeed.cli.output import print_table
 
@@ -18,11 +19,47 @@ def test_the_listing_has_the_fixed_keys_and_nothing_else(mindspeed):
     assert row["slots"] == ["recompute-policy"]
 
 
-def test_the_listing_is_aligned_text_off_a_terminal(mindspeed):
-    lines = mindspeed("features", "list").stdout.splitlines()
+@pytest.fixture(autouse=True)
+def eighty_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def test_every_feature_has_one_line_with_its_whole_summary_under_its_category(mindspeed):
+    done = mindspeed("features", "list")
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 90
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if "..." in line] == []
+    start = lines.index("communication (4)")
+    assert lines[start : start + 2] == [
+        "communication (4)",
+        "  coc                        2  Overlap linear layers with their collectives",
+    ]
+    assert (
+        len([line for line in lines if line.startswith("  ") and line != "  active on request." and line != "  packages."])
+        == 63
+    )
+
+
+def test_the_wide_listing_is_aligned_text_off_a_terminal(mindspeed):
+    lines = mindspeed("features", "list", "--wide").stdout.splitlines()
     assert lines[0].split() == ["NAME", "LEVEL", "STABILITY", "PLATFORMS", "SLOTS", "FROM", "STATE", "SUMMARY"]
     column = lines[0].index("STATE")
     assert {line[column:].split()[0] for line in lines[1:] if line.startswith(("recompute", "swiglu", "tensor-"))} == {"ok"}
+
+
+def test_twenty_columns_show_name_level_and_summary(mindspeed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    lines = mindspeed("features", "list", "swiglu", "operator").stdout.splitlines()
+    assert lines[:4] == ["compute (1)", "  swiglu 1", "    Compute SwiGLU", "      by one"]
+    assert max(map(len, lines)) <= 20
+
+
+def test_words_find_a_feature_by_its_category_and_description(mindspeed):
+    assert "moe-zero-memory" in names(mindspeed("features", "list", "moe", "--json"))
+    assert names(mindspeed("features", "list", "moe_zero", "--json")) == ["moe-zero-memory"]
+    assert names(mindspeed("features", "list", "slopes", "score", "--json")) == []
+    assert names(mindspeed("features", "list", "slope", "--json")) == ["alibi"]
 
 
 def test_no_import_reads_metadata_alone(mindspeed, install, tmp_path):
@@ -47,7 +84,7 @@ def test_the_list_is_filtered_by_words_level_slot_platform_and_distribution(mind
     assert names(mindspeed("features", "list", "--from", "acme", "--json")) == ["acme-clip"]
     assert "swiglu" not in names(mindspeed("features", "list", "--level", "0", "--json"))
     assert "swiglu" in names(mindspeed("features", "list", "--platform", "npu", "--json"))
-    done = mindspeed("features", "list", "no", "such")
+    done = mindspeed("features", "list", "unheard-of")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "no feature matches\n")
 
 
