@@ -10,14 +10,17 @@ from mindspeed._version import __version__
 from mindspeed.cli.lazy import Main
 
 VERBS: Final = (
-    *("check", "features", "pretrain", "run", "patches", "ops", "schedule", "data", "profile", "tune", "doctor"),
-    *("checkpoint", "lock", "memory", "preflight", "explain", "docs"),
+    *("features", "check", "run", "pretrain", "explain", "doctor", "memory", "tune", "profile", "checkpoint"),
+    *("lock", "preflight", "data", "ops"),
+    *("patches", "schedule", "docs"),
 )
 """In the order of the help; each is a command in a module of its name."""
+DEVELOPER_VERBS: Final = ("patches", "schedule", "docs")
 
 main = Main(
     "mindspeed",
     lazy={verb: f"{__name__}.{verb}:{verb}" for verb in VERBS},
+    developer=DEVELOPER_VERBS,
     help="Acceleration features for training large models on Megatron, as plugins.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )

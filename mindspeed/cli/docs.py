@@ -9,18 +9,20 @@ from typing import Final
 import click
 
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.cli.request_options import names_argument
+from mindspeed.cli.request_options import names_argument, names_option
 from mindspeed.plugins.fixes import Advice
+from mindspeed.plugins.near_names import suggestion
 
 CHECKOUT: Final = Path(__file__).parents[2]
 
 
 @click.command()
 @names_argument("[FEATURE]...")
+@names_option("--features", help="the same features as an option")
 @click.option("--write", "folder", type=click.Path(file_okay=False, path_type=Path), help="write every page into this folder")
 @click.option("--built-in", is_flag=True, help="leave out the features of other packages")
 @json_option
-def docs(names: tuple[str, ...], folder: Path | None, built_in: bool) -> None:
+def docs(names: tuple[str, ...], features: tuple[str, ...], folder: Path | None, built_in: bool) -> None:
     """Print the pages of features, or write the whole reference.
 
     The pages are made from the declarations: settings, constraints, patches with their reasons, numerics, platforms.
@@ -30,11 +32,13 @@ def docs(names: tuple[str, ...], folder: Path | None, built_in: bool) -> None:
     from mindspeed.plugins.discovery import BUILT_IN, discover
     from mindspeed.plugins.problems import MindSpeedError
 
+    names = (*names, *features)
     if bool(names) == (folder is not None):
         raise click.UsageError("name features to print their pages, or give --write FOLDER for all pages")
     catalog = discover(only=() if built_in else names or None)
     if unknown := [name for name in names if name not in catalog.usable]:
-        raise click.UsageError(f"there is no feature {', '.join(unknown)}; see mindspeed features list")
+        near = suggestion(catalog.near(unknown[0]), "mindspeed features list shows every name")
+        raise click.UsageError(f"there is no feature {', '.join(unknown)}; {near}")
     _require_generators()
     from tools.docs.features import feature_page
     from tools.docs.pages import pages, write

@@ -10,7 +10,7 @@ import click
 
 from mindspeed.cli.matrix_options import store_option
 from mindspeed.cli.output import OK, PROBLEMS, json_option, print_result, wants_json
-from mindspeed.cli.request_options import JobCommand, Request, request_options
+from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
 
 if TYPE_CHECKING:
     from mindspeed.verification.matrix.bisect import Culprits
@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=JobCommand)
+@names_argument("[NAME]...")
 @click.option("--test", default="", metavar="'CMD'", help="judge by a command, which gets a job file where it says {job}")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="S", help="a longer run is a failure")
 @store_option
 @request_options
 @json_option
 @click.pass_context
-def bisect(ctx: click.Context, request: Request, test: str, timeout: float | None, store: Path | None) -> None:
-    """Find the smallest set of features and settings with which a job fails.
+def bisect(
+    ctx: click.Context, request: Request, names: tuple[str, ...], test: str, timeout: float | None, store: Path | None
+) -> None:
+    """Find the smallest set of features that makes a job fail.
 
     mindspeed features bisect -f job.yaml
 
@@ -42,6 +45,7 @@ def bisect(ctx: click.Context, request: Request, test: str, timeout: float | Non
     from mindspeed.verification.matrix.store import VerdictStore, default_store
     from mindspeed.verification.pool import TIME_LIMIT, WorkerPool
 
+    request = request.naming(names)
     plan = request.plan_of_run()
     suspects = suspects_of(request.layers)
     given = {name: value for layer in request.layers for name, value in layer.world.items()}

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_context
 def diff(ctx: click.Context, first: str, second: str) -> None:
-    """Compare two jobs: features, settings, sizes, Megatron arguments, patches and versions.
+    """Compare two jobs.
+
+    By features, settings, sizes, Megatron arguments, patches and versions.
 
     mindspeed features diff job.yaml mindspeed.lock
 

@@ -13,10 +13,8 @@ import click
 from mindspeed.cli.explain import show_code
 from mindspeed.cli.feature_plan import as_lines, reason_lines, setting_lines
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.cli.request_options import JobCommand, Request, request_options
-from mindspeed.plugins.fixes import advice
+from mindspeed.cli.request_options import JobCommand, Request, request_options, spelled, unknown_feature
 from mindspeed.plugins.found import declared_at
-from mindspeed.plugins.near_names import suggestion
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.explanation import Explanation
@@ -42,6 +40,7 @@ def explain(request: Request, name: str) -> None:
     if _CODE.fullmatch(name):
         show_code(name)
         return
+    name = spelled(name)
     from mindspeed.registry import catalog_for
 
     plan = request.plan_of_run()
@@ -123,8 +122,7 @@ def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, na
 
     row = next((row for row in known.rows if row.name == name), None)
     if row is None:
-        fix = advice(suggestion(known.near(name), "mindspeed features list shows every name"))
-        raise ResolutionError([Problem("MS201", f"there is no feature {name!r}", (name,), where="command line", fix=fix)])
+        raise ResolutionError([unknown_feature(known, name)])
     because, brings, problems = _why_not(plan, known, row), list[str](), list[Problem]()
     if name not in {disabled.feature for disabled in plan.rows if disabled.kind == "disabled"}:
         try:

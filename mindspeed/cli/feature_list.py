@@ -39,7 +39,9 @@ def list_features(
     wide: bool,
     no_import: bool,
 ) -> None:
-    """List every installed feature, or those that have every WORD in their name, category or description.
+    """List installed features, or those with every WORD.
+
+    A word is looked for in name, category and description.
 
     mindspeed features list recompute
 

@@ -11,7 +11,7 @@ import click
 from mindspeed.cli.lazy import Group
 from mindspeed.cli.matrix_options import budget_option, show_progress, store_option
 from mindspeed.cli.output import OK, PROBLEMS, json_option, print_result, print_table, wants_json
-from mindspeed.cli.request_options import names_argument
+from mindspeed.cli.request_options import names_argument, names_option
 
 if TYPE_CHECKING:
     from mindspeed.verification.matrix.cases import MatrixCase
@@ -79,17 +79,21 @@ def run(
 
 
 @matrix.command()
-@names_argument("NAME...", required=True)
+@names_argument("NAME...")
+@names_option("--features", help="the same features as an option")
 @click.option("--layout", default="", metavar="NAME", help="the feature in this layout")
 @store_option
 @json_option
-def show(names: tuple[str, ...], layout: str, store: Path | None) -> None:
+def show(names: tuple[str, ...], features: tuple[str, ...], layout: str, store: Path | None) -> None:
     """Show the verdict of a pair, or of a feature in a layout; of one feature alone, all of its verdicts."""
     from mindspeed import registry
     from mindspeed.verification.matrix.cases import MatrixCase
     from mindspeed.verification.matrix.reach import Sources
     from mindspeed.verification.matrix.store import VerdictStore, default_store, is_stale
 
+    names = (*names, *features)
+    if not names:
+        raise click.UsageError("name at least one feature")
     known = VerdictStore(store or default_store()).read()
     one = MatrixCase(tuple(sorted(names)), layout)
     results = [known[one.name]] if one.name in known else []

@@ -20,7 +20,7 @@ features = Group(
         "matrix": "mindspeed.cli.feature_matrix:matrix",
         "bisect": "mindspeed.cli.feature_bisect:bisect",
     },
-    help="List, check, plan, compare, explain, make, test and verify features.",
+    help="List, plan, check, explain, verify and write features.",
     epilog="""\b
 Environment variables:
   MINDSPEED_FEATURES=a,b         features to switch on, above the job file and below the command line

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -15,12 +15,15 @@ from mindspeed.plugins.near_names import near_names, suggestion
 class Group(click.Group):
     """Verbs in the order of their declaration; an unknown one is refused with near names.
 
-    ``lazy`` maps a verb to the ``"module:attribute"`` of its command.
+    ``lazy`` maps a verb to the ``"module:attribute"`` of its command. Verbs of ``developer`` have a heading in the help.
     """
 
-    def __init__(self, name: str | None = None, lazy: Mapping[str, str] | None = None, **options: Any) -> None:
+    def __init__(
+        self, name: str | None = None, lazy: Mapping[str, str] | None = None, developer: Sequence[str] = (), **options: Any
+    ) -> None:
         super().__init__(name, **options)
         self.lazy = lazy or {}
+        self.developer = developer
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.lazy, *self.commands]
@@ -32,6 +35,19 @@ class Group(click.Group):
         with collector_paused():
             command: click.Command = getattr(import_module(module), attribute)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        verbs = self.list_commands(ctx)
+        sections = {
+            "Commands": [verb for verb in verbs if verb not in self.developer],
+            "Commands for developers": [verb for verb in verbs if verb in self.developer],
+        }
+        limit = formatter.width - 6 - max(map(len, verbs), default=0)
+        for title, members in sections.items():
+            commands = [(verb, self.get_command(ctx, verb)) for verb in members]
+            if rows := [(verb, command.get_short_help_str(limit)) for verb, command in commands if command is not None]:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         verbs = self.list_commands(ctx)

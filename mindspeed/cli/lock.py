@@ -5,15 +5,16 @@ from __future__ import annotations
 import click
 
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.cli.request_options import JobCommand, Request, request_options
+from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
 from mindspeed.plugins.fixes import Advice
 
 
 @click.command(cls=JobCommand)
+@names_argument("[NAME]...")
 @click.option("-o", "--output", default="mindspeed.lock", show_default=True, metavar="FILE", help="where to write it")
 @request_options
 @json_option
-def lock(request: Request, output: str) -> None:
+def lock(request: Request, names: tuple[str, ...], output: str) -> None:
     """Write the lock file of a job.
 
     mindspeed lock -f job.yaml -o mindspeed.lock
@@ -32,6 +33,7 @@ def lock(request: Request, output: str) -> None:
     from mindspeed.plugins.problems import MindSpeedError, Problem
     from mindspeed.training.request_text import job_file
 
+    request = request.naming(names)
     plan = request.plan_of_run()
     if "megatron" not in plan.environment:
         text = "megatron-core is not installed here, and a lock holds its version"

@@ -11,5 +11,5 @@ memory = Group(
         "measure": "mindspeed.cli.memory_measure:measure",
         "pairs": "mindspeed.cli.memory_plan:pairs",
     },
-    help="Foretell the memory of a job, and measure it on a tiny model.",
+    help="Estimate the memory of a job, or measure it on a small model.",
 )

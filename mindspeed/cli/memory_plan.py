@@ -28,7 +28,7 @@ _KEYS: Final = ("name", "bytes", "live", "held", "by")
 @request_options
 @json_option
 def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout: bool) -> None:
-    """Foretell what each pipeline stage holds at its peak.
+    """Estimate what each pipeline stage holds at its peak.
 
     Weights, gradients, optimizer states and every tensor that layers keep for backward, by the formulas of local layers and of
     the features. With --budget the exit status is 1 when a stage does not fit, and the cheapest features that make it fit are
@@ -97,11 +97,12 @@ def _mib(size: int) -> str:
 
 
 @click.command(cls=FullJobCommand)
-@names_argument("NAME NAME...", required=True)
+@names_argument("NAME NAME...")
 @request_options
 @json_option
 def pairs(request: Request, names: tuple[str, ...]) -> None:
-    """Tell of each pair of features whether a job can have both, and why not."""
+    """Show for each pair of features whether a job can have both, and why not."""
+    names, request = request.subject(names)
     rows = [(first, second, _refusal(request, first, second)) for first, second in combinations(sorted(set(names)), 2)]
     if wants_json():
         print_json({"pairs": [{"features": [first, second], "refused": refusal} for first, second, refusal in rows]})

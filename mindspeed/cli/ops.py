@@ -12,7 +12,7 @@ from mindspeed.ops.variants import SOURCES
 
 @click.group(cls=Group)
 def ops() -> None:
-    """List operators with the variant that runs here, and build those in C++."""
+    """List operators and build their C++ kernels."""
 
 
 @ops.command("list")

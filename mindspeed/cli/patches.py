@@ -103,7 +103,7 @@ def record(megatron: str | None, into: Path | None) -> None:
 @click.option(
     "--limit", type=click.FloatRange(min=1), default=90.0, show_default=True, metavar="SECONDS", help="time for each claim"
 )
-@names_option("--feature", "names", help="verify these features alone; may be repeated")
+@names_option("--features", "--feature", "names", help="verify these features alone; may be repeated")
 @json_option
 def follow(
     checkout: Path,

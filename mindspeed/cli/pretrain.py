@@ -16,7 +16,7 @@ import click
 from mindspeed.cli.feature_plan import as_lines, brief_lines
 from mindspeed.cli.launch_options import Processes, hold_to_lock, is_of_trainer, launch_options, lock_option
 from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_result, program, wants_json
-from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, request_options
+from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, names_argument, request_options
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.plugins.fixes import GiveOption
 from mindspeed.training.config import JOB_FILE, TrainConfig
@@ -43,6 +43,7 @@ def _click_type(annotation: Any) -> Any:
 
 
 @click.command(cls=FullJobCommand)
+@names_argument("[NAME]...")
 @launch_options
 @lock_option
 @click.option("--resume", metavar="RUN", help="folder of a run to continue, with its job file and its newest checkpoint")
@@ -53,6 +54,7 @@ def _click_type(annotation: Any) -> Any:
 @json_option
 def pretrain(
     request: Request,
+    names: tuple[str, ...],
     processes: Processes,
     lock: str | None,
     train: dict[str, Any],
@@ -76,6 +78,7 @@ def pretrain(
     from mindspeed.training.job import make_job
     from mindspeed.training.launch import joined, leave_problems
 
+    request = request.naming(names)
     rank = joined(os.environ)
     environment = request.environment(int(rank["WORLD_SIZE"]) if rank else processes.world_size)
     try:

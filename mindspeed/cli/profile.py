@@ -14,7 +14,9 @@ from mindspeed.cli.output import json_option, print_json, print_table, wants_jso
 @click.option("--top", default=10, show_default=True, metavar="N", help="names of each kind to show; 0 shows all")
 @json_option
 def profile(folder: Path, top: int) -> None:
-    """Show the time of traced steps by feature, operator, collective and wait.
+    """Show where the time of traced steps is spent.
+
+    By feature, operator, collective and wait.
 
     FOLDER has the traces, one for each rank. Seconds of a feature are those inside its patches and hooks; seconds of an
     operator do not include the operators that it calls.

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
     from mindspeed.engine.resolution.environment import Environment
     from mindspeed.engine.resolution.request import Layer
+    from mindspeed.plugins.discovery import Catalog
+    from mindspeed.plugins.problems import Problem
 
 COMMAND_LINE: Final = "command line"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -74,11 +76,26 @@ class FeatureNames(click.ParamType):  # type: ignore[type-arg]
         return [CompletionItem(f"{before}{comma}{name}") for name in names]
 
 
+def spelled(name: str) -> str:
+    """Return the spelling of a feature name: lower case, words joined by dashes, so that ``Ring_Attention`` is a name too."""
+    return name.replace("_", "-").lower()
+
+
+def unknown_feature(known: Catalog, name: str) -> Problem:
+    """Return the MS201 of a name that no feature has."""
+    from mindspeed.plugins.fixes import advice
+    from mindspeed.plugins.near_names import suggestion
+    from mindspeed.plugins.problems import Problem
+
+    fix = advice(suggestion(known.near(name), "mindspeed features list shows every name"))
+    return Problem("MS201", f"there is no feature {name!r}", (name,), where=COMMAND_LINE, fix=fix)
+
+
 def split_words(ctx: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
     """Read the feature names of an option or argument, which may stand in several words or in one."""
     from mindspeed.engine.resolution.request import split_names
 
-    names = split_names(",".join(words))
+    names = tuple(map(spelled, split_names(",".join(words))))
     if words and not names:
         raise click.BadParameter(f"{' '.join(words)!r} names no feature", ctx, parameter)
     return names
@@ -127,6 +144,18 @@ class Request:
         """The same request with more features, named on the command line."""
         *lower, command_line = self.layers
         return replace(self, layers=(*lower, replace(command_line, features=(*command_line.features, *names))))
+
+    def subject(self, names: tuple[str, ...]) -> tuple[tuple[str, ...], Request]:
+        """Return the features that a verb is about, and the request without them.
+
+        They are those of the argument, or without one those of ``--features``. Raises UsageError where there are none.
+        """
+        *lower, command_line = self.layers
+        if names:
+            return names, self
+        if not command_line.features:
+            raise click.UsageError("name at least one feature")
+        return command_line.features, replace(self, layers=(*lower, replace(command_line, features=())))
 
     def environment(self, world_size: int | None = None) -> Environment:
         """The environment to plan for: what is installed, except for what the command line made up."""
@@ -222,13 +251,18 @@ def _command_line(options: Mapping[str, Any]) -> Layer:
     return Layer(
         source=COMMAND_LINE,
         features=options["features"],
-        settings=parse_assignments(options["assignments"], "--set"),
+        settings=parse_assignments(list(map(_spelled_assignment, options["assignments"])), "--set"),
         world={name: options[name] for name in _WORLD if options[name] is not None},
         without=options["without"],
         level=options["level"],
         strict=options["strict"] or None,
         platform=options["platform"],
     )
+
+
+def _spelled_assignment(text: str) -> str:
+    feature, dot, rest = text.partition(".")
+    return f"{spelled(feature)}{dot}{rest}"
 
 
 _WORLD: Final = tuple(name for name in FIELDS if name not in ("platform", "megatron"))

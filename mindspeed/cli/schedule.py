@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def schedule() -> None:
-    """Show pipeline schedules: operations, idle time and memory of every rank."""
+    """Show pipeline schedules: operations, bubbles and memory."""
 
 
 @schedule.command()

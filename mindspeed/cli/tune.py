@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mindspeed.cli.output import FOLDER, json_option, print_json, print_table, wants_json
-from mindspeed.cli.request_options import FullJobCommand, Request, names_option, request_options
+from mindspeed.cli.request_options import (
+    FullJobCommand,
+    Request,
+    names_argument,
+    names_option,
+    request_options,
+    unknown_feature,
+)
 from mindspeed.plugins.fixes import Advice, GiveField
 
 if TYPE_CHECKING:
@@ -38,6 +45,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command(cls=FullJobCommand)
+@names_argument("[NAME]...")
 @click.option("--device-memory", type=Size(), metavar="SIZE", help="memory of one device, such as 80GiB  [default: any]")
 @names_option("--try", "tried", help="features to try as well")
 @click.option(
@@ -60,6 +68,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 @json_option
 def tune(
     request: Request,
+    names: tuple[str, ...],
     device_memory: int | None,
     tried: tuple[str, ...],
     mode: str,
@@ -71,7 +80,7 @@ def tune(
     dry: bool,
     top: int,
 ) -> None:
-    """Find the fastest layout and features of a job among those that fit.
+    """Find the fastest layout and features that fit.
 
     mindspeed tune -f job.yaml --world-size 8 --device-memory 80GiB
 
@@ -83,6 +92,8 @@ def tune(
     from mindspeed.tuning.output import HEADERS, as_json, table, write
     from mindspeed.tuning.store import Store, machine_facts
 
+    request = request.naming(names)
+    _require_known(request)
     job = make_search(request.layers, request.train, request.environment(), _ranks(request), tried)
     where = Store(store or cache_folder() / "tuning", machine_facts(job.environment.platform), job.model)
     limit = float("inf") if device_memory is None else float(device_memory)
@@ -102,6 +113,17 @@ def tune(
     click.echo(f"\n{shares}; searched in {found.seconds:.2f} s")
     if found.not_modelled:
         click.echo(f"not modelled: {', '.join(found.not_modelled)}")
+
+
+def _require_known(request: Request) -> None:
+    """Raise ResolutionError with each requested name that no feature has; a search would only find no layout."""
+    from mindspeed.plugins.problems import ResolutionError
+    from mindspeed.registry import catalog_for
+
+    asked = list(dict.fromkeys(name for layer in request.layers for name in layer.features))
+    known = catalog_for(asked)
+    if problems := [unknown_feature(known, name) for name in asked if name not in known.names]:
+        raise ResolutionError(problems)
 
 
 def _ranks(request: Request) -> int:

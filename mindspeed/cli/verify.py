@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=JobCommand)
-@names_argument("NAME...", required=True)
+@names_argument("NAME...")
 @click.option("--nproc", type=click.IntRange(1), metavar="N", help="processes  [default: the fewest that the features need]")
 @request_options
 @json_option
@@ -24,13 +24,14 @@ def verify(request: Request, names: tuple[str, ...], nproc: int | None) -> None:
     """Prove that features do what they claim, here.
 
     Trains a tiny model some steps with and without the named features, same weights, same data, and compares losses,
-    gradients and weights. Features given by --features or in the job file are on both sides. The exit status is 1
-    when a claim does not hold, or when a feature had no effect.
+    gradients and weights. Features of the job file are on both sides, and so are those of --features where others are
+    named. The exit status is 1 when a claim does not hold, or when a feature had no effect.
     """
     from mindspeed.verification.case import build_case
     from mindspeed.verification.harness import verify as prove
     from mindspeed.verification.pool import WorkerPool
 
+    names, request = request.subject(names)
     also = [name for layer in request.layers for name in layer.features if name not in names]
     case = build_case(names, request.layers, also, nproc, request.environment())
     with WorkerPool() as pool:
