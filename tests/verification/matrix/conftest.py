@@ -1,7 +1,7 @@
 """Fixtures of the matrix's tests."""
 
-from collections.abc import Callable
-from functools import lru_cache
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from tests.verification.matrix.planted import install
 
 
 @pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
     """Install features of planted kinds, by name, for this process and the ones that it starts; gives their folder."""
 
     def make(**kinds: str) -> Path:
@@ -21,10 +21,14 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
         folder.mkdir()
         install(folder, ((name.replace("_", "-"), kind) for name, kind in kinds.items()))
         monkeypatch.syspath_prepend(str(folder))
-        monkeypatch.setattr(registry, "catalog", lru_cache(registry.catalog.__wrapped__))
+        registry.catalog.cache_clear()
         return folder
 
-    return make
+    yield make
+    monkeypatch.undo()
+    for name in [name for name in sys.modules if name.startswith("planted_")]:
+        del sys.modules[name]
+    registry.catalog.cache_clear()
 
 
 @pytest.fixture
