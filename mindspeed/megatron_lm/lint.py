@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from mindspeed import registry
@@ -68,8 +69,7 @@ def checked_plan(
     problems += [trap.problem for trap in traps if trap.consequence == STOPS]
     notes += [trap.note for trap in traps if trap.consequence != STOPS]
     try:
-        own = script_options(command.program, job.checkout.folder if job.checkout is not None else None)
-        plan = plan_command(command, environment, below, also, own)
+        plan = plan_command(command, environment, below, also, _own_options(job, known))
     except ResolutionError as error:
         raise ResolutionError([*problems, *error.problems], error.words) from error
     if job.unjudged:
@@ -84,6 +84,15 @@ def _megatron_command(job: CheckedJob, known: Surface) -> Command:
     _, words = split_own_flags([word.text for word in job.command.arguments], [])
     size = job.environment.world_size or job.command.world_size or smallest_world(words, known)
     return Command(words, size, _environ(job.command))
+
+
+def _own_options(job: CheckedJob, known: Surface) -> frozenset[str]:
+    """The options of the script of a command, which is read where the command has an option that Megatron-LM lacks."""
+    command = job.command
+    if not unknown_options([word.text for word in command.arguments], known):
+        return frozenset()
+    checkout = job.checkout.folder if job.checkout is not None else None
+    return script_options(command.program, Path(command.source), checkout)
 
 
 def _environ(command: LaunchedCommand) -> dict[str, str]:

@@ -60,7 +60,8 @@ class Trap:
 @lru_cache(maxsize=1)
 def known_traps() -> tuple[Trap, ...]:
     """Every trap of the file, the worst first."""
-    rows = yaml.safe_load(Path(__file__).with_name("traps.yaml").read_text(encoding="utf-8"))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
+    rows = yaml.load(Path(__file__).with_name("traps.yaml").read_text(encoding="utf-8"), Loader=loader)
     return tuple(sorted((Trap(**row) for row in rows), key=lambda trap: CONSEQUENCES.index(trap.consequence)))
 
 

@@ -40,13 +40,16 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_options_of_a_script_and_of_its_imports_are_read(checkout: Path) -> None:
-    assert script_options(str(checkout / "pretrain_own.py"), None) == {"--alpha", "--export-cfg", "--beta"}
-    assert script_options("/elsewhere/pretrain_own.py", checkout) == {"--alpha", "--export-cfg", "--beta"}
+    found = {"--alpha", "--export-cfg", "--beta"}
+    nowhere = Path("command line")
+    assert script_options(str(checkout / "pretrain_own.py"), nowhere, None) == found
+    assert script_options("/elsewhere/pretrain_own.py", nowhere, checkout) == found
+    assert script_options("/elsewhere/pretrain_own.py", checkout / "pretrain.sh", None) == found
 
 
 @pytest.mark.parametrize("program", ["nowhere.py", "broken.py"])
 def test_a_script_that_cannot_be_read_has_none(checkout: Path, program: str) -> None:
-    assert script_options(program, checkout) == frozenset()
+    assert script_options(program, Path("command line"), checkout) == frozenset()
 
 
 def test_a_command_may_use_the_options_of_its_script(checkout: Path) -> None:

@@ -13,6 +13,7 @@ from mindspeed.plugins.text_files import write_files
 from tools.docs.drawing import svg
 from tools.docs.drift import drift_page
 from tools.docs.features import feature_page, index_page, pictures
+from tools.docs.lint import lint_page
 from tools.docs.markdown import page, table
 from tools.docs.operators import operators_page
 from tools.docs.plan_picture import plan_picture
@@ -33,6 +34,7 @@ def pages(catalog: Catalog, main: click.Group) -> dict[str, str]:
         "operators.md": operators_page(),
         "settings.md": settings_page(catalog),
         "cli.md": command_line_page(main),
+        "lint.md": lint_page(),
         "support.md": support_page(catalog),
         "drift.md": drift_page(catalog),
         "plan.svg": svg(plan_picture()),

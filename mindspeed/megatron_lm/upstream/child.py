@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from mindspeed.megatron_lm.upstream.importing import Imports
-from mindspeed.megatron_lm.upstream.rewriting import Rules
+from mindspeed.megatron_lm.upstream.rewriting import Rules, place
 from mindspeed.megatron_lm.upstream.stand_ins import ImportStandIn
 
 _REFUSED: Final = (
@@ -113,7 +113,11 @@ def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float
             return [f"{module.__name__}: {broken}"]
         arguments = module.parse_args(ignore_unknown_args=True)
         ImportStandIn.absent = False
-        module.validate_args(arguments, {"tokenizer_type": "GPT2BPETokenizer"})
+        if getattr(arguments, "yaml_cfg", None):
+            module, validation = import_module("megatron.training.yaml_arguments"), "validate_yaml"
+        else:
+            validation = "validate_args"
+        getattr(module, validation)(arguments, {"tokenizer_type": "GPT2BPETokenizer"})
         module.core_transformer_config_from_args(arguments)
         _other_configurations(arguments)
     except ParserError as error:
@@ -121,7 +125,8 @@ def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float
     except TimeLimit:
         return [f"no answer within {seconds:.0f} s"]
     except (Exception, SystemExit) as error:
-        return [f"{type(error).__name__}: {error}"]
+        file, line = place(error)
+        return [f"{type(error).__name__}: {error} ({os.path.relpath(file, imports.checkout)}:{line})"]
     finally:
         _start_timer(0)
     return []

@@ -8,7 +8,7 @@ import sys
 from ast import parse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import Any, Final
 
 from mindspeed.megatron_lm.upstream.stand_ins import ImportStandIn, UndecidedError
@@ -134,13 +134,13 @@ class Rules:
     def failed(self, number: int, error: BaseException) -> None:
         """A statement failed: by its rule, by one of a function that it calls, or because something is not known."""
         statement, frame = self.statements[number], sys._getframe(1)
-        own, place = statement.own, _place(error)
+        own, at = statement.own, place(error)
         if not isinstance(error, UndecidedError):
             if own is not None and (isinstance(error, AssertionError) or self.sites[own].is_raise):
                 self._found(own, error, frame.f_locals, frame.f_globals, statement.test)
                 return
-            if own is None and (place in self.raising or isinstance(error, SystemExit)):
-                self._found(self._new_site(RuleSite(*place, "", ())), error, {}, {}, None)
+            if own is None and (at in self.raising or isinstance(error, SystemExit)):
+                self._found(self._new_site(RuleSite(*at, "", ())), error, {}, {}, None)
                 return
         self.undecided |= {site: f"{type(error).__name__}: {error}" for site in statement.sites if site not in self.failures}
 
@@ -149,13 +149,14 @@ class Rules:
     ) -> None:
         message = _last_line() if isinstance(error, SystemExit) else " ".join(str(error).split())
         known = {read: getattr(names[read[0]], read[1], None) for read in self.sites[site].reads if read[0] in names}
-        values = {attribute: _plain(value) for (_, attribute), value in known.items()}
+        values = {attribute: _plain(value) for (_, attribute), value in known.items() if not isinstance(value, SimpleNamespace)}
         self.undecided.pop(site, None)
         self.failures.pop(site, None)
         self.failures[site] = _Failure(message, values, _wanted(test, names, scope) if test is not None else [])
 
 
-def _place(error: BaseException) -> tuple[str, int]:
+def place(error: BaseException) -> tuple[str, int]:
+    """Return file and line of an error."""
     trace = error.__traceback__
     while (
         trace is not None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -207,6 +208,10 @@ def _unread(checkout: Checkout, reason: str) -> Problem:
 
 
 def _place(checkout: Checkout, site: Mapping[str, Any]) -> str:
-    path = Path(site["file"])
-    shown = path.relative_to(checkout.folder) if path.is_relative_to(checkout.folder) else path
-    return f"{shown}:{site['line']}"
+    return f"{_below(checkout.folder, site['file'])}:{site['line']}"
+
+
+@lru_cache(maxsize=1024)
+def _below(folder: Path, file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)

@@ -1,0 +1,35 @@
+"""The page on checking commands: the targets hold in its record, and each finding of a public command is explained."""
+
+import json
+
+import pytest
+
+from tools.docs.lint import RECORD, explanation_of, lint_page, reasons_of
+from tools.lint_results import SOURCES, mutations
+
+RESULTS = json.loads(RECORD.read_text(encoding="utf-8"))
+MEGATRONS = [name for name in SOURCES if name.startswith("Megatron-LM")]
+
+
+def test_every_source_is_recorded_with_its_commit():
+    assert {name: source["commit"] for name, source in RESULTS.items()} == SOURCES
+
+
+@pytest.mark.parametrize("name", MEGATRONS)
+def test_the_targets_hold(name):
+    rules = RESULTS[name]["rules"]
+    assert rules["decided"] >= 0.9 * rules["rules"]
+    assert rules["accepted"] is True
+    assert rules["let through"] == []
+    assert rules["mutations"] == len(mutations()) >= 50
+    assert RESULTS[name]["functional tests"]["commands"] >= 150
+
+
+def test_every_finding_is_explained():
+    assert [reason for reason in reasons_of(RESULTS) if explanation_of(reason) is None] == []
+
+
+def test_the_page_has_every_table():
+    text = lint_page()
+    assert text.count("\n|---") == 4
+    assert "https://github.com/NVIDIA/Megatron-LM/pull/6311" in text
