@@ -28,6 +28,11 @@ def has_tensor_ranks(args: Any, world: World) -> bool:
     return world.tp > 1
 
 
+def has_expert_ranks(args: Any, world: World) -> bool:
+    """Return whether experts are spread over ranks."""
+    return world.ep > 1
+
+
 def _has_groups(args: DeepspeedMoeArgs, world: World) -> bool:
     """Return whether a number of groups is given."""
     return args.groups is not None

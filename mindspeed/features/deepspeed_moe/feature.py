@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mindspeed.features.deepspeed_moe.conditions import CONDITIONS, has_tensor_ranks
+from mindspeed.features.deepspeed_moe.conditions import CONDITIONS, has_expert_ranks, has_tensor_ranks
 from mindspeed.features.deepspeed_moe.settings import DeepspeedMoeArgs, describe_masks, shares
 from mindspeed.plugins import (
     ArgOverride,
@@ -47,6 +47,11 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
                 when=has_tensor_ranks,
             ),
             *(Conflicts(name, reason=_OWN_TRANSFERS) for name in (Slot.MOE_DISPATCHER, *_DISPATCHERS)),
+            Conflicts(
+                "dynamic-shapes",
+                reason="ranks that share experts exchange tables of equal size, and their micro-batches have other lengths",
+                when=has_expert_ranks,
+            ),
             Conflicts("moe-token-permute", reason="dispatchers call its operators, and the layer has none"),
         ),
         numerics=Numerics.reordered(

@@ -39,6 +39,14 @@ def test_operators_of_dispatchers_are_left_out_and_refused_where_they_are_reques
     ]
 
 
+def test_ranks_that_share_experts_have_micro_batches_of_one_length():
+    reason = "ranks that share experts exchange tables of equal size, and their micro-batches have other lengths"
+    excluded = f"MS202 deepspeed-moe and dynamic-shapes exclude each other, because {reason}"
+    features = ("deepspeed-moe", "expert-parallel", "dynamic-shapes", "pipeline-parallel")
+    assert refusals(*features, ep=2, pp=2, **MOE) == [f"{excluded} | remove deepspeed-moe or dynamic-shapes"]
+    assert refusals(*features, pp=2, **MOE) == []
+
+
 def test_the_plan_has_the_bytes_of_masks_and_names_what_does_without():
     world = MOE | {"seq_length": 1024, "router_topk": 2, "dtype": "bf16", "tp": 2}
     rows = ask("deepspeed-moe", settings={"deepspeed-moe": {"groups": 4, "capacity_factor": 1.25}}, **world).rows
