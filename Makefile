@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test ops test-long test-changed test-versions test-engine-layers test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench docs clean
+.PHONY: train test ops test-long test-changed test-versions test-engine-layers test-clients test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench docs clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -45,6 +45,15 @@ test-versions: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed)  ## t
 test-engine-layers: $(VENV)/installed  ## the features on layers in the roles of Transformer Engine's
 	-$(BIN)/python -m pytest -q -m long tests/features/transformer_engine_layers/test_every_feature.py
 	$(BIN)/python -m tools.docs.engine_results build/engine_layers
+
+CLIENTS := tests/features/transformer_engine_layers/clients.txt
+
+build/clients/installed: $(CLIENTS) | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) -r $(CLIENTS)
+	touch $@
+
+test-clients: build/clients/installed  ## packages that build Transformer Engine's layers, on those in its roles
+	MINDSPEED_CLIENTS=build/clients $(BIN)/python -m pytest -q -m long tests/features/transformer_engine_layers/test_clients.py
 
 PYTHONS := 3.10 3.12 3.13
 MINDSPEED_PYTHONS ?= build/pythons

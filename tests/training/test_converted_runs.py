@@ -18,6 +18,12 @@ ENGINE: Final = ("--features", NAME)
 LOCAL: Final = ("--without", NAME)
 EXPERTS: Final = ("--num-experts", "4", "--features", "moe-grouped-gemm")
 
+MODELS: Final = {
+    "dense": (),
+    "grouped experts": EXPERTS,
+    "experts": ("--num-experts", "4"),
+}
+
 
 def convert(run: Path, target: Path, kind: str) -> None:
     done = CliRunner().invoke(main, ["checkpoint", "convert", str(run), str(target), "--to", kind], catch_exceptions=False)
@@ -25,7 +31,7 @@ def convert(run: Path, target: Path, kind: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", [(), EXPERTS, ("--num-experts", "4")], ids=["dense", "grouped experts", "experts"])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_a_converted_run_goes_on_to_the_last_digit(text: str, tmp_path: Path, model: tuple[str, ...]) -> None:
     start = (*TINY, "--data", text, *model, "--decay-iters", 6)
     run = {name: tmp_path / name for name in ("local", "engine", "there", "back")}
