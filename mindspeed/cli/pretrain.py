@@ -15,7 +15,7 @@ import click
 
 from mindspeed.cli.feature_plan import as_lines, brief_lines
 from mindspeed.cli.launch_options import Processes, hold_to_lock, is_of_trainer, launch_options, lock_option
-from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_result, program, wants_json
+from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_problems, print_result, program, wants_json
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, names_argument, request_options
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.plugins.fixes import GiveOption
@@ -114,8 +114,9 @@ def _asked_plan(job_file: str, environment: Environment) -> ActivationPlan:
 def _start(job: Job, processes: Processes) -> int:
     """Train in processes of our own. Returns the exit status."""
     from mindspeed.registry import process_variables
+    from mindspeed.training.interruption import ended_unsaved
     from mindspeed.training.job import write_job
-    from mindspeed.training.launch import launch
+    from mindspeed.training.launch import SIGNALLED, launch
     from mindspeed.training.run_folder import check_free
 
     if processes.nodes > 1:
@@ -132,6 +133,8 @@ def _start(job: Job, processes: Processes) -> int:
     if _modified(result) != before:  # also after Ctrl-C, if there was time to save
         _print_result(job, "--nproc", str(processes.per_node), *processes.passthrough)
         return OK
+    if status > SIGNALLED:
+        print_problems([ended_unsaved(job.run, status - SIGNALLED)])
     return status
 
 

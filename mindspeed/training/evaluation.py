@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -30,24 +30,36 @@ def unigram_entropy(source: DataSource, held_out: float) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def held_out_loss(chunks: list[Any], batches: Batches, steps: int) -> float:
-    """Mean loss in nats per token over up to ``steps`` global batches of held-out samples; collective."""
+def held_out_loss(chunks: list[Any], batches: Batches, steps: int, stops: Callable[[], bool]) -> float | None:
+    """Mean loss in nats per token over up to ``steps`` global batches of held-out samples; collective.
+
+    ``stops`` is asked before each batch, equally on every rank; None when it says so.
+    """
     per_step = batches.count * batches.micro_batch_size * batches.replicas
     steps = max(1, min(steps, len(batches.dataset) // per_step))
+    losses = []
     with evaluating(chunks):
-        losses = [over_ranks(run_schedule(chunks, batches, step * per_step, forward_only=True)) for step in range(steps)]
+        for step in range(steps):
+            if stops():
+                return None
+            losses.append(over_ranks(run_schedule(chunks, batches, step * per_step, forward_only=True)))
     return sum(losses) / len(losses)
 
 
-def generate(chunks: list[Any], prompt: list[int], count: int, seq_length: int, top_k: int, vocab_size: int) -> list[int]:
+def generate(
+    chunks: list[Any], prompt: list[int], count: int, seq_length: int, top_k: int, vocab_size: int, stops: Callable[[], bool]
+) -> list[int]:
     """Continue ``prompt`` by ``count`` tokens, each drawn from the ``top_k`` likeliest; collective, equal on every rank.
 
     The whole text goes through the model for every token, in any layout. Only the last ``seq_length`` tokens are seen.
+    The text ends early when ``stops`` says so, as in `held_out_loss`.
     """
     ids = list(prompt)
     generator = torch.Generator("cpu").manual_seed(0)
     with evaluating(chunks):
         for _ in range(count):
+            if stops():
+                break
             seen = ids[-seq_length:]
             logits = _logits(chunks, seen, seq_length)
             chosen = torch.zeros(1, dtype=torch.int64, device=torch.cuda.current_device())

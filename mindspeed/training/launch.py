@@ -20,12 +20,14 @@ from mindspeed.plugins.problems import Problem, RunError
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-INTERRUPTED: Final = 130
+SIGNALLED: Final = 128
+"""Added to the number of a signal, the exit status of what the signal ended."""
+INTERRUPTED: Final = SIGNALLED + signal.SIGINT
 """Exit status of a job that Ctrl-C stopped."""
 SAVING_TIME: Final = "600"
 """Seconds that processes have to save and end after Ctrl-C, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says otherwise."""
 _HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""Signals that torchrun's agent hands on to the processes; it replaces their handlers."""
+"""Signals of which the first is handed on to the processes."""
 _SLURM: Final = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID")
 
 
@@ -52,20 +54,21 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     where = list(passthrough) or ["--standalone", "--local-addr", "127.0.0.1"]
     arguments = parse_args([*where, "--nproc-per-node", str(nproc), "--no-python", "command"])  # type: ignore[no-untyped-call]
     arguments.training_script, *arguments.training_script_args = command  # its own words are not for torchrun
-    arguments.signals_to_handle = ",".join(number.name for number in heeded(_HANDLED))
+    arguments.signals_to_handle = ""  # torchrun's own handlers give up waiting at a second signal
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SAVING_TIME}
     with _restored({**defaults, **os.environ, **env, error_file.LAUNCHED: str(os.getpid())}):
+        _hand_on_first(heeded(_HANDLED))
         try:
             run(arguments)  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
             _end_orphans(error)
             rank, failure = min(error.failures.items(), key=_blame)
-            status = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+            status = failure.exitcode if failure.exitcode > 0 else SIGNALLED - failure.exitcode
             raise JobError(_problems(rank, failure), status) from None
         except SignalException as stop:
             if stop.sigval == signal.SIGHUP:
                 leave_terminal()
-            return 128 + stop.sigval
+            return SIGNALLED + stop.sigval
     return 0
 
 
@@ -128,6 +131,24 @@ def leave_problems(error: BaseException) -> None:
     """Tell the other ranks and the launcher why this process ends; without a launcher do nothing."""
     error_file.leave_problems(error)
     rendezvous.report_failure(error)
+
+
+def _hand_on_first(signals: Iterable[signal.Signals]) -> None:
+    """Have torchrun's agent hand the first signal on to the processes, and wait for them whatever comes next."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    received: list[int] = []
+
+    def handle(number: int, frame: Any) -> None:
+        is_first, is_second_ctrl_c = not received, number == signal.SIGINT and number in received
+        received.append(number)
+        if is_second_ctrl_c:
+            os._exit(INTERRUPTED)
+        if is_first:
+            raise SignalException(f"received {signal.Signals(number).name}", signal.Signals(number))
+
+    for number in signals:
+        signal.signal(number, handle)
 
 
 def _blame(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:

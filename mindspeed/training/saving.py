@@ -37,6 +37,7 @@ from mindspeed.training.checkpoints import (
     saved_steps,
 )
 from mindspeed.training.evaluation import gathered
+from mindspeed.training.interruption import SAVING_SIGNALS, children_without
 from mindspeed.training.job import Job
 
 
@@ -61,7 +62,7 @@ def save(job: Job, state: TrainerState, data: str) -> None:
             partial.mkdir(parents=True)
         dist.barrier()
         _start_adam(state.optimizer)
-        with gathered(state.chunks):
+        with gathered(state.chunks), children_without(SAVING_SIGNALS):
             dist_checkpointing.save(_state_dict(state), str(partial))
         if first:
             registry.write_plan(job.plan, partial / "plan.json")

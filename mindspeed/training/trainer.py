@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import signal
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,16 +22,14 @@ from mindspeed.training import saving
 from mindspeed.training.batches import Batches, build_datasets, largest, over_ranks, run_schedule
 from mindspeed.training.checkpoints import saved_steps
 from mindspeed.training.evaluation import generate, held_out_loss, unigram_entropy
+from mindspeed.training.interruption import StopRequest
 from mindspeed.training.job import DataSource, Job, write_job
-from mindspeed.training.launch import heeded, leave_terminal
 from mindspeed.training.model import build_model, build_optimizer, build_scheduler
 from mindspeed.training.reporting import RESULT, Reporter
 from mindspeed.training.run_folder import hold_folder
 
 REPORT: Final = "report.json"
 """The proof of application in the run folder: what each feature reached."""
-SAVING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Signals after which a run saves and ends: Ctrl-C, what schedulers send before they take a node away, a closed terminal."""
 
 
 def train(job: Job) -> dict[str, Any]:
@@ -64,7 +61,7 @@ class Trainer:
             Batches(dataset, world.micro_batch_size, world.global_batch_size, self.config.seed) for dataset in datasets
         )
         self.saved = self.state.step
-        self.asked_to_stop = False
+        self.stop = StopRequest()
         self.interrupted = False
         self.initial_loss = math.nan
         self.reporter: Reporter | None = None
@@ -79,20 +76,16 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train, save and evaluate; after one of `SAVING_SIGNALS` only save."""
-        before = {number: signal.signal(number, self._interrupt) for number in heeded(SAVING_SIGNALS)}
-        try:
+        with self.stop.heeding():
             while self.state.step < self.config.train_iters and not self.interrupted:
                 self._step()
                 self._after_step()
             if self.state.step != self.saved:
                 self._save()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        result = self._result()
-        session.enter(None)
-        if self.reporter is not None:
-            self.reporter.close(result)
+            result = self._result()
+            session.enter(None)
+            if self.reporter is not None:
+                self.reporter.close(result)
         return result
 
     def _step(self) -> None:
@@ -109,7 +102,7 @@ class Trainer:
         state.step += 1
         state.samples += self.samples_per_step
         torch.cuda.synchronize()
-        seconds, stop = largest(time.perf_counter() - start, self.asked_to_stop)
+        seconds, stop = largest(time.perf_counter() - start, self.stop.is_made)
         numbers = step_metrics(state)
         loss, self.interrupted = over_ranks(local_loss), stop > 0
         if not math.isfinite(loss) or (updated and not math.isfinite(gradient)):
@@ -124,18 +117,27 @@ class Trainer:
         with self.reporter.paused() if self.reporter is not None else nullcontext():
             if config.save_interval and step % config.save_interval == 0:
                 self._save()
-            if config.eval_interval and step % config.eval_interval == 0 and step < config.train_iters:
+            has_time = step < config.train_iters and not self.interrupted
+            if config.eval_interval and step % config.eval_interval == 0 and has_time:
                 self._evaluate()
 
     def _save(self) -> None:
         saving.save(self.job, self.state, self.source.identity)
         self.saved = self.state.step
+        self._agree_to_stop()
         if self.reporter is not None:
             self.reporter.note(f"step {self.state.step}/{self.config.train_iters}  saved")
 
-    def _evaluate(self) -> float:
-        loss = held_out_loss(self.state.chunks, self.held_out_batches, self.config.eval_iters)
-        if self.reporter is not None:
+    def _agree_to_stop(self) -> bool:
+        """Return whether a signal has asked any rank to stop; collective."""
+        (stop,) = largest(self.stop.is_made)
+        self.interrupted = self.interrupted or stop > 0
+        return self.interrupted
+
+    def _evaluate(self) -> float | None:
+        """Return the held-out loss, or None when a signal ends the evaluation."""
+        loss = held_out_loss(self.state.chunks, self.held_out_batches, self.config.eval_iters, self._agree_to_stop)
+        if self.reporter is not None and loss is not None:
             self.reporter.held_out(self.state.step, loss)
         return loss
 
@@ -157,16 +159,10 @@ class Trainer:
         tokenizer, config = self.source.tokenizer, self.config
         prompt = tokenizer.encode(config.prompt.encode()).tolist() or [max(tokenizer.eod, 0)]
         size = tokenizer.vocab_size
-        ids = generate(self.state.chunks, prompt, config.sample_tokens, self.seq_length, config.top_k, size)
+        ids = generate(
+            self.state.chunks, prompt, config.sample_tokens, self.seq_length, config.top_k, size, self._agree_to_stop
+        )
         return tokenizer.decode(prompt + ids)
-
-    def _interrupt(self, number: int, frame: Any) -> None:
-        """Stop after this step; a second Ctrl-C stops at once, but not the same signal from scheduler and launcher."""
-        if self.asked_to_stop and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if number == signal.SIGHUP:
-            leave_terminal()
-        self.asked_to_stop = True
 
     def _not_finite(self, loss: float) -> RunError:
         steps = saved_steps(self.job.run)

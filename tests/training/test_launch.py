@@ -1,6 +1,8 @@
 import json
 import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -111,3 +113,33 @@ def test_processes_get_their_rank_their_arguments_and_the_given_variables(tmp_pa
     assert launch([sys.executable, "-c", program, "--run"], 2, {"OUT": str(tmp_path / "rank")}) == 0
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"rank0": "2--run", "rank1": "2--run"}
     assert signal.getsignal(signal.SIGINT) is before
+
+
+SAVES = """
+import signal, sys, time
+from pathlib import Path
+got = []
+signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+Path(sys.argv[1], "ready").touch()
+while not got:
+    time.sleep(0.01)
+Path(sys.argv[1], "saving").touch()
+time.sleep(1)
+Path(sys.argv[1], "saved").write_text(str(got))
+"""
+
+
+@pytest.mark.budget(10)
+def test_only_the_first_signal_is_handed_on_and_later_ones_do_not_end_the_wait(tmp_path):
+    program = [sys.executable, "-c", SAVES, str(tmp_path)]
+    code = f"from mindspeed.training.launch import launch; raise SystemExit(launch({program}, 1, {{}}))"
+    launcher = subprocess.Popen([sys.executable, "-c", code])
+    for name in ("ready", "saving"):
+        while not (tmp_path / name).exists():
+            assert launcher.poll() is None
+            time.sleep(0.01)
+        launcher.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    launcher.send_signal(signal.SIGUSR1)
+    assert launcher.wait(timeout=60) == 128 + signal.SIGTERM
+    assert (tmp_path / "saved").read_text() == "[15]"

@@ -76,6 +76,21 @@ def test_what_a_scheduler_sends_before_it_takes_the_node_saves_too(run, number):
     stopped_by(number, run, "--nproc", 2)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_during_a_save_ends_the_run_with_that_checkpoint(run, number):
+    """torchrun signals the process group of each rank, and so the helpers of the save."""
+    stopped = Run("--resume", run, "--train-iters", 1_000_000, "--save-interval", 2)
+    partial = partial_path(checkpoint_path(run, 4))
+    while not partial.exists():
+        assert stopped.process.poll() is None, stopped.process.communicate()
+        time.sleep(0.002)
+    stopped.process.send_signal(number)
+    stopped.done()
+    assert "stopped after step 4; continue with:\n" in stopped.out
+    assert saved_steps(run) == [2, 4]
+    assert not partial.exists()
+
+
 def test_a_run_whose_terminal_closes_saves_and_ends(run):
     master, terminal = pty.openpty()
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
