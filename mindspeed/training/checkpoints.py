@@ -14,11 +14,13 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+
+from pydantic import ConfigDict, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from mindspeed.engine.planning.checkpoint_layers import TRACKER
 from mindspeed.engine.planning.checkpoint_state import keeps_common_file
-from mindspeed.plugins.fixes import Advice, GiveOption, advice
+from mindspeed.plugins.fixes import Advice, Fix, GiveOption, advice
 from mindspeed.plugins.problems import Problem, RunError
 
 FOLDER: Final = "checkpoints"
@@ -29,9 +31,9 @@ ESSENTIAL: Final = ("metadata.json", ".metadata")
 COMMON: Final = "common.pt"
 """A further one, where the checkpoint is of a Megatron that writes it."""
 _NAME: Final = re.compile(r"step-(\d{8})")
-_UNREADABLE: Final = (
-    *(OSError, ValueError, EOFError, LookupError, TypeError, AttributeError, ImportError),
-    *(zipfile.BadZipFile, pickle.UnpicklingError),
+UNREADABLE: Final = (
+    *(OSError, ValueError, EOFError, LookupError, TypeError, AttributeError, ImportError, RecursionError),
+    *(MemoryError, OverflowError, zipfile.BadZipFile, pickle.UnpicklingError),
 )
 """Errors that reading damaged archives and pickles raises."""
 
@@ -44,14 +46,16 @@ class Manifest:
     it was saved with, which need not be those of the job that loads it; ``files`` are the sizes of the files beside it.
     """
 
-    step: int
-    samples: int
-    model: Mapping[str, Any]
+    step: NonNegativeInt
+    samples: NonNegativeInt
+    model: Mapping[str, bool | int | float | str | None]
     optimizer: str
     data: str
-    layout: Mapping[str, int]
+    layout: Mapping[str, PositiveInt]
     plan: str
-    files: Mapping[str, int] = field(default_factory=dict)
+    files: Mapping[str, NonNegativeInt] = field(default_factory=dict)
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     def write(self, folder: Path) -> None:
         """Store in a checkpoint folder."""
@@ -76,7 +80,7 @@ def partial_path(checkpoint: Path) -> Path:
 def saved_steps(run: str | Path) -> list[int]:
     """Steps of the complete checkpoints of a run, oldest first."""
     folder = Path(run) / FOLDER
-    names = (_NAME.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
+    names = (_NAME.fullmatch(path.name) for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ()
     return sorted(int(match.group(1)) for match in names if match)
 
 
@@ -124,16 +128,13 @@ def remove_old(run: str | Path, keep: int) -> None:
 def read_manifest(checkpoint: Path) -> Manifest:
     """Read what a checkpoint is of. Raises RunError with MS602 when it does not say, or is incomplete."""
     try:
-        data = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-        if data.pop("format") != FORMAT:
-            raise ValueError("it has a newer format")
-        manifest = Manifest(**data)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        why = f"it has no {MANIFEST}" if isinstance(error, FileNotFoundError) else f"{MANIFEST} cannot be read: {error}"
+        manifest = _parsed(checkpoint)
+    except (*UNREADABLE, ValidationError) as error:
+        why = f"it has no {MANIFEST}" if isinstance(error, FileNotFoundError) else f"{MANIFEST} cannot be read: {_words(error)}"
         text = f"{checkpoint} is not a checkpoint of mindspeed pretrain: {why}"
-        raise RunError([Problem("MS602", text, where=str(checkpoint))]) from error
+        raise RunError([Problem("MS602", text, where=str(checkpoint), fix=_way_back(checkpoint))]) from error
     sizes = file_sizes(checkpoint)
-    needed = [*ESSENTIAL, *([COMMON] if keeps_common_file(checkpoint) else []), *manifest.files]
+    needed = [*ESSENTIAL, *([COMMON] if _keeps_common_file(checkpoint) else []), *manifest.files]
     missing = [f"{name} is missing" for name in dict.fromkeys(needed) if name not in sizes]
     cut = [
         f"{name} has {sizes[name]} bytes of {size}" for name, size in manifest.files.items() if sizes.get(name, size) != size
@@ -143,14 +144,42 @@ def read_manifest(checkpoint: Path) -> Manifest:
     return manifest
 
 
+def _parsed(checkpoint: Path) -> Manifest:
+    data = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+    if not isinstance(data, dict):
+        raise ValueError("it is no object")
+    if data.pop("format", None) != FORMAT:
+        raise ValueError(f"its format is not {FORMAT}; a newer mindspeed may read it")
+    return TypeAdapter(Manifest).validate_json(json.dumps(data))
+
+
+def _words(error: Exception) -> str:
+    """What is wrong, without the documentation links of pydantic."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}" for wrong in error.errors()[:3])
+
+
+def _keeps_common_file(checkpoint: Path) -> bool:
+    try:
+        return keeps_common_file(checkpoint)
+    except UNREADABLE:  # the file says something else than an object
+        return True
+
+
 def damaged(checkpoint: Path, reasons: Sequence[str]) -> Problem:
     """Return MS602 for a checkpoint that cannot be loaded, with the way back to an earlier one."""
-    run, name = checkpoint.parents[1], _NAME.fullmatch(checkpoint.name)
+    fix = _way_back(checkpoint) or advice("copy it again from where it came, or start a new run")
+    return Problem("MS602", f"{checkpoint} is damaged", chain=tuple(reasons), where=str(checkpoint), fix=fix)
+
+
+def _way_back(checkpoint: Path) -> Fix:
+    """How to go on from the checkpoint before one that cannot be loaded."""
+    run, name = checkpoint.parent.parent, _NAME.fullmatch(checkpoint.name)
     earlier = [step for step in saved_steps(run) if name and step < int(name.group(1))]
-    fix = "copy it again from where it came, or start a new run"
-    if earlier:
-        fix = f"--resume {run} --step {earlier[-1]} --run {run}-{earlier[-1]} goes on from the checkpoint before it"
-    return Problem("MS602", f"{checkpoint} is damaged", chain=tuple(reasons), where=str(checkpoint), fix=advice(fix))
+    if not earlier:
+        return ()
+    return advice(f"--resume {run} --step {earlier[-1]} --run {run}-{earlier[-1]} goes on from the checkpoint before it")
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
@@ -163,20 +192,20 @@ def damages(folder: Path, part: int = 0, parts: int = 1) -> Iterator[str]:
 
     With ``parts``, only the share of number ``part`` of the tensors is read, so that ranks can divide the work.
     """
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from mindspeed.training.checkpoint_index import read_index
 
     for name in ("metadata.json", MANIFEST, "features.json", "plan.json"):
         try:
             if (folder / name).is_file():
                 json.loads((folder / name).read_bytes())
-        except (OSError, ValueError) as error:
+        except UNREADABLE as error:
             yield f"{name} {_reason(error)}"
-    if keeps_common_file(folder) and (damage := _archive_damage(folder / COMMON)):
+    if _keeps_common_file(folder) and (damage := _archive_damage(folder / COMMON)):
         yield f"{COMMON} {damage}"
     try:
-        index: Any = FileSystemReader(folder).read_metadata()
+        index = read_index(folder)
         tensors = sorted((at.relative_path, at.offset, at.length, item.fqn) for item, at in index.storage_data.items())
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         yield f".metadata {_reason(error)}"
         return
     for name, offset, length, key in tensors[part::parts]:
@@ -194,7 +223,7 @@ def _archive_damage(path: Path, offset: int = 0, length: int = -1) -> str:
             raise EOFError(f"the file ends after {len(content)} of its {length} bytes")
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             broken = archive.testzip()
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         return _reason(error)
     return f"has other bytes than were saved, in {broken}" if broken else ""
 

@@ -20,9 +20,9 @@ from mindspeed.engine.planning.checkpoint_layers import NAMES, TRACKER, LayerKin
 from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.training import layer_names
-from mindspeed.training.checkpoints import FOLDER, MANIFEST, Manifest, checkpoint_at, file_sizes
+from mindspeed.training.checkpoint_index import INDEX, read_index
+from mindspeed.training.checkpoints import FOLDER, MANIFEST, UNREADABLE, checkpoint_at, damaged, file_sizes, read_manifest
 
-_INDEX: Final = ".metadata"
 _STATES: Final = "__extra_states.distcp"
 _BUCKETS: Final = "optimizer.distributed."
 """In keys of an optimizer whose state lies in buckets, in the order of the parameters of the model that saved it."""
@@ -74,9 +74,10 @@ def _refusal(where: Path, text: str, fix: str) -> RunError:
 
 def _read_index(checkpoint: Path) -> Any:
     """Read the index, and refuse an optimizer whose state does not go by the names of parameters."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-    index: Any = FileSystemReader(checkpoint).read_metadata()
+    try:
+        index = read_index(checkpoint)
+    except UNREADABLE as error:
+        raise RunError([damaged(checkpoint, [f"{INDEX} cannot be read: {error}"])]) from error
     if any(_BUCKETS in key for key in index.state_dict_metadata):
         text = f"{checkpoint} has optimizer state in buckets, in the order that parameters have in the layers that saved it"
         raise _refusal(checkpoint, text, "save it with --dist-ckpt-optim-fully-reshardable, or with --no-save-optim")
@@ -86,7 +87,7 @@ def _read_index(checkpoint: Path) -> Any:
 def _write(index: Any, checkpoint: Path, folder: Path, kind: LayerKind) -> None:
     """Fill the folder of the new checkpoint."""
     for path in checkpoint.iterdir():
-        if path.name not in (_INDEX, MANIFEST, _STATES) and path.is_file():
+        if path.name not in (INDEX, MANIFEST, _STATES) and path.is_file():
             _link(path, folder / path.name)
     _rename(index, kind)
     content = io.BytesIO()
@@ -95,14 +96,12 @@ def _write(index: Any, checkpoint: Path, folder: Path, kind: LayerKind) -> None:
         (folder / _STATES).write_bytes(content.getvalue())
     elif (checkpoint / _STATES).is_file():
         _link(checkpoint / _STATES, folder / _STATES)
-    with (folder / _INDEX).open("wb") as file:
+    with (folder / INDEX).open("wb") as file:
         pickle.dump(index, file)
         file.flush()
         os.fsync(file.fileno())
     if (checkpoint / MANIFEST).is_file():
-        saved = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-        saved.pop("format")
-        replace(Manifest(**saved), files=file_sizes(folder)).write(folder)
+        replace(read_manifest(checkpoint), files=file_sizes(folder)).write(folder)
 
 
 def _rename(index: Any, kind: LayerKind) -> None:

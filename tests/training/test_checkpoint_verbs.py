@@ -1,6 +1,7 @@
 """``mindspeed checkpoint``: list, inspect, verify and compare, on a checkpoint of one tensor."""
 
 import json
+import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from mindspeed.cli import main
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.training.checkpoints import MANIFEST, checkpoint_path, file_sizes, read_manifest
+from mindspeed.training.checkpoints import MANIFEST, checkpoint_path, damages, file_sizes, read_manifest
 from tests.training.conftest import MakeRun
 
 
@@ -94,6 +95,55 @@ def test_a_tensor_with_other_bytes_is_named_by_its_key(run: Path) -> None:
     assert reason.endswith(
         ("has other bytes than were saved, in archive/data/0", "cannot be read: bad magic number for central directory")
     )
+
+
+class Hostile:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("verb", ["verify", "list", "inspect", "diff"])
+def test_no_verb_runs_what_an_index_names(run: Path, tmp_path: Path, verb: str) -> None:
+    folder = checkpoint_path(run, 2)
+    (folder / ".metadata").write_bytes(pickle.dumps(Hostile(tmp_path / "executed")))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][".metadata"] = (folder / ".metadata").stat().st_size
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    done = invoke(verb, run, *(CPU if verb == "diff" else ()))
+    assert not (tmp_path / "executed").exists()
+    if verb == "verify":
+        assert done.stderr.splitlines()[1] == (
+            "  because: .metadata cannot be read: it names pathlib.Path.touch, which no index of torch has; it was not run"
+        )
+
+
+def test_a_tensor_outside_the_checkpoint_is_not_read(run: Path) -> None:
+    path = checkpoint_path(run, 2) / ".metadata"
+    index = pickle.loads(path.read_bytes())
+    for stored in index.storage_data.values():
+        stored.relative_path = "../../job.yaml"
+    path.write_bytes(pickle.dumps(index))
+    (reason,) = damages(checkpoint_path(run, 2))
+    assert reason == ".metadata cannot be read: it has a tensor in ../../job.yaml, which is not a file of the checkpoint"
+
+
+@pytest.mark.parametrize("content", ["5", "[1]", "null", '{"format": 1, "files": 3}', "[" * 100_000])
+@pytest.mark.parametrize("name", [MANIFEST, "metadata.json"])
+def test_one_bad_checkpoint_does_not_hide_the_good_ones(run: Path, name: str, content: str) -> None:
+    shutil.copytree(checkpoint_path(run, 2), checkpoint_path(run, 4))
+    (checkpoint_path(run, 4) / name).write_text(content)
+    checkpoint_path(run, 6).touch()
+    rows = answer("list", run)["checkpoints"]
+    assert [(row["step"], row["state"] == "ok") for row in rows] == [(2, True), (4, False)]
+    for verb in ("verify", "inspect"):
+        done = invoke(verb, run)
+        assert (done.exit_code, done.stderr.count("MS602")) == (1, 1)
+        assert f"--resume {run} --step 2 --run {run}-2 goes on from the checkpoint before it" in done.stderr
 
 
 @pytest.mark.parametrize(

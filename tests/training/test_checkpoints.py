@@ -1,5 +1,6 @@
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from mindspeed.training.checkpoints import (
 
 MODEL = {"hidden_size": 64, "style": "llama"}
 SAVED = Manifest(5, 40, MODEL, "plain", "bytes", {"tp": 2}, "abc")
+WRONG: dict[str, Any] = {"format": 1, **asdict(SAVED)}
+"""A manifest that is right; each test spoils one value."""
 
 
 @pytest.fixture
@@ -92,14 +95,23 @@ def test_a_file_that_was_cut_is_named_with_its_sizes(run):
     [
         (None, "it has no mindspeed.json"),
         ("{", "mindspeed.json cannot be read: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        (json.dumps({"format": 9}), "mindspeed.json cannot be read: it has a newer format"),
+        (json.dumps({"format": 9}), "mindspeed.json cannot be read: its format is not 1; a newer mindspeed may read it"),
+        ("[]", "mindspeed.json cannot be read: it is no object"),
+        (WRONG | {"step": "5"}, "mindspeed.json cannot be read: step: Input should be a valid integer"),
+        (WRONG | {"samples": -1}, "mindspeed.json cannot be read: samples: Input should be greater than or equal to 0"),
+        (WRONG | {"layout": [2]}, "mindspeed.json cannot be read: layout: Input should be an object"),
+        (
+            WRONG | {"files": {"common.pt": None}},
+            "mindspeed.json cannot be read: files.common.pt: Input should be a valid integer",
+        ),
+        (WRONG | {"more": 1}, "mindspeed.json cannot be read: more: Unexpected keyword argument"),
     ],
 )
 def test_a_foreign_folder_is_not_a_checkpoint(run, content, why):
     path = checkpoint_path(run, 5)
     (path / MANIFEST).unlink()
     if content is not None:
-        (path / MANIFEST).write_text(content)
+        (path / MANIFEST).write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(RunError) as caught:
         read_manifest(path)
     assert str(caught.value) == f"MS602 {path} is not a checkpoint of mindspeed pretrain: {why}\n  where: {path}"

@@ -1,0 +1,52 @@
+"""Read the index of a distributed checkpoint without running anything that the file names."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any, Final
+
+INDEX: Final = ".metadata"
+
+_CLASSES: Final = {
+    "torch.distributed.checkpoint.metadata": {
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
+        *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+    },
+    "torch.distributed.checkpoint.planner": {"SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size", "device"},
+    "pathlib": {"Path", "PosixPath", "PurePosixPath"},
+    "pathlib._local": {"Path", "PosixPath", "PurePosixPath"},
+    "collections": {"OrderedDict"},
+}
+"""What an index of torch and Megatron names, besides dtypes; to make one of them writes, deletes and starts nothing."""
+
+
+class _IndexReader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        import torch
+
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if name in _CLASSES.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no index of torch has; it was not run")
+
+
+def read_index(checkpoint: Path) -> Any:
+    """Return the index of a checkpoint, a ``Metadata`` of torch.
+
+    Raises one of `checkpoints.UNREADABLE` for a damaged one, and for one that names anything else than an index does.
+    """
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    with (checkpoint / INDEX).open("rb") as file:
+        index = _IndexReader(file).load()
+    if not isinstance(index, Metadata) or not isinstance(index.storage_data, dict):
+        raise pickle.UnpicklingError("it is no index of torch")
+    for stored in index.storage_data.values():
+        if Path(stored.relative_path).name != stored.relative_path:
+            raise pickle.UnpicklingError(f"it has a tensor in {stored.relative_path}, which is not a file of the checkpoint")
+    return index
