@@ -18,10 +18,12 @@ ENGINE: Final = ("--features", NAME)
 LOCAL: Final = ("--without", NAME)
 EXPERTS: Final = ("--num-experts", "4", "--features", "moe-grouped-gemm")
 
+SHARDED: Final = ("--num-experts", "4", "--features", "distributed-optimizer")
 MODELS: Final = {
     "dense": (),
     "grouped experts": EXPERTS,
     "experts": ("--num-experts", "4"),
+    "experts, distributed optimizer": SHARDED,
 }
 
 
