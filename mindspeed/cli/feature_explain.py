@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mindspeed.cli.explain import show_code
-from mindspeed.cli.feature_plan import as_lines, reason_lines, setting_lines
 from mindspeed.cli.output import json_option, print_result
+from mindspeed.cli.plan_text import as_lines, reason_lines, setting_lines
 from mindspeed.cli.request_options import JobCommand, Request, request_options, spelled, unknown_feature
 from mindspeed.plugins.found import declared_at
 
@@ -40,10 +40,14 @@ def explain(request: Request, name: str) -> None:
     if _CODE.fullmatch(name):
         show_code(name)
         return
-    name = spelled(name)
+    explain_in_plan(request.plan_of_run(), name, request)
+
+
+def explain_in_plan(plan: ActivationPlan, name: str, request: Request | None) -> None:
+    """Print why a feature is on in a plan, or why it is not; the ``request`` of the plan tells what the feature would bring."""
     from mindspeed.registry import catalog_for
 
-    plan = request.plan_of_run()
+    name = spelled(name)
     known = catalog_for([*plan.names, name])
     if name in {feature.name for feature in (*plan.base, *plan.features)}:
         _explain_active(plan, known, name)
@@ -117,14 +121,14 @@ def _active_json(explanation: Explanation, feature: Any, count: int) -> dict[str
     }
 
 
-def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, name: str) -> None:
+def _explain_inactive(request: Request | None, plan: ActivationPlan, known: Catalog, name: str) -> None:
     from mindspeed.plugins.problems import Problem, ResolutionError
 
     row = next((row for row in known.rows if row.name == name), None)
     if row is None:
         raise ResolutionError([unknown_feature(known, name)])
     because, brings, problems = _why_not(plan, known, row), list[str](), list[Problem]()
-    if name not in {disabled.feature for disabled in plan.rows if disabled.kind == "disabled"}:
+    if request is not None and name not in {row.feature for row in plan.rows if row.kind == "disabled"}:
         try:
             with_it = request.naming((name,)).plan_of_run()
             brings = [other for other in with_it.names if other not in plan.names and other != name]

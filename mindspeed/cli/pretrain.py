@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from mindspeed.cli.feature_plan import as_lines, brief_lines
 from mindspeed.cli.launch_options import Processes, hold_to_lock, is_of_trainer, launch_options, lock_option
 from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_problems, print_result, program, wants_json
+from mindspeed.cli.plan_text import as_lines, brief_lines
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, names_argument, request_options
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.plugins.fixes import GiveOption

@@ -37,6 +37,12 @@ def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else textwrap.shorten(text, max(width, 4), placeholder=" ...").strip()
 
 
+def fitted(text: str, indent: str = "  ") -> list[str]:
+    """Return one line, cut to the terminal's width; on a narrow terminal the whole text in several."""
+    width = columns() - len(indent)
+    return [f"{indent}{shortened(text, width)}"] if width >= _NARROW else wrapped(text, indent)
+
+
 def wrapped(text: str, indent: str = "", width: int | None = None) -> list[str]:
     """Wrap a text into lines of the terminal's width; lines after the first have the indent of the first and two spaces."""
     width = max(LEAST, width or columns())

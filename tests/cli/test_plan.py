@@ -8,10 +8,10 @@ from tests.cli.conftest import LAPTOP
 
 @pytest.fixture
 def sections(mindspeed):
-    """The printed plan: section titles with their lines."""
+    """The whole printed plan: section titles with their lines."""
 
     def run(*arguments):
-        done = mindspeed("features", "plan", *LAPTOP, *arguments)
+        done = mindspeed("features", "plan", "--all", *LAPTOP, *arguments)
         assert (done.exit_code, done.stderr) == (0, "")
         found: dict[str, list[str]] = {}
         title = ""
@@ -100,3 +100,79 @@ def test_level_0_with_a_batch_still_checks_its_share_per_replica(mindspeed):
     sizes = ("--world-size", 2, "--global-batch-size", 3, "--micro-batch-size", 1)
     done = mindspeed("features", "plan", *LAPTOP, "--optimization-level", 0, *sizes)
     assert done.stderr.splitlines()[0].startswith("MS304 data-parallel: global batch size 3 is not divisible by")
+
+
+DENSE = (
+    *(
+        "--num-layers",
+        16,
+        "--hidden-size",
+        4096,
+        "--ffn-hidden-size",
+        11264,
+        "--num-attention-heads",
+        32,
+        "--vocab-size",
+        32000,
+    ),
+    *("--num-query-groups", 8, "--seq-length", 4096, "--micro-batch-size", 1, "--global-batch-size", 64, "--dtype", "bf16"),
+    *("--normalization", "RMSNorm", "--gated-linear-unit", "--activation", "silu", "--rotary", "--num-experts", 0),
+)
+FOUR = ("ring-attention", "nano-pipe", "swap-optimizer", "norm-recompute")
+
+
+@pytest.fixture
+def screen(mindspeed, monkeypatch):
+    """The lines of one screen, for a number of columns."""
+
+    def run(columns, *arguments):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        done = mindspeed("features", "plan", *LAPTOP, *arguments)
+        assert (done.exit_code, done.stderr) == (0, "")
+        return done.stdout.splitlines()
+
+    return run
+
+
+def test_four_requested_features_are_one_screen(screen):
+    for sizes in (DENSE, ()):
+        lines = screen(80, *FOUR, *sizes, "--world-size", 16, "--tp", 2, "--cp", 2, "--pp", 2)
+        assert len(lines) <= 45
+        assert max(map(len, lines)) <= 80
+        assert {"for", "features, in activation order", "Megatron arguments", "left out"} <= {*lines}
+
+
+def test_the_screen_shows_why_and_what_is_no_default_and_adds_the_rest_to_counts(screen):
+    lines = screen(80, "swiglu", "--set", "profiler.ranks=[0]", "profiler", *DENSE, "--tp", 2)
+    features = lines[lines.index("features, in activation order") + 1 : lines.index("added by optimization level 1")]
+    assert "  profiler         requested; ranks = [0] (command line)" in features
+    assert "  tensor-parallel  tp is 2; size = 2 (command line)" in features
+    assert lines[lines.index("added by optimization level 1") + 1].startswith("  flash-attention, ")
+    (counts,) = [line for line in lines if " by the base plan; " in line]
+    assert "patches by " in counts
+    assert lines[-1] == "--all lists patches, notes and the base plan; --why NAME explains one feature"
+    assert not [line for line in lines if "megatron.core" in line]
+
+
+def test_what_depends_on_unknown_sizes_is_one_line_for_all_features_with_the_same_reason(screen):
+    lines = screen(80, "--tp", 1)
+    (line,) = [line for line in lines if line.startswith("  grouped-matmul-add, ")]
+    assert line == "  grouped-matmul-add, moe-grouped-gemm, moe-token-permute: whether it ..."
+
+
+def test_why_explains_one_feature_as_features_explain_does(mindspeed):
+    for name in ("sequence_parallel", "swiglu"):
+        job = ("sequence-parallel", "--tp", 2, "--world-size", 2, "--without", "swiglu", *LAPTOP)
+        done = mindspeed("features", "plan", *job, "--why", name)
+        explained = mindspeed("features", "explain", name, *job[1:], "--features", "sequence-parallel")
+        assert done.exit_code == explained.exit_code == 0
+        assert done.stdout == explained.stdout
+        assert done.stdout.splitlines()[0].startswith(f"{name.replace('_', '-')} is o")
+
+
+def test_twenty_columns_are_readable(screen):
+    lines = screen(20, "swiglu")
+    assert [line for line in lines if "..." in line] == []
+    assert "    requested" in lines
+    unbroken = [line.strip() for line in lines if len(line) > 20]
+    assert all(" " not in word or " = " in word or word.startswith("digest ") for word in unbroken), unbroken

@@ -1,0 +1,169 @@
+"""An activation plan as text: one screen of it, or all of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from mindspeed.cli.terminal import bold, columns, fitted, rows_of_cells, wrapped
+
+if TYPE_CHECKING:
+    from mindspeed.engine.planning.plan import ActivationPlan, PlannedPatch
+    from mindspeed.engine.resolution.planned_feature import PlannedFeature, Reason
+
+_NOTES: Final = {
+    "warning": "warnings",
+    "choice": "choices",
+    "disabled": "disabled",
+    "left-out": "left out",
+    "not-checked": "not checked",
+    "note": "notes",
+}
+_WHOLE: Final = ("warning", "choice", "disabled")
+"""Kinds of notes that one screen shows whole; others have one line each."""
+_MOST: Final = 5
+"""Lines of one screen for each other kind of notes."""
+
+
+def as_lines(parts: Iterable[tuple[str, list[str]]]) -> Iterator[str]:
+    """The parts of a plan that have lines, indented below their titles."""
+    for title, lines in parts:
+        if lines:
+            yield bold(title)
+            yield from (f"  {line}" for line in lines)
+
+
+def brief_lines(plan: ActivationPlan) -> Iterator[str]:
+    """Yield one screen: where a plan runs, its features and why, the arguments that change, what is left out, the digest."""
+    for title, lines in _brief_sections(plan):
+        if lines:
+            yield from map(bold, wrapped(title))
+            yield from lines
+    yield f"{bold('digest')} {plan.digest}"
+    yield from wrapped(_patch_counts(plan))
+
+
+def _brief_sections(plan: ActivationPlan) -> Iterator[tuple[str, list[str]]]:
+    yield "for", [*_wrapped_pairs(plan.environment), *_wrapped_pairs(plan.world.known(), but=("platform", "megatron"))]
+    added = [feature.name for feature in plan.features if not (feature.requested or _changed_settings(feature))]
+    yield "features, in activation order", list(_brief_features([f for f in plan.features if f.name not in added]))
+    yield "added by optimization level 1", wrapped(", ".join(added), "  ") if added else []
+    changed = [f"{feature.name}.{line}" for feature in plan.base for line in _changed_settings(feature)]
+    yield "settings of the base plan", [line for text in changed for line in wrapped(text, "  ")]
+    yield "Megatron arguments", _wrapped_pairs({f"{o.override.argument} =": o.override.value for o in plan.overrides})
+    for kind, title in _NOTES.items():
+        yield title, list(_brief_notes(plan, kind))
+
+
+def _brief_features(features: Sequence[PlannedFeature]) -> Iterator[str]:
+    names = max((len(feature.name) for feature in features), default=0)
+    for feature in features:
+        reason, *settings = texts = [_brief_reason(feature.why[0]), *_changed_settings(feature)]
+        on_one_line = len("; ".join(texts)) <= columns() - names - 4
+        yield from rows_of_cells([(f"{feature.name:<{names}}", "; ".join(texts) if on_one_line else reason)])
+        yield from (part for line in settings if not on_one_line for part in fitted(line, "    "))
+
+
+def _brief_reason(reason: Reason) -> str:
+    from mindspeed.engine.resolution.planned_feature import ReasonKind
+
+    match reason.kind:
+        case ReasonKind.REQUESTED:
+            return "requested"
+        case ReasonKind.LEVEL_ONE:
+            return "optimization level 1"
+        case ReasonKind.SIZE:
+            return f"{reason.name} is {reason.value}"
+        case _:
+            return str(reason)
+
+
+def _changed_settings(feature: PlannedFeature) -> list[str]:
+    """Return each setting of a feature that is not its default, with its source."""
+    settings = {name: value for name, value in feature.settings.items() if value.source != "default"}
+    return [f"{name} = {value.value} ({value.source})" for name, value in settings.items()]
+
+
+def _brief_notes(plan: ActivationPlan, kind: str) -> Iterator[str]:
+    """Yield the notes of a kind, features with equal texts on one line. Skipped patches of active features are only counted."""
+    features: dict[str, list[str]] = {}
+    for row in plan.rows:
+        if row.kind == kind and not (kind == "left-out" and row.feature in plan.names):
+            features.setdefault(row.text, []).append(row.feature)
+    lines = [f"{', '.join(names)}: {text}" for text, names in features.items()]
+    if kind in _WHOLE:
+        yield from (part for line in lines for part in wrapped(line, "  "))
+        return
+    yield from (part for line in lines[:_MOST] for part in fitted(line))
+    if len(lines) > _MOST:
+        yield f"  and {len(lines) - _MOST} more"
+
+
+def _wrapped_pairs(values: Mapping[str, object], but: tuple[str, ...] = ()) -> list[str]:
+    """Return the pairs in lines of the terminal's width; none is broken between its name and its value."""
+    pairs = [f"{name} {value}".replace(" ", "\N{NO-BREAK SPACE}") for name, value in values.items() if name not in but]
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped(", ".join(pairs), "  ")] if pairs else []
+
+
+def _patch_counts(plan: ActivationPlan) -> str:
+    applied = [planned for planned in plan.patches if not planned.skipped]
+    own = Counter(planned.owner for planned in applied if planned.owner in plan.names)
+    below = len(applied) - own.total()
+    skipped = len(plan.patches) - len(applied)
+    return f"{own.total()} patches by {len(own)} features, {below} by the base plan; {skipped} do not apply"
+
+
+def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple[str, list[str]]]:
+    """The whole plan as text: titles with their lines; a section without lines does not apply.
+
+    Without ``every_target`` the targets of the base plan are only counted.
+    """
+    yield "for", [_pairs(plan.environment), _pairs(plan.world.known(), but=("platform", "megatron"))]
+    yield "features, in activation order", [line for feature in plan.features for line in _feature(feature)]
+    yield "Megatron arguments", [f"{o.override}  {', '.join(o.owners)}: {o.override.reason}" for o in plan.overrides]
+    applied = [planned for planned in plan.patches if not planned.skipped]
+    yield "patches", _patches([planned for planned in applied if planned.owner in plan.names])
+    for kind, title in _NOTES.items():
+        yield title, [f"{row.feature}: {row.text}" for row in plan.rows if row.kind == kind]
+    yield "base plan", [line for feature in plan.base for line in setting_lines(feature)]
+    below = [planned for planned in applied if planned.owner not in plan.names]
+    yield "patches of the base plan", _patches(below, every_target)
+    yield "digest", [plan.digest]
+
+
+def _pairs(values: Mapping[str, object], but: tuple[str, ...] = ()) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items() if name not in but)
+
+
+def _feature(feature: PlannedFeature) -> list[str]:
+    return [
+        f"{feature.name}  ({feature.distribution} {feature.version}, level {feature.level})",
+        *(f"  because  {line}" for line in reason_lines(feature)),
+        *(f"  setting  {line}" for line in setting_lines(feature)),
+    ]
+
+
+def reason_lines(feature: PlannedFeature) -> list[str]:
+    """A line for each reason of a feature, from its own to the request."""
+    return [str(reason) if reason.feature == feature.name else reason.line for reason in feature.why]
+
+
+def setting_lines(feature: PlannedFeature) -> list[str]:
+    """A line for each setting of a feature, with its source and what it overrode."""
+    return [
+        f"{feature.name}.{name} = {value.value}  ({', '.join((value.source, *(f'overrode {old}' for old in value.overrode)))})"
+        for name, value in feature.settings.items()
+    ]
+
+
+def _patches(patches: Sequence[PlannedPatch], every_target: bool = True) -> list[str]:
+    """List the patches by owner and reason, as one reason often holds for many targets."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for planned in patches:
+        moved = f"  defined at {planned.site}" if planned.site != planned.patch.target else ""
+        target = f"  {planned.patch.kind} {planned.patch.target}{moved}"
+        groups.setdefault((planned.owner, planned.patch.reason), []).append(target)
+    if every_target:
+        return [line for (owner, reason), targets in groups.items() for line in (f"{owner}: {reason}", *targets)]
+    return [f"{owner}: {reason}  ({len(targets)})" for (owner, reason), targets in groups.items()]
