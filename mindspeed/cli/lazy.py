@@ -58,9 +58,29 @@ class Group(click.Group):
 
 
 class Main(Group):
-    """The root group: a `MindSpeedError` of any verb is printed problem by problem, never as a traceback."""
+    """The root group: a `MindSpeedError` of any verb is printed problem by problem, never as a traceback.
+
+    Output that cannot be written ends a verb too: with a sentence, or without one where the reader of a pipe has gone.
+    """
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        from mindspeed.cli.streams import open_closed_streams
+
+        open_closed_streams()
+        return super().main(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
+        from mindspeed.cli.streams import status_of
+
+        try:
+            return self._invoke(ctx)
+        except OSError as error:
+            status = status_of(error)
+            if status is None:
+                raise
+            ctx.exit(status)
+
+    def _invoke(self, ctx: click.Context) -> Any:
         from mindspeed.cli.output import exit_code, print_problems
         from mindspeed.cli.terminal import tolerate_any_text
         from mindspeed.plugins.problems import MindSpeedError

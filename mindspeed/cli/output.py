@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from shutil import which
@@ -22,14 +23,21 @@ ENVIRONMENT: Final = 3
 FOLDER: Final = click.Path(path_type=Path)
 """The type of an option or argument that names a folder."""
 _JSON: Final = "mindspeed.json"
+_STDOUT: Final = "mindspeed.stdout"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def json_option(command: Command) -> Command:
-    """Add ``--json``; the verb asks `wants_json`, and problems of the verb are then printed as JSON too."""
+    """Add ``--json``; the verb asks `wants_json`, and problems of the verb are then printed as JSON too.
+
+    What other code prints meanwhile, such as a package that is imported, goes to standard error.
+    """
 
     def remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
         ctx.meta[_JSON] = value
+        if value:
+            ctx.meta[_STDOUT] = sys.stdout
+            ctx.find_root().with_resource(redirect_stdout(sys.stderr))
 
     return click.option(
         "--json",
@@ -53,7 +61,13 @@ def program() -> str:
 
 
 def print_json(data: dict[str, Any]) -> None:
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False, default=_as_json))
+    """Print a JSON object to standard output, which holds nothing else."""
+    print_alone(json.dumps(data, indent=2, ensure_ascii=False, default=_as_json))
+
+
+def print_alone(text: str) -> None:
+    """Print the only text that standard output holds under ``--json``."""
+    click.echo(text, file=click.get_current_context().meta.get(_STDOUT))
 
 
 def _as_json(value: Any) -> dict[str, Any]:

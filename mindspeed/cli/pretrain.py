@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from mindspeed.cli.launch_options import Processes, hold_to_lock, is_of_trainer, launch_options, lock_option
-from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_problems, print_result, program, wants_json
+from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_alone, print_problems, print_result, program, wants_json
 from mindspeed.cli.plan_text import as_lines, brief_lines
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, names_argument, request_options
 from mindspeed.engine.resolution.setting_validation import flag
@@ -184,7 +184,7 @@ def _print_result(job: Job, *launching: str) -> None:
     result = json.loads((Path(job.run) / "result.json").read_text(encoding="utf-8"))
     if wants_json():
         keys = ("initial_loss", "heldout_loss", "unigram_entropy", "world_size", "digest", "run")
-        click.echo(json.dumps({key: result[key] for key in keys}))
+        print_alone(json.dumps({key: result[key] for key in keys}))
         return
     if result["sample"]:
         click.echo(f"sample:\n{result['sample']}\n")
