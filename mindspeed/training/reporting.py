@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 LOG: Final = "log.jsonl"
+FORMER_LOG: Final = "log-before.jsonl"
+"""The log of a run in the same folder that ended before its first checkpoint."""
 RESULT: Final = "result.json"
 
 
@@ -25,7 +27,7 @@ class Reporter:
 
     def __init__(self, run: Path, first: int, last: int, tokens: int, interval: int) -> None:
         self.run, self.last, self.tokens, self.interval = run, last, tokens, interval
-        self._log: TextIO = (run / LOG).open("a", encoding="utf-8")
+        self._log: TextIO = open_log(run, first)
         self._scalars: Any = None
         if find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
@@ -106,6 +108,14 @@ class Reporter:
     def _scalar(self, name: str, value: float | None, step: int) -> None:
         if self._scalars is not None and value is not None:
             self._scalars.add_scalar(name, value, step)
+
+
+def open_log(run: Path, first: int) -> TextIO:
+    """Open the log of a run that continues from step ``first``; what an earlier run from step 0 logged is moved aside."""
+    path = run / LOG
+    if first == 0 and path.exists():
+        path.replace(path.with_name(FORMER_LOG))
+    return path.open("a", encoding="utf-8")
 
 
 def nested(numbers: Mapping[str, float]) -> dict[str, Any]:

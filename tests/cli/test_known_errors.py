@@ -25,6 +25,7 @@ TEXTS = [
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB",
     "Exception: the patch of forward exist !",
     "ImportError: cannot import name 'override' from 'typing' (/usr/lib/python3.11/typing.py)",
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242",
 ]
 
 

@@ -131,3 +131,12 @@ def test_the_command_prints_what_it_made(tmp_path):
     prefix = str(tmp_path / "data")
     done = CliRunner().invoke(main, ["data", "prepare", str(tmp_path / "text"), "-o", prefix, "--json"])
     assert json.loads(done.stdout) == {"prefix": prefix, "tokens": 4, "sequences": 1, "vocab_size": 257}
+
+
+@pytest.mark.parametrize("prefix", ["", ".", "..", "folder/", "folder/.", "/"])
+def test_an_output_without_a_name_is_refused_and_writes_no_hidden_file(tmp_path, monkeypatch, prefix):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("words")
+    with pytest.raises(RunError, match="has no name for the files"):
+        corpus.prepare(["text"], prefix)
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]

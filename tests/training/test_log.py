@@ -1,0 +1,19 @@
+"""The log of a run whose folder has that of an earlier one."""
+
+from pathlib import Path
+
+from mindspeed.training.reporting import FORMER_LOG, LOG, open_log
+
+
+def test_a_new_run_does_not_append_to_the_log_of_one_that_ended_before_its_first_checkpoint(tmp_path: Path) -> None:
+    for text in ("first\n", "second\n"):
+        with open_log(tmp_path, 0) as log:
+            log.write(text)
+    assert ((tmp_path / LOG).read_text(), (tmp_path / FORMER_LOG).read_text()) == ("second\n", "first\n")
+
+
+def test_a_run_that_continues_appends_to_its_log(tmp_path: Path) -> None:
+    for step, text in ((0, "first\n"), (5, "second\n")):
+        with open_log(tmp_path, step) as log:
+            log.write(text)
+    assert (tmp_path / LOG).read_text() == "first\nsecond\n"
