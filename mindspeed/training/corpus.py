@@ -38,8 +38,8 @@ def prepare(inputs: Sequence[str], prefix: str, tokenizer: str = BYTES, overwrit
     files: list[Path] = []
     problems: list[Problem] = []
     if Path(prefix).name in ("", "..") or prefix.endswith(("/", "/.")):
-        fix = advice("-o NAME, or -o FOLDER/NAME")
-        problems.append(Problem("MS603", f"the output {prefix!r} has no name for the files", fix=fix))
+        text = f"the output {prefix!r} has no name for the files"
+        problems.append(Problem("MS603", text, fix=Advice("-o NAME, or -o FOLDER/NAME")))
     if existing := [str(path) for path in (bin_path(prefix), idx_path(prefix)) if path.exists() and not overwrite]:
         fix = "--overwrite replaces the data, and another -o keeps it"
         problems.append(Problem("MS603", f"there is data already: {', '.join(existing)}", where=prefix, fix=advice(fix)))
