@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
@@ -10,14 +10,18 @@ import click
 
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import FullJobCommand, Request, names_argument, request_options
+from mindspeed.cli.terminal import columns, rows_of_cells, wrapped
 from mindspeed.diagnostics.job_memory import MIB, options_of, stages_of
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
-    from mindspeed.memory.estimate import JobOptions, Stage
+    from mindspeed.memory.estimate import JobOptions, Row, Stage
 
 EXCLUSIVE: Final = {"MS202", "MS203"}
 """Problems of features that conflict, or that hold one slot."""
+_SMALLEST_BAR: Final = 5
+_LARGEST: Final = 8
+"""Rows of the fullest stage that are listed."""
 _KEYS: Final = ("name", "bytes", "live", "held", "by")
 
 
@@ -25,9 +29,10 @@ _KEYS: Final = ("name", "bytes", "live", "held", "by")
 @names_argument("[NAME]...")
 @click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="MIB", help="device memory of a rank, in MiB")
 @click.option("--dropout/--no-dropout", help="the model has dropout  [default: no]")
+@click.option("--all", "whole", is_flag=True, help="show every tensor of every stage")
 @request_options
 @json_option
-def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout: bool) -> None:
+def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout: bool, whole: bool) -> None:
     """Estimate what each pipeline stage holds at its peak.
 
     Weights, gradients, optimizer states and every tensor that layers keep for backward, by the formulas of local layers and of
@@ -46,12 +51,45 @@ def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout
         ]
         print_json({"stages": rows, "fits": fits, "cheapest": cheapest})
     else:
-        for stage in foretold:
+        click.echo("\n".join(brief_lines(foretold)))
+        for stage in foretold if whole else ():
+            click.echo()
             print_stage(stage)
         if not fits:
             advice = f"add --features {','.join(cheapest)}" if cheapest else "no features of this choice make it fit"
             click.echo(f"the largest peak is above {budget:g} MiB; {advice}")
     end(0 if fits else PROBLEMS)
+
+
+def brief_lines(stages: Sequence[Stage]) -> Iterator[str]:
+    """Yield the largest peak, a line with a bar for each stage, and the largest tensors of the fullest stage."""
+    from mindspeed.memory.estimate import AT_PEAK
+
+    most = max(stages, key=lambda stage: stage.peak)
+    yield f"peak {_mib(most.peak)} MiB on stage {most.stage} of {len(stages)}, in MiB of each rank"
+    texts = [(str(stage.stage), *map(_mib, shares(stage).values())) for stage in stages]
+    titles = ("stage", *shares(most))
+    widths = [max(map(len, column)) for column in zip(titles, *texts, strict=True)]
+    room = min(columns() - sum(widths) - 2 * len(widths), 40)
+    for cells, stage in zip((titles, *texts), (None, *stages), strict=True):
+        bar = "#" * round(room * stage.peak / most.peak) if stage is not None and room >= _SMALLEST_BAR else ""
+        yield f"{'  '.join(f'{cell:>{width}}' for cell, width in zip(cells, widths, strict=True))}  {bar}".rstrip()
+    sizes = {row: row.bytes * row.live for row in most.rows if row.held in AT_PEAK}
+    largest = sorted(sizes, key=lambda row: -sizes[row])[:_LARGEST]
+    yield f"largest on stage {most.stage}"
+    yield from rows_of_cells([(f"{_mib(sizes[row]):>{max(widths)}}", _described(row)) for row in largest])
+    yield from wrapped("--all shows every tensor of every stage")
+
+
+def shares(stage: Stage) -> dict[str, int]:
+    """Return the bytes of a stage at its peak, and where they go."""
+    parts = {name: sum(row.bytes for row in stage.rows if row.name == name) for name in ("weights", "gradients")}
+    parts["optimizer"] = stage.optimizer.device
+    return {"peak": stage.peak, **parts, "activations": stage.peak - sum(parts.values())}
+
+
+def _described(row: Row) -> str:
+    return f"{row.name}{f', of {row.live} passes' if row.live > 1 else ''}{f' ({row.by})' if row.by else ''}"
 
 
 def print_stage(stage: Stage) -> None:

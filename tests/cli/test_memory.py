@@ -67,11 +67,34 @@ def test_a_budget_that_fits_is_accepted_and_another_names_what_makes_it_fit(plan
     assert (code, found["cheapest"]) == (1, [])
 
 
-def test_sizes_that_are_not_known_are_all_named(mindspeed):
+def test_sizes_that_are_not_known_are_one_problem(mindspeed):
     done = mindspeed("memory", "plan", *LAPTOP, "--world-size", 1)
     assert done.exit_code == 1
-    assert "transformer layers is not known" in done.stderr
-    assert "fix: --seq-length" in done.stderr
+    message, fix = done.stderr.splitlines()
+    assert message.startswith("MS307 memory cannot be estimated without num_layers, hidden_size, ffn_hidden_size, ")
+    assert fix.startswith("  fix: --num-layers N --hidden-size N --ffn-hidden-size N ")
+    assert "--gated-linear-unit --rotary --dtype N" in fix
+    assert sum(-(-len(line) // 80) for line in (message, fix)) <= 8
+
+
+def test_eight_stages_are_one_screen_with_the_peak_first_and_a_bar_each(mindspeed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    values = [f"--{name}={value}" for name, value in (SIZES | {"world-size": 32, "pp": 8}).items()]
+    done = mindspeed("memory", "plan", *LAPTOP, *values, "--no-gated-linear-unit", "--no-rotary")
+    lines = done.stdout.splitlines()
+    assert done.exit_code == 0
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("peak ")
+    assert lines[0].endswith(" MiB on stage 0 of 8, in MiB of each rank")
+    assert lines[1].split() == ["stage", "peak", "weights", "gradients", "optimizer", "activations"]
+    bars = [line.count("#") for line in lines[2:10]]
+    assert bars[0] == max(bars) > bars[6] > 0
+    assert lines[10] == "largest on stage 0"
+    whole = mindspeed("memory", "plan", *LAPTOP, *values, "--no-gated-linear-unit", "--no-rotary", "--all").stdout
+    assert whole.count("attention: residual") == 8 + 1
+    monkeypatch.setenv("COLUMNS", "20")
+    assert "#" not in mindspeed("memory", "plan", *LAPTOP, *values, "--no-gated-linear-unit", "--no-rotary").stdout
 
 
 def test_a_thousand_ranks_take_less_than_a_second(planned):
@@ -98,9 +121,9 @@ def test_latent_attention_needs_its_widths(mindspeed):
     latent = [*LAPTOP, *values, "--multi-latent-attention", "--qk-head-dim=8", "--qk-pos-emb-head-dim=4"]
     done = mindspeed("memory", "plan", *latent)
     assert done.exit_code == 1
-    assert "MS307 width of the latent vector of keys and values (MLA) is not known\n  fix: --kv-lora-rank\n" in done.stderr
-    assert "MS307 width of a head of values (MLA) is not known\n  fix: --v-head-dim\n" in done.stderr
-    done = mindspeed("memory", "plan", *latent, "--kv-lora-rank=12", "--v-head-dim=10")
+    text = "MS307 memory cannot be estimated without kv_lora_rank, v_head_dim\n  fix: --kv-lora-rank N --v-head-dim N\n"
+    assert done.stderr == text
+    done = mindspeed("memory", "plan", *latent, "--kv-lora-rank=12", "--v-head-dim=10", "--all")
     assert "attention: latent vectors" in done.stdout
 
 
