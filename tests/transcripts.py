@@ -26,6 +26,7 @@ def printed(command: str) -> str:
     from mindspeed.cli import main
 
     quiet: dict[str, str | None] = {name: None for name in os.environ if name.startswith("MINDSPEED_") or name == "WORLD_SIZE"}
+    quiet["COLUMNS"] = "80"
     before = Path.cwd()
     os.chdir(ROOT)
     try:

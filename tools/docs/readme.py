@@ -30,14 +30,14 @@ def feature_table(catalog: Catalog) -> list[str]:
     names = [row.name for row in catalog.usable.values() if row.distribution == BUILT_IN]
     kinds = {spec.stability.value for name, spec in catalog.specs.items() if name in names}
     head = [f"{len(names)} features, all of them *{kinds.pop()}*:" if len(kinds) == 1 else f"{len(names)} features:", ""]
-    return head + table(("category", "features"), _rows(catalog, names))
+    return head + table(("category", "", "features"), _rows(catalog, names))
 
 
-def _rows(catalog: Catalog, names: list[str]) -> Iterator[tuple[str, str]]:
+def _rows(catalog: Catalog, names: list[str]) -> Iterator[tuple[str, str, str]]:
     for category in Category:
         members = [name for name in names if catalog.specs[name].category is category]
         if members:
-            yield category.value, ", ".join(f"[{name}](docs/features/{name}.md)" for name in members)
+            yield category.value, str(len(members)), ", ".join(f"[{name}](docs/features/{name}.md)" for name in members)
 
 
 def operator_count() -> list[str]:
