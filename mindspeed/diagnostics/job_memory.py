@@ -8,7 +8,7 @@ from mindspeed.job.arithmetic import parameters, shape_of_world
 from mindspeed.job.world import FIELDS, UnknownValue
 from mindspeed.memory.estimate import JobOptions, Stage
 from mindspeed.pipeline.plan_memory import MIB, foretold, options_of, passes_of
-from mindspeed.plugins.fixes import GiveField, Together, advice
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 __all__ = ["MIB", "options_of", "over_budget", "parameters_of", "peaks", "repeats", "stages_of", "summary"]
@@ -19,14 +19,11 @@ def stages_of(made: ActivationPlan, options: JobOptions) -> list[Stage]:
     try:
         return foretold(made, options, registry.catalog())
     except UnknownValue as unknown:
-        text = f"memory cannot be estimated without {', '.join(unknown.fields)}"
-        fix = Together(tuple(_giving(name) for name in unknown.fields))
-        raise MindSpeedError([Problem("MS307", text, fix=fix)]) from None
-
-
-def _giving(name: str) -> GiveField:
-    """Return the step that gives a field a value; a switch is given as true."""
-    return GiveField(name, True if FIELDS[name].kind is bool else None)
+        problems = [
+            Problem("MS307", f"{FIELDS[name].meaning} is not known", fix=Advice(f"--{name.replace('_', '-')}"))
+            for name in unknown.fields
+        ]
+        raise MindSpeedError(problems) from None
 
 
 def repeats(made: ActivationPlan) -> bool:
