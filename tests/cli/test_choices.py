@@ -33,10 +33,8 @@ def test_check_and_plan_show_choice_reason_and_alternatives(run):
     done = run("check", *LAPTOP, *SHAPE, *AUTO)
     assert done.exit_code == 0
     assert done.stdout.splitlines()[0] == f"choice       context-parallel: {CHOSEN}"
-    done = run("plan", *LAPTOP, *SHAPE, *AUTO)
-    lines = done.stdout.splitlines()
-    assert lines[lines.index("choices") + 1] == f"  context-parallel: {CHOSEN}"
-    assert lines[lines.index("choices") + 2].startswith("  context-parallel: ring-attention: a rank sends ")
+    words = " ".join(run("plan", *LAPTOP, *SHAPE, *AUTO).stdout.split())
+    assert f"choices context-parallel: {CHOSEN} context-parallel: ring-attention: a rank sends " in words
 
 
 def test_json_carries_the_choice(run):

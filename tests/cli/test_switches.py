@@ -202,7 +202,7 @@ def test_a_package_that_exits_at_import_is_a_row(install, tmp_path):
 def test_more_than_two_hundred_third_parties_are_listed_from_metadata_in_plain_lines(run, install):
     for number in range(201):
         install(f"acme{number}", {f"acme-{number}": ""})
-    lines = run("list").stdout.splitlines()
+    lines = run("list", "--wide").stdout.splitlines()
     assert lines[0] == "NAME  LEVEL  STABILITY  PLATFORMS  SLOTS  FROM  STATE  SUMMARY"
     assert lines[1] == "acme-0  -  -  -  -  acme0 1.0  not loaded  -"
     assert "acme0_features" not in sys.modules

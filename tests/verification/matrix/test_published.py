@@ -23,6 +23,8 @@ PUBLISHED: Final = Path(__file__).parents[3] / "docs" / "matrix.json"
 PART: Final = 3
 """One pair of so many is resolved in the default run."""
 SAMPLE: Final = 20
+TWO_VALUES: Final = "MS402"
+"""Two values of an argument of Megatron are found together with patches, which the long test plans."""
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_pairs_that_are_refused_here_are_those_that_are_published_as_refused(verdicts, quick) -> None:
     every = [case for case in pairs(registry.catalog().usable) if case.name in verdicts]
     some = random.Random(0).sample(every, len(every) // PART)
+    some = [case for case in some if verdicts[case.name].code != TWO_VALUES]
     refused = {case.name for case in some if verdicts[case.name].outcome is CaseOutcome.REFUSED}
     here = refused_here(some)
     assert (sorted(here - refused), sorted(refused - here)) == ([], []), "refused only here, refused only where it is published"
