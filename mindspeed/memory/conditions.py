@@ -81,7 +81,7 @@ PARTS_OF_LAYERS: Final = (
     blocks_leave_layers,
     LAYERS_OF_MODEL,
 )
-"""What every feature needs that recomputes or offloads a part of each layer."""
+"""Conditions of every feature that recomputes or offloads a part of each layer."""
 
 
 @condition(
@@ -136,4 +136,4 @@ MAIN_WEIGHTS: Final = (
         subject="optimizer",
     ),
 )
-"""What every feature needs that takes main weights or states away from the optimizer between steps."""
+"""Conditions of every feature that takes main weights or states away from the optimizer between steps."""

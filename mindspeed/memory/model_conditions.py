@@ -1,4 +1,4 @@
-"""What only a built model or optimizer can decide for features of memory. Imported when it exists."""
+"""Conditions of memory features that need a built model or optimizer. Imported when it exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What features ask of a layer whose experts have a capacity. Light."""
+"""Compute the capacity of experts and what features ask of such a layer. Light."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ DISPATCHER_CONDITIONS: Final = (
     NO_OVERLAPPED_MICRO_BATCHES,
     NO_PADDED_ROUTING,
 )
-"""What features that move tokens to experts by transfers of their own do not support."""
+"""Conditions of features that move tokens to experts by transfers of their own."""
 
 
 @condition(

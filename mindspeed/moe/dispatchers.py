@@ -171,7 +171,7 @@ class AllGatherDispatch:
 
 
 def placement(dispatcher: Any) -> Placement:
-    """Where the experts of a dispatcher are, from its process groups."""
+    """Return the place of a dispatcher's experts among ranks, from its process groups."""
     shared = dispatcher.tp_size > 1
     return Placement(
         experts=dispatcher.config.num_moe_experts,

@@ -83,7 +83,7 @@ def test_a_world_that_is_no_multiple_of_the_sizes_is_a_problem(check):
 def test_strict_names_the_missing_requirement_instead_of_adding_it(check):
     assert check("distributed-optimizer", "--strict", "--optimization-level", 0) == (
         "MS204 distributed-optimizer requires data-parallel, because it shards the optimizer over the replicas\n"
-        "  because: distributed-optimizer: you asked for it\n"
+        "  because: distributed-optimizer: requested\n"
         f"  where: {_where('distributed-optimizer')}; {_where('data-parallel')}\n"
         "  fix: add data-parallel to the features, or remove --strict\n"
     )
@@ -96,8 +96,8 @@ def test_features_that_exclude_each_other_are_told_with_the_chain_behind_each(ch
     assert check("acme-root", "bolt-clip", "--optimization-level", 2, "--without", "rms-norm,swiglu") == (
         "MS202 acme-clip and bolt-clip exclude each other, because both clip the gradient\n"
         "  because: acme-clip: required by acme-root, because it builds on it\n"
-        "  because: acme-root: you asked for it\n"
-        "  because: bolt-clip: you asked for it\n"
+        "  because: acme-root: requested\n"
+        "  because: bolt-clip: requested\n"
         "  where: acme 1.0, acme_features.py:2; bolt 1.0, bolt_features.py:2\n"
         "  fix: remove acme-root or bolt-clip\n"
     )
@@ -108,8 +108,8 @@ def test_two_features_in_one_slot_conflict_though_neither_knows_the_other(check,
     install("bolt", {"bolt-clip": ""}, slots='("clipping",)')
     assert check("acme-clip", "bolt-clip", "--optimization-level", 2, "--without", "rms-norm,swiglu") == (
         "MS203 acme-clip and bolt-clip all hold the slot clipping\n"
-        "  because: acme-clip: you asked for it\n"
-        "  because: bolt-clip: you asked for it\n"
+        "  because: acme-clip: requested\n"
+        "  because: bolt-clip: requested\n"
         "  where: acme 1.0, acme_features.py:2; bolt 1.0, bolt_features.py:2\n"
         "  fix: remove acme-clip or bolt-clip\n"
     )

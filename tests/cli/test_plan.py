@@ -36,7 +36,7 @@ def test_every_feature_says_why_and_every_setting_where_from(sections, tmp_path)
         "  because  the tensor-parallel size is 2",
         "  setting  tensor-parallel.size = 2  (command line, overrode job file: 4)",
         "sequence-parallel  (mindspeed 0.1.0, level 0)",
-        "  because  you asked for it",
+        "  because  requested",
     ]
     assert found["for"][1] == "world_size 2, tp 2, pp 1, vpp 1, cp 1, ep 1, sequence_parallel True"
     assert "tensor_model_parallel_size = 2  tensor-parallel: tensor-parallel.size" in found["Megatron arguments"]

@@ -10,21 +10,20 @@ from pathlib import Path
 
 import pytest
 
+TWO_RANKS = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 
-def printed(script: str, *launcher: str) -> dict[str, str]:
-    """The table that a script of this folder prints: names and values."""
+
+def printed(script: str, *launcher: str) -> list[str]:
+    """The lines that a script of this folder prints."""
     command = [sys.executable, *launcher, str(Path(__file__).with_name(script))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return {name.rstrip(": "): value for name, _, value in (line.rpartition(" ") for line in done.stdout.splitlines())}
-
-
-TWO_RANKS = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.splitlines()
 
 
 @pytest.mark.long
 def test_with_tensor_parallelism_the_shared_keys_of_latent_attention_have_the_gradient_of_one_ranks_heads() -> None:
-    differences = {name: float(value) for name, value in printed("stock_latent_attention.py", *TWO_RANKS).items()}
+    lines = map(str.split, printed("stock_latent_attention.py", *TWO_RANKS))
+    differences = {name: float(value) for name, value in lines}
     assert differences.pop("linear_kv_down_proj.weight") > 0.1
     assert len(differences) == 4
     assert max(differences.values()) < 1e-6
@@ -32,9 +31,29 @@ def test_with_tensor_parallelism_the_shared_keys_of_latent_attention_have_the_gr
 
 @pytest.mark.long
 def test_the_global_auxiliary_loss_depends_on_how_many_replicas_share_a_step() -> None:
-    assert printed("stock_global_aux_loss.py", *TWO_RANKS) == {"aux_loss": "1.000", "global_aux_loss": "0.450"}
+    assert printed("stock_global_aux_loss.py", *TWO_RANKS) == ["aux_loss: 1.000", "global_aux_loss: 0.450"]
 
 
 @pytest.mark.long
 def test_sinkhorn_routing_gives_tokens_to_other_experts_where_ranks_share_a_micro_batch() -> None:
-    assert printed("stock_sinkhorn.py") == {"tokens of another expert": "2.6%"}
+    assert printed("stock_sinkhorn.py") == ["tokens of another expert: 2.6%"]
+
+
+@pytest.mark.long
+def test_two_losses_and_a_norm_of_gradients_are_not_those_of_one_process() -> None:
+    assert printed("stock_tensor_parallel.py", *TWO_RANKS) == [
+        "loss of logits in shares: 2.749 on 2 ranks, 2.749 on one",
+        "loss of gathered logits: 3.442 on 2 ranks, 2.749 on one",
+        "loss with label smoothing: 4.133 on 2 ranks, 4.118 on one",
+        "norm of attention sinks: 2.236 on 2 ranks, 5.477 on one",
+    ]
+
+
+@pytest.mark.long
+def test_with_a_loss_per_token_losses_of_routers_weigh_a_share_of_the_tokens() -> None:
+    assert printed("stock_loss_weights.py", *TWO_RANKS) == [
+        "tp 2, a loss per micro-batch: aux loss 1.000, z-loss 1.000",
+        "tp 2, a loss per token: aux loss 0.500, z-loss 0.500",
+        "cp 2, a loss per micro-batch: aux loss 1.000, z-loss 1.000",
+        "cp 2, a loss per token: aux loss 0.500, z-loss 0.500",
+    ]

@@ -112,7 +112,7 @@ def test_sizes_and_switches_of_megatron_are_the_features_of_the_plan(plan):
     assert sources(made, "virtual-pipeline") == {"size": (2, "Megatron's --num-layers-per-virtual-pipeline-stage")}
     assert sources(made, "async-ddp") == {"bucket_size": (100, "Megatron's --ddp-bucket-size")}
     why = {feature.name: feature.why[0].line for feature in made.features}
-    assert why["sequence-parallel"] == "sequence-parallel: Megatron's --sequence-parallel asks for it"
+    assert why["sequence-parallel"] == "sequence-parallel: requested by Megatron's --sequence-parallel"
     assert made.world.known() == {
         "world_size": 8,
         "tp": 2,

@@ -40,7 +40,7 @@ def test_a_faulty_condition_is_a_problem_of_its_package_and_other_features_are_j
     assert problems.keys() == {"MS107", "MS304"}
     assert str(problems["MS107"]) == (
         f"MS107 the condition {function.__name__} of faulty {WRONG[function]}\n"
-        "  because: faulty: you asked for it\n"
+        "  because: faulty: requested\n"
         f"  where: acme 1.0, tests/plugins/test_conditions.py:{function.__code__.co_firstlineno}\n"
         "  fix: report it to the authors of acme"
     )

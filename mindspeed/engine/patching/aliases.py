@@ -45,10 +45,13 @@ _dictionary: Final = vars(ModuleType)["__dict__"].__get__
 
 
 def module_dictionaries(names: Iterable[str] | None = None) -> list[tuple[str, dict[str, Any]]]:
-    """``(name, dictionary)`` of the imported modules, or of those named; this package's own records are left out."""
+    """``(name, dictionary)`` of the imported modules, or of those named; this package's own records are left out.
+
+    What only claims to be a module by its ``__class__``, as the libraries of cffi do, has no dictionary of one.
+    """
     modules = sys.modules.copy()
     named = [(name, modules.get(name)) for name in (modules if names is None else names) if not name.startswith(_OWN)]
-    return [(name, _dictionary(module)) for name, module in named if isinstance(module, ModuleType)]
+    return [(name, _dictionary(module)) for name, module in named if issubclass(type(module), ModuleType)]
 
 
 def defined_in(packages: Collection[str]) -> frozenset[int]:

@@ -43,8 +43,8 @@ class ReasonKind(str, Enum):
 
 
 _SENTENCES: Mapping[ReasonKind, str] = {
-    ReasonKind.REQUESTED: "you asked for it",
-    ReasonKind.ARGUMENT: "{source} asks for it",
+    ReasonKind.REQUESTED: "requested",
+    ReasonKind.ARGUMENT: "requested by {source}",
     ReasonKind.REQUIRED: "required by {by}",
     ReasonKind.SIZE: "the {size} is {value}",
     ReasonKind.FIELD: "{note}",

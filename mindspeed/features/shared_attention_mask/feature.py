@@ -32,7 +32,7 @@ from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 _NAMED: Final = ("causal", "sliding-window", "prefix")
 _SCORES: Final = "attention: score buffer"
-"""What dense attention keeps, and a kernel that needs no mask does not."""
+"""Name a tensor that dense attention keeps; a kernel that needs no mask keeps none."""
 
 
 class SharedAttentionMaskArgs(FeatureArgs):

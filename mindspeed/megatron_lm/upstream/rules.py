@@ -1,4 +1,4 @@
-"""What Megatron-LM's own rules say of commands: they run in a child process with limits, and come back as problems."""
+"""Judge commands by Megatron-LM's own rules, which run in a child process with limits, and return problems."""
 
 from __future__ import annotations
 

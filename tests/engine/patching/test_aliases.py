@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed
 
+from mindspeed.engine.patching.aliases import module_dictionaries
 from tests.engine.patching.patch_cases import ATTENTION, STATE, applied, mixin, put, wrap
 from tests.engine.patching.patch_fixtures import fake_megatron  # noqa: F401
 
@@ -118,3 +119,16 @@ def test_a_function_that_its_package_exports_again_follows(attention: Any) -> No
     patches = applied(wrap("torch.distributed.distributed_c10d:init_process_group"))
     assert torch.distributed.init_process_group is torch.distributed.distributed_c10d.init_process_group
     patches.undo()
+
+
+class ClaimsToBeAModule:
+    """An entry of ``sys.modules`` as the libraries of cffi leave there."""
+
+    @property
+    def __class__(self) -> type:
+        return ModuleType
+
+
+def test_what_only_claims_to_be_a_module_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "_binding.lib", ClaimsToBeAModule())
+    assert module_dictionaries(["_binding.lib", "sys"]) == [("sys", vars(sys))]

@@ -12,8 +12,8 @@ from tests.plugins.synthetic import CPU, ask, catalog, make
 @pytest.mark.parametrize(
     ("reason", "line"),
     [
-        (Reason("a", ReasonKind.REQUESTED, source="job file"), "a: you asked for it"),
-        (Reason("a", ReasonKind.ARGUMENT, source="Megatron's --swiglu"), "a: Megatron's --swiglu asks for it"),
+        (Reason("a", ReasonKind.REQUESTED, source="job file"), "a: requested"),
+        (Reason("a", ReasonKind.ARGUMENT, source="Megatron's --swiglu"), "a: requested by Megatron's --swiglu"),
         (Reason("a", ReasonKind.REQUIRED, "b"), "a: required by b"),
         (Reason("a", ReasonKind.REQUIRED, "b", note="it owns the group"), "a: required by b, because it owns the group"),
         (Reason("a", ReasonKind.SIZE, name="tp", value=2), "a: the tensor-parallel size is 2"),

@@ -40,7 +40,7 @@ def test_a_requirement_is_added_and_says_who_asked():
     assert order(result) == ["base", "ring"]
     assert tuple(reason.line for reason in result.features[0].why) == (
         "base: required by ring, because it owns the group",
-        "ring: you asked for it",
+        "ring: requested",
     )
 
 
@@ -49,7 +49,7 @@ def test_strict_refuses_to_add_a_requirement():
     (problem,) = ask(known, "ring", strict=True).problems
     assert str(problem) == (
         "MS204 ring requires base, because it owns the group\n"
-        "  because: ring: you asked for it\n"
+        "  because: ring: requested\n"
         "  where: acme 1.0, tests/plugins/synthetic.py:24; acme 1.0, tests/plugins/synthetic.py:24\n"
         "  fix: add base to the features, or remove --strict"
     ).replace("tests/plugins/synthetic.py:24", known.usable["ring"].where.removeprefix("acme 1.0, "))
@@ -73,7 +73,7 @@ def test_a_conflict_prints_both_chains_and_the_ways_out():
     (problem,) = ask(known, "a", "c").problems
     assert problem.code == "MS202"
     assert problem.message == "a and b exclude each other, because both own the loss"
-    assert problem.chain == ("a: you asked for it", "b: required by c", "c: you asked for it")
+    assert problem.chain == ("a: requested", "b: required by c", "c: requested")
     assert problem.fix_text == "remove a or c"
 
 

@@ -63,7 +63,7 @@ def test_a_name_that_contradicts_a_request_is_a_problem_that_names_both():
         "owner.method (command line) names b, and a is active in its place",
         "remove a, or --set owner.method=a",
     )
-    assert problem.chain == ("owner: the context-parallel size is 2", "a: you asked for it")
+    assert problem.chain == ("owner: the context-parallel size is 2", "a: requested")
     assert order(ask(known(A, B), "a", **method("a"))) == ["a", "owner"]
 
 

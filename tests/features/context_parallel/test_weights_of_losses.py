@@ -1,10 +1,6 @@
 """Every loss that Megatron scales by itself weighs what is configured, however many ranks share a sequence."""
 
-import os
-import subprocess
-import sys
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,18 +59,3 @@ def test_losses_of_routers_weigh_as_much_beside_sequence_parallelism_with_a_loss
     world, options = LOSSES[loss]
     options = options | {"calculate_per_token_loss": True}
     assert prove(*TENSOR, world=world | {"tp": 2}, nproc=2, options=options).problems == []
-
-
-@pytest.mark.long
-def test_with_a_loss_per_token_megatron_alone_weighs_losses_of_routers_by_a_share_of_the_tokens() -> None:
-    """When this fails with 1.000 in every line, Megatron is repaired, and its version ends the fix."""
-    script = Path(__file__).parents[2] / "megatron/stock_loss_weights.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.splitlines() == [
-        "tp 2, a loss per micro-batch: aux loss 1.000, z-loss 1.000",
-        "tp 2, a loss per token: aux loss 0.500, z-loss 0.500",
-        "cp 2, a loss per micro-batch: aux loss 1.000, z-loss 1.000",
-        "cp 2, a loss per token: aux loss 0.500, z-loss 0.500",
-    ]

@@ -198,12 +198,12 @@ def test_a_core_attention_that_ignores_documents_is_named() -> None:
         (
             {"softmax_type": "off-by-one"},
             "MS304 eod-reset: softmax_type is off-by-one, and eod-reset computes the vanilla softmax\n"
-            "  because: eod-reset: you asked for it\n",
+            "  because: eod-reset: requested\n",
         ),
         (
             {"cuda_graphs": True},
             "MS304 eod-reset: layers are captured as CUDA graphs, which eod-reset does not support\n"
-            "  because: eod-reset: you asked for it\n",
+            "  because: eod-reset: requested\n",
         ),
     ],
 )
