@@ -19,6 +19,7 @@ PAIRS = [
     ("adaptive-recompute shared-attention-mask",),
     ("eod-reset ring-attention-update",),
     ("moe-alltoall-overlap transformer-engine-layers",),
+    ("rms-norm transformer-engine-layers",),
     ("shared-attention-mask swap-attention",),
     ("swap-optimizer transformer-engine-layers",),
     ("tflops moe-token-permute",),

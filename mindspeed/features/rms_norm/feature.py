@@ -57,8 +57,8 @@ class RmsNorm(Feature[FeatureArgs]):
     @hookimpl
     def patches(self) -> list[Patch]:
         reason = "the norm of layers in the roles of Transformer Engine's"
-        operator = "mindspeed.ops.rms_norm:rms_norm"
-        return [Replace("mindspeed.tensor_parallel.norms:rms_norm", operator, reason, optional=True)]
+        operator_norm = "mindspeed.features.rms_norm.layers:operator_norm"
+        return [Replace("mindspeed.tensor_parallel.norms:rms_norm", operator_norm, reason, optional=True)]
 
     @hookimpl
     def notes(self) -> Iterable[str]:

@@ -35,6 +35,11 @@ class RMSNorm(torch.nn.Module):
         return f"{self.weight.numel()}, eps={self.eps}"
 
 
+def operator_norm(x: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
+    """Stand for `mindspeed.tensor_parallel.norms.rms_norm`."""
+    return rms_norm(x, gamma, epsilon)
+
+
 def with_operator_norms(spec: Any) -> Any:
     """The spec of a block with every local norm of Megatron's exchanged for `RMSNorm`."""
     return with_modules(spec, dict.fromkeys(_norms(), RMSNorm))
