@@ -169,6 +169,8 @@ class _Machine:
         """Return the reason why there is no library for this machine, and the command that builds it, if it can."""
         if self._key is None:
             return "torch is not installed", ""
+        if (problem := build_cache.not_trusted(self._key)) is not None:
+            return problem.message, problem.fix_text
         other = build_cache.nearest(self._key)
         what = build_cache.why_not(self._key, other) if other is not None else "not built"
         if find_compiler(os.environ.get("CXX")) is None:

@@ -1,7 +1,8 @@
 """Compiled operators in the cache: what each library was built for, and which one fits this process. Light.
 
 ``<cache>/ops/<key>/<compiler>.so`` is a library and ``<compiler>.json`` beside it, written last, its record. The key is
-known without a compiler, so that looking for a library takes milliseconds.
+known without a compiler, so that looking for a library takes milliseconds. Loading a library runs it: what another user
+could have written there is not loaded.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shlex
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -18,7 +20,8 @@ from typing import Any, Final
 
 from mindspeed.ops.sources import digest, sources_digest
 from mindspeed.ops.variants import SOURCES
-from mindspeed.plugins.cache_folder import cache_folder
+from mindspeed.plugins.cache_folder import cache_folder, distrust, untrusted
+from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.tables import table_beside
 
 FLAGS: Final[tuple[str, ...]] = tuple(table_beside(__file__))
@@ -118,11 +121,14 @@ def write_record(built: Built) -> None:
     record = record_of(built.library)
     draft = record.with_suffix(f".{os.getpid()}.draft")
     draft.write_text(json.dumps(built.to_json() | {"library": built.library.name}, indent=2) + "\n", encoding="utf-8")
+    draft.chmod(0o600)
     os.replace(draft, record)
 
 
 def read(record: Path) -> Built | None:
-    """A record whose library is there in full; None for another one."""
+    """A trusted record whose library is there in full and trusted too; None for another one."""
+    if _distrusted(record) is not None:
+        return None
     try:
         data = json.loads(record.read_text(encoding="utf-8"))
         library = record.parent / data.pop("library")
@@ -130,6 +136,28 @@ def read(record: Path) -> Built | None:
         return built if library.stat().st_size == built.size else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def not_trusted(key: Key, cache: Path | None = None) -> Problem | None:
+    """MS518 for what the cache has for ``key`` and this process does not load, since others could have written it."""
+    folder = _root(cache) / key.folder
+    if (problem := distrust(folder, folder.parents[1])) is not None:
+        return problem
+    return next((problem for file in sorted(folder.glob("*.json")) if (problem := _distrusted(file)) is not None), None)
+
+
+def _distrusted(record: Path) -> Problem | None:
+    """MS518 for a record, its library or a folder of theirs that others could have written, or a library elsewhere."""
+    cache = record.parents[2]
+    if (problem := distrust(record, cache)) is not None:
+        return problem
+    try:
+        name = json.loads(record.read_text(encoding="utf-8"))["library"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    if Path(str(name)).name != name or name in ("", ".."):
+        return untrusted(f"{record} names {name!r}, which is not a file beside it", f"rm {shlex.quote(str(record))}")
+    return distrust(record.parent / name, cache)
 
 
 def torch_version() -> str | None:

@@ -27,6 +27,7 @@ from mindspeed.ops.build_cache import Built, Key
 from mindspeed.ops.compiler import CANDIDATES, Compiler, CompilerResult, compile_object, find_compiler, link, run
 from mindspeed.ops.sources import digest, operator_files, source_digest, source_files
 from mindspeed.ops.variants import SOURCES
+from mindspeed.plugins.cache_folder import distrust, make_private
 from mindspeed.plugins.fixes import Advice, RunCommand, advice
 from mindspeed.plugins.problems import PlatformError, Problem
 
@@ -67,7 +68,7 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
     ``say`` takes one line for each step.
 
     Raises PlatformError: MS501 without torch, MS510 without a compiler, MS511 when a source does not compile, MS514 when
-    the cache cannot be written.
+    the cache cannot be written, MS518 when others could write it too.
     """
     version = build_cache.torch_version()
     if version is None:
@@ -82,8 +83,9 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
     library = build_cache.place(key, compiler.version, cache)
     job = _Job(key, sources, compiler, library, build_cache.objects(cache), say, force)
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        job.objects.mkdir(exist_ok=True)
+        make_private(library.parent)
+        make_private(job.objects)
+        _require_trust(job)
         with _lock(job):
             # whoever was waited for may have built it
             done = _already(key, compiler, force, cache)
@@ -94,6 +96,13 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
         text = f"the folder of built operators cannot be written: {error.strerror}"
         fix = "MINDSPEED_CACHE=FOLDER mindspeed ops build, and the same variable where training runs"
         raise PlatformError([Problem("MS514", text, where=str(library.parent), fix=advice(fix))]) from error
+
+
+def _require_trust(job: _Job) -> None:
+    """Raise MS518 where another user could put a library or an object into the cache."""
+    cache = job.objects.parents[1]
+    if problem := distrust(job.library.parent, cache) or distrust(job.objects, cache):
+        raise PlatformError([problem])
 
 
 def _already(key: Key, compiler: Compiler | None, force: bool, cache: Path | None) -> Built | None:
@@ -124,6 +133,7 @@ def _make(job: _Job) -> Built:
         draft = folder / job.library.name
         _require(job, {"the library": link(job.compiler, parts, draft)}, "be linked")
         _require(job, {"the library": run([sys.executable, "-c", _LOADS, str(draft)])}, "be loaded")
+        draft.chmod(0o700)
         size = draft.stat().st_size
         os.replace(draft, job.library)
     finally:
@@ -140,7 +150,7 @@ def _compile(job: _Job, files: list[Path], folder: Path) -> list[Path]:
     """Compile one object per source, in parallel; objects of unchanged sources are reused."""
     common = digest(*build_cache.FLAGS, job.key.torch, job.key.processor, job.compiler.version)
     made = [job.objects / f"{digest(common, source_digest(file))}.o" for file in files]
-    missing = {file: part for file, part in zip(files, made, strict=True) if job.again or not part.is_file()}
+    missing = {file: part for file, part in zip(files, made, strict=True) if job.again or not _usable(part)}
     if missing:
         job.say(f"compiling {len(missing)} of {len(files)} sources, once for this machine")
 
@@ -149,6 +159,7 @@ def _compile(job: _Job, files: list[Path], folder: Path) -> list[Path]:
         draft = folder / part.name
         outcome = compile_object(job.compiler, source, job.sources / "common", draft)
         if outcome.status == 0:
+            draft.chmod(0o600)
             os.replace(draft, part)
             job.say(f"{source.name} compiled in {time.perf_counter() - started:.0f} s\n{outcome.output}".strip())
         return outcome
@@ -158,6 +169,11 @@ def _compile(job: _Job, files: list[Path], folder: Path) -> list[Path]:
     _require(job, {file.name: outcome for file, outcome in outcomes.items()}, "be compiled")
     _forget(job.objects, made)
     return made
+
+
+def _usable(part: Path) -> bool:
+    """Return whether an object is there, and no other user could have written it."""
+    return part.is_file() and distrust(part, part.parents[2]) is None
 
 
 def _forget(folder: Path, used: list[Path]) -> None:

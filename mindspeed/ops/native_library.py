@@ -31,7 +31,7 @@ def load() -> Built | None:
     """Register the C++ operators of this machine's library with PyTorch; a second call does nothing.
 
     Without a library the references run. One that is broken, or that was built for something else than what is here, is a
-    warning (MS512, MS513). ``MINDSPEED_OPS=reference`` loads nothing.
+    warning (MS512, MS513), and so is one that others could have written (MS518). ``MINDSPEED_OPS=reference`` loads nothing.
     """
     global _loaded
     if _loaded is None and not reference_only() and native_variants("cpu"):
@@ -43,7 +43,9 @@ def _load() -> Built | None:
     key = build_cache.wanted(str(torch.__version__))
     built = build_cache.find(key)
     if built is None:
-        if (other := build_cache.nearest(key)) is not None:
+        if (problem := build_cache.not_trusted(key)) is not None:
+            _warn(problem)
+        elif (other := build_cache.nearest(key)) is not None:
             text = f"the C++ operators are {build_cache.why_not(key, other)}; the references run"
             _warn(Problem("MS513", text, where=str(other.library), fix=advice(BUILD)))
         return None

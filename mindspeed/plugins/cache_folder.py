@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
+import stat
 from pathlib import Path
 from typing import Final
 
+from mindspeed.plugins.fixes import Advice
+from mindspeed.plugins.problems import Problem
+
 CACHE_VARIABLE: Final = "MINDSPEED_CACHE"
 """Environment variable that names the folder."""
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder() -> Path:
@@ -21,6 +27,46 @@ def cache_folder() -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindspeed"
     except RuntimeError:
         return Path(os.devnull) / "mindspeed"
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, such that only this user can enter it."""
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+
+
+def distrust(path: Path, cache: Path) -> Problem | None:
+    """MS518 for the first of the folder ``cache`` and what lies between it and ``path`` that other users could have written.
+
+    Symbolic links below ``cache`` are refused too. None where everything is this user's or root's, or does not exist.
+    """
+    root = Path(os.path.realpath(cache))
+    places = [root]
+    for part in path.relative_to(cache).parts:
+        places.append(places[-1] / part)
+    return next((problem for place in places if (problem := _distrusted(place)) is not None), None)
+
+
+def _distrusted(place: Path) -> Problem | None:
+    try:
+        found = place.lstat()
+    except OSError:
+        return None
+    name = shlex.quote(str(place))
+    if stat.S_ISLNK(found.st_mode):
+        return untrusted(f"{place} is a symbolic link", f"rm {name}")
+    if found.st_uid not in (os.getuid(), 0):
+        text = f"{place} belongs to user {found.st_uid}, who is neither you nor root"
+        return untrusted(text, f"rm -r {name}, or {CACHE_VARIABLE}=FOLDER, of a folder of yours")
+    if found.st_mode & _OTHERS_WRITE:
+        text = f"{place} can be written by other users (mode {stat.S_IMODE(found.st_mode):04o})"
+        return untrusted(text, f"chmod -R go-w {name}, if you know what is in it")
+    return None
+
+
+def untrusted(reason: str, fix: str) -> Problem:
+    """MS518 for a part of the cache."""
+    return Problem("MS518", f"{reason}; nothing is loaded from there", fix=Advice(fix))
 
 
 def why_unwritable(folder: Path) -> str:

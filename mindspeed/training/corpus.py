@@ -17,7 +17,7 @@ import numpy.typing as npt
 from filelock import FileLock
 
 from mindspeed.megatron.indexed_data import Index, bin_path, idx_path, read_index, write_indexed
-from mindspeed.plugins.cache_folder import CACHE_VARIABLE, cache_folder
+from mindspeed.plugins.cache_folder import CACHE_VARIABLE, cache_folder, make_private
 from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.training.tokenizer import BYTES, Tokenizer, describe, load_tokenizer
@@ -72,7 +72,7 @@ def standard_library() -> str:
         read_index(str(prefix))
         return str(prefix)
     try:
-        prefix.parent.mkdir(parents=True, exist_ok=True)
+        make_private(prefix.parent)
         with FileLock(f"{prefix}.lock"):
             try:
                 read_index(str(prefix))

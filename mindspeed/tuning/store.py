@@ -14,6 +14,7 @@ from typing import Any
 from mindspeed._version import __version__
 from mindspeed.engine.resolution.environment import installed_version
 from mindspeed.job import arithmetic
+from mindspeed.plugins.cache_folder import make_private
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import Problem, RunError
 
@@ -83,7 +84,7 @@ class Store:
         """Write a measurement. Raises RunError with MS516 where it cannot be written."""
         path = self.file_of(measurement.key)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path.parent)
             (path.parents[1] / "machine").write_text(json.dumps(self.facts, indent=2) + "\n", encoding="utf-8")
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps(asdict(measurement)) + "\n", encoding="utf-8")

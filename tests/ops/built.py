@@ -11,6 +11,7 @@ from mindspeed.ops import build_cache
 from mindspeed.ops.build_cache import Built, Key
 from mindspeed.ops.sources import operator_files
 from mindspeed.ops.variants import SOURCES
+from mindspeed.plugins.cache_folder import make_private
 
 TINY = '#include <cstdio>\n__attribute__((constructor)) static void hello() {{ std::puts("{name} is loaded"); }}\n'
 
@@ -43,8 +44,9 @@ def pretend_built(cache: Path, sources: Path = SOURCES, operators: Sequence[str]
     names = tuple(operators or (file.stem for file in operator_files(sources)))
     key: Key = replace(build_cache.wanted(build_cache.torch_version() or "", sources), **other)
     library = build_cache.place(key, "acme 1.0", cache)
-    library.parent.mkdir(parents=True, exist_ok=True)
+    make_private(library.parent)
     library.write_bytes(content)
+    library.chmod(0o700)
     built = Built(library, key, "acme 1.0", names, len(content), 1.0)
     build_cache.write_record(built)
     return built

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from mindspeed._version import __version__
 from mindspeed.engine.inspection.source import files_consulted, state_of
-from mindspeed.plugins.cache_folder import cache_folder
+from mindspeed.plugins.cache_folder import cache_folder, distrust, make_private
 from mindspeed.plugins.problems import PlatformError
 from mindspeed.plugins.text_files import write_files
 
@@ -34,6 +34,8 @@ class SourceCache:
         self._rows: dict[str, tuple[Any, list[str]]] = {}
         self._new = False
         with suppress(OSError, ValueError, KeyError, TypeError):
+            if distrust(self._file, self._file.parent) is not None:
+                raise PermissionError
             data = json.loads(self._file.read_text(encoding="utf-8"))
             rows = {name: (value, files) for name, (value, files) in data["rows"].items()}
             self._states, self._rows = dict(data["files"]), rows
@@ -61,8 +63,10 @@ class SourceCache:
     def save(self) -> None:
         """Write what is new."""
         if self._new:
-            with suppress(PlatformError):
+            with suppress(PlatformError, OSError):
+                make_private(self._file.parent)
                 write_files({self._file: json.dumps({"files": self._states, "rows": self._rows})})
+                self._file.chmod(0o600)
             self._new = False
 
 

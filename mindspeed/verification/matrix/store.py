@@ -12,7 +12,7 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from mindspeed.plugins.cache_folder import cache_folder
+from mindspeed.plugins.cache_folder import cache_folder, make_private
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.verification.matrix.reach import Sources
@@ -57,7 +57,7 @@ class VerdictStore:
     def hold(self) -> Iterator[None]:
         """Keep other runs out. Raises RunError with MS608 when one is writing, and MS603 where nothing can be written."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(self.path.parent)
             with FileLock(f"{self.path}.lock", timeout=0):
                 self.read()
                 self._mend()
