@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,7 +23,6 @@ from mindspeed.cli.training_command import (
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
-    from mindspeed.engine.resolution.planned_feature import PlanNote
     from mindspeed.megatron_lm.launched_command import LaunchedCommand
     from mindspeed.megatron_lm.traps import Trap
     from mindspeed.plugins.fixes import CommandLine
@@ -113,13 +113,15 @@ def _files(paths: tuple[str, ...]) -> list[str]:
 
 
 def _of_command(command: LaunchedCommand, plan: ActivationPlan | MindSpeedError, traps: list[Trap]) -> CheckedCommand:
+    from mindspeed.megatron_lm.argument_words import MegatronCommandLine
     from mindspeed.megatron_lm.traps import STOPS
     from mindspeed.plugins.problems import MindSpeedError
 
     passing = tuple(trap for trap in traps if trap.consequence != STOPS)
     line = command.arguments[0].line if command.arguments else 0
     if not isinstance(plan, MindSpeedError):
-        return CheckedCommand(command.source, line, command.program, plan=plan, traps=passing)
+        words = MegatronCommandLine(plan.environment.get("megatron"))
+        return CheckedCommand(command.source, line, command.program, words=words, plan=plan, traps=passing)
     options = ([fact.option for fact in problem.facts if fact.option] for problem in plan.problems)
     lines = tuple(next(filter(None, map(command.line_of, given)), line) for given in options)
     return CheckedCommand(command.source, line, command.program, plan.problems, lines, plan.words, traps=passing)
@@ -142,19 +144,29 @@ def _print(checked: list[CheckedCommand]) -> None:
             click.echo(problem.text(one.words) if one.words else problem.text())
     for trap, places in places_of_traps(checked).items():
         click.echo(f"{trap}\n  in: {', '.join(places)}")
-    warnings: dict[PlanNote, list[str]] = {}
+    notes: dict[str, list[str]] = {}
     for one in checked:
-        told = {trap.note for trap in one.traps}
-        for row in one.plan.rows if one.plan else ():
-            if row.kind in ("warning", "not-checked") and row not in told:
-                warnings.setdefault(row, []).append(one.place)
-    for row, places in warnings.items():
-        click.echo(f"{row.kind.replace('-', ' ')}: {row.feature}: {row.text}\n  in: {', '.join(places)}")
+        for line in _notes(one):
+            notes.setdefault(line, []).append(one.place)
+    for line, places in notes.items():
+        click.echo(f"{line}\n  in: {', '.join(places)}")
     for one in checked:
         verdict = f"{len(one.problems)} problem{'s' * (len(one.problems) != 1)}"
         click.echo(f"{one.place}: no problems; plan {one.plan.digest}" if one.plan else f"{one.place}: {verdict}")
     if not checked:
         click.echo("no training commands")
+
+
+def _notes(one: CheckedCommand) -> Iterator[str]:
+    """The warnings of a command and what is not checked of it, beside its traps."""
+    if one.plan is None:
+        return
+    from mindspeed.cli.plan_text import unknown_lines
+    from mindspeed.plugins.fixes import on_command_line
+
+    told = {trap.note for trap in one.traps}
+    yield from (f"warning: {row.feature}: {row.text}" for row in one.plan.rows if row.kind == "warning" and row not in told)
+    yield from (f"not checked: {line}" for line in unknown_lines(one.plan.rows, one.words or on_command_line))
 
 
 def places_of_traps(checked: list[CheckedCommand]) -> dict[Trap, list[str]]:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mindspeed.cli.terminal import bold, columns, fitted, rows_of_cells, wrapped
+from mindspeed.plugins.fixes import CommandLine, on_command_line
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan, PlannedPatch
-    from mindspeed.engine.resolution.planned_feature import PlannedFeature, Reason
+    from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote, Reason
 
 _NOTES: Final = {
     "warning": "warnings",
@@ -95,9 +96,23 @@ def _brief_notes(plan: ActivationPlan, kind: str) -> Iterator[str]:
     if kind in _WHOLE:
         yield from (part for line in lines for part in wrapped(line, "  "))
         return
+    if kind == "not-checked":
+        yield from (part for line in unknown_lines(plan.rows) for part in wrapped(line, "  "))
+        return
     yield from (part for line in lines[:_MOST] for part in fitted(line))
     if len(lines) > _MOST:
         yield f"  and {len(lines) - _MOST} more"
+
+
+def unknown_lines(rows: Iterable[PlanNote], words: CommandLine = on_command_line) -> Iterator[str]:
+    """Yield what is not checked: a line for each feature with the options that it needs, and the text of what needs none."""
+    needed: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.kind == "not-checked":
+            options = (words.give_field(field, None).removesuffix(" N") for field in row.fields)
+            needed.setdefault(row.feature, {}).update(dict.fromkeys(options))
+    yield from (f"{name}: give {', '.join(options)}" for name, options in needed.items() if options)
+    yield from (f"{row.feature}: {row.text}" for row in rows if row.kind == "not-checked" and not row.fields)
 
 
 def _wrapped_pairs(values: Mapping[str, object], but: tuple[str, ...] = ()) -> list[str]:

@@ -66,7 +66,8 @@ def keeping_budgets(made: ActivationPlan, known: Catalog) -> ActivationPlan:
             if made.strict:
                 text = f"{name}: the least that {what} may be is not known"
                 problems.append(Problem("MS307", text, (name,), fix=Advice(f"give {flags}")))
-            rows.append(PlanNote("not-checked", name, f"the least that {what} may be is not known; give {flags}"))
+            text = f"the least that {what} may be is not known; give {flags}"
+            rows.append(PlanNote("not-checked", name, text, tuple(unknown.fields)))
             continue
         if budget * MIB < least:
             mib = math.ceil(least / MIB * 100) / 100

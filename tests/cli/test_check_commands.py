@@ -146,6 +146,12 @@ def test_a_command_that_stops_at_its_first_step_is_wrong(mindspeed, folder):
     )
 
 
+def test_what_is_not_checked_names_the_options_of_megatron_that_decide_it(mindspeed, folder):
+    launch = ("torchrun", "--nproc-per-node", "2", *GOOD.split()[1:])
+    result = mindspeed("check", *CUDA, "--", *launch, "--tensor-model-parallel-size", "2")
+    assert "not checked: tensor-parallel: give --padded-vocab-size\n  in: command line\n" in result.stdout
+
+
 def test_missing_rules_are_told(mindspeed, folder):
     result = mindspeed("check", "--platform", "cuda", "--megatron", "0.16.1", "jobs/good.sh")
     assert result.exit_code == 0

@@ -160,6 +160,16 @@ def test_what_depends_on_unknown_sizes_is_one_line_for_all_features_with_the_sam
     assert line == "  grouped-matmul-add, moe-grouped-gemm, moe-token-permute: whether it ..."
 
 
+def test_what_is_not_checked_names_every_option_that_decides_it_within_80_columns(screen):
+    lines = screen(80, "swap-attention", "--tp", 2)
+    at = lines.index("not checked")
+    assert lines[at + 1 : at + 4] == [
+        "  tensor-parallel: give --num-experts, --num-attention-heads,",
+        "    --num-query-groups, --ffn-hidden-size, --vocab-size",
+        "  swap-attention: give --num-layers",
+    ]
+
+
 def test_why_explains_one_feature_as_features_explain_does(mindspeed):
     for name in ("sequence_parallel", "swiglu"):
         job = ("sequence-parallel", "--tp", 2, "--world-size", 2, "--without", "swiglu", *LAPTOP)

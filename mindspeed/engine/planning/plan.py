@@ -140,7 +140,7 @@ def plan_from_json(data: Mapping[str, Any]) -> ActivationPlan:
         patches=tuple(
             PlannedPatch(p["owner"], patch_from_json(p["patch"]), p["site"], p["ground"], p["skipped"]) for p in data["patches"]
         ),
-        rows=tuple(PlanNote(**row) for row in data["rows"]),
+        rows=TypeAdapter(tuple[PlanNote, ...]).validate_python(data["rows"]),
         environment=data["environment"],
         strict=data["strict"],
     )

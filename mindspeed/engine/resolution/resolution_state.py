@@ -384,7 +384,7 @@ class ResolutionState:
             text = f"{name}: {field} is not known, so this is not checked: {what!r}"
             self.problem("MS307", text, (name,), GiveField(field), jobs)
         else:
-            row = PlanNote("not-checked", name, f"{what!r} depends on {field}; give {option}")
+            row = PlanNote("not-checked", name, f"{what!r} depends on {field}; give {option}", (field,))
             self.rows += [row] if self.is_single and row not in self.rows else []
 
     def root(self, name: str) -> str:

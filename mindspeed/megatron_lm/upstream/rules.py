@@ -181,10 +181,11 @@ def _problem(checkout: Checkout, site: Mapping[str, Any], given: Mapping[str, Gi
 
 def _fact(dest: str, value: Any, given: Mapping[str, Given], known: Surface) -> GivenValue:
     argument = next(iter(known.by_dest.get(dest, ())), None)
+    is_shown = argument is not None and argument.options and argument.action != "store_false"  # whose option means the opposite
     if dest in given:
-        return GivenValue(given[dest].option, value, "command line", given[dest].option)
+        return GivenValue(given[dest].option if is_shown else dest, value, "command line", given[dest].option)
     is_default = argument is not None and argument.default == value
-    name = argument.options[0] if argument is not None and argument.options else dest
+    name = argument.options[0] if argument is not None and is_shown else dest
     return GivenValue(name, value, "default" if is_default else "derived")
 
 

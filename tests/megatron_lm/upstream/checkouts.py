@@ -16,6 +16,7 @@ def parse_args(extra_args_provider=None, ignore_unknown_args=False):
         parser.add_argument(f"--{name}", type=int, default=1)
     for name in ("bf16", "fp16", "swiglu", "exits", "loops", "deterministic-mode"):
         parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--disable-bias-linear", action="store_false", dest="add_bias_linear")
     return parser.parse_known_args()[0]
 
 def validate_args(args, defaults={}):
@@ -31,6 +32,7 @@ def validate_args(args, defaults={}):
     if args.exits:
         print("--exits is gone")
         exit()
+    assert args.num_layers < 50 or not args.add_bias_linear, "deep ones have no biases"
     while args.loops:
         pass
     args.deterministic = helper(args)

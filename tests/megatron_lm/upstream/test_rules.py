@@ -44,14 +44,16 @@ def test_every_rule_that_fails_is_told_with_its_place_and_values(checkout: Path)
         ("hidden does not divide", f"{here}:{line('hidden does not')}", "--hidden-size a multiple of 2"),
         ("not args.fp16", f"{here}:{line('assert not args.fp16')}", "remove --fp16"),
         ("101 layers are too many", f"{here}:{line('too many')}", "--num-layers at most 100"),
+        ("deep ones have no biases", f"{here}:{line('deep ones')}", "--num-layers less than 50, or --disable-bias-linear"),
         ("not deterministic", f"{here}:{line('not deterministic')}", "change these options"),
     ]
-    (first, *_) = verdict(checkout, words).problems
+    first, *_, biases, _ = verdict(checkout, words).problems
     assert first.code == "MS115"
     assert first.chain == (
         "its rule is args.hidden_size % args.tensor_model_parallel_size == 0",
         "--hidden-size is 7 (command line), --tensor-model-parallel-size is 2 (command line)",
     )
+    assert biases.chain[1] == "--num-layers is 101 (command line), add_bias_linear is True (default)"
 
 
 @pytest.mark.budget(20)
@@ -111,7 +113,7 @@ def test_commands_behind_one_that_ends_the_process_are_judged(tmp_path: Path, mo
     ends = "    if args.exits:\n        import os, time\n        os._exit(3) if args.bf16 else time.sleep(9)\n"
     folder = make(tmp_path, ARGUMENTS.replace("    if args.exits:\n", f"{ends}    if args.exits:\n"))
     monkeypatch.setattr(rules, "TIMEOUT", 2.0)
-    found = verdicts(folder, "", "--exits --bf16", "--num-layers 0", "--exits", "--num-layers 101")
+    found = verdicts(folder, "", "--exits --bf16", "--num-layers 0", "--exits", "--num-layers 101 --disable-bias-linear")
     assert [[problem.message.rpartition(": ")[2] for problem in one.problems] for one in found] == [
         [],
         ["nothing"],
