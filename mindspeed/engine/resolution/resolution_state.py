@@ -297,10 +297,11 @@ class ResolutionState:
     def freeze(self) -> None:
         """Index the active features and those of every plan by what they hold and declare; called once, after propagation."""
         for name in sorted({*self.active, *self.base}):
-            for slot, jobs in self.held_slots(name).items():
+            spec = self.specs[name]
+            for slot, jobs in self.held_slots(name).items() if spec.slots else ():
                 if here := jobs & self.where.get(name, self.scope):
                     self.holders.setdefault(slot, {})[name] = here
-            for constraint in self.specs[name].constraints:
+            for constraint in spec.constraints:
                 self.declared[type(constraint)].append((name, constraint))
 
     def constraints(self, *kinds: type[Any]) -> Iterator[tuple[str, Any, JobSet]]:

@@ -255,14 +255,16 @@ def _propagate(state: ResolutionState, roots: Iterator[Root]) -> None:
     queue = deque(roots)
     asked = {name for name, _, _ in queue}
     where, strict = state.where, state.merged.strict
-    requires, usable = state.catalog.requires, state.catalog.usable
+    requires, usable, args = state.catalog.requires, state.catalog.usable, state.args
+    removed = {*state.merged.disabled, *state.merged.without}
     while queue:
         name, why, jobs = queue.popleft()
         if not (new := state.activate(name, why, jobs)):
             continue
         if why.kind is ReasonKind.LEVEL_ONE:
             state.by_level_one[name] = state.by_level_one.get(name, 0) | new
-        state.args_of(name)
+        if name not in args:
+            state.args_of(name)
         for constraint in requires[name]:
             needed = constraint.name
             holding = new if constraint.when is None else new & state.holds(name, constraint)
@@ -272,17 +274,24 @@ def _propagate(state: ResolutionState, roots: Iterator[Root]) -> None:
                 state.require_settings(name, constraint, holding)
             if not (missing := holding & ~where.get(needed, 0)):
                 continue
-            text = f"{name} requires {needed}{because(constraint.reason)}"
-            if removal := state.merged.removal(needed):
-                code, source = removal
-                fix: Fix = (Advice(f"drop --without {needed}"), RemoveFeature(name))
-                if code == "MS211":
-                    fix = (Advice(f"disable {name} too, or leave {needed} on"),)
-                state.problem(code, f"{text}, and {source} removes {needed}", (name, needed), fix, missing)
-            elif strict and needed not in asked:
-                state.problem("MS204", text, (name, needed), (AddFeature(needed), DropOption("--strict")), missing)
+            if needed in removed or (strict and needed not in asked):
+                _report_requirement(state, name, constraint, missing)
             elif needed in usable or state.known(needed, f"required by {name}"):
                 queue.append((needed, Reason(needed, ReasonKind.REQUIRED, name, note=constraint.reason), missing))
+
+
+def _report_requirement(state: ResolutionState, name: str, constraint: Requires, missing: JobSet) -> None:
+    """Report a requirement that the request removes, or that strict does not let in."""
+    needed = constraint.name
+    text = f"{name} requires {needed}{because(constraint.reason)}"
+    if removal := state.merged.removal(needed):
+        code, source = removal
+        fix: Fix = (Advice(f"drop --without {needed}"), RemoveFeature(name))
+        if code == "MS211":
+            fix = (Advice(f"disable {name} too, or leave {needed} on"),)
+        state.problem(code, f"{text}, and {source} removes {needed}", (name, needed), fix, missing)
+    else:
+        state.problem("MS204", text, (name, needed), (AddFeature(needed), DropOption("--strict")), missing)
 
 
 def _report_idle_settings(state: ResolutionState) -> None:
@@ -333,7 +342,7 @@ def _planned(state: ResolutionState, name: str, why: tuple[Reason, ...]) -> Plan
     row, spec = state.catalog.usable.get(name), state.specs[name]
     distribution, version = (row.distribution, row.version) if row else (BUILT_IN, __version__)
     settings = state.arguments.settings_of(name, state.args[name])
-    slots = tuple(sorted(state.held_slots(name)))
+    slots = tuple(sorted(state.held_slots(name))) if spec.slots else ()
     return PlannedFeature(name, distribution, version, why, settings, spec.level, slots)
 
 
