@@ -30,7 +30,7 @@ def test_two_job_files_differ_in_features_settings_sizes_and_arguments_with_thei
     assert done.exit_code == 1
     rows = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "setting recompute.granularity selective (default) full (job file)" in rows
-    assert "feature tensor-parallel mindspeed 0.1.0 (the tensor-parallel size is 2) not set" in rows
+    assert "feature tensor-parallel mindspeed 0.2.0 (the tensor-parallel size is 2) not set" in rows
     assert "world tp 2 1" in rows
     assert "argument tensor_model_parallel_size 2 (tensor-parallel) not set" in rows
     assert differences(mindspeed("features", "diff", job, other, "--json"))["world", "tp"] == ("2", "1")

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from mindspeed._version import __version__
-from mindspeed.cli.docs import CHECKOUT
+from mindspeed.cli.docs import CHECKOUT, PAGES
 
 
 def test_a_feature_of_another_package_has_a_page(mindspeed, install):
@@ -17,19 +17,24 @@ def test_a_feature_of_another_package_has_a_page(mindspeed, install):
         "# acme-clip\n\n"
         "<!-- made by `make docs` from the declaration in acme_features; do not edit -->\n\n"
         "Made up.\n\n"
+        "*Category tool, level 2, exact, prototype.*\n\n"
+        "## Usage\n\n"
+        "In a job file, or as `--features acme-clip`:\n\n```yaml\nfeatures: [acme-clip]\n```\n\n"
+        "## Settings\n\nNone.\n\n"
+        "## Works with, needs and refuses\n\n- Requires recompute, because it clips what is recomputed.\n\n"
+        "## Numerics\n\nExact: bit for bit the results of the baseline.\n\n"
+        "## For developers\n\n"
         "|  |  |\n|---|---|\n"
         "| category | tool |\n"
         "| level | 2: on request |\n"
         "| stability | prototype |\n"
-        "| numerics | exact: bit for bit the results of the baseline |\n"
+        "| numerics | exact |\n"
         "| platforms | npu, cuda, cpu |\n"
         "| megatron-core | `>=0.14,<0.20`, all that mindspeed supports |\n"
         "| slots | clipping |\n"
         "| in checkpoints | adds nothing |\n"
         "| provided by | acme |\n\n"
-        "## Settings\n\nNone.\n\n"
-        "## Constraints\n\n- Requires recompute, because it clips what is recomputed.\n\n"
-        "## What it changes in Megatron\n\nNo patch and no argument of its own.\n"
+        "### What it changes in Megatron\n\nNo patch and no argument of its own.\n"
     )
 
 
@@ -61,13 +66,32 @@ def test_nothing_is_written_while_a_built_in_feature_does_not_load(mindspeed, mo
     assert not (tmp_path / "docs").exists()
 
 
-def test_a_name_that_is_no_feature_and_no_name_at_all_are_usage_errors(mindspeed):
+def test_a_name_that_is_neither_guide_nor_feature_is_a_usage_error_with_similar_names(mindspeed, tmp_path):
     done = mindspeed("docs", "zzz")
     assert done.exit_code == 2
-    assert "Error: there is no feature zzz; mindspeed features list shows every name" in done.stderr
-    done = mindspeed("docs")
+    assert (
+        "Error: there is no guide and no feature zzz; mindspeed docs lists every guide, mindspeed features list every feature\n"
+        in done.stderr
+    )
+    done = mindspeed("docs", "troubleshoting")
     assert done.exit_code == 2
-    assert "Error: name features to print their pages, or give --write FOLDER for all pages" in done.stderr
+    assert "Error: there is no guide and no feature troubleshoting; did you mean troubleshooting?\n" in done.stderr
+    done = mindspeed("docs", "swiglu", "--write", tmp_path)
+    assert done.exit_code == 2
+    assert "Error: name pages to print them, or give --write FOLDER to write all\n" in done.stderr
+
+
+def test_without_a_name_every_guide_is_listed_with_its_title(mindspeed):
+    done = mindspeed("docs")
+    assert done.exit_code == 0
+    rows = [line.split(None, 1) for line in done.stdout.splitlines()[:-2]]
+    assert [name for name, _ in rows] == sorted(page.stem for page in PAGES.glob("*.md"))
+    assert ["errors", "Error codes"] in rows
+    assert done.stdout.endswith("\nmindspeed docs PAGE prints one; PAGE may also be the name of a feature.\n")
+
+
+def test_a_guide_is_printed_as_it_is_in_the_checkout(mindspeed):
+    assert mindspeed("docs", "troubleshooting").stdout == (CHECKOUT / "docs" / "troubleshooting.md").read_text("utf-8")
 
 
 def test_the_support_matrix_is_printed_and_says_what_nobody_ran(mindspeed):
@@ -95,12 +119,14 @@ def test_the_support_matrix_is_there_for_programs(mindspeed):
     assert all(row["state"] == "not tested" for row in matrix["combinations"] if row["platform"] in ("npu", "cuda"))
 
 
-def test_outside_a_checkout_the_verb_says_where_pages_are_made(mindspeed, monkeypatch, tmp_path):
+def test_outside_a_checkout_pages_come_from_the_package_and_other_features_have_none(mindspeed, install, monkeypatch, tmp_path):
+    install("acme", {"acme-clip": ""})
     monkeypatch.setattr("mindspeed.cli.docs.CHECKOUT", tmp_path)
-    done = mindspeed("docs", "swiglu")
+    assert mindspeed("docs", "swiglu").stdout == (PAGES / "features" / "swiglu.md").read_text("utf-8")
+    done = mindspeed("docs", "acme-clip")
     assert (done.exit_code, done.stdout) == (3, "")
     assert done.stderr == (
-        "MS501 pages are made by tools/docs, which a checkout of mindspeed has and an installed package has not\n"
+        "MS501 only a checkout of mindspeed can make the page of another package's feature\n"
         "  fix: run mindspeed docs of a checkout: pip install -e . there\n"
     )
 

@@ -61,7 +61,7 @@ def test_a_feature_that_is_on_says_why_where_its_settings_come_from_and_who_orde
     job.write_text("features: [sequence-parallel]\nworld: {tp: 4}\n")
     first, found = explain("tensor-parallel", "-f", job, "--tp", 2, "--world-size", 2, "--optimization-level", 0)
     assert first == "tensor-parallel is on: Split weights and vocabulary over ranks"
-    assert found["from"][0] == f"mindspeed 0.1.0, {declared_at(discover().feature('tensor-parallel'))}"
+    assert found["from"][0] == f"mindspeed 0.2.0, {declared_at(discover().feature('tensor-parallel'))}"
     assert found["why"] == ["the tensor-parallel size is 2"]
     assert found["settings"] == [
         "tensor-parallel.size = 2  (command line, overrode job file: 4)",

@@ -160,7 +160,7 @@ def test_a_new_hook_changes_gradients_that_kernels_add_to_the_buffer(package_of)
 
 REFUSED = {
     "a malformed name": (["Acme_Cap", "--package"], "'Acme_Cap' is not lower-case words joined by dashes"),
-    "the name of a feature": (["recompute", "--package"], "the feature name recompute is taken by mindspeed 0.1.0"),
+    "the name of a feature": (["recompute", "--package"], "the feature name recompute is taken by mindspeed 0.2.0"),
     "the name of a package": (
         ["click", "--package"],
         "a package click can be imported already, which a new one would hide or be hidden by",

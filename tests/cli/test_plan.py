@@ -32,10 +32,10 @@ def test_every_feature_says_why_and_every_setting_where_from(sections, tmp_path)
     job.write_text("features: [sequence-parallel]\nworld: {tp: 4}\n")
     found = sections("-f", job, "--tp", 2, "--world-size", 2, "--optimization-level", 0)
     assert found["features, in activation order"] == [
-        "tensor-parallel  (mindspeed 0.1.0, level 0)",
+        "tensor-parallel  (mindspeed 0.2.0, level 0)",
         "  because  the tensor-parallel size is 2",
         "  setting  tensor-parallel.size = 2  (command line, overrode job file: 4)",
-        "sequence-parallel  (mindspeed 0.1.0, level 0)",
+        "sequence-parallel  (mindspeed 0.2.0, level 0)",
         "  because  requested",
     ]
     assert found["for"][1] == "world_size 2, tp 2, pp 1, vpp 1, cp 1, ep 1, sequence_parallel True"

@@ -227,7 +227,7 @@ def met(store, rank, size, facts):
 
 def test_the_minority_is_odd_and_each_group_is_told_once(store, monkeypatch):
     monkeypatch.setattr(agreement, "TOLD", 0.0)
-    usual = {"setting ring-attention.window": "1", "feature ring-attention": "mindspeed 0.1.0"}
+    usual = {"setting ring-attention.window": "1", "feature ring-attention": "mindspeed 0.2.0"}
     for rank in range(1, 8):
         rank_of(store, rank, usual)
     for rank in (3, 5):
@@ -235,7 +235,7 @@ def test_the_minority_is_odd_and_each_group_is_told_once(store, monkeypatch):
     rank_of(store, 6, {})
     assert met(store, 0, 8, usual) == (
         "MS610 the ranks do not have the same plan: ranks 3, 5 have ring-attention.window=2, the others 1\n"
-        "  because: rank 6 has no feature ring-attention, the others have ring-attention of mindspeed 0.1.0\n"
+        "  because: rank 6 has no feature ring-attention, the others have ring-attention of mindspeed 0.2.0\n"
         "  because: rank 6 has no setting ring-attention.window, the others have ring-attention.window=1\n"
         "  because: rank 3 runs on node-3\n  because: rank 5 runs on node-5\n  because: rank 6 runs on node-6\n" + FIX
     )
