@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test ops test-long test-changed test-versions test-engine-layers test-clients test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench docs clean
+.PHONY: train test ops test-long test-changed test-versions test-engine-layers test-clients test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench docs site release changelog clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -135,6 +135,21 @@ docs: $(VENV)/installed  ## the generated pages of docs/, from declarations, hel
 	$(BIN)/python -m tests.guards
 	$(BIN)/python -m tests.transcripts
 	$(BIN)/python -m tools.docs.readme README.md
+
+build/tools/%/installed: tools/requirements-%.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+site: build/tools/site/installed  ## the site in build/site, strictly and without network; SERVE=1 serves it at localhost:8000
+	$(PYTHON) -m tools.docs.site build/site-pages
+	build/tools/site/bin/mkdocs $(if $(SERVE),serve,build --strict --quiet)
+
+release: build/tools/release/installed  ## sdist and wheel in dist/, checked, and tried in a new environment
+	build/tools/release/bin/python -m tools.release
+
+changelog: build/tools/release/installed  ## VERSION=0.3.0: the fragments of changelog.d/ become a section of CHANGELOG.md
+	build/tools/release/bin/towncrier build --yes --version $(or $(VERSION),$(error give the version: make changelog VERSION=0.3.0))
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

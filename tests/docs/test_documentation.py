@@ -213,6 +213,7 @@ def test_every_environment_variable_is_on_the_page_of_settings():
         if file.name != "variables.py":
             read_somewhere |= set(re.findall(r"\"(MINDSPEED_[A-Z_]+)\"", file.read_text(encoding="utf-8")))
     assert variables().keys() == read_somewhere
+    assert all(f"| `{name}` |" in GENERATED["environment-variables.md"] for name in read_somewhere)
     assert JOB_FILE.keys() == set(JOB_KEYS)
 
 

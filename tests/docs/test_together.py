@@ -22,7 +22,7 @@ RESULTS = [
     CaseResult(MatrixCase(("coc", "rms-norm")), CaseOutcome.FAILS, "another feature", "MS607"),
 ]
 EXPECTED = """\
-## Together with other features
+### Together with other features
 
 By runs of a tiny model beside unmodified Megatron; [the matrix](../matrix.html) has the differences.
 

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
@@ -34,6 +34,7 @@ from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.patches import ArgOverride, Patch, Ref, When
 from tools.docs.drawing import Picture
 from tools.docs.markdown import code, page, table
+from tools.docs.readme_sections import Section, sections
 from tools.docs.together import together
 
 LEVELS: Final = {
@@ -69,17 +70,47 @@ def feature_page(found: DiscoveredFeature) -> str:
     feature = found.feature
     if feature is None:
         raise ValueError(f"{found.name} is not loaded")
+    readme = _readme(feature)
     parts = [
-        [feature.summary() + "."],
+        [feature.summary() + ".", "", _in_short(feature.spec)],
         _text(feature),
-        _declaration(found, feature),
-        _shown(feature),
-        _settings(feature),
-        _constraints(feature),
+        _section("When to use it", readme["when"]),
+        _section("Usage", _usage(feature, readme)),
+        _section("How it works", [*readme["about"], *readme["how"], *_shown(feature)]),
+        _section("Settings", [*readme["settings"], *_settings(feature)]),
+        ["## Works with, needs and refuses", "", *_constraints(feature)],
         together(found.name),
+        _section("Numerics", [_numerics(feature.spec.numerics) + ".", *readme["numerics"]]),
+        _section("Measured effect", readme["measured"]),
+        _section("Limits", readme["limits"]),
+        ["## For developers", "", *_declaration(found, feature)],
+        _changes(feature),
+        _hooks(feature),
+        _section("", readme["flags"]),
     ]
-    parts += [_changes(feature), _hooks(feature), _readme(feature)]
     return page(found.name, f"the declaration in {feature.__module__}", *(part for part in parts if part))
+
+
+def _in_short(spec: FeatureSpec) -> str:
+    """Category, level and claim in one line."""
+    return f"*Category {spec.category.value}, level {spec.level}, {spec.numerics.claim}, {spec.stability.value}.*"
+
+
+def _section(title: str, blocks: Sequence[str]) -> list[str]:
+    """A heading and its blocks; nothing without a block."""
+    return ["\n\n".join([f"## {title}", *blocks] if title else blocks)] if blocks else []
+
+
+def _usage(feature: type[Feature[Any]], readme: Mapping[Section, Sequence[str]]) -> list[str]:
+    """What the README shows, or the lines of a job file; then the command that verifies the claim."""
+    name = feature.spec.name
+    required = [key for key, field in feature.Args.model_fields.items() if field.is_required()]
+    settings = [f"settings:\n  {name}:", *(f"    {key}: ..." for key in required)] if required else []
+    job = "\n".join(["```yaml", f"features: [{name}]", *settings, "```"])
+    everything = "\n".join(text for blocks in readme.values() for text in blocks)
+    verify = re.search(rf"`(mindspeed\s+features\s+verify\s+{name}\b[^`]*)`", everything)
+    check = [f"Verify the numerics claim on this machine:\n\n```\n{' '.join(verify[1].split())}\n```"] if verify else []
+    return [*(readme["usage"] or [f"In a job file, or as `--features {name}`:\n\n{job}"]), *check]
 
 
 def index_page(catalog: Catalog) -> str:
@@ -120,10 +151,8 @@ def _figures_of(feature: type[Feature[Any]], name: str) -> Any:
 
 def _shown(feature: type[Feature[Any]]) -> list[str]:
     """Pictures with what they show, then the lines that the feature adds under ``LINES``."""
-    blocks = [[f"![{picture.title}]({picture.name}.svg)", "", picture.text] for picture in pictures(feature)]
-    own = list(_figures_of(feature, "LINES"))
-    lines = [line for block in [*blocks, own] if block for line in ("", *block)]
-    return ["## In pictures", *lines] if lines else []
+    shown = [f"![{picture.title}]({picture.name}.svg)\n\n{picture.text}" for picture in pictures(feature)]
+    return [*shown, *(["\n".join(lines)] if (lines := list(_figures_of(feature, "LINES"))) else [])]
 
 
 def _declaration(found: DiscoveredFeature, feature: type[Feature[Any]]) -> list[str]:
@@ -133,7 +162,7 @@ def _declaration(found: DiscoveredFeature, feature: type[Feature[Any]]) -> list[
         ("category", spec.category.value),
         ("level", LEVELS[spec.level]),
         ("stability", spec.stability.value),
-        ("numerics", _numerics(spec.numerics)),
+        ("numerics", spec.numerics.claim),
         ("platforms", ", ".join(name for name in PLATFORMS if not spec.platforms or name in spec.platforms)),
         ("megatron-core", code(spec.megatron) if spec.megatron else f"{code(SUPPORTED_MEGATRON)}, all that mindspeed supports"),
         ("slots", slots + (", depending on the settings" if implements(feature, "held_slots") else "")),
@@ -152,9 +181,10 @@ def _size(size: str, spec: FeatureSpec, argument: str | None) -> str:
 
 def _numerics(numerics: Numerics) -> str:
     if numerics.claim == "exact":
-        text = "exact: bit for bit the results of the baseline"
+        text = "Exact: bit for bit the results of the baseline"
     else:
-        text = f"{numerics.claim}: in fp32 the loss within {numerics.loss:g}, every gradient within {numerics.gradient:g}"
+        claim = numerics.claim.capitalize()
+        text = f"{claim}: in fp32 the loss within {numerics.loss:g}, every gradient within {numerics.gradient:g}"
     return f"{text}; {numerics.reason}" if numerics.reason else text
 
 
@@ -196,8 +226,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _settings(feature: type[Feature[Any]]) -> list[str]:
-    lines = settings_table(feature.spec.name, feature.Args)
-    return ["## Settings", "", *(lines or ["None."])]
+    return ["\n".join(settings_table(feature.spec.name, feature.Args) or ["None."])]
 
 
 def _constraints(feature: type[Feature[Any]]) -> list[str]:
@@ -205,7 +234,7 @@ def _constraints(feature: type[Feature[Any]]) -> list[str]:
     for constraint in feature.spec.constraints:
         when = _when(constraint.when)
         lines.append(f"- {_sentence(feature.spec.name, constraint)}{when}")
-    return ["## Constraints", "", *(lines or ["None."])]
+    return lines or ["No constraint is declared."]
 
 
 _OUTCOMES: Final[Mapping[Otherwise, str]] = {
@@ -264,7 +293,7 @@ def _placeholders(name: str, message: str, other: str = "") -> str:
 
 
 def _changes(feature: type[Feature[Any]]) -> list[str]:
-    lines = ["## What it changes in Megatron"]
+    lines = ["### What it changes in Megatron"]
     try:
         instance = feature(feature.Args(), World(MODEL))
         patches, overrides = _asked(instance, "patches"), _asked(instance, "megatron_args")
@@ -317,11 +346,7 @@ def _hooks(feature: type[Feature[Any]]) -> list[str]:
     return [f"It takes part in {', '.join(linked)}."] if linked else []
 
 
-def _readme(feature: type[Feature[Any]]) -> list[str]:
-    """The README beside the feature, without its title and its table of settings, which stand above already."""
+def _readme(feature: type[Feature[Any]]) -> Mapping[Section, Sequence[str]]:
+    """The sections of the README beside the feature; empty without one."""
     file = Path(inspect.getfile(feature)).with_name("README.md")
-    if not file.is_file():
-        return []
-    blocks: Iterable[str] = file.read_text(encoding="utf-8").strip().split("\n\n")
-    kept = [block for block in blocks if not block.startswith(("# ", "| setting "))]
-    return ["## Notes", "", "\n\n".join(kept)]
+    return sections(file.read_text(encoding="utf-8") if file.is_file() else "")

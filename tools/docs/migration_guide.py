@@ -18,6 +18,7 @@ PUBLISHED = Path(__file__).with_name("published_commands.json")
 
 def flag_rows(catalog: Catalog) -> list[str]:
     """One row per old flag: the flag, the feature, what to write now."""
+    anchors: set[str] = set()
     rows = ["| old flag | feature | write instead |", "| --- | --- | --- |"]
     for old in OLD_FLAGS:
         values = {feature: [value for value, name in old.choices.items() if name == feature] for feature in old.features}
@@ -28,8 +29,17 @@ def flag_rows(catalog: Catalog) -> list[str]:
             spelling = f"`{old.new_spelling(feature, True if old.takes == 'nothing' else 'VALUE')}`"
             there = spelling if feature in catalog.usable else "not there yet"
             there = f"not needed: {old.noop_reason}" if old.noop_reason else there
-            rows.append(f"| `{old.flag}{value}` | {feature} | {there} |")
+            rows.append(f"| {_anchor(old.flag, anchors)}`{old.flag}{value}` | {feature} | {there} |")
     return rows
+
+
+def _anchor(flag: str, used: set[str]) -> str:
+    """The target of links to a flag, at its first row: ``moving-from-mindspeed.md#use-nanopipe``."""
+    name = flag.lstrip("-")
+    if name in used:
+        return ""
+    used.add(name)
+    return f'<a id="{name}"></a>'
 
 
 def described_flags() -> Iterator[tuple[str, str]]:
@@ -42,9 +52,10 @@ def described_flags() -> Iterator[tuple[str, str]]:
 
 def other_rows() -> list[str]:
     """One row per outcome of the flags that stand for no feature."""
+    anchors: set[str] = set()
     outcomes: dict[str, list[str]] = {}
     for flag, outcome in described_flags():
-        outcomes.setdefault(outcome, []).append(f"`{flag}`")
+        outcomes.setdefault(outcome, []).append(f"{_anchor(flag, anchors)}`{flag}`")
     rows = [f"| {', '.join(flags)} | {outcome} |" for outcome, flags in outcomes.items()]
     return ["| flags of MindSpeed and MindSpeed-LLM | what becomes of them |", "| --- | --- |", *rows]
 

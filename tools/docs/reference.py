@@ -47,7 +47,7 @@ def errors_page() -> str:
     status = "Exit status: 0 fine, 1 problems, 2 usage, 3 environment (MS5xx)."
     parts = [[f"`mindspeed explain CODE` prints the same paragraphs. {status}"]]
     for digit, name in GROUPS.items():
-        codes = [f"**{key}** {text}\n" for key, text in error_codes().items() if key[2] == digit]
+        codes = [f"### {key}\n\n{text}\n" for key, text in error_codes().items() if key[2] == digit]
         parts.append([f"## {name}", "", "\n".join(codes).rstrip()])
     return page("Error codes", "mindspeed/plugins/error_codes.yaml", *parts)
 
@@ -161,8 +161,6 @@ def settings_page(catalog: Catalog) -> str:
         (code(name), code(type_text(field)), "" if field.default is None else code(field.default), field.description or "")
         for name, field in TrainConfig.model_fields.items()
     ]
-    equal = "On all ranks of a job; ranks that differ stop before their first collective. `*` stands for any ending."
-    compared = [(code(name), meaning) for name, meaning in compared_variables().items()]
     parts = [
         [order],
         ["## Job file", "", *table(("key", "meaning"), [(code(key), meaning) for key, meaning in JOB_FILE.items()])],
@@ -173,8 +171,6 @@ def settings_page(catalog: Catalog) -> str:
             "",
             *table(("field", "type", "unit", "meaning", "default", "read from Megatron-LM's", "since Megatron"), world),
         ],
-        ["## Environment variables", "", *table(("variable", "meaning"), [(code(k), v) for k, v in variables().items()])],
-        ["## Environment variables that must be equal", "", equal, "", *table(("variable", "what it decides"), compared)],
         ["## Features", "", "On the command line `--set feature.setting=value`."],
     ]
     for name, model in catalog.models.items():
@@ -188,6 +184,18 @@ def settings_page(catalog: Catalog) -> str:
     trainer = "The section `train` of a job file; on the command line of `mindspeed pretrain` with dashes: `--train-iters 300`."
     parts.append(["## Trainer", "", trainer, "", *table(("key", "type", "default", "meaning"), train)])
     return page("Settings", "the models of the features, the world and the trainer", *parts)
+
+
+def variables_page() -> str:
+    """Every environment variable that mindspeed reads, and those that are compared between ranks."""
+    equal = "Ranks that differ in one of these stop before their first collective. `*` stands for any ending."
+    compared = [(code(name), meaning) for name, meaning in compared_variables().items()]
+    return page(
+        "Environment variables",
+        "mindspeed/engine/resolution/variables.py",
+        table(("variable", "meaning"), [(code(name), meaning) for name, meaning in variables().items()]),
+        ["## Variables that must be equal", "", equal, "", *table(("variable", "what it decides"), compared)],
+    )
 
 
 def command_line_page(main: click.Group) -> str:

@@ -34,7 +34,7 @@ def together(name: str, path: Path = PUBLISHED) -> list[str]:
     # the page is not about layouts that differ only in who holds a slot of this feature
     layouts = {layout: layouts[layout] for layout in FEATURE_LAYOUTS if layout in layouts}
     link = "By runs of a tiny model beside unmodified Megatron; [the matrix](../matrix.html) has the differences."
-    return ["## Together with other features", "", link, *_paragraphs(beside, linked=True), *_layouts(layouts)]
+    return ["### Together with other features", "", link, *_paragraphs(beside, linked=True), *_layouts(layouts)]
 
 
 @lru_cache(maxsize=4)
