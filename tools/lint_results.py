@@ -20,8 +20,9 @@ from typing import Any, Final
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest
 from mindspeed.megatron_lm.launched_command import LaunchedCommand, command_of_words, commands_of_file
-from mindspeed.megatron_lm.lint import CheckedJob, checked_plan, judged
-from mindspeed.megatron_lm.upstream.rules import Checkout, Command, find_checkout, judge
+from mindspeed.megatron_lm.lint import CheckedJob, check_jobs
+from mindspeed.megatron_lm.upstream.process import Checkout, find_checkout
+from mindspeed.megatron_lm.upstream.rules import Command, judge
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from tools.functional_tests import functional_tests
 from tools.published_commands import MEGATRON, reason_of
@@ -93,13 +94,8 @@ def findings(
     """Check commands for devices of one platform and architecture."""
     environment = made_up(platform, (checkout.version if checkout else None) or MEGATRON)
     jobs = [CheckedJob(command, environment, checkout) for _, command in commands]
-    for (name, _), job, verdict in zip(commands, jobs, judged(jobs, arch), strict=True):
-        try:
-            checked_plan(job, verdict)
-        except MindSpeedError as error:
-            yield Finding(name, frozenset(map(_reason, error.problems)))
-        else:
-            yield Finding(name, frozenset())
+    for (name, _), (plan, _) in zip(commands, check_jobs(jobs, arch), strict=True):
+        yield Finding(name, frozenset(map(_reason, plan.problems)) if isinstance(plan, MindSpeedError) else frozenset())
 
 
 def _reason(problem: Problem) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mindspeed.megatron_lm.launched_command import LaunchedCommand
     from mindspeed.megatron_lm.lint import CheckedJob
     from mindspeed.megatron_lm.traps import Trap
+    from mindspeed.megatron_lm.upstream.process import Checkout
     from mindspeed.plugins.problems import MindSpeedError
 
 WORDS: Final = "mindspeed.training_command"
@@ -90,31 +91,26 @@ def plans_of_launched(
     request: Request, commands: Sequence[LaunchedCommand], static: bool, checkout: str | None, arch: str | None
 ) -> list[tuple[ActivationPlan | MindSpeedError, list[Trap]]]:
     """Return for each training command that was found its plan, or the error with every problem, and its traps."""
-    from mindspeed.megatron_lm.lint import checked_plan, judged, traps_in
-    from mindspeed.plugins.problems import MindSpeedError
+    from mindspeed.megatron_lm.upstream.process import RulesProcess, find_checkout
 
-    *below, command_line = request.layers
-    jobs = [_job(request, command, static, checkout) for command in commands]
-    plans: list[tuple[ActivationPlan | MindSpeedError, list[Trap]]] = []
-    for job, verdict in zip(jobs, judged(jobs, arch), strict=True):
-        try:
-            plans.append((checked_plan(job, verdict, below, [command_line]), traps_in(job)))
-        except MindSpeedError as error:
-            plans.append((error, traps_in(job)))
-    return plans
+    found = [None if static else find_checkout(command.program, os.environ, checkout) for command in commands]
+    first = next(filter(None, found), None)
+    child = RulesProcess(first.folder, arch) if first is not None else None  # works while this process imports what plans need
+    from mindspeed.megatron_lm.lint import check_jobs
+
+    jobs = [_job(request, *named, static, checkout) for named in zip(commands, found, strict=True)]
+    return check_jobs(jobs, arch, request.layers, child)
 
 
-def _job(request: Request, command: LaunchedCommand, static: bool, checkout: str | None) -> CheckedJob:
+def _job(request: Request, command: LaunchedCommand, found: Checkout | None, static: bool, checkout: str | None) -> CheckedJob:
     """Return a command with the environment and the Megatron-LM that it will have."""
     from mindspeed.megatron_lm.lint import CheckedJob
-    from mindspeed.megatron_lm.upstream.rules import find_checkout
     from mindspeed.platforms import detect
 
     *_, command_line = request.layers
     environment = request.environment(command_line.world.get("world_size"))
     if environment.platform == "cuda" and detect() != "cuda":
         environment = replace(environment, engine=True)  # as on every machine with Megatron's default layers
-    found = None if static else find_checkout(command.program, os.environ, checkout)
     if checkout is not None and found is None and not static:
         raise click.UsageError(f"{checkout} has no megatron/training/arguments.py")
     if found is not None and found.version is not None:

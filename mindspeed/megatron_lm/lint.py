@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -21,8 +21,9 @@ from mindspeed.megatron_lm.launched_command import LaunchedCommand
 from mindspeed.megatron_lm.script_options import script_options
 from mindspeed.megatron_lm.training_request import split_own_flags
 from mindspeed.megatron_lm.traps import STOPS, Trap, traps_of
-from mindspeed.megatron_lm.upstream.rules import Checkout, Command, RulesVerdict, judge
-from mindspeed.plugins.problems import ResolutionError
+from mindspeed.megatron_lm.upstream.process import Checkout, RulesProcess
+from mindspeed.megatron_lm.upstream.rules import Command, Judging, RulesVerdict
+from mindspeed.plugins.problems import MindSpeedError, ResolutionError
 
 _OF_DEVICES: Final = re.compile(r"(CUDA|NCCL|NVTE|TORCH|PYTORCH|NVSHMEM|UB|HCCL|ASCEND)_\w+")
 """Environment variables that Megatron's rules read."""
@@ -39,43 +40,80 @@ class CheckedJob:
     """Why no Megatron-LM judges it, where one should."""
 
 
-def judged(jobs: Sequence[CheckedJob], arch: str | None = None) -> list[RulesVerdict]:
-    """Run the rules of the checkouts of some commands, those of one checkout in one process; no verdict has no problem."""
+def check_jobs(
+    jobs: Sequence[CheckedJob], arch: str | None = None, layers: Sequence[Layer] = (), child: RulesProcess | None = None
+) -> list[tuple[ActivationPlan | MindSpeedError, list[Trap]]]:
+    """Return for each command its plan, or the error with every problem, and its traps, the worst first.
+
+    ``layers`` are those of the request, that of the command line last. ``child`` is a process of the first checkout, if it has
+    been made.
+    """
+    verdicts = _judging(jobs, arch, child)
+    plans = [(_planned(job, layers), _traps_in(job)) for job in jobs]
+    return [
+        (_with_rules(job, plan, verdict, traps, layers), traps)
+        for job, (plan, traps), verdict in zip(jobs, plans, verdicts(), strict=True)
+    ]
+
+
+def _judging(jobs: Sequence[CheckedJob], arch: str | None, child: RulesProcess | None) -> Callable[[], list[RulesVerdict]]:
+    """Begin to run the rules of the checkouts of some commands, those of one checkout in one process, and return what waits.
+
+    ``child`` is the process of the first checkout, where it has been made. No verdict has no problem.
+    """
     verdicts = dict.fromkeys(range(len(jobs)), RulesVerdict())
     groups: dict[tuple[Checkout, str | None], list[int]] = {}
     for number, job in enumerate(jobs):
         if job.checkout is not None:
             groups.setdefault((job.checkout, job.environment.megatron), []).append(number)
-    for (checkout, megatron), numbers in groups.items():
-        known = surface_or_nearest(megatron)
-        commands = [_megatron_command(jobs[number], known) for number in numbers]
-        verdicts.update(zip(numbers, judge(checkout, commands, known, arch), strict=True))
-    return list(verdicts.values())
+
+    def begun(checkout: Checkout, megatron: str | None, numbers: list[int]) -> Judging:
+        known, made = surface_or_nearest(megatron), child if child is not None and child.checkout == checkout.folder else None
+        return Judging(checkout, [_megatron_command(jobs[number], known) for number in numbers], known, arch, made)
+
+    begun_first = [begun(*group, numbers) for group, numbers in list(groups.items())[:1]]
+
+    def wait() -> list[RulesVerdict]:
+        for place, (group, numbers) in enumerate(groups.items()):
+            verdicts.update(zip(numbers, (begun(*group, numbers) if place else begun_first[0]).verdicts(), strict=True))
+        return list(verdicts.values())
+
+    return wait
 
 
-def checked_plan(
-    job: CheckedJob, verdict: RulesVerdict, below: Sequence[Layer] = (), also: Sequence[Layer] = ()
-) -> ActivationPlan:
-    """The plan of a command with what the rules of its checkout say of it.
+def _planned(job: CheckedJob, layers: Sequence[Layer]) -> ActivationPlan | MindSpeedError:
+    """The plan of a command, or the error with its problems."""
+    try:
+        known = surface_or_nearest(job.environment.megatron)
+        return plan_command(job.command, job.environment, layers[:-1], layers[-1:], _own_options(job, known))
+    except MindSpeedError as error:
+        return error
 
-    Raises ResolutionError with every problem. Megatron's rules judge the command as it stands: where features of ours are
-    requested, which change what Megatron does, what it refuses is a warning.
+
+def _with_rules(
+    job: CheckedJob,
+    plan: ActivationPlan | MindSpeedError,
+    verdict: RulesVerdict,
+    traps: Sequence[Trap],
+    layers: Sequence[Layer],
+) -> ActivationPlan | MindSpeedError:
+    """The plan of a command with what the rules of its checkout say of it, or the error with every problem.
+
+    Megatron's rules judge the command as it stands: where features of ours are requested, which change what Megatron does,
+    what it refuses is a warning.
     """
     command, environment = job.command, job.environment
     known = surface_or_nearest(environment.megatron)
     problems = [located(problem, command, known, registry.catalog_for(())) for problem in verdict.problems]
-    notes = list(verdict.notes(job.checkout)) if job.checkout is not None else []
-    traps = traps_in(job)
     problems += [trap.problem for trap in traps if trap.consequence == STOPS]
+    if isinstance(plan, MindSpeedError):
+        return ResolutionError([*problems, *plan.problems], plan.words)
+    if problems and environment.platform == "cuda" and not _names_features(command, environment, layers):
+        return ResolutionError(problems)
+    notes = list(verdict.notes(job.checkout)) if job.checkout is not None else []
     notes += [trap.note for trap in traps if trap.consequence != STOPS]
-    try:
-        plan = plan_command(command, environment, below, also, _own_options(job, known))
-    except ResolutionError as error:
-        raise ResolutionError([*problems, *error.problems], error.words) from error
     if job.unjudged:
         notes.append(PlanNote("not-checked", "megatron-lm", job.unjudged))
-    if problems and environment.platform == "cuda" and not _names_features(command, environment, (*below, *also)):
-        raise ResolutionError(problems)
     notes += [PlanNote("warning", "megatron-lm", f"{problem.message} ({problem.where})") for problem in problems]
     return replace(plan, rows=(*plan.rows, *notes))
 
@@ -101,7 +139,7 @@ def _environ(command: LaunchedCommand) -> dict[str, str]:
     return inherited | dict(command.environ)
 
 
-def traps_in(job: CheckedJob) -> list[Trap]:
+def _traps_in(job: CheckedJob) -> list[Trap]:
     """The traps that a command for CUDA devices falls into, the worst first."""
     if job.environment.platform != "cuda":
         return []

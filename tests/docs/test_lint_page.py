@@ -12,7 +12,12 @@ MEGATRONS = [name for name in SOURCES if name.startswith("Megatron-LM")]
 
 
 def test_every_source_is_recorded_with_its_commit():
-    assert {name: source["commit"] for name, source in RESULTS.items()} == SOURCES
+    assert {name: RESULTS[name]["commit"] for name in SOURCES} == SOURCES
+
+
+def test_the_recorded_speed_is_that_of_the_target():
+    assert RESULTS["speed"]["one"]["wall"] <= 1.0
+    assert RESULTS["speed"]["many"]["processor"] <= 15.0
 
 
 @pytest.mark.parametrize("name", MEGATRONS)

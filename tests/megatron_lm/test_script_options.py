@@ -6,9 +6,9 @@ import pytest
 
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.launched_command import command_of_words
-from mindspeed.megatron_lm.lint import CheckedJob, checked_plan
+from mindspeed.megatron_lm.lint import CheckedJob, check_jobs
 from mindspeed.megatron_lm.script_options import script_options
-from mindspeed.megatron_lm.upstream.rules import Checkout, RulesVerdict
+from mindspeed.megatron_lm.upstream.process import Checkout
 from mindspeed.plugins.problems import ResolutionError
 
 SCRIPT = """
@@ -55,7 +55,7 @@ def test_a_script_that_cannot_be_read_has_none(checkout: Path, program: str) -> 
 def test_a_command_may_use_the_options_of_its_script(checkout: Path) -> None:
     words = f"torchrun --nproc-per-node 1 pretrain_own.py {MODEL} --alpha 3 --export-cfg x y --beta --gamma 1"
     job = CheckedJob(command_of_words(words.split()), made_up("cuda", "0.16.1"), Checkout(checkout, "0.16.1", "given"))
-    with pytest.raises(ResolutionError) as caught:
-        checked_plan(job, RulesVerdict())
-    (problem,) = caught.value.problems
+    ((plan, _),) = check_jobs([job])
+    assert isinstance(plan, ResolutionError)
+    *_, problem = plan.problems
     assert problem.message == "--gamma is an option of neither Megatron-LM 0.16.1 nor mindspeed"

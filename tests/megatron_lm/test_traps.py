@@ -2,12 +2,12 @@
 
 import pytest
 
+from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest
 from mindspeed.megatron_lm.launched_command import training_commands
-from mindspeed.megatron_lm.lint import CheckedJob, checked_plan
+from mindspeed.megatron_lm.lint import CheckedJob, check_jobs
 from mindspeed.megatron_lm.traps import CONSEQUENCES, known_traps, traps_of
-from mindspeed.megatron_lm.upstream.rules import RulesVerdict
 
 PER_TOKEN = "--calculate-per-token-loss --num-experts 8 --moe-aux-loss-coeff 1e-2 --context-parallel-size 2"
 Z_LOSS = "--calculate-per-token-loss --num-experts 8 --moe-z-loss-coeff 1e-3 --tensor-model-parallel-size 2"
@@ -149,7 +149,8 @@ def test_a_plan_warns_of_the_traps_of_its_script():
         "--num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --overlap-grad-reduce\n"
     )
     (command,) = training_commands(script, "x.sh")
-    plan = checked_plan(CheckedJob(command, made_up("cuda", "0.16.1")), RulesVerdict())
+    ((plan, _),) = check_jobs([CheckedJob(command, made_up("cuda", "0.16.1"))])
+    assert isinstance(plan, ActivationPlan)
     (text,) = [row.text for row in plan.rows if row.kind == "warning" and row.feature == "megatron-lm"]
     assert text.startswith("slow: --overlap-grad-reduce overlaps nothing with CUDA_DEVICE_MAX_CONNECTIONS=1")
     assert text.endswith("fix: unset CUDA_DEVICE_MAX_CONNECTIONS (https://github.com/NVIDIA/Megatron-LM/issues/1468)")

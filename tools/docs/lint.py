@@ -53,6 +53,7 @@ def lint_page() -> str:
         "tools/docs/lint_results.json, which python -m tools.lint_results writes, and mindspeed/megatron_lm/traps.yaml",
         [_WORDS, "", *_COMMANDS],
         ["## Rules of Megatron-LM", "", _RULES, "", _RECORD, "", *_rules_table(record)],
+        ["## Speed", "", _speed(record["speed"])],
         ["## Public commands", "", _PUBLIC, "", *_public_table(record)],
         ["## Findings in public commands", "", *_findings_table(record)],
         ["## Traps", "", "Combinations that Megatron-LM accepts, each with its source.", "", *_traps_table()],
@@ -89,6 +90,15 @@ def _rules_table(record: Mapping[str, Any]) -> list[str]:
             refused = f"{rules['mutations'] - len(rules['let through'])} of {rules['mutations']}"
             rows.append((name, code(source["commit"][:12]), share, refused))
     return table(("Megatron-LM", "commit", "rules decided", "mutations refused"), rows)
+
+
+def _speed(speed: Mapping[str, Mapping[str, float]]) -> str:
+    one, many = speed["one"], speed["many"]
+    return (
+        f"One command takes {one['wall']} s and {one['processor']} processor seconds, 300 in a folder {many['wall']} s and "
+        f"{many['processor']} processor seconds (2 cores, Python 3.11, at real-time priority: `python -m tools.lint_speed "
+        "MEGATRON_LM`)."
+    )
 
 
 def _public_table(record: Mapping[str, Any]) -> list[str]:

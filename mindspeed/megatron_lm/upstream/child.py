@@ -1,6 +1,6 @@
-"""The child process: reads ``{checkout, facts, seconds, commands}`` and writes a line of JSON for each command.
+"""The child process: ``{checkout, facts, seconds}`` is its argument; it reads commands and writes a line of JSON for each.
 
-A line has the ``failed`` and ``undecided`` sites and the number of those that ``held``, by their place in the list of sites;
+It imports the rules before it reads. A line has the ``failed``, ``undecided`` and ``held`` sites by their numbers;
 ``sites`` are those that no earlier line had, and ``errors`` is what ended the check of the command.
 """
 
@@ -76,7 +76,7 @@ def _start_timer(seconds: float) -> None:
 
 
 def main() -> None:
-    task = json.load(sys.stdin)
+    task = json.loads(sys.argv[-1])
     answer, sys.stdout, sys.stderr = sys.stdout, io.StringIO(), io.StringIO()
     _limit()
     ImportStandIn.facts = task["facts"]
@@ -90,13 +90,28 @@ def main() -> None:
     for module, function in ((inspect, "getsource"), (ast, "parse")):  # Megatron's parser calls them anew for each command
         setattr(module, function, lru_cache(maxsize=None)(getattr(module, function)))
     sys.addaudithook(_guard)
-    known = 0
-    for command in task["commands"]:
-        errors = _run(command, rules, imports, task["seconds"])
+    known, broken = 0, _imported(imports, task["seconds"])
+    for command in json.loads(sys.stdin.read() or "[]"):
+        errors = broken or _run(command, rules, imports, task["seconds"])
         new, known = rules.sites[known:], len(rules.sites)
         json.dump({"errors": errors, **rules.states(), "sites": list(map(dataclasses.asdict, new))}, answer)
         answer.write("\n")
         answer.flush()
+
+
+def _imported(imports: Imports, seconds: float) -> list[str]:
+    """Import the parser and the validation. Return what ended that."""
+    name = "megatron.training.arguments"
+    ImportStandIn.absent = True
+    _start_timer(seconds)
+    try:
+        import_module(name)
+        broken = imports.failed.get(name)
+    except TimeLimit:
+        broken = f"no answer within {seconds:.0f} s"
+    finally:
+        _start_timer(0)
+    return [f"{name}: {broken}"] if broken else []
 
 
 def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float) -> list[str]:
@@ -109,8 +124,6 @@ def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float
     try:
         ImportStandIn.absent = True
         module = import_module("megatron.training.arguments")
-        if broken := imports.failed.get(module.__name__):
-            return [f"{module.__name__}: {broken}"]
         arguments = module.parse_args(ignore_unknown_args=True)
         ImportStandIn.absent = False
         if getattr(arguments, "yaml_cfg", None):

@@ -6,7 +6,7 @@ import ast
 import io
 import sys
 from ast import parse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from types import CodeType, SimpleNamespace
 from typing import Any, Final
@@ -61,16 +61,15 @@ class Rules:
     def compiled(self, text: str, file: str) -> CodeType:
         """Compile the source of a module with its validating functions guarded."""
         tree = parse(text)
-        for node in ast.walk(tree):
+        for node in _statements(tree):
             if isinstance(node, (ast.Raise, ast.Assert)):
                 self.raising.update((file, line) for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and (node.name in _COLLECTING or node.name.startswith(_VALIDATING)):
+            elif isinstance(node, ast.FunctionDef) and (node.name in _COLLECTING or node.name.startswith(_VALIDATING)):
                 first = len(self.sites)
                 body = self._block(node.body, file, ())
                 number = self._number(_Statement(range(first, len(self.sites))))
                 node.body = [_call("__entered__", number, node.body[0]), *body]
-        code: CodeType = compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True)
+        code: CodeType = compile(tree, file, "exec", dont_inherit=True)
         return code
 
     def names(self) -> dict[str, Any]:
@@ -103,9 +102,8 @@ class Rules:
             if orelse := getattr(node, "orelse", None):
                 node.orelse = self._block(orelse, file, inner)  # type: ignore[attr-defined]
         number = self._number(_Statement(range(first, len(self.sites)), own, test))
-        handler = ast.ExceptHandler(
-            ast.Name("__Stop__", ast.Load()), "__error__", [_call("__failed__", number, node, "__error__")]
-        )
+        stop, collect = ast.Name("__Stop__", ast.Load()), _call("__failed__", number, node, "__error__")
+        handler = ast.fix_missing_locations(ast.copy_location(ast.ExceptHandler(stop, "__error__", [collect]), node))
         return ast.copy_location(ast.Try([node], [handler], [], []), node)
 
     def _number(self, statement: _Statement) -> int:
@@ -155,6 +153,14 @@ class Rules:
         self.failures[site] = _Failure(message, values, _wanted(test, names, scope) if test is not None else [])
 
 
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements below a node, each before those in it."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for child in getattr(node, name, ()):
+            yield child
+            yield from _statements(child)
+
+
 def place(error: BaseException) -> tuple[str, int]:
     """Return file and line of an error."""
     trace = error.__traceback__
@@ -169,7 +175,8 @@ def place(error: BaseException) -> tuple[str, int]:
 
 def _call(name: str, number: int, node: ast.stmt, *more: str) -> ast.stmt:
     arguments: list[ast.expr] = [ast.Constant(number), *(ast.Name(one, ast.Load()) for one in more)]
-    return ast.copy_location(ast.Expr(ast.Call(ast.Name(name, ast.Load()), arguments, [])), node)
+    call = ast.Expr(ast.Call(ast.Name(name, ast.Load()), arguments, []))
+    return ast.fix_missing_locations(ast.copy_location(call, node))
 
 
 def _reads(test: ast.expr) -> list[tuple[str, str]]:
@@ -209,7 +216,7 @@ def _wanted(test: ast.expr, names: dict[str, Any], scope: dict[str, Any], negate
         return []
     if not isinstance(left, ast.Attribute) or isinstance(value, ImportStandIn):
         return []
-    shown = ", ".join(map(str, value)) if isinstance(value, (list, tuple, set)) else str(value)
+    shown = ", ".join(str(_plain(one)) for one in value) if isinstance(value, (list, tuple, set)) else str(_plain(value))
     return [f"{left.attr}: {_SIGNS[kind]}{shown}"]
 
 
@@ -220,4 +227,8 @@ def _last_line() -> str:
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, (bool, int, float, str, type(None))) else str(getattr(value, "name", value))
+    """Return a value for JSON: a number or text as it is, else the name of a member, function or class, else its text."""
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    names = (getattr(value, name, None) for name in ("name", "__name__"))
+    return next((name for name in names if isinstance(name, str)), str(value))

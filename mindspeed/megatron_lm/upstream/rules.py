@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.inspection.cli_arguments import Surface
-from mindspeed.engine.inspection.megatron_copies import package_root, version_of
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.megatron_lm.given_arguments import Given, given_arguments
+from mindspeed.megatron_lm.upstream.process import ARGUMENTS, SECONDS, Checkout, RulesProcess
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import GivenValue, Problem
 
-SECONDS: Final = 10.0
-"""Processor time that the rules may take for one command."""
 TIMEOUT: Final = 60.0
 """Seconds after which the child is ended, and a tenth of SECONDS more for each command."""
 MAX_CHILDREN: Final = 5
-_ARGUMENTS: Final = Path("megatron", "training", "arguments.py")
-_PROGRAM: Final = "import sys; sys.path[:0] = {paths!r}; from mindspeed.megatron_lm.upstream.child import main; main()"
-
-
-@dataclass(frozen=True, slots=True)
-class Checkout:
-    """Describe a Megatron-LM whose rules are run: its folder, version, and how it was found."""
-
-    folder: Path
-    version: str | None
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,86 +51,49 @@ class RulesVerdict:
             )
 
 
-def find_checkout(program: str, environ: Mapping[str, str], given: str | None = None) -> Checkout | None:
-    """Find the Megatron-LM of a command: the given one, that of its program, that of PYTHONPATH, else the importable one."""
-    candidates = [(given, "given")] if given else [(str(parent), program) for parent in Path(program).parents]
-    if not given:
-        candidates += [(folder, "PYTHONPATH") for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-        if (training := package_root("training")) is not None:
-            candidates.append((str(training.parent), "importable here"))
-    for folder, source in candidates:
-        if folder and Path(folder, _ARGUMENTS).is_file():
-            return Checkout(Path(folder).absolute(), version_of(Path(folder, "megatron")), source)
-    return None
+class Judging:
+    """Commands that the rules of a checkout judge while this process does something else, in ``child`` where there is one.
+
+    A command that ends the child gets one problem, MS115, with the reason; those behind it are sent to another child. After
+    MAX_CHILDREN of them the rest gets that problem.
+    """
+
+    def __init__(
+        self,
+        checkout: Checkout,
+        commands: Sequence[Command],
+        known: Surface,
+        arch: str | None = None,
+        child: RulesProcess | None = None,
+    ) -> None:
+        self._checkout, self._commands, self._known, self._arch = checkout, commands, known, arch
+        self._child = self._sent(commands, child)
+
+    def verdicts(self) -> list[RulesVerdict]:
+        """Wait for what the rules say of each command."""
+        found: list[RulesVerdict] = []
+        for number in range(MAX_CHILDREN):
+            rest = self._commands[len(found) :]
+            answers, reason = (self._sent(rest) if number else self._child).answers()
+            sites: list[dict[str, Any]] = []
+            for answer, command in zip(answers, rest, strict=False):
+                sites += answer["sites"]
+                given = given_arguments(command.words, self._known)
+                found.append(_verdict(self._checkout, answer, sites, given, self._known))
+            if len(found) == len(self._commands):
+                return found
+            found.append(RulesVerdict((_unread(self._checkout, reason),)))
+        return found + [RulesVerdict((_unread(self._checkout, reason),)) for _ in self._commands[len(found) :]]
+
+    def _sent(self, commands: Sequence[Command], child: RulesProcess | None = None) -> RulesProcess:
+        child = child or RulesProcess(self._checkout.folder, self._arch)
+        child.send(list(map(asdict, commands)), TIMEOUT + SECONDS * len(commands) / 10)
+        return child
 
 
 def judge(checkout: Checkout, commands: Sequence[Command], known: Surface, arch: str | None = None) -> list[RulesVerdict]:
-    """Run the rules of a checkout on commands.
-
-    A command that ends the child gets one problem, MS115, with the reason; those behind it are asked of another child. After
-    MAX_CHILDREN of them the rest gets that problem.
-    """
-    facts = {"checkout": str(checkout.folder), "facts": _facts_of(arch), "seconds": SECONDS}
-    verdicts: list[RulesVerdict] = []
-    for _ in range(MAX_CHILDREN):
-        rest = [asdict(command) for command in commands[len(verdicts) :]]
-        answers, reason = _run({**facts, "commands": rest}, TIMEOUT + SECONDS * len(rest) / 10)
-        sites: list[dict[str, Any]] = []
-        for answer, command in zip(answers, commands[len(verdicts) :], strict=False):
-            sites += answer["sites"]
-            verdicts.append(_verdict(checkout, answer, sites, given_arguments(command.words, known), known))
-        if len(verdicts) == len(commands):
-            return verdicts
-        verdicts.append(RulesVerdict((_unread(checkout, reason),)))
-    return verdicts + [RulesVerdict((_unread(checkout, reason),)) for _ in commands[len(verdicts) :]]
-
-
-def _run(task: Mapping[str, Any], timeout: float) -> tuple[list[dict[str, Any]], str]:
-    """Ask a child without site packages. Return its answers, and why it gives no more."""
-    folders = [
-        Path(__file__).parents[3],
-        *(Path(spec.origin).parents[1] for name in ("packaging", "yaml") if (spec := find_spec(name)) and spec.origin),
-    ]
-    program = _PROGRAM.format(paths=list(dict.fromkeys(map(str, folders))))
-    command = [sys.executable, "-I", "-S", "-B", "-c", program]
-    try:
-        done = subprocess.run(command, input=json.dumps(task).encode(), capture_output=True, timeout=timeout, check=False)
-    except OSError as error:
-        return [], str(error)
-    except subprocess.TimeoutExpired as error:
-        return _answers(error.stdout or b""), f"no answer within {timeout:.0f} s"
-    said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-    return _answers(done.stdout), f"the process ended with status {done.returncode}: {said[0]}"
-
-
-def _answers(output: bytes) -> list[dict[str, Any]]:
-    """Read the whole lines of a child, up to one that is no answer."""
-    answers = []
-    for line in output.splitlines(keepends=True):
-        try:
-            answer = json.loads(line) if line.endswith(b"\n") else None
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            break
-        answers.append(answer)
-    return answers
-
-
-def _facts_of(arch: str | None) -> dict[str, Any]:
-    """The facts of a device of this compute capability, as ``9.0``."""
-    if arch is None:
-        return {}
-    major, _, minor = arch.partition(".")
-    capability = [int(major), int(minor or 0)]
-    return {
-        "torch.cuda.get_device_capability()": capability,
-        "torch.cuda.is_available()": True,
-        **{
-            f"torch.cuda.get_device_properties().{name}": number
-            for name, number in zip(("major", "minor"), capability, strict=True)
-        },
-    }
+    """Run the rules of a checkout on commands, and wait for their verdicts."""
+    return Judging(checkout, commands, known, arch).verdicts()
 
 
 def _verdict(
@@ -205,7 +150,7 @@ def _in_options(wanted: str, known: Surface) -> str:
 
 def _unread(checkout: Checkout, reason: str) -> Problem:
     text = f"the rules of Megatron-LM in {checkout.folder} cannot be run: {reason}"
-    return Problem("MS115", text, where=str(checkout.folder / _ARGUMENTS), fix=Advice("check without them: --static"))
+    return Problem("MS115", text, where=str(checkout.folder / ARGUMENTS), fix=Advice("check without them: --static"))
 
 
 def _place(checkout: Checkout, site: Mapping[str, Any]) -> str:

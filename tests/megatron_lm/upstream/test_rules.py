@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest
-from mindspeed.megatron_lm.upstream import rules
-from mindspeed.megatron_lm.upstream.rules import Command, RulesVerdict, find_checkout, judge
+from mindspeed.megatron_lm.upstream import process, rules
+from mindspeed.megatron_lm.upstream.process import find_checkout
+from mindspeed.megatron_lm.upstream.rules import Command, RulesVerdict, judge
 from tests.megatron_lm.upstream.checkouts import ARGUMENTS, make
 
 KNOWN = surface_or_nearest("0.16.1")
@@ -100,7 +101,7 @@ def test_a_checkout_that_cannot_be_run_is_one_problem(tmp_path: Path, text: str,
 
 @pytest.mark.budget(20)
 def test_a_rule_that_does_not_end_is_one_problem(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "SECONDS", 1.0)
+    monkeypatch.setattr(process, "SECONDS", 1.0)
     found = verdicts(checkout, "--loops", "--num-layers 0")
     assert [problem.message.rpartition(": ")[2] for (problem,) in (one.problems for one in found)] == [
         "no answer within 1 s",
