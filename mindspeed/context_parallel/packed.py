@@ -67,8 +67,11 @@ def rope_function_of_packed(layout_of: Callable[[int], Layout]) -> Callable[...,
         rotary_interleaved: bool = False,
         mla_rotary_interleaved: bool = False,
         mscale: float = 1.0,
+        *,
         cp_group: Any = None,
+        max_seqlen: int | None = None,
         multi_latent_attention: bool | None = None,
+        **of_megatron_0_20: bool,
     ) -> Tensor:
         group = cp_group or parallel_state.get_context_parallel_group()
         places = torch.arange(t.shape[0] * group.size(), device=t.device)
@@ -78,7 +81,9 @@ def rope_function_of_packed(layout_of: Callable[[int], Layout]) -> Callable[...,
             # what follows the last sequence is padding, and may be longer than any of them
             own = (own - starts[torch.searchsorted(starts, own, right=True) - 1]).clamp_(max=freqs.shape[0] - 1)
         latent = bool(mla_rotary_interleaved or multi_latent_attention)  # Megatron 0.19 renamed it, not its place
-        rotated: Tensor = rope_utils._apply_rotary_pos_emb_bshd(t.unsqueeze(1), freqs[own], rotary_interleaved, latent, mscale)
+        rotated: Tensor = rope_utils._apply_rotary_pos_emb_bshd(
+            t.unsqueeze(1), freqs[own], rotary_interleaved, latent, mscale, **of_megatron_0_20
+        )
         return rotated.squeeze(1)
 
     return _apply_rotary_pos_emb_thd

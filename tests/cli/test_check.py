@@ -131,7 +131,7 @@ def test_an_unsupported_megatron_is_a_problem_of_the_environment(mindspeed):
     done = mindspeed("features", "check", "--platform", "cpu", "--megatron", "0.12.1")
     assert (done.exit_code, done.stdout) == (3, "")
     assert done.stderr == (
-        "MS502 megatron-core 0.12.1 is not supported, which needs >=0.14,<0.20\n"
+        "MS502 megatron-core 0.12.1 is not supported, which needs >=0.14,<0.21\n"
         "  where: command line\n"
         "  fix: pip install megatron-core==0.16.1\n"
     )

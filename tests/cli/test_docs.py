@@ -30,7 +30,7 @@ def test_a_feature_of_another_package_has_a_page(mindspeed, install):
         "| stability | prototype |\n"
         "| numerics | exact |\n"
         "| platforms | npu, cuda, cpu |\n"
-        "| megatron-core | `>=0.14,<0.20`, all that mindspeed supports |\n"
+        "| megatron-core | `>=0.14,<0.21`, all that mindspeed supports |\n"
         "| slots | clipping |\n"
         "| in checkpoints | adds nothing |\n"
         "| provided by | acme |\n\n"

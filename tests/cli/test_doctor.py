@@ -70,7 +70,7 @@ def test_an_unsupported_megatron_says_what_is_needed(examined, tmp_path, monkeyp
     root = fake_megatron(tmp_path, "0.12.1")
     monkeypatch.syspath_prepend(str(tmp_path))
     winner = examined(status=3)["megatron-core"][0]
-    assert winner["value"] == f"0.12.1 ({root}) is not supported, which needs >=0.14,<0.20"
+    assert winner["value"] == f"0.12.1 ({root}) is not supported, which needs >=0.14,<0.21"
     assert winner["fix"] == "pip install megatron-core==0.16.1"
 
 

@@ -141,13 +141,13 @@ def test_a_tree_that_does_not_say_its_version_is_not_recorded(mindspeed, checkou
 
 
 def test_the_command_writes_the_report_and_the_record(mindspeed, tmp_path: Path) -> None:
-    new = tree(tmp_path / "new", "0.20.0")
+    new = tree(tmp_path / "new", "0.21.0")
     result = mindspeed("patches", "follow", new, "--no-claims", "--into", tmp_path / "out", "--json")
     assert result.exit_code == 1
     data = json.loads(result.stdout)
-    assert (data["megatron"], data["since"], data["claims"]) == ("0.20.0", "0.19.1", [])
-    page = (tmp_path / "out" / "0.20.0.md").read_text()
-    assert page.startswith("# megatron-core 0.20.0, against 0.19.1\n")
+    assert (data["megatron"], data["since"], data["claims"]) == ("0.21.0", "0.20.0", [])
+    page = (tmp_path / "out" / "0.21.0.md").read_text()
+    assert page.startswith("# megatron-core 0.21.0, against 0.20.0\n")
     assert "there are no diffs" in page or data["notes"]
 
 

@@ -56,6 +56,19 @@ def test_a_table_of_the_whole_row_says_every_position_itself() -> None:
     torch.testing.assert_close(layout.restore(shares), stock(x, starts, table(TOKENS), cp_group=Group(0, 1)))
 
 
+def test_options_of_megatron_0_20_reach_the_rotation_of_a_whole_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def rotate(t: Tensor, freqs: Tensor, *_: Any, **options: Any) -> Tensor:
+        given.update(options)
+        return t
+
+    monkeypatch.setattr("megatron.core.models.common.embeddings.rope_utils._apply_rotary_pos_emb_bshd", rotate)
+    rope, options = rope_function_of_packed(zigzag), {"inverse": True, "mla_output_remove_interleaving": True}
+    rope(torch.zeros(4, 1, WIDTH), torch.tensor([0, 4]), table(4), max_seqlen=4, cp_group=Group(0, 1), **options)
+    assert given == options
+
+
 def shares_of(layout: Layout, row: Tensor) -> list[tuple[dict[str, Any], Any]]:
     cut = slicer_of_packed(lambda ranks: layout)
     starts = torch.tensor([[0, 5, 20]], dtype=torch.int32)

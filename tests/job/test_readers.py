@@ -86,14 +86,14 @@ def test_a_field_that_an_older_megatron_lacks_is_not_given_and_has_its_default()
 @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.has_default and field.arguments])
 def test_a_default_is_that_of_every_release(name):
     field = FIELDS[name]
-    for version in ("0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1"):
+    for version in ("0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1", "0.20.0"):
         defaults = {dest: rows[0].default for dest, rows in surface(version).by_dest.items()}
         assert field.of_arguments(defaults) in (None, field.default)
 
 
 @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.arguments])
 def test_a_field_says_since_which_release_megatron_has_its_argument(name):
-    fact, releases = FIELDS[name], ("0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1")
+    fact, releases = FIELDS[name], ("0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1", "0.20.0")
     has = [version for version in releases if not surface(version).by_dest.keys().isdisjoint(fact.arguments)]
     first = "" if has[:1] == ["0.14.0"] or not has else has[0].rpartition(".")[0]
     assert fact.since == first

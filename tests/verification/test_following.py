@@ -107,10 +107,10 @@ def test_an_argument_overlaps_with_all_words_of_a_name_and_not_with_some() -> No
 
 
 def test_a_recorded_release_gives_verdicts_without_diffs(tmp_path: Path) -> None:
-    new = tree(tmp_path / "new", "0.20.0")
+    new = tree(tmp_path / "new", "0.21.0")
     targets = [PatchTarget("demo", "mindspeed", "megatron.core.utils:get_batch_on_this_cp_rank")]
     version, since, rows, _ = compare_releases(targets, {}, new)
-    assert (version, since) == ("0.20.0", "0.19.1")
+    assert (version, since) == ("0.21.0", "0.20.0")
     assert [(row.verdict, row.diff) for row in rows] == [("gone", "")]
 
 

@@ -14,9 +14,9 @@ from mindspeed.job.world import PLATFORMS
 from mindspeed.plugins.fixes import Advice, GiveField, RunCommand
 from mindspeed.plugins.problems import Problem
 
-SUPPORTED_MEGATRON: Final = ">=0.14,<0.20"
+SUPPORTED_MEGATRON: Final = ">=0.14,<0.21"
 """Range of megatron-core that the built-in features are proven on."""
-UNTESTED_MEGATRON: Final = ">=0.20"
+UNTESTED_MEGATRON: Final = ">=0.21"
 """Newer releases: a plan for one has a warning, and a problem for each of its targets that has changed or gone."""
 
 ENGINE: Final = "transformer_engine"

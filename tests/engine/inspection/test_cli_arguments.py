@@ -6,8 +6,8 @@ from mindspeed.engine.inspection.cli_arguments import Argument, surface
 from mindspeed.engine.inspection.releases import nearest, recorded_releases
 
 
-def test_the_three_releases_are_recorded() -> None:
-    assert recorded_releases("command_line") == ("0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1")
+def test_every_supported_release_is_recorded() -> None:
+    assert recorded_releases("command_line") == ("0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1", "0.20.0")
 
 
 @pytest.mark.parametrize("version", recorded_releases("command_line"))

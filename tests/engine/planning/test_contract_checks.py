@@ -201,32 +201,32 @@ def test_a_plan_for_another_version_is_not_activated(core: Path) -> None:
 
 
 def test_a_changed_target_of_a_release_after_the_tested_ones_is_a_problem_and_the_others_are_counted(core: Path) -> None:
-    edit(core / "package_info.py", "MINOR = 16", "MINOR = 20")
-    (warning,) = [note.text for note in notes_on([wrap(f"{STATE}:get_nccl_options")], "0.20.1") if note.kind == "warning"]
-    newer = "megatron-core 0.20.1 is newer than the releases that features are tested on, >=0.14,<0.20"
+    edit(core / "package_info.py", "MINOR = 16", "MINOR = 21")
+    (warning,) = [note.text for note in notes_on([wrap(f"{STATE}:get_nccl_options")], "0.21.1") if note.kind == "warning"]
+    newer = "megatron-core 0.21.1 is newer than the releases that features are tested on, >=0.14,<0.21"
     assert warning == f"{newer}; targets of this plan: 1 same"
     edit(core / "parallel_state.py", f"{OPTIONS}):", "def get_nccl_options(pg_name, *, extra):")
-    (text,) = problems("0.20.1", f"{STATE}:get_nccl_options")
+    (text,) = problems("0.21.1", f"{STATE}:get_nccl_options")
     assert text.startswith(
-        f"MS407 {STATE}:get_nccl_options, which alpha patches, has changed since megatron-core 0.19.1: "
+        f"MS407 {STATE}:get_nccl_options, which alpha patches, has changed since megatron-core 0.20.0: "
         "parameters: +extra, -nccl_comm_cfgs\n"
     )
-    assert text.endswith("\n  fix: install megatron-core 0.19.1, or remove alpha")
+    assert text.endswith("\n  fix: install megatron-core 0.20.0, or remove alpha")
 
 
 def test_a_new_optional_parameter_anywhere_is_no_problem_for_a_wrapper_that_finds_its_own_by_name(core: Path) -> None:
-    edit(core / "package_info.py", "MINOR = 16", "MINOR = 20")
+    edit(core / "package_info.py", "MINOR = 16", "MINOR = 21")
     head = "def is_pipeline_last_stage("
     edit(core / "parallel_state.py", f"{head}ignore_virtual=True, ", f"{head}ignore_virtual=True, extra=None, ")
     target = f"{STATE}:is_pipeline_last_stage"
     by_name = PlannedPatch("alpha", Wrap(target, "glue:marked", "a test", by_name=True), target)
-    assert [text.partition(" ")[0] for text in problems("0.20.1", target)] == ["MS407"]
-    assert check_patches([by_name], "0.20.1") == []
-    assert [note.text.partition("; ")[2] for note in notes_on([by_name], "0.20.1") if note.kind == "warning"] == [
+    assert [text.partition(" ")[0] for text in problems("0.21.1", target)] == ["MS407"]
+    assert check_patches([by_name], "0.21.1") == []
+    assert [note.text.partition("; ")[2] for note in notes_on([by_name], "0.21.1") if note.kind == "warning"] == [
         "targets of this plan: 1 appended"
     ]
     edit(core / "parallel_state.py", "ignore_virtual=True, extra=None", "extra, ignore_virtual=True")
-    assert [problem.code for problem in check_patches([by_name], "0.20.1")] == ["MS407"]
+    assert [problem.code for problem in check_patches([by_name], "0.21.1")] == ["MS407"]
 
 
 def test_a_wrapper_that_finds_its_own_by_name_is_so_in_a_plan_that_was_stored() -> None:

@@ -306,7 +306,7 @@ def test_platform_and_megatron_range_are_checked():
 
 def test_an_unsupported_megatron_is_a_problem_of_the_environment():
     (problem,) = ask(catalog(make("a")), "a", environment=made_up("cpu", "0.9.0")).problems
-    assert (problem.code, problem.message) == ("MS502", "megatron-core 0.9.0 is not supported, which needs >=0.14,<0.20")
+    assert (problem.code, problem.message) == ("MS502", "megatron-core 0.9.0 is not supported, which needs >=0.14,<0.21")
 
 
 @pytest.mark.guards(15)

@@ -49,6 +49,30 @@ def test_half_precision_is_closer_to_the_wide_result_than_megatrons(options, dty
     torch.testing.assert_close(ours.double(), exact, rtol=2 * tolerance, atol=2 * tolerance)
 
 
+@pytest.mark.parametrize("options", [{}, {"rotary_interleaved": True}], ids=str)
+def test_the_inverse_rotates_back(options):
+    x, freqs = torch.randn(6, 2, 3, 12), angles()
+    if options:
+        freqs = torch.stack(freqs.chunk(2, -1), -1).flatten(-2)
+    back = apply_rotary(apply_rotary(x, freqs, **options), freqs, inverse=True, **options)
+    torch.testing.assert_close(back, x, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(apply_rotary(x, freqs, inverse=True, **options), apply_rotary(x, freqs, **options))
+
+
+def test_pairs_of_neighbours_can_return_to_their_places():
+    x, freqs, latent = torch.randn(6, 2, 3, 12), angles(), {"mla_rotary_interleaved": True}
+    halves = apply_rotary(x, freqs, **latent)[..., :ROTATED]
+    pairs = apply_rotary(x, freqs, mla_output_remove_interleaving=True, **latent)
+    assert torch.equal(pairs[..., :ROTATED:2], halves[..., : ROTATED // 2])
+    assert torch.equal(pairs[..., 1:ROTATED:2], halves[..., ROTATED // 2 :])
+    assert torch.equal(pairs[..., ROTATED:], x[..., ROTATED:])
+
+
+def test_angles_may_have_a_head_dimension_that_the_input_lacks():
+    x, freqs = torch.randn(6, 2, ROTATED), angles()
+    assert torch.equal(apply_rotary(x, freqs), apply_rotary(x[:, :, None], freqs)[:, :, 0])
+
+
 def test_packed_sequences_start_anew_as_in_megatron(monkeypatch):
     class Alone:
         size, rank = staticmethod(lambda: 1), staticmethod(lambda: 0)

@@ -9,7 +9,7 @@ from mindspeed.plugins import Ref
 from mindspeed.plugins.problems import ResolutionError
 from tests.megatron.versions.cases import FEATURES
 
-VERSIONS = ("0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1")
+VERSIONS = ("0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1", "0.20.0")
 WORLD = {
     "world_size": 16,
     "tp": 2,
@@ -84,6 +84,7 @@ GUARDED = {
     "0.17.1": _SINCE_0_16 | ROUTER_LOSSES,
     "0.18.2": _SINCE_0_16 | ROUTER_LOSSES,
     "0.19.1": _SINCE_0_16,
+    "0.20.0": _SINCE_0_16,
 }
 """The patches ``(target, value)`` that some versions have and others have not."""
 
@@ -139,12 +140,12 @@ def test_versions_outside_the_range_are_refused() -> None:
         with pytest.raises(ResolutionError) as refused:
             plan_for(version)
         assert [str(problem) for problem in refused.value.problems if problem.code == "MS502"] == [
-            f"MS502 megatron-core {version} is not supported, which needs >=0.14,<0.20\n"
+            f"MS502 megatron-core {version} is not supported, which needs >=0.14,<0.21\n"
             "  where: made up\n  fix: pip install megatron-core==0.16.1"
         ]
 
 
 def test_a_release_after_the_tested_ones_is_planned_with_a_warning() -> None:
-    tested, untested = ([row.text for row in plan_for(v).rows if row.kind == "warning"] for v in ("0.19.1", "0.20.0"))
-    newer = "megatron-core 0.20.0 is newer than the releases that features are tested on, >=0.14,<0.20"
+    tested, untested = ([row.text for row in plan_for(v).rows if row.kind == "warning"] for v in ("0.20.0", "0.21.0"))
+    newer = "megatron-core 0.21.0 is newer than the releases that features are tested on, >=0.14,<0.21"
     assert untested == [*tested, newer]
