@@ -39,8 +39,6 @@ _ROLES: Final = {
     "functions": "TEFusedMLP TECudaRNGStatesTracker te_checkpoint te_parallel_cross_entropy",
 }
 """Names of Megatron's module for Transformer Engine, by the module that has the role."""
-
-
 _REMOVE: Final = RemoveFeature()
 
 
@@ -71,6 +69,15 @@ REFUSED: Final = tuple(
 """Options of Transformer Engine's layers that these do not have."""
 
 
+@condition(
+    "weight_shards is {world.weight_shards}: sharing weights over more ranks is what only a real Transformer Engine does",
+    fix=(GiveField("weight_shards", 1),),
+)
+def weights_are_whole(args: TransformerEngineLayersArgs, world: World) -> bool:
+    """Check that no ranks beside tensor parallelism share the weight of a linear layer."""
+    return bool(world.weight_shards == 1)
+
+
 class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
     """Provide Transformer Engine layers without it.
 
@@ -84,7 +91,7 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
         category=Category.COMPUTE,
         level=0,
         follows="transformer_engine_layers",
-        constraints=(no_engine_is_installed, *REFUSED),
+        constraints=(no_engine_is_installed, *REFUSED, weights_are_whole),
         verify_with=VerifyWith(
             settings={"transformer-engine-layers": {"replace": True}},
             algorithm=tuple(f"{_HERE}.{module}" for module in ("attention", "linear", "norm_linear")),

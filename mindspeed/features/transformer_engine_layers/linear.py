@@ -91,6 +91,7 @@ class TELinear(LinearRole, Linear):
         symmetric_ar_type: str | None = None,
         tp_group: Any = None,
         name: str | None = None,
+        pg_collection: Any = None,
         **newer: Any,
     ) -> None:
         refuse_unknown("TELinear", newer | {"symmetric_ar_type": symmetric_ar_type})
@@ -142,8 +143,7 @@ class ColumnRole(LinearRole):
         config, bias, buffer = given["config"], given["bias"], given.pop("tp_comm_buffer_name", None)
         known = {name: given.pop(name) for name in _COLUMN if name in given}
         refused = {name: given.pop(name, False) for name in ("gather_output", "skip_weight_param_allocation")}
-        given.pop("name", None)
-        refuse_unknown(role, given)
+        refuse_unknown(role, {option: value for option, value in given.items() if option not in _UNUSED})
         refuse_layer(role, config, **refused)
         ColumnParallelLinear.__init__(self, input_size, output_size, gather_output=False, tp_comm_buffer_name=buffer, **known)
         self.stride = known.get("stride", 1)
@@ -163,6 +163,8 @@ class ColumnRole(LinearRole):
 
 _COLUMN = ("config", "init_method", "bias", "skip_bias_add", "is_expert", "tp_group", "stride")
 """Keywords of Megatron's wrapper that its local layer takes as they are."""
+_UNUSED = ("name", "pg_collection")
+"""Keywords that nothing here needs: the groups of a collection that ``tp_group`` is not are those of weight shards."""
 
 
 class TEColumnParallelLinear(ColumnRole, TELinear, ColumnParallelLinear):  # type: ignore[misc]  # megatron has no types
@@ -198,6 +200,7 @@ class TERowParallelLinear(TELinear, RowParallelLinear):  # type: ignore[misc]
         tp_comm_buffer_name: str | None = None,
         tp_group: Any = None,
         name: str | None = None,
+        pg_collection: Any = None,
         **newer: Any,
     ) -> None:
         refuse_unknown("TERowParallelLinear", newer)

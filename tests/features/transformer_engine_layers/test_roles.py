@@ -168,6 +168,32 @@ def test_a_learnable_softmax_offset_is_a_parameter_with_a_sharded_key() -> None:
     assert TEDotProductAttention(config(), 1, AttnMaskType.causal, "self").sharded_state_dict() == {}
 
 
+def test_the_groups_that_megatron_0_20_hands_to_a_layer_change_nothing() -> None:
+    from megatron.core.extensions.transformer_engine import TEColumnParallelLinear, TELinear, TERowParallelLinear
+
+    options = {"bias": True, "skip_bias_add": False, "is_expert": False, "init_method": torch.nn.init.zeros_}
+    sides = {
+        TEColumnParallelLinear: {"gather_output": False},
+        TERowParallelLinear: {"input_is_parallel": True},
+        TELinear: {"parallel_mode": "duplicated"},
+    }
+    for role, side in sides.items():
+        layer = role(HIDDEN, WIDTH, config=config(), pg_collection=object(), **options, **side)
+        assert layer.weight.shape == (WIDTH, HIDDEN)
+
+
+def test_weights_that_further_ranks_share_are_refused() -> None:
+    with pytest.raises(MindSpeedError) as caught:
+        mindspeed.plan(["transformer-engine-layers"], platform="cpu", world={"weight_shards": 2})
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.message, str(problem).splitlines()[-1]) == (
+        "MS304",
+        "transformer-engine-layers: weight_shards is 2: sharing weights over more ranks is what only a real Transformer "
+        "Engine does",
+        "  fix: --weight-shards 1",
+    )
+
+
 def test_an_option_of_a_newer_engine_is_named() -> None:
     from megatron.core.extensions.transformer_engine import TEColumnParallelLinear
 
