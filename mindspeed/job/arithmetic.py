@@ -7,10 +7,11 @@ numbers are those of the model, whatever layout or kernels compute it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mindspeed.job.config import world_of_config
-from mindspeed.job.world import LATENT_WIDTHS, World
+from mindspeed.job.hybrid_pattern import ATTENTION, EXPERTS, MLP, RECURRENT, HybridPattern
+from mindspeed.job.world import LATENT_WIDTHS, UnknownValue, World
 
 BYTES: Final = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of one number."""
@@ -51,13 +52,22 @@ class Parameters:
         return Parameters(self.split * count, self.replicated * count, self.experts * count)
 
 
+class LayerCounts(NamedTuple):
+    """Layers of attention, dense MLPs, and layers with experts."""
+
+    attention: int
+    mlp: int
+    experts: int
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Everything of a model that its size follows from; names as in `mindspeed.job.world.FIELDS` where they exist.
 
     ``moe_layers`` is the number of layers with experts. ``linear_bias`` adds biases to linear layers, ``qkv_bias`` to the
     projection of query, key and value alone, ``norm_bias`` to norms (LayerNorm), ``qk_norm`` norms of queries and keys;
-    ``learned_positions`` is the length of their table, 0 without one.
+    ``learned_positions`` is the length of their table, 0 without one. ``single_layers`` are those of a hybrid model, and
+    ``predicted_layers`` those of each depth of its multi-token prediction; else a layer has attention and an MLP.
     """
 
     num_layers: int
@@ -83,6 +93,19 @@ class ModelShape:
     qk_norm: bool = False
     learned_positions: int = 0
     causal: bool = True
+    single_layers: LayerCounts | None = None
+    predicted_layers: LayerCounts | None = None
+
+    @property
+    def counts(self) -> LayerCounts:
+        """Layers of attention, dense MLPs and layers with experts of the decoder."""
+        transformer = LayerCounts(self.num_layers, self.num_layers - self.moe_layers, self.moe_layers)
+        return self.single_layers or transformer
+
+    @property
+    def prediction(self) -> LayerCounts:
+        """Layers of one depth of multi-token prediction."""
+        return self.predicted_layers or (LayerCounts(1, 0, 1) if self.moe_layers > 0 else LayerCounts(1, 1, 0))
 
     @property
     def pairs(self) -> int:
@@ -92,7 +115,10 @@ class ModelShape:
 
 
 def shape_of_world(world: Any) -> ModelShape:
-    """Return the shape of the model of a world, or of what reads like one. Raises UnknownValue for what it lacks."""
+    """Return the shape of the model of a world, or of what reads like one. Raises UnknownValue for what it lacks.
+
+    That is also the size of layers without attention that mix tokens, Mamba's.
+    """
     world.need("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "seq_length", "num_experts")
     latent = _latent_of_world(world)
     experts, heads = int(world.num_experts), int(world.num_attention_heads)
@@ -102,6 +128,9 @@ def shape_of_world(world: Any) -> ModelShape:
         return getattr(world, name) if world.knows(name) else otherwise
 
     learned = not known("rotary", True) and latent is None
+    single = predicted = None
+    if world.hybrid_layer_pattern:
+        single, predicted = _single_layers(world.pattern)
     return ModelShape(
         num_layers=world.num_layers,
         hidden_size=world.hidden_size,
@@ -125,7 +154,20 @@ def shape_of_world(world: Any) -> ModelShape:
         qk_norm=world.qk_norm,
         norm_bias=known("normalization", "RMSNorm") == "LayerNorm",
         learned_positions=world.seq_length if learned else 0,
+        single_layers=single,
+        predicted_layers=predicted,
     )
+
+
+def _single_layers(pattern: HybridPattern) -> tuple[LayerCounts, LayerCounts | None]:
+    """Count the layers of the decoder and of one depth of multi-token prediction."""
+    if any(layer in RECURRENT for layer in pattern.text):
+        raise UnknownValue("hybrid_layer_pattern")
+
+    def counted(layers: str) -> LayerCounts:
+        return LayerCounts(*(sum(layer in kinds for layer in layers) for kinds in (ATTENTION, MLP, EXPERTS)))
+
+    return counted(pattern.layers), counted(pattern.predictions[0]) if pattern.predictions else None
 
 
 def _latent_of_world(world: Any) -> LatentAttention | None:
@@ -138,10 +180,17 @@ def _latent_of_world(world: Any) -> LatentAttention | None:
 
 
 def shape_of_config(
-    config: Any, vocab_size: int, seq_length: int, tied: bool = False, learned_positions: int = 0, causal: bool = True
+    config: Any,
+    vocab_size: int,
+    seq_length: int,
+    tied: bool = False,
+    learned_positions: int = 0,
+    causal: bool = True,
+    pattern: str = "",
 ) -> ModelShape:
-    """Return the shape of a model that is built with Megatron's ``config``, a TransformerConfig."""
+    """Return the shape of a model that is built with Megatron's ``config``, a TransformerConfig; ``pattern`` is a hybrid's."""
     built = {"vocab_size": vocab_size, "seq_length": seq_length, "tied_embeddings": tied, "rotary": not learned_positions}
+    built["hybrid_layer_pattern"] = pattern
     shape = shape_of_world(World(world_of_config(config) | built))
     return replace(shape, learned_positions=learned_positions, causal=causal)
 
@@ -185,11 +234,14 @@ def logits_forward(shape: ModelShape) -> int:
 
 def forward_flops(shape: ModelShape) -> int:
     """Operations of the forward pass of the whole model over one sequence."""
-    dense = shape.num_layers - shape.moe_layers
-    layers = dense * layer_forward(shape) + shape.moe_layers * layer_forward(shape, moe=True)
     join = 2 * shape.seq_length * 2 * shape.hidden_size * shape.hidden_size
-    predicted = join + layer_forward(shape, moe=shape.moe_layers > 0) + logits_forward(shape)
-    return layers + logits_forward(shape) + shape.mtp_num_layers * predicted
+    predicted = join + _layers_forward(shape, shape.prediction) + logits_forward(shape)
+    return _layers_forward(shape, shape.counts) + logits_forward(shape) + shape.mtp_num_layers * predicted
+
+
+def _layers_forward(shape: ModelShape, counts: LayerCounts) -> int:
+    layers = counts.attention * attention_forward(shape) + counts.mlp * mlp_forward(shape)
+    return layers + (counts.experts * moe_forward(shape) if counts.experts else 0)
 
 
 def model_flops(shape: ModelShape, samples: int) -> int:
@@ -203,11 +255,18 @@ def model_flops(shape: ModelShape, samples: int) -> int:
 def rank_parameters(world: Any) -> tuple[Any, Any]:
     """Return the parameters of the rank that has most, apart from experts, and its experts; fields may be arrays."""
     shape = shape_of_world(world)
-    layer = layer_parameters(shape, moe=bool(shape.num_experts)) * shape.num_layers
+    layer = _rank_layers(shape)
     ends = embedding_parameters(shape)
     last = output_parameters(shape)
     own = (layer.split / world.tp + layer.replicated) / world.pp + ends.split / world.tp + ends.replicated
     return own + last.split / world.tp * (world.pp == 1), layer.experts / world.pp / world.ep / world.tp
+
+
+def _rank_layers(shape: ModelShape) -> Parameters:
+    """Return the parameters of all layers, of which those of a transformer all have experts where one has."""
+    if shape.single_layers is not None:
+        return layers_parameters(shape, shape.counts)
+    return layer_parameters(shape, moe=bool(shape.num_experts)) * shape.num_layers
 
 
 def optimizer_bytes(world: Any) -> int:
@@ -230,18 +289,22 @@ def output_parameters(shape: ModelShape) -> Parameters:
 
 def layer_parameters(shape: ModelShape, moe: bool = False) -> Parameters:
     """Parameters of one transformer layer with its two norms."""
-    norms = Parameters(replicated=2 * _norm(shape, shape.hidden_size))
-    return norms + _attention_parameters(shape) + (_moe_parameters(shape) if moe else _mlp_parameters(shape))
+    return layers_parameters(shape, LayerCounts(1, 0, 1) if moe else LayerCounts(1, 1, 0))
+
+
+def layers_parameters(shape: ModelShape, counts: LayerCounts) -> Parameters:
+    """Parameters of layers of attention, MLPs and experts, each with its norm."""
+    norms = Parameters(replicated=sum(counts) * _norm(shape, shape.hidden_size))
+    dense = _attention_parameters(shape) * counts.attention + _mlp_parameters(shape) * counts.mlp
+    return norms + dense + (_moe_parameters(shape) * counts.experts if counts.experts else Parameters())
 
 
 def parameters(shape: ModelShape) -> Parameters:
     """Parameters of the whole model."""
-    dense = shape.num_layers - shape.moe_layers
-    layers = layer_parameters(shape) * dense + layer_parameters(shape, moe=True) * shape.moe_layers
     hidden, norm = shape.hidden_size, _norm(shape, shape.hidden_size)
-    predicted = Parameters(2 * hidden * hidden, 3 * norm) + layer_parameters(shape, moe=shape.moe_layers > 0)
+    predicted = Parameters(2 * hidden * hidden, 3 * norm) + layers_parameters(shape, shape.prediction)
     ends = embedding_parameters(shape) + output_parameters(shape) + Parameters(replicated=norm)
-    return layers + ends + predicted * shape.mtp_num_layers
+    return layers_parameters(shape, shape.counts) + ends + predicted * shape.mtp_num_layers
 
 
 def _norm(shape: ModelShape, width: int) -> int:

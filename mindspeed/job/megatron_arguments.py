@@ -11,11 +11,22 @@ from typing import Any, Final
 
 from mindspeed.job.fact import Values
 from mindspeed.job.fields import FIELDS
+from mindspeed.job.hybrid_pattern import facts_of_pattern
+
+_PATTERNS: Final = ("hybrid_layer_pattern", "hybrid_override_pattern")
+"""Arguments that give the layers of a hybrid model; the second is the former name."""
 
 
 def world_of(values: Values) -> dict[str, tuple[Any, tuple[str, ...]]]:
     """``{field: (value, dests that decide it)}`` for every value of the world that these arguments give."""
     world = {name: (field.of_arguments(values), field.arguments) for name, field in FIELDS.items()}
+    for dest in _PATTERNS:
+        if pattern := values.get(dest):
+            facts = facts_of_pattern(pattern, values.get("pipeline_model_parallel_size") or 1)
+            world |= {name: (value, (dest,)) for name, value in facts.items()}
+            if values.get("num_layers") is not None:
+                world["num_layers"] = (values["num_layers"], ("num_layers",))
+            break
     return {name: found for name, found in world.items() if found[0] is not None}
 
 

@@ -32,6 +32,13 @@ class ShapeFields:
 
     # shape of the model
     num_layers: int = fact("transformer layers", "num_layers", unit="layers")
+    hybrid_layer_pattern: str = fact(
+        "layers of a HybridModel, one character each; empty is a GPTModel",
+        "hybrid_layer_pattern",
+        attributes=(),
+        since="0.17",
+        default="",
+    )
     hidden_size: int = fact("hidden size", "hidden_size", unit="numbers")
     ffn_hidden_size: int = fact(
         "hidden size of the MLP", "ffn_hidden_size", "hidden_size", derive=derive.mlp_size, unit="numbers"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel, ConfigDict
 
 from mindspeed.job.fields import FIELDS, LATENT_WIDTHS, PLATFORMS, Fields
+from mindspeed.job.hybrid_pattern import HybridPattern, pattern_of
 
 __all__ = ["FIELDS", "LATENT_WIDTHS", "PARALLEL_SIZES", "PLATFORMS", "UnknownValue", "World", "size_name", "typed_values"]
 
@@ -41,7 +42,8 @@ class World(Fields, BaseModel):
     none, so no check ever sees None. Values are taken as they are: a request has typed them.
 
     Derived: ``dp`` = world_size / (tp * pp * cp), ``num_micro_batches`` = global_batch_size / (micro_batch_size * dp).
-    ``layer_split`` has the layers of each model chunk, in the order of the model, where a feature deals them out unevenly.
+    ``layer_split`` has the layers of each model chunk, in the order of the model, where a feature or the segments of a hybrid
+    pattern deal them out unevenly.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -52,7 +54,8 @@ class World(Fields, BaseModel):
         known = dict.fromkeys(PARALLEL_SIZES, 1) | {name: value for name, value in values.items() if value is not None}
         if unknown := known.keys() - FIELDS.keys():
             raise KeyError(f"not a field of a world: {', '.join(sorted(unknown))}")
-        object.__setattr__(self, "__dict__", known | {"layer_split": tuple(layer_split)})
+        split = tuple(layer_split) or pattern_of(known.get("hybrid_layer_pattern", "")).split
+        object.__setattr__(self, "__dict__", known | {"layer_split": split})
         object.__setattr__(self, "__pydantic_fields_set__", set(known))
         object.__setattr__(self, "__pydantic_extra__", None)
         object.__setattr__(self, "__pydantic_private__", None)
@@ -73,6 +76,16 @@ class World(Fields, BaseModel):
     def num_micro_batches(self) -> int:
         """Micro-batches per step and pipeline."""
         return int(self.global_batch_size) // int(self.micro_batch_size * self.dp)
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Return whether the model is Megatron's HybridModel, a list of single layers."""
+        return bool(self.hybrid_layer_pattern)
+
+    @property
+    def pattern(self) -> HybridPattern:
+        """The layers of a hybrid model; of another one it has none."""
+        return pattern_of(self.hybrid_layer_pattern)
 
     @property
     def equal_share(self) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""A GPT of Megatron's local layers by the values of a job, in chunks that are ready to train: for loops of our own."""
+"""A GPTModel or HybridModel by the values of a job, in chunks that are ready to train: for loops of our own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -45,6 +45,8 @@ def gpt_config(world: World, dropout: float, **values: Any) -> TransformerConfig
         "bf16": dtype is torch.bfloat16,
         "fp16": dtype is torch.float16,
     }
+    if world.is_hybrid:
+        fixed["is_hybrid_model"] = True
     kind = MLATransformerConfig if world.is_set("multi_latent_attention") else TransformerConfig
     return kind(**{**shape, **fixed, **values})
 
@@ -52,28 +54,40 @@ def gpt_config(world: World, dropout: float, **values: Any) -> TransformerConfig
 def build_chunks(
     config: TransformerConfig, world: World, specs: Callable[[int | None], tuple[Any, Any]], **options: Any
 ) -> list[GPTModel]:
-    """This rank's model chunks. ``specs`` gives those of the decoder and of multi-token prediction for a virtual stage."""
+    """This rank's model chunks. ``specs`` gives those of the decoder and of multi-token prediction for a virtual stage.
+
+    The layers of a hybrid model are Megatron's own, those of its pattern in the roles of Transformer Engine's.
+    """
     stages = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     is_rotary = world.rotary or world.is_set("multi_latent_attention")
     chunks = []
     for vp_stage in range(stages) if stages else (None,):
-        decoder, prediction = specs(vp_stage)
-        chunk = GPTModel(
-            config,
-            decoder,
-            vocab_size=world.vocab_size,
-            max_sequence_length=world.seq_length,
-            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
-            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
-            share_embeddings_and_output_weights=world.tied_embeddings,
-            position_embedding_type="rope" if is_rotary else "learned_absolute",
-            vp_stage=vp_stage,
-            mtp_block_spec=prediction,
+        common = {
+            "vocab_size": world.vocab_size,
+            "max_sequence_length": world.seq_length,
+            "pre_process": parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+            "post_process": parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+            "share_embeddings_and_output_weights": world.tied_embeddings,
+            "position_embedding_type": "rope" if is_rotary else "learned_absolute",
+            "vp_stage": vp_stage,
             **options,
-        ).cuda()
+        }
+        if world.is_hybrid:
+            chunk = _hybrid_model(config, world.hybrid_layer_pattern, common)
+        else:
+            decoder, prediction = specs(vp_stage)
+            chunk = GPTModel(config, decoder, mtp_block_spec=prediction, **common)
+        chunk = chunk.cuda()
         chunk.vp_stage = vp_stage
         chunks.append(chunk)
     return chunks
+
+
+def _hybrid_model(config: TransformerConfig, pattern: str, options: Mapping[str, Any]) -> Any:
+    from megatron.core.models.hybrid.hybrid_layer_specs import hybrid_stack_spec
+    from megatron.core.models.hybrid.hybrid_model import HybridModel
+
+    return HybridModel(config, hybrid_stack_spec, hybrid_layer_pattern=pattern, **options)
 
 
 def wrapped(chunks: Sequence[GPTModel], ddp_config: DistributedDataParallelConfig) -> list[DistributedDataParallel]:

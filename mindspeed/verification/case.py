@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from mindspeed import registry
@@ -51,6 +51,8 @@ class VerificationCase:
 @dataclass(frozen=True, slots=True)
 class CaseRequest:
     """The request behind a case: see `build_case` for the fields."""
+
+    hybrid: bool = field(default=False, kw_only=True)
 
     features: tuple[str, ...]
     layers: tuple[Layer, ...]
@@ -128,6 +130,12 @@ class CaseRequest:
             found |= {size: int(values[name]) for size, name in sizes.items() if name and isinstance(values.get(name), int)}
         return found
 
+    @property
+    def segments(self) -> int:
+        """The segments that the pattern of a hybrid model needs: those of model chunks, 1 where stages share it equally."""
+        sizes = self.default_sizes | self.given_sizes
+        return sizes.get("pp", 1) * sizes["vpp"] if sizes.get("vpp", 1) > 1 else 1
+
     def unrequested_level1(self, names: Iterable[str]) -> tuple[str, ...]:
         """Features that level 1 would add by itself, and that none of these may require; none where it may add them."""
         if self.level_one:
@@ -141,6 +149,8 @@ class CaseRequest:
         sparse = bool(self.world.get("num_experts"))
         for shape in (shape for shape in SHAPES if shape.num_experts or not sparse):
             shape = shape.changed(self.world).with_options(self.options)
+            if self.hybrid or shape.hybrid_layer_pattern:
+                shape = shape.as_hybrid(shape.hybrid_layer_pattern, self.segments)
             shape = replace(shape, dropout=DROPOUT if self.keeps_layout else 0.0)
             yield Recipe(shape, **settings)
 
@@ -217,16 +227,20 @@ def build_case(
     environment: Environment | None = None,
     options: Mapping[str, Any] | None = None,
     level_one: bool = False,
+    hybrid: bool = False,
 ) -> VerificationCase:
     """The case that proves whether ``features`` do what they claim. Raises ResolutionError when no tiny model suits them.
 
     ``layers`` (low to high) may hold settings, sizes and a model shape; ``also`` are features that both runs have, ``options``
-    further fields of the model's TransformerConfig. With ``level_one`` both runs have what optimization level 1 adds.
+    further fields of the model's TransformerConfig. With ``level_one`` both runs have what optimization level 1 adds, with
+    ``hybrid`` the model is Megatron's HybridModel, as it is with a pattern among the sizes.
     What is not given is chosen: the surroundings that the features declare where these are possible, sizes under test
     are 2, model and number of processes the first that suit.
     """
     known = registry.catalog()
-    request = CaseRequest(tuple(features), tuple(layers), tuple(also), nproc, environment, known, options or {}, level_one)
+    request = CaseRequest(
+        tuple(features), tuple(layers), tuple(also), nproc, environment, known, options or {}, level_one, hybrid=hybrid
+    )
     refused: list[ResolutionError] = []
     for surroundings in surroundings_of(request.features, known):
         try:

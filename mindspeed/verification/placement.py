@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -12,6 +13,7 @@ import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.utils import unwrap_model
 
+from mindspeed.job.hybrid_pattern import ATTENTION, pattern_of
 from mindspeed.verification.record import TensorShard
 
 
@@ -62,14 +64,37 @@ def placed_parameters(chunks: Sequence[torch.nn.Module]) -> list[ShardedParamete
     """Every parameter of this rank's model chunks with its place. Raises ValueError when one has none."""
     found: dict[int, ShardedParameter] = {}
     for chunk in unwrap_model(list(chunks)):
+        name_of = _name_in_gpt(getattr(chunk, "hybrid_layer_pattern", None) or "")
         state = chunk.sharded_state_dict(metadata={"non_homogeneous_layers": True})
         for sharded in state.values():
             if isinstance(sharded, ShardedTensor | ShardedTensorFactory) and isinstance(sharded.data, torch.nn.Parameter):
-                found.setdefault(id(sharded.data), ShardedParameter(sharded.data, sharded))
+                found.setdefault(id(sharded.data), ShardedParameter(sharded.data, replace(sharded, key=name_of(sharded.key))))
         missing = [name for name, parameter in chunk.named_parameters() if id(parameter) not in found]
         if missing:
             raise ValueError(f"parameters without a place in the full model: {', '.join(missing)}")
     return list(found.values())
+
+
+def _name_in_gpt(pattern: str) -> Callable[[str], str]:
+    """Return a function that names a parameter of a hybrid model as the GPTModel of the same layers does.
+
+    A layer of that has the attention and the MLP, or experts, of the same number among those of the pattern.
+    """
+    if not pattern:
+        return str
+    read = pattern_of(pattern)
+
+    def numbers(layers: str) -> list[int]:
+        return [sum((other in ATTENTION) == (layer in ATTENTION) for other in layers[:at]) for at, layer in enumerate(layers)]
+
+    decoder = numbers(read.layers)
+
+    def name_of(key: str) -> str:
+        key = re.sub(r"(?<=mtp\.layers\.)(\d+)\.mtp_model_layer\.layers\.\d+\.", r"\1.mtp_model_layer.", key)
+        key = key.replace("decoder.final_norm.", "decoder.final_layernorm.")
+        return re.sub(r"^decoder\.layers\.(\d+)", lambda found: f"decoder.layers.{decoder[int(found[1])]}", key)
+
+    return name_of
 
 
 def fill_weights(chunks: Sequence[torch.nn.Module], seed: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+from mindspeed.job.hybrid_pattern import EXPERTS, pattern_of
 from mindspeed.job.world import FIELDS, LATENT_WIDTHS, World
 
 Options = tuple[tuple[str, Any], ...]
@@ -56,6 +57,7 @@ class GptShape:
     expert_capacity_factor: float = 0.0
     padded_experts: bool = False
     mtp_num_layers: int = 0
+    hybrid_layer_pattern: str = ""
     dropout: float = 0.0
     options: Options = ()
 
@@ -69,6 +71,24 @@ class GptShape:
         """This shape with the values of ``world`` that describe a model."""
         own = {field.name for field in fields(self)} & FIELDS.keys()
         return replace(self, **{name: value for name, value in world.items() if name in own and value is not None})
+
+    def as_hybrid(self, pattern: str = "", chunks: int = 1) -> GptShape:
+        """Return the HybridModel with these layers, those of a pattern or the own ones one by one in equal segments."""
+        if not pattern:
+            pair = ("+" if self.multi_latent_attention else "*") + ("E" if self.num_experts else "-")
+            segments = [pair * (self.num_layers // chunks)] * chunks
+            pattern = "|".join(segments) + f"/{pair}" * self.mtp_num_layers
+        read = pattern_of(pattern)
+        sparse = EXPERTS in pattern
+        return replace(
+            self,
+            name=f"hybrid {self.name}",
+            hybrid_layer_pattern=pattern,
+            num_layers=len(read.layers),
+            num_experts=(self.num_experts or MOE.num_experts) if sparse else 0,
+            grouped_experts=sparse,
+            mtp_num_layers=len(read.predictions),
+        )
 
     def with_options(self, options: Mapping[str, Any]) -> GptShape:
         """This shape with further fields of Megatron's configuration; lists become tuples."""

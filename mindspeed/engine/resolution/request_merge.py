@@ -9,6 +9,7 @@ from typing import Any, Final
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.planned_feature import PlanNote, Value
 from mindspeed.engine.resolution.request import Layer
+from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import FIELDS, World, size_name
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.fixes import Advice, DropField, GiveField, GiveOption
@@ -83,12 +84,26 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
         for feature, fields in settings.items():
             for name, value in fields.items():
                 _put(merged.settings.setdefault(feature, {}), name, value, layer)
+    _put_facts_of_pattern(merged, catalog)
     if merged.level not in (0, 1, 2):
         merged.problems.append(
             Problem("MS301", f"optimization level {merged.level} is not 0, 1 or 2", fix=GiveOption("--optimization-level", 2))
         )
         merged.level = 2
     return merged
+
+
+def _put_facts_of_pattern(merged: MergedRequest, catalog: Catalog) -> None:
+    """Add what the pattern of a hybrid model says of the job, where no source does."""
+    if (pattern := merged.world.get("hybrid_layer_pattern")) is None or not pattern.value:
+        return
+    stages = merged.world["pp"].value if "pp" in merged.world else 1
+    for name, value in facts_of_pattern(pattern.value, stages).items():
+        if name not in merged.world:
+            merged.world[name] = Value(value, pattern.source, (), pattern.option)
+            owner, argument = catalog.owners.get(name, ("", None))
+            if argument is not None:
+                merged.settings.setdefault(owner, {})[argument] = merged.world[name]
 
 
 def _remove_sizes(merged: MergedRequest, catalog: Catalog, feature: str, source: str) -> None:

@@ -22,6 +22,7 @@ from mindspeed.engine.resolution import constraint_checks
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.jobs import Jobs, JobSet, NotUniform
 from mindspeed.engine.resolution.level_one import leave_out_excluded, leave_out_refused, level_one, refusals
+from mindspeed.engine.resolution.pattern_checks import check_pattern
 from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote, Reason, ReasonKind
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.resolution.request_merge import merge
@@ -116,6 +117,7 @@ def _decide(state: ResolutionState, environment: Environment) -> list[str]:
     for problem in environment.problems():
         state.report(problem, state.scope)
     constraint_checks.check_sizes(state)
+    check_pattern(state)
     state.add_base_values()
     _propagate(state, _roots(state))
     if state.merged.level >= 1:

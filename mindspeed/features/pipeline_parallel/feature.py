@@ -34,9 +34,9 @@ class PipelineParallelArgs(FeatureArgs):
     values=shares,
 )
 def stages_share_layers(args: PipelineParallelArgs, world: World) -> bool:
-    """Check that stages have equal shares of the layers, or a layout or another feature deals them out."""
+    """Check that stages have equal shares of the layers, or a layout, a hybrid pattern or another feature deals them out."""
     layers, stages = world.equal_share
-    return bool(world.layer_split or world.pipeline_layout or layers % max(1, stages) == 0)
+    return bool(world.layer_split or world.pipeline_layout or world.is_hybrid or layers % max(1, stages) == 0)
 
 
 class PipelineParallel(Feature[PipelineParallelArgs]):

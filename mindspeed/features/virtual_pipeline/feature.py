@@ -66,11 +66,11 @@ def two_stages_overlap(args: VirtualPipelineArgs, world: World) -> bool:
     values=shares,
 )
 def chunks_share_layers(args: VirtualPipelineArgs, world: World) -> bool:
-    """Check that the chunks of a stage have equal shares of its layers, or a layout or another feature deals them out."""
+    """Check that the chunks of a stage have equal shares of its layers, or a layout, a hybrid pattern or a feature deals."""
     layers, stages = world.equal_share
     parts = (world.first_stage_layers, world.last_stage_layers, layers // max(1, stages))
     is_even = layers % max(1, stages) == 0 and all(part % args.size == 0 for part in parts)
-    return bool(world.layer_split or world.pipeline_layout or is_even)
+    return bool(world.layer_split or world.pipeline_layout or world.is_hybrid or is_even)
 
 
 def _group(args: VirtualPipelineArgs, world: World) -> Mapping[str, str]:

@@ -1,0 +1,106 @@
+"""The layers of a HybridModel, which a pattern such as ``*-*-|*E*E/*-`` lists one by one. Light, no torch.
+
+A character is one layer, ``|`` ends a segment (a model chunk of a pipeline stage, chunks before stages), and what follows a
+``/`` are the layers of one depth of multi-token prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+ATTENTION: Final = "*+D"
+MLP: Final = "-"
+EXPERTS: Final = "E"
+RECURRENT: Final = "MG"
+KINDS: Final[Mapping[str, str]] = {
+    "*": "attention",
+    "+": "multi-latent attention",
+    "D": "sparse attention",
+    "-": "an MLP",
+    "E": "experts",
+    "M": "Mamba",
+    "G": "a gated delta net",
+}
+"""Layers that Megatron builds, by their character."""
+_LATENT: Final = "+D"
+
+
+class Mistake(NamedTuple):
+    """A sentence about the character ``at`` of a pattern."""
+
+    at: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class HybridPattern:
+    """A pattern that was read: the segments of the decoder, and the layers of each depth of multi-token prediction."""
+
+    text: str
+    segments: tuple[str, ...]
+    predictions: tuple[str, ...]
+
+    @property
+    def layers(self) -> str:
+        """The layers of the decoder, one character each."""
+        return "".join(self.segments)
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        """Layers of each segment; empty where Megatron deals them out in equal shares."""
+        return tuple(map(len, self.segments)) if len(self.segments) > 1 else ()
+
+    def count(self, kinds: str) -> int:
+        """Count the layers of the decoder that have one of these characters."""
+        return sum(layer in kinds for layer in self.layers)
+
+    def marked(self, at: int) -> str:
+        """Return two lines: the pattern, and a mark under one of its characters."""
+        return f"    {self.text}\n    {' ' * at}^"
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """Yield what is wrong with the pattern itself, in the order of its characters."""
+        if not self.layers:
+            yield Mistake(0, "the pattern has no layer of the decoder")
+        end = self.text.find("/") if "/" in self.text else len(self.text)
+        for at, layer in enumerate(self.text):
+            if layer == "|" and at > end:
+                yield Mistake(at, "multi-token prediction is not split into segments")
+            elif layer not in KINDS and layer not in "|/":
+                yield Mistake(at, f"{layer!r} is no layer that Megatron builds, which are {' '.join(KINDS)}")
+        start = end
+        for part in self.predictions:
+            if part != self.predictions[0]:
+                yield Mistake(start + 1, f"each depth of multi-token prediction has the same layers, {self.predictions[0]!r}")
+            start += len(part) + 1
+        latent = next((at for at, layer in enumerate(self.text) if layer in _LATENT), -1)
+        if latent >= 0 and "*" in self.text:
+            yield Mistake(latent, "a model has no attention of two kinds, * and +")
+
+
+@lru_cache(maxsize=64)
+def pattern_of(text: str) -> HybridPattern:
+    """Read a pattern, whatever it has; `HybridPattern.mistakes` tells what is wrong."""
+    decoder, *predictions = text.split("/")
+    return HybridPattern(text, tuple(decoder.split("|")), tuple(predictions) if any(predictions) else ())
+
+
+def facts_of_pattern(text: str, stages: int) -> dict[str, Any]:
+    """Return the fields of a job that a pattern gives, with this number of pipeline stages.
+
+    The norm at the end of a HybridModel is always Transformer Engine's, and so are the layers of Megatron's own specs.
+    """
+    pattern = pattern_of(text)
+    chunks, rest = divmod(len(pattern.segments), max(1, stages))
+    facts: dict[str, Any] = {
+        "hybrid_layer_pattern": text,
+        "num_layers": len(pattern.layers),
+        "vpp": chunks if chunks and not rest else 1,
+        "moe_layers": pattern.count(EXPERTS),
+        "mtp_num_layers": len(pattern.predictions),
+        "transformer_engine_layers": True,
+    }
+    return facts | ({"multi_latent_attention": True} if pattern.count(_LATENT) else {})
