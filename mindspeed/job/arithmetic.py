@@ -190,8 +190,7 @@ def shape_of_config(
 ) -> ModelShape:
     """Return the shape of a model that is built with Megatron's ``config``, a TransformerConfig; ``pattern`` is a hybrid's."""
     built = {"vocab_size": vocab_size, "seq_length": seq_length, "tied_embeddings": tied, "rotary": not learned_positions}
-    built["hybrid_layer_pattern"] = pattern
-    shape = shape_of_world(World(world_of_config(config) | built))
+    shape = shape_of_world(World(world_of_config(config) | built | {"hybrid_layer_pattern": pattern}))
     return replace(shape, learned_positions=learned_positions, causal=causal)
 
 

@@ -86,9 +86,10 @@ def _experts(world: World) -> Iterator[PatternMistake]:
         yield PatternMistake(pattern.text.index("*"), text, fix, ("multi_latent_attention",))
     for layer in RECURRENT:
         if layer in pattern.text and world.platform != "cuda":
-            text = f"{layer} is {KINDS[layer]}, whose kernels ({_KERNELS[layer]}) run on cuda alone, and this is {world.platform}"
-            fix = (Advice(f"remove {layer}: {' '.join(ATTENTION)} - E run here"),)
-            yield PatternMistake(pattern.text.index(layer), text, fix, ("platform",))
+            kernels = f"{KINDS[layer]}, whose kernels ({_KERNELS[layer]})"
+            text = f"{layer} is {kernels} run on cuda alone, and this is {world.platform}"
+            other = Advice(f"remove {layer}: {' '.join(ATTENTION)} - E run here")
+            yield PatternMistake(pattern.text.index(layer), text, (other,), ("platform",))
 
 
 def _predictions(world: World) -> Iterator[PatternMistake]:

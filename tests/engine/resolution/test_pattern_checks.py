@@ -22,7 +22,8 @@ def refusals(pattern, platform="cpu", **world):
         (
             "*-X-",
             {},
-            "MS301 'X' is no layer that Megatron builds, which are * + D - E M G\n    *-X-\n      ^\n  fix: correct the pattern",
+            "MS301 'X' is no layer that Megatron builds, which are * + D - E M G\n    *-X-\n      ^\n"
+            "  fix: correct the pattern",
         ),
         (
             "*-*-*-",
@@ -38,7 +39,8 @@ def refusals(pattern, platform="cpu", **world):
         (
             "*-|*-|*-",
             TWO,
-            "MS302 3 segments are not divisible by 2 pipeline stages\n    *-|*-|*-\n          ^\n  fix: --pp N (a divisor of 3)",
+            "MS302 3 segments are not divisible by 2 pipeline stages\n    *-|*-|*-\n          ^\n"
+            "  fix: --pp N (a divisor of 3)",
         ),
         (
             "*-|*-|*-|*-",
