@@ -14,8 +14,10 @@ from dataclasses import replace
 from types import TracebackType
 
 from mindspeed import registry
+from mindspeed.engine.planning.lock import LOCK_VARIABLE, read_lock, require_match
 from mindspeed.engine.runtime import rendezvous, session
 from mindspeed.engine.runtime.session import ActivationReport
+from mindspeed.megatron_lm.locked_command import argument_facts
 from mindspeed.megatron_lm.training_plan import plan_training, report_beside
 from mindspeed.plugins.problems import MindSpeedError
 
@@ -23,7 +25,7 @@ from mindspeed.plugins.problems import MindSpeedError
 def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
     """Activate what ``argv`` (as ``sys.argv``) asks for, and remove our flags from it; None where a plan is active already.
 
-    Raises MindSpeedError with every problem at once.
+    Raises MindSpeedError with every problem at once, and where ``MINDSPEED_LOCK`` names a lock of another job.
     """
     if session.current() is not None:
         return None
@@ -31,6 +33,9 @@ def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
     environment = replace(environment, world_size=environment.world_size or 1)
     try:
         request, plan = plan_training(argv[1:], os.environ, environment)
+        if file := os.environ.get(LOCK_VARIABLE):
+            arguments = argument_facts(argv[1:], environment.megatron)
+            require_match(read_lock(file), registry.content_of(plan, {}) | arguments, file)
     except MindSpeedError as error:
         rendezvous.report_failure(error)
         raise

@@ -118,13 +118,12 @@ def _of_command(command: LaunchedCommand, plan: ActivationPlan | MindSpeedError,
     from mindspeed.plugins.problems import MindSpeedError
 
     passing = tuple(trap for trap in traps if trap.consequence != STOPS)
-    line = command.arguments[0].line if command.arguments else 0
     if not isinstance(plan, MindSpeedError):
         words = MegatronCommandLine(plan.environment.get("megatron"))
-        return CheckedCommand(command.source, line, command.program, words=words, plan=plan, traps=passing)
+        return CheckedCommand(command.source, command.line, command.program, words=words, plan=plan, traps=passing)
     options = ([fact.option for fact in problem.facts if fact.option] for problem in plan.problems)
-    lines = tuple(next(filter(None, map(command.line_of, given)), line) for given in options)
-    return CheckedCommand(command.source, line, command.program, plan.problems, lines, plan.words, traps=passing)
+    lines = tuple(next(filter(None, map(command.line_of, given)), command.line) for given in options)
+    return CheckedCommand(command.source, command.line, command.program, plan.problems, lines, plan.words, traps=passing)
 
 
 def _planned(request: Request) -> CheckedCommand:

@@ -41,16 +41,19 @@ def _processes(options: Mapping[str, Any]) -> Processes:
 
 
 lock_option = click.option(
-    "--lock", metavar="FILE", help="start nothing unless plan, versions and files are those of this lock file"
+    "--lock",
+    metavar="FILE",
+    envvar="MINDSPEED_LOCK",
+    help="start nothing unless plan, versions and files are those of this lock file",
 )
 
 
-def hold_to_lock(file: str, plan: ActivationPlan) -> None:
-    """Raise MindSpeedError with MS618 unless a plan is that of the lock file."""
+def hold_to_lock(file: str, plan: ActivationPlan, arguments: Mapping[str, str] | None = None) -> None:
+    """Raise MindSpeedError with MS618 unless a plan, and the arguments of a script as facts, are those of the lock file."""
     from mindspeed import registry
     from mindspeed.engine.planning.lock import read_lock, require_match
 
-    require_match(read_lock(file), registry.content_of(plan, {}), file)
+    require_match(read_lock(file), registry.content_of(plan, {}) | dict(arguments or {}), file)
 
 
 def is_of_trainer(file: str) -> bool:

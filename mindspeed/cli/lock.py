@@ -5,39 +5,69 @@ from __future__ import annotations
 import click
 
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
+from mindspeed.cli.request_options import FeatureNames, Request, request_options, spelled_names
+from mindspeed.cli.training_command import (
+    PlansCommands,
+    arch_option,
+    checkout_option,
+    command_named,
+    plan_of_launched,
+    static_option,
+)
 from mindspeed.plugins.fixes import Advice
 
 
-@click.command(cls=JobCommand)
-@names_argument("[NAME]...")
+@click.command(cls=PlansCommands)
+@click.argument("words", metavar="[NAME|SCRIPT]...", nargs=-1, type=FeatureNames())
 @click.option("-o", "--output", default="mindspeed.lock", show_default=True, metavar="FILE", help="where to write it")
+@checkout_option
+@arch_option
+@static_option
 @request_options
 @json_option
-def lock(request: Request, names: tuple[str, ...], output: str) -> None:
+def lock(request: Request, words: tuple[str, ...], output: str, checkout: str | None, arch: str | None, static: bool) -> None:
     """Write the lock file of a job.
 
     mindspeed lock -f job.yaml -o mindspeed.lock
+
+    mindspeed lock pretrain.sh
+
+    mindspeed lock -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 ...
 
     It holds the resolved plan, the versions of features, mindspeed and Megatron, and the content of the files that patches
     come from. On a machine that can run the job it also holds what is installed there: the versions of Python and torch,
     the variants of operators, and the content of Megatron's files. On another, such as a CI runner without torch, --megatron
     gives Megatron's version, and the plan and its digest are the same. mindspeed preflight checks nodes against it.
+
+    The lock of a training command, in words or in a script, is made when the command has no problems. It holds the arguments of
+    the script too. --lock and the variable MINDSPEED_LOCK then start nothing with other arguments.
     """
+    from contextlib import nullcontext
+
     import yaml
 
     from mindspeed import registry
+    from mindspeed.engine.planning.fingerprint import kind_of
     from mindspeed.engine.planning.lock import Lock, facts_of, facts_to_lock
     from mindspeed.job.world import PARALLEL_SIZES
+    from mindspeed.megatron_lm.locked_command import COMMAND, argument_facts, importable, locked_command
     from mindspeed.ops.availability import can_run
     from mindspeed.plugins.problems import MindSpeedError, Problem
     from mindspeed.training.request_text import job_file
 
-    request = request.naming(names)
-    plan = request.plan_of_run()
-    if "megatron" not in plan.environment:
-        text = "megatron-core is not installed here, and a lock holds its version"
-        raise MindSpeedError([Problem("MS502", text, fix=Advice("--megatron 0.16.1, or the version that the job has"))])
+    scripts = [word for word in words if "." in word or "/" in word]  # which no name of a feature has
+    if len(scripts) > 1:
+        raise click.UsageError(f"a lock holds one job, and {' and '.join(scripts)} are several")
+    request = request.naming(spelled_names([word for word in words if word not in scripts]))
+    command = command_named(scripts[0] if scripts else None)
+    with importable(command.program, checkout) if command is not None else nullcontext(True) as has_megatron:
+        plan = request.plan_of_run() if command is None else plan_of_launched(request, command, static, checkout, arch)
+        if "megatron" not in plan.environment:
+            text = "megatron-core is not installed here, and a lock holds its version"
+            raise MindSpeedError([Problem("MS502", text, fix=Advice("--megatron 0.16.1, or the version that the job has"))])
+        here = registry.content_of(plan, {})
+    if not has_megatron:
+        here = {key: value for key, value in here.items() if kind_of(key) != "target"}
     job = yaml.safe_load(job_file(request.layers, {"job file": request.train})) or {}
     sizes = plan.world.known()
     if request.train:  # the values that the trainer adds; preflight resolves the job without it
@@ -46,7 +76,10 @@ def lock(request: Request, names: tuple[str, ...], output: str) -> None:
     elif "world_size" in sizes:
         job.setdefault("world", {})["world_size"] = sizes["world_size"]
     job["platform"] = plan.environment["platform"]
-    content = facts_to_lock(plan, registry.content_of(plan, {}), can_run(job["platform"]))
+    content = facts_to_lock(plan, here, can_run(job["platform"]))
+    if command is not None:
+        job[COMMAND] = locked_command(command, plan)
+        content |= argument_facts(job[COMMAND]["arguments"], plan.environment["megatron"])
     made = Lock(job, plan, content)
     made.write(output)
     files = len(facts_of(made.content, "source") | facts_of(made.content, "target"))

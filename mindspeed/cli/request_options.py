@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -93,12 +93,17 @@ def unknown_feature(known: Catalog, name: str) -> Problem:
 
 def split_words(ctx: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
     """Read the feature names of an option or argument, which may stand in several words or in one."""
-    from mindspeed.engine.resolution.request import split_names
-
-    names = tuple(map(spelled, split_names(",".join(words))))
+    names = spelled_names(words)
     if words and not names:
         raise click.BadParameter(f"{' '.join(words)!r} names no feature", ctx, parameter)
     return names
+
+
+def spelled_names(words: Iterable[str]) -> tuple[str, ...]:
+    """Return the feature names in some words, each of which may hold several."""
+    from mindspeed.engine.resolution.request import split_names
+
+    return tuple(map(spelled, split_names(",".join(words))))
 
 
 def names_argument(metavar: str, required: bool = False) -> Decorator:

@@ -71,9 +71,7 @@ def run(request: Request, processes: Processes, lock: str | None, is_module: boo
     bootstrap.set_import_path(words)
     world_size = int(job["WORLD_SIZE"]) if job else processes.world_size
     try:
-        plan, words = _resolve(request, words, world_size)
-        if lock is not None:
-            hold_to_lock(lock, plan)
+        plan, words = _resolve(request, words, world_size, lock)
     except MindSpeedError as error:
         rendezvous.report_failure(error, {**os.environ, **(job or {})})
         raise
@@ -93,16 +91,27 @@ def run(request: Request, processes: Processes, lock: str | None, is_module: boo
         end(status)
 
 
-def _resolve(request: Request, words: tuple[str, ...], world_size: int) -> tuple[ActivationPlan, tuple[str, ...]]:
-    """The plan, and the program's words: the arguments of Megatron-LM say more of the plan and lose our flags."""
+def _resolve(
+    request: Request, words: tuple[str, ...], world_size: int, lock: str | None
+) -> tuple[ActivationPlan, tuple[str, ...]]:
+    """The plan, which is that of the lock, and the program's words.
+
+    The arguments of Megatron-LM say more of the plan and lose our flags.
+    """
+    from mindspeed.megatron_lm.locked_command import argument_facts
     from mindspeed.megatron_lm.training_plan import is_training_script, plan_training, report_beside
 
     script, *arguments = words
     if script == MODULE or not is_training_script(script):
-        return request.resolve(world_size), words
+        plan = request.resolve(world_size)
+        if lock is not None:
+            hold_to_lock(lock, plan)
+        return plan, words
     *below, command_line = request.layers
     environment = request.environment(world_size)
     read, plan = plan_training(arguments, {}, environment, below, [command_line])
+    if lock is not None:
+        hold_to_lock(lock, plan, argument_facts(arguments, environment.megatron))
     for note in read.notes:
         click.echo(f"mindspeed: {note.text}", err=True)
     if plan.names:

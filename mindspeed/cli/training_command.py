@@ -72,15 +72,28 @@ def plan_of_command(
 
     Without ``static`` the rules of its Megatron-LM are run as well. Raises MindSpeedError with every problem.
     """
+    command = command_named(script)
+    return plan_of_launched(request, command, static, checkout, arch) if command is not None else None
+
+
+def command_named(script: str | None) -> LaunchedCommand | None:
+    """The training command of a script, or of the words behind ``--``; None where there is neither."""
     words: list[str] | None = click.get_current_context().meta.get(WORDS)
     if words is None and script is None:
         return None
     if words is not None and script is not None:
-        raise click.UsageError("--script and a command after -- are two commands; give one")
+        raise click.UsageError("a script and a command after -- are two commands; give one")
     from mindspeed.megatron_lm.launched_command import command_of_file, command_of_words
+
+    return command_of_file(script, os.environ) if script is not None else command_of_words(words or ())
+
+
+def plan_of_launched(
+    request: Request, command: LaunchedCommand, static: bool, checkout: str | None, arch: str | None
+) -> ActivationPlan:
+    """The plan of a training command that was found. Raises MindSpeedError with every problem."""
     from mindspeed.plugins.problems import MindSpeedError
 
-    command = command_of_file(script, os.environ) if script is not None else command_of_words(words or ())
     ((plan, _),) = plans_of_launched(request, [command], static, checkout, arch)
     if isinstance(plan, MindSpeedError):
         raise plan

@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
@@ -17,7 +18,6 @@ from mindspeed.diagnostics.doctor import probe
 from mindspeed.engine.inspection.megatron_copies import megatron_copies, mixed_roots, package_root
 from mindspeed.engine.planning.fingerprint import Content, describe, kind_of
 from mindspeed.engine.planning.lock import Lock, differing, locked_value
-from mindspeed.engine.resolution.request import job_from_data
 from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -94,14 +94,17 @@ def _megatron() -> Iterator[PreflightCheck]:
 def _facts_here(lock: Lock) -> tuple[Content, list[PreflightCheck]]:
     """Return the facts of the locked request on this node, and why it has no plan here; those of the locked plan then."""
     from mindspeed import registry
+    from mindspeed.megatron_lm.locked_command import COMMAND, importable, plan_of_locked
 
     plan, refusals = lock.plan, list[PreflightCheck]()
-    try:
-        plan = registry.resolve([job_from_data(dict(lock.job), "lock file").layer])
-    except MindSpeedError as error:
-        wanted = f"plan {lock.plan.digest}"
-        refusals = [PreflightCheck("plan", False, f"{p.code} {p.message}", wanted, p.fix_text) for p in error.problems]
-    return registry.content_of(plan, {}), refusals
+    arguments = {key: value for key, value in lock.content.items() if kind_of(key) == "option"}
+    with importable(lock.job[COMMAND]["program"]) if COMMAND in lock.job else nullcontext():
+        try:
+            plan = plan_of_locked(lock.job)
+        except MindSpeedError as error:
+            wanted = f"plan {lock.plan.digest}"
+            refusals = [PreflightCheck("plan", False, f"{p.code} {p.message}", wanted, p.fix_text) for p in error.problems]
+        return registry.content_of(plan, {}) | arguments, refusals
 
 
 def _versions(lock: Lock, here: Content, keys: Sequence[str]) -> Iterator[PreflightCheck]:

@@ -44,6 +44,14 @@ def given_arguments(arguments: Sequence[str], known: Surface) -> dict[str, Given
     return {dest: value for dest, value in vars(parsed).items() if isinstance(value, Given)}
 
 
+def other_words(arguments: Sequence[str], known: Surface) -> list[str]:
+    """The words of a command line that are no arguments of Megatron."""
+    try:
+        return _parser(known).parse_known_args(list(arguments))[1]
+    except argparse.ArgumentError:
+        return list(arguments)
+
+
 def without_arguments(
     given: Mapping[str, Given],
     arguments: Sequence[str],

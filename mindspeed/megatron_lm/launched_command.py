@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.megatron_lm.shell_script import ShellCommand, Word, shell_commands, whole_number
 from mindspeed.megatron_lm.shell_words import MAX_CHARACTERS, ShellLimit
-from mindspeed.plugins.fixes import advice
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import Problem, ResolutionError
 
 COMMAND_LINE: Final = "command line"
@@ -27,7 +27,8 @@ _PROCESSES: Final = ("--worker_num", "--num_processes", "--num-processes", "-np"
 class LaunchedCommand:
     """Describe a training command: its program, its arguments with their lines, and the number of processes of its launcher.
 
-    ``source`` is the file that it stands in, or ``command line``; ``world_size`` is None where the launch does not say it.
+    ``source`` is the file that it stands in, or ``command line``, and ``line`` that of its program; ``others`` are the lines of
+    other commands of the file. ``world_size`` is None where the launch does not say it.
     """
 
     program: str
@@ -37,6 +38,7 @@ class LaunchedCommand:
     unset: tuple[str, ...] = ()
     others: tuple[int, ...] = ()
     environ: tuple[tuple[str, str], ...] = ()
+    line: int = 0
 
     def line_of(self, flag: str) -> int | None:
         """The line of the last occurrence of an option; None when it is not there, or there are no lines."""
@@ -59,6 +61,8 @@ def commands_of_file(path: str | Path, environ: Mapping[str, str]) -> list[Launc
     try:
         if not Path(path).is_file():
             raise ResolutionError([_unreadable(str(path), "it is no file")])
+        if str(path).endswith(".py"):
+            raise ResolutionError([_program(str(path))])
         with Path(path).open(encoding="utf-8", errors="replace") as file:
             text = file.read(MAX_CHARACTERS + 1)
         commands = _commands_of_json(text, str(path)) if str(path).endswith(".json") else shell_commands(text, (), environ)
@@ -73,6 +77,19 @@ def _unreadable(path: str, reason: str) -> Problem:
     return Problem("MS305", f"{path} cannot be read: {reason}", where=path)
 
 
+def _program(path: str) -> Problem:
+    """The problem of a program where a script that starts one is read."""
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        is_recipe = re.search(r"\bConfigContainer\b|\bmegatron\.bridge\b", file.read(MAX_CHARACTERS)) is not None
+    if is_recipe:
+        text = f"{path} is not checked: a recipe of Megatron-Bridge needs torch, transformers and its models to be imported"
+        return Problem("MS305", text, where=path, fix=Advice("run its ConfigContainer.validate() where they are installed"))
+    text = f"{path} is not checked: it is a program, and its arguments are on the command that starts it"
+    return Problem(
+        "MS305", text, where=path, fix=Advice(f"mindspeed check -- torchrun {path} ..., or check the script with that command")
+    )
+
+
 def training_commands(text: str, source: str) -> list[LaunchedCommand]:
     """Every training command of a shell script."""
     return list(_trainings(shell_commands(text), source))
@@ -85,8 +102,7 @@ def _only(commands: Iterator[LaunchedCommand], source: str) -> LaunchedCommand:
         fix = "mindspeed features check -- pretrain_gpt.py --num-layers 2 ..."
         raise ResolutionError([Problem("MS301", text, where=source, fix=advice(fix))])
     first, *rest = found
-    others = tuple(command.arguments[0].line for command in rest)
-    return LaunchedCommand(first.program, first.arguments, first.world_size, source, first.unset, others, first.environ)
+    return replace(first, others=tuple(command.line for command in rest))
 
 
 def _trainings(commands: Sequence[ShellCommand], source: str, strict: bool = True) -> Iterator[LaunchedCommand]:
@@ -100,7 +116,9 @@ def _trainings(commands: Sequence[ShellCommand], source: str, strict: bool = Tru
         if strict and options.isdisjoint(_TRAINS):
             continue
         size = _world_size([word.text for word in words[:program]])
-        yield LaunchedCommand(words[program].text, arguments, size, source, command.unset, (), command.environ)
+        yield LaunchedCommand(
+            words[program].text, arguments, size, source, command.unset, (), command.environ, words[program].line
+        )
 
 
 _NO_LAUNCHERS: Final = frozenset({"echo", "cat", "cp", "mv", "sed", "grep", "rm", "chmod", "ls", "vim", "source", "."})

@@ -61,6 +61,27 @@ def test_a_missing_or_unreadable_script_is_a_problem(mindspeed, folder):
     assert "jobs/good.sh:1: no problems" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "from megatron.bridge.training.config import ConfigContainer\n",
+            "a recipe of Megatron-Bridge needs torch, transformers and its models to be imported\n  where: x.py\n"
+            "  fix: run its ConfigContainer.validate() where they are installed\n",
+        ),
+        (
+            "from megatron.training import pretrain\n",
+            "it is a program, and its arguments are on the command that starts it\n  where: x.py\n"
+            "  fix: mindspeed check -- torchrun x.py ..., or check the script with that command\n",
+        ),
+    ],
+)
+def test_a_program_is_not_checked_and_why(mindspeed, folder, text, reason):
+    Path("x.py").write_text(text)
+    result = mindspeed("check", *LAPTOP, "x.py")
+    assert (result.exit_code, result.stdout) == (1, f"MS305 x.py is not checked: {reason}x.py: 1 problem\n")
+
+
 def test_json_has_every_command_and_problem(mindspeed, folder):
     data = json.loads(mindspeed("check", *LAPTOP, "--json", "jobs").stdout)
     assert [(one["file"], one["line"], one["problems"]) for one in data["commands"]] == [

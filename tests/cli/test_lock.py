@@ -1,6 +1,7 @@
 """``mindspeed lock``: what it writes, and what reading it refuses."""
 
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -148,3 +149,64 @@ def test_the_locked_job_of_the_trainer_starts_whatever_the_trainer_adds(mindspee
     monkeypatch.setattr("mindspeed.training.launch.launch", lambda *words: 7)
     done = mindspeed("pretrain", "--lock", path, *request, "--run", tmp_path / "run")
     assert (done.exit_code, done.stderr) == (7, "")
+
+
+SCRIPT = """
+MODEL="--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
+torchrun --nproc-per-node 2 pretrain_gpt.py $MODEL --micro-batch-size 1 --lr 1e-4 --tensor-model-parallel-size 2 --own 3
+"""
+WORDS = shlex.split(
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 "
+    "--lr 1e-4 --tensor-model-parallel-size 2 --own 3"
+)
+
+
+@pytest.fixture
+def megatron_script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mindspeed.training.launch.launch", lambda *words: 7)
+    (tmp_path / "pretrain_gpt.py").write_text(
+        "import argparse\nfrom megatron.training import pretrain\nargparse.ArgumentParser().add_argument('--own')\n"
+    )
+    (tmp_path / "pretrain.sh").write_text(SCRIPT)
+
+
+@pytest.mark.parametrize("words", [("pretrain.sh",), ("--", "torchrun", "--nproc-per-node", "2", "pretrain_gpt.py", *WORDS)])
+def test_the_lock_of_a_training_command_holds_its_arguments(mindspeed, megatron_script, words):
+    done = mindspeed("lock", "--platform", "cpu", *words)
+    assert (done.exit_code, done.stderr) == (0, "")
+    lock = read_lock("mindspeed.lock")
+    assert lock.job["command"] == {"program": "pretrain_gpt.py", "arguments": WORDS, "processes": 2}
+    options = {key: value for key, value in lock.content.items() if key.startswith("option")}
+    assert len(options) == 9
+    assert (options["option lr"], options["option others"]) == ("0.0001", "--own 3")
+    checked = mindspeed("check", "--platform", "cpu", "--static", "pretrain.sh")
+    assert checked.stdout.splitlines()[-1] == f"pretrain.sh:3: no problems; plan {lock.plan.digest}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ([], None),
+        (["--lr", "2e-4"], "it has option lr 0.0002, the lock has 0.0001"),
+        (["--bf16"], "it has dtype=bf16, the lock has fp32\n  because: option bf16 true, the lock has none"),
+        (["--own", "4"], "it has option others --own 3 --own 4, the lock has --own 3"),
+    ],
+)
+def test_the_locked_command_starts_and_a_changed_one_does_not(mindspeed, megatron_script, change, message):
+    assert mindspeed("lock", "--platform", "cpu", "pretrain.sh").exit_code == 0
+    run = ("run", "--platform", "cpu", "--nproc", "2", "--lock", "mindspeed.lock", "--", "pretrain_gpt.py", *WORDS, *change)
+    done = mindspeed(*run)
+    if message is None:
+        assert (done.exit_code, done.stderr) == (7, "")
+    else:
+        assert done.exit_code == 1
+        assert f"MS618 this job is not the one that was locked: {message}\n" in done.stderr
+
+
+def test_a_command_with_problems_or_two_scripts_give_no_lock(mindspeed, megatron_script, tmp_path):
+    done = mindspeed("lock", "--platform", "cpu", "--", "pretrain_gpt.py", *WORDS, "--seed", "x")
+    assert done.exit_code == 1
+    assert "MS114 --seed is 'x', not a whole number" in done.stderr
+    assert mindspeed("lock", "pretrain.sh", "other.sh").exit_code == 2
+    assert not (tmp_path / "mindspeed.lock").exists()

@@ -15,6 +15,8 @@ from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.text_files import write_files
 
 FORMAT: Final = 1
+LOCK_VARIABLE: Final = "MINDSPEED_LOCK"
+"""Environment variable that names the lock file of a job, as ``--lock`` does."""
 SHOWN: Final = 12
 """Differences that a message lists at most."""
 
@@ -68,9 +70,10 @@ def differing(lock: Lock, here: Content) -> list[str]:
     """List the facts in which a process differs from a lock, the most telling first.
 
     Facts that the lock does not know may be anything: those of a machine where it was made on one that cannot run the job,
-    the content of Megatron's files where it was made without them, and sizes, such as the number of processes.
+    the content of Megatron's files where it was made without them, sizes, such as the number of processes, and the arguments
+    of a script where it was not made from a command.
     """
-    free = {"world"}
+    free = {"world"} if facts_of(lock.content, "option") else {"world", "option"}
     if not any(map(is_of_machine, lock.content)):
         free |= {"version", "operator"}
     if not facts_of(lock.content, "target"):
