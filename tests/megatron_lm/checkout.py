@@ -52,7 +52,7 @@ CPU: Final = split(
 )
 """What the platform sets by itself; stock runs say it, as they have no plan for Megatron-LM."""
 
-_ITERATION: Final = re.compile(r"iteration +(\d+)/.* lm loss: (\S+) .* grad norm: (\S+) ")
+ITERATION: Final = re.compile(r"iteration +(\d+)/.* lm loss: (\S+) .* grad norm: (\S+) ")
 _STOCK: Final = """
 import runpy, sys
 from dataclasses import replace
@@ -150,7 +150,7 @@ class Checkout:
             cwd=self.folder,
             env={**inherited, **settings, **environment},
         )
-        steps = {int(number): (loss, norm) for number, loss, norm in _ITERATION.findall(done.stdout)}
+        steps = {int(number): (loss, norm) for number, loss, norm in ITERATION.findall(done.stdout)}
         return Run(done.returncode, done.stdout, steps, json.loads(report.read_text()) if report.is_file() else {})
 
 

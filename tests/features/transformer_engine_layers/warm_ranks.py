@@ -1,0 +1,139 @@
+"""Runs of Megatron-LM's pretrain_gpt.py in processes that are forked from one with its modules imported.
+
+    python -m tests.features.transformer_engine_layers.warm_ranks CHECKOUT
+
+reads a job on each line of stdin and prints its exit status. A run costs 2 s of CPU time, and 8 s in a new process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tests import older_python
+from tests.megatron_lm.checkout import ITERATION, ROOT, Checkout, Run
+
+_MODULES: Final = ("megatron.training", "megatron.core.models.gpt.gpt_layer_specs", "megatron.core.datasets.gpt_dataset")
+
+
+class WarmCheckout(Checkout):
+    """A checkout whose script runs in forked processes."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        super().__init__(folder, root)
+        search = [*older_python.FOLDERS, str(ROOT), str(root)]
+        variables = {"PYTHONPATH": os.pathsep.join(search), "OMP_NUM_THREADS": "1", "MINDSPEED_PLATFORM": "cpu"}
+        command = [sys.executable, "-W", "ignore", "-m", __name__, str(root)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen(command, env=os.environ | variables, **pipes)
+        self._script = self.script_with_line()
+        self._runs = 0
+
+    def train(self, nproc: int, *flags: str, limit: float = 240) -> Run:
+        """Run the script with the line on ranks of their own, and end it after ``limit`` seconds."""
+        self._runs += 1
+        folder = self.folder / f"run{self._runs}"
+        folder.mkdir()
+        job = {"script": str(self._script), "nproc": nproc, "flags": flags, "folder": str(folder), "limit": limit}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(job), file=self._process.stdin, flush=True)
+        status = json.loads(self._process.stdout.readline())
+        log = "\n".join((folder / f"rank{rank}.log").read_text(errors="replace") for rank in range(nproc))
+        steps = {int(number): (loss, norm) for number, loss, norm in ITERATION.findall(log)}
+        return Run(status, log, steps, {})
+
+    def close(self) -> None:
+        """End the process that forks."""
+        self._process.communicate()
+
+
+def warm(root: str) -> None:
+    """Import Megatron-LM under the platform's plan and undo the plan."""
+    from dataclasses import replace
+    from importlib import import_module
+
+    import mindspeed
+    from mindspeed.registry import probe
+
+    sys.path.append(root)
+    mindspeed.activate(mindspeed.plan(level=0, environment=replace(probe("cpu"), world_size=None)))
+    for name in _MODULES:
+        import_module(name)
+    mindspeed.deactivate()
+
+
+def serve() -> None:
+    """Run each job of stdin and print its exit status."""
+    for line in sys.stdin:
+        job = json.loads(line)
+        port = _free_port()
+        ranks = [_fork(rank, port, job) for rank in range(job["nproc"])]
+        print(json.dumps(_wait(ranks, job["limit"])), flush=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _fork(rank: int, port: int, job: dict[str, Any]) -> int:
+    """Start one rank; its output goes to a file of its own."""
+    process = os.fork()
+    if process:
+        return process
+    status = 1
+    try:
+        os.chdir(job["folder"])
+        log = os.open(f"rank{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job["nproc"], "LOCAL_WORLD_SIZE": job["nproc"]}
+        os.environ.update({name: str(value) for name, value in ranks.items()}, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        sys.argv = [job["script"], *job["flags"]]
+        runpy.run_path(job["script"], run_name="__main__")
+        status = 0
+    except SystemExit as ended:
+        print(ended, file=sys.stderr)
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:  # the process ends here: what is left above belongs to the one that forked it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _wait(processes: Sequence[int], limit: float) -> int:
+    """Return the status of the first rank that fails, 0 without one; the others have 10 s to end after it."""
+    left, status, end = set(processes), 0, time.monotonic() + limit
+    while left:
+        ended, code = os.waitpid(-1, os.WNOHANG)
+        if ended in left:
+            left.discard(ended)
+            if code and not status:
+                status, end = os.waitstatus_to_exitcode(code), min(end, time.monotonic() + 10)
+        elif time.monotonic() > end:
+            for process in left:
+                os.kill(process, signal.SIGKILL)
+            status, end = status or -signal.SIGKILL, time.monotonic() + 30
+        else:
+            time.sleep(0.02)
+    return status
+
+
+if __name__ == "__main__":
+    warm(sys.argv[1])
+    serve()
