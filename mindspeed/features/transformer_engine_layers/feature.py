@@ -30,13 +30,17 @@ from mindspeed.plugins import (
 
 _HERE: Final = "mindspeed.features.transformer_engine_layers"
 _EXTENSION: Final = "megatron.core.extensions.transformer_engine"
+_ROTARY: Final = "megatron.core.models.common.embeddings.rope_utils"
+_FUSED_ROTARY: Final = ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd")
 _ROLES: Final = {
     "norm": "TENorm",
     "linear": "TELinear TEColumnParallelLinear TERowParallelLinear",
     "norm_linear": "TELayerNormColumnParallelLinear",
     "attention": "TEDotProductAttention",
     "grouped": "TEGroupedLinear TEColumnParallelGroupedLinear TERowParallelGroupedLinear",
-    "functions": "TEFusedMLP TECudaRNGStatesTracker te_checkpoint te_parallel_cross_entropy",
+    "functions": "TEActivationOp TEFusedMLP TECudaRNGStatesTracker te_checkpoint te_parallel_cross_entropy",
+    "fused": "fused_permute fused_permute_with_probs fused_unpermute fused_sort_chunks_by_index fused_moe_aux_loss "
+    "fused_sort_chunks_by_index_with_probs fused_topk_with_score_function fused_compute_score_for_moe_aux_loss",
 }
 """Names of Megatron's module for Transformer Engine, by the module that has the role."""
 _REMOVE: Final = RemoveFeature()
@@ -82,8 +86,7 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
     """Provide Transformer Engine layers without it.
 
     Megatron's specs then work where Transformer Engine is not installed. Each role is a class over Megatron's local
-    layer, with the names of Transformer Engine's classes, parameters and checkpoints. Features for local layers work on
-    it.
+    layer, on which features for local layers work, with the names of Transformer Engine's classes and checkpoints.
     """
 
     spec = FeatureSpec(
@@ -113,14 +116,14 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
     @hookimpl
     def patches(self) -> list[Patch]:
         reason = "the role of Transformer Engine over Megatron's local layer"
+        since = {"TEActivationOp": When(">=0.15")}
         patches: list[Patch] = [
-            Set(f"{_EXTENSION}:{name}", Ref(f"{_HERE}.{module}:{name}"), reason, phase="build", optional=True)
+            Set(f"{_EXTENSION}:{name}", Ref(f"{_HERE}.{module}:{name}"), reason, since.get(name), "build", optional=True)
             for module, names in _ROLES.items()
             for name in names.split()
         ]
-        activation = Ref(f"{_HERE}.functions:TEActivationOp")
-        since = When(">=0.15")
-        patches.append(Set(f"{_EXTENSION}:TEActivationOp", activation, reason, when=since, phase="build", optional=True))
+        rotary = "the name for the fused kernel, which the module of Transformer Engine lacks without it"
+        patches += [Set(f"{_ROTARY}:{name}", Ref(f"{_HERE}.fused:{name}"), rotary, optional=True) for name in _FUSED_ROTARY]
         version = "specs and configurations ask for the version of Transformer Engine"
         patches += [
             Replace(f"megatron.core.utils:{name}", f"{_HERE}.functions:{name}", version, phase="build", optional=True)
@@ -131,6 +134,13 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
     @hookimpl
     def notes(self) -> Iterable[str]:
         yield "layers of Transformer Engine's specs are classes over Megatron's local layers"
+        yield "fused rotary embedding, token permutation and routing are computed by operators and by Megatron's functions"
+
+    @hookimpl
+    def config_ready(self, config: Any) -> None:
+        from mindspeed.features.transformer_engine_layers.fused import without_kernels
+
+        without_kernels(config)
 
     @hookimpl
     def activated(self) -> None:

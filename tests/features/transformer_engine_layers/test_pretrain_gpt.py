@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 MODELS: Final = {
     "dense": LLAMA,
-    "moe": [*LLAMA, *MOE, "--moe-grouped-gemm"],
+    "moe": [*LLAMA, *MOE],
     "latent attention": LATENT,
     "multi-token prediction": [*LLAMA, "--mtp-num-layers", "1"],
 }

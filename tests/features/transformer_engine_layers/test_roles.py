@@ -226,3 +226,80 @@ def test_the_stand_in_has_types_and_refuses_what_it_lacks() -> None:
         pytorch.Float8Tensor()
     with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.LayerNormMLP is not provided"):
         pytorch.LayerNormMLP(8, 8)
+
+
+def test_fused_permutation_is_that_of_megatron_and_its_probabilities_too() -> None:
+    from megatron.core.transformer.moe import moe_utils
+
+    tokens, probs = torch.randn(6, HIDDEN, requires_grad=True), torch.rand(6, 4, requires_grad=True)
+    chosen = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 1], [1, 1, 1, 0], [0, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 1]]).bool()
+    results = []
+    for fused in (True, False):
+        rows, weights, order = moe_utils.permute(tokens, chosen, probs, num_out_tokens=9, fused=fused)
+        plain = moe_utils.permute(tokens, chosen, num_out_tokens=9, fused=fused)[0]
+        restored = moe_utils.unpermute(rows, order, tokens.shape, probs=probs, routing_map=chosen, fused=fused)
+        unweighed = moe_utils.unpermute(rows * weights[:, None], order, tokens.shape, fused=fused)
+        sizes, order = torch.tensor([2, 3, 4]), torch.tensor([2, 0, 1])
+        chunks = moe_utils.sort_chunks_by_idxs(rows, sizes, order, probs=weights, fused=fused)
+        chunk = moe_utils.sort_chunks_by_idxs(rows, sizes, order, fused=fused)[0]
+        gradients = torch.autograd.grad((restored * unweighed).sum(), (tokens, probs))
+        results.append((rows, weights, plain, restored, unweighed, *chunks, chunk, *gradients))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("score_function", ["softmax", "sigmoid"])
+def test_fused_routing_is_that_of_megatron(score_function: str) -> None:
+    from megatron.core.transformer.moe import moe_utils
+
+    logits, counts = torch.randn(6, 4), torch.tensor([3, 4, 2, 3])
+    options = {"topk": 2, "score_function": score_function, "scaling_factor": 2.0}
+    results = []
+    for fused in (True, False):
+        routed = moe_utils.topk_routing_with_score_function(logits, fused=fused, **options)
+        scored = moe_utils.compute_routing_scores_for_aux_loss(logits, 2, score_function, fused=fused)
+        loss = moe_utils.switch_load_balancing_loss_func(logits.softmax(1), counts, 6, 2, 4, 0.5, fused=fused)
+        results.append((*routed, *scored, loss))
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_fused_rotary_embedding_is_that_of_megatron(packed: bool, interleaved: bool) -> None:
+    from megatron.core.models.common.embeddings import rope_utils
+    from megatron.core.parallel_state import get_context_parallel_group
+
+    x, angles = (
+        (torch.randn(9, 2, 4), torch.randn(5, 1, 1, 4)) if packed else (torch.randn(9, 2, 2, 4), torch.randn(9, 1, 1, 4))
+    )
+    lengths = torch.tensor([0, 4, 9], dtype=torch.int32) if packed else None
+    results = [
+        rope_utils.apply_rotary_pos_emb(
+            x,
+            angles,
+            config(apply_rope_fusion=fused, rotary_interleaved=interleaved and not packed),
+            cu_seqlens=lengths,
+            cp_group=get_context_parallel_group(),
+        )
+        for fused in (True, False)
+    ]
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_options_whose_kernels_are_missing_are_computed_by_megatron(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.core.tensor_parallel import layers
+    from megatron.core.transformer.transformer_config import MLATransformerConfig
+
+    monkeypatch.setattr(layers, "_grad_accum_fusion_available", kernel)
+    made = config(gradient_accumulation_fusion=True, apply_rope_fusion=True, moe_permute_fusion=True)
+    assert (made.gradient_accumulation_fusion, made.apply_rope_fusion, made.moe_permute_fusion) == (kernel, True, True)
+    sizes = {"num_layers": 1, "hidden_size": HIDDEN, "num_attention_heads": 2}
+    assert not MLATransformerConfig(
+        **sizes, multi_latent_attention=True, rope_type="yarn", apply_rope_fusion=True
+    ).apply_rope_fusion
+
+
+def test_the_fused_cross_entropy_is_that_of_megatron() -> None:
+    from megatron.core.models.common.language_module import language_module
+
+    assert language_module.te_parallel_cross_entropy.__module__ == "mindspeed.features.transformer_engine_layers.functions"
