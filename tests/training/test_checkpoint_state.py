@@ -85,10 +85,12 @@ def told(saved, now):
 
 
 DENSE = b"decoder.layers.mlp.linear_fc1.layer_norm_weight "
-ROUTED = b"decoder.layers.mlp.router.weight decoder.layers.pre_mlp_layernorm.weight "
+ROUTER = b"decoder.layers.mlp.router.weight "
+ROUTED = ROUTER + b"decoder.layers.pre_mlp_layernorm.weight "
 LATENT = b"decoder.layers.self_attention.linear_kv_up_proj.weight "
 ENGINE = b"decoder.final_layernorm._extra_state"
 ON_ENGINE = {"transformer_engine_layers": True, "engine_over_local": True}
+ON_REAL_ENGINE = {"transformer_engine_layers": True}
 ON_LOCAL = {"transformer_engine_layers": False}
 
 
@@ -96,7 +98,11 @@ ON_LOCAL = {"transformer_engine_layers": False}
     ("index", "world", "refused"),
     [
         (DENSE, ON_ENGINE, "Transformer Engine's"),
-        (DENSE, {"transformer_engine_layers": True}, None),  # a real one, whose version decides
+        (DENSE, ON_REAL_ENGINE, None),  # its version decides
+        (DENSE + ROUTER, ON_REAL_ENGINE, "Transformer Engine's"),
+        (ROUTED, ON_REAL_ENGINE, None),
+        (LATENT + ROUTED, ON_REAL_ENGINE, None),
+        (LATENT + ROUTED + b"self_attention.kv_layernorm.weight", ON_REAL_ENGINE, "Transformer Engine's"),
         (DENSE, ON_LOCAL, None),
         (DENSE + ENGINE, ON_ENGINE, None),
         (DENSE + ENGINE, ON_LOCAL, None),

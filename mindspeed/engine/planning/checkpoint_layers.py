@@ -18,6 +18,7 @@ _LAYERS: Final = b"decoder.layers."
 _STATES_OF_NORMS: Final = (b"final_layernorm._extra_state", b"final_norm._extra_state")
 """Transformer Engine's norms have an entry of their own; local ones have none."""
 _LATENT: Final = b"self_attention.linear_kv_up_proj.weight"
+_NORM_OF_LATENT: Final = b"self_attention.kv_layernorm.weight"
 _ENGINE_NAMES: Final = {
     True: (b"_up_proj.layer_norm_weight", b"mlp.linear_fc1.layer_norm_weight"),
     False: (b"mlp.router.weight", b"pre_mlp_layernorm.weight"),
@@ -36,11 +37,12 @@ def layers_of(folder: Path) -> LayerKind | None:
 def unfit_layers(folder: Path, world: World) -> LayerKind | None:
     """Return the layers of a job that cannot load a checkpoint because its names are those of the other layers, or None.
 
-    Local layers load all dense models of Transformer Engine's. Of a real Transformer Engine nothing is said, since the
-    names of its states depend on its version.
+    Local layers load all dense models of Transformer Engine's. For a real Transformer Engine the parameters alone count,
+    since the names of its states depend on its version.
     """
     kind = layers_of(folder)
-    if kind == "local" and world.is_set("engine_over_local"):
+    by_parameters = world.is_set("transformer_engine_layers") and _has_local_parameters(_index(folder))
+    if kind == "local" and (world.is_set("engine_over_local") or by_parameters):
         return "transformer-engine"
     if kind == "transformer-engine" and world.known().get("transformer_engine_layers") is False and _renames(_index(folder)):
         return "local"
@@ -55,6 +57,14 @@ def conversion(folder: Path, kind: LayerKind) -> str:
     elif folder.parent.name == "checkpoints":
         source = folder.parents[1]
     return f"mindspeed checkpoint convert {source} {source}-{kind} --to {kind}"
+
+
+def _has_local_parameters(index: bytes) -> bool:
+    """Return whether parameters have names that a model of Transformer Engine's layers does not have."""
+    if _LATENT in index:
+        return _NORM_OF_LATENT in index
+    router, norm = _ENGINE_NAMES[False]
+    return router in index and norm not in index
 
 
 def _renames(index: bytes) -> bool:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shlex import split
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.long
 MODELS: Final = {
     "dense": LLAMA,
     "moe": [*LLAMA, *MOE],
+    "grouped moe": [*LLAMA, *MOE, "--moe-grouped-gemm"],
     "latent attention": LATENT,
     "multi-token prediction": [*LLAMA, "--mtp-num-layers", "1"],
 }
@@ -34,6 +37,8 @@ LAYOUTS: Final = {
     "tp2-dp2": (4, f"{_TENSOR} --use-distributed-optimizer"),
     "tp2-pp2": (4, f"{_TENSOR} {_STAGES}"),
 }
+FROM_CHECKPOINT: Final = ("grouped moe", "latent attention")
+"""Models that local layers give other initial weights; the others start with the same ones from the same seed."""
 TEN_STEPS: Final = split("--train-iters 10 --lr-decay-iters 20")
 
 
@@ -60,18 +65,40 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], W
         checkout.close()
 
 
+@pytest.fixture(scope="module")
+def started(warm: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[str, list[str]]]:
+    """Give the flags by which both layers of a model start from one checkpoint: ``started("0.16.1", "grouped moe")``."""
+    made: dict[tuple[str, str], dict[str, list[str]]] = {}
+
+    def give(name: str, model: str) -> dict[str, list[str]]:
+        if model not in FROM_CHECKPOINT:
+            return {"engine": [], "local": []}
+        if (name, model) not in made:
+            folder = tmp_path_factory.mktemp("initial")
+            saving = split(f"--transformer-impl local --train-iters 1 --save-interval 1 --save {folder}/local")
+            warm(name).train(1, *warm(name).flags, *MODELS[model], *saving).ended_well()
+            convert = [sys.executable, "-m", "mindspeed", "checkpoint", "convert", f"{folder}/local", f"{folder}/engine"]
+            subprocess.run([*convert, "--to", "transformer-engine"], check=True, cwd=ROOT)
+            loading = split("--finetune --no-load-optim --no-load-rng")
+            made[name, model] = {layers: ["--load", f"{folder}/{layers}", *loading] for layers in ("engine", "local")}
+        return made[name, model]
+
+    return give
+
+
 def with_experts_over_ranks(model: str, layout: str) -> list[str]:
-    return split("--expert-model-parallel-size 2") if model == "moe" and "dp2" in layout else []
+    return split("--expert-model-parallel-size 2") if "moe" in model and "dp2" in layout else []
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", checkouts() or [pytest.param("", marks=pytest.mark.skip(f"{VARIABLE} names no checkout"))])
-def test_the_default_layers_train_as_local_layers_do(warm: Any, name: str, model: str, layout: str) -> None:
+def test_the_default_layers_train_as_local_layers_do(warm: Any, started: Any, name: str, model: str, layout: str) -> None:
     nproc, given = LAYOUTS[layout]
     flags = [*warm(name).flags, *TEN_STEPS, *MODELS[model], *split(given), *with_experts_over_ranks(model, layout)]
-    engine = warm(name).train(nproc, *flags).ended_well()
-    local = warm(name).train(nproc, *flags, "--transformer-impl", "local").ended_well()
+    start = started(name, model)
+    engine = warm(name).train(nproc, *flags, *start["engine"]).ended_well()
+    local = warm(name).train(nproc, *flags, *start["local"], "--transformer-impl", "local").ended_well()
     assert "transformer-engine-layers" in engine.log
     assert "transformer-engine-layers" not in local.log
     pairs = list(zip(engine.losses, local.losses, strict=True))
