@@ -20,24 +20,27 @@ EXTENSION: Final = "megatron.core.extensions.transformer_engine"
 ROLE_MODULES: Final = tuple(
     f"megatron.core.{name}"
     for name in (
+        "transformer.heterogeneous.linear_replacements",
+        "transformer.moe.moe_utils",
+        "transformer.moe.moe_layer",
+        "transformer.multi_latent_attention",
+        "transformer.experimental_attention_variant.absorbed_mla",
+        "transformer.multi_token_prediction",
+        "transformer.transformer_block",
+        "models.common.language_module.language_module",
         "models.gpt.gpt_layer_specs",
         "models.gpt.experimental_attention_variant_module_specs",
         "models.gpt.heterogeneous.heterogeneous_layer_specs",
         "models.bert.bert_layer_specs",
-        "models.common.language_module.language_module",
         "models.T5.t5_spec",
         "models.multimodal.llava_model",
         "models.vision.clip_vit_model",
-        "transformer.experimental_attention_variant.absorbed_mla",
-        "transformer.heterogeneous.linear_replacements",
-        "transformer.moe.moe_layer",
-        "transformer.moe.moe_utils",
-        "transformer.multi_latent_attention",
-        "transformer.multi_token_prediction",
-        "transformer.transformer_block",
     )
 )
-"""Modules in which ``HAVE_TE`` means that layers or functions of Transformer Engine which exist here can be used."""
+"""Modules in which ``HAVE_TE`` means that layers or functions of Transformer Engine which exist here can be used.
+
+A module comes after those from which it imports names that depend on ``HAVE_TE``.
+"""
 _ABSENT: Final = object()
 
 

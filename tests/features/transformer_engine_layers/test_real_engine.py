@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -34,6 +35,19 @@ def _leaves_no_engine() -> Iterator[None]:
 def plan(*names: str, **settings: object) -> mindspeed.ActivationPlan:
     world = {"transformer_engine_layers": True}
     return mindspeed.plan([*names], settings={NAME: settings} if settings else {}, world=world, platform="cpu")
+
+
+def test_modules_that_were_imported_before_the_plan_is_active_get_the_roles() -> None:
+    """One of both imports a name from the other that exists with the roles alone."""
+    user = "megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs"
+    other = "megatron.core.transformer.heterogeneous.linear_replacements"
+    mindspeed.activate(mindspeed.plan([], platform="cpu", level=0))
+    specs, replacements = import_module(user), import_module(other)
+    mindspeed.deactivate()
+    mindspeed.activate(plan())
+    kind = specs.TELayerNormColumnParallelLinearGathered
+    assert kind is replacements.TELayerNormColumnParallelLinearGathered
+    assert kind.__mro__[1].__module__ == "mindspeed.features.transformer_engine_layers.norm_linear"
 
 
 def test_an_engine_that_is_installed_after_the_plan_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
