@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from mindspeed.features.transformer_engine_layers.role_patches import role_patches
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -16,12 +17,8 @@ from mindspeed.plugins import (
     GiveSetting,
     Numerics,
     Patch,
-    Ref,
     RemoveFeature,
-    Replace,
-    Set,
     VerifyWith,
-    When,
     World,
     condition,
     hookimpl,
@@ -29,20 +26,6 @@ from mindspeed.plugins import (
 )
 
 _HERE: Final = "mindspeed.features.transformer_engine_layers"
-_EXTENSION: Final = "megatron.core.extensions.transformer_engine"
-_ROTARY: Final = "megatron.core.models.common.embeddings.rope_utils"
-_FUSED_ROTARY: Final = ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd")
-_ROLES: Final = {
-    "norm": "TENorm",
-    "linear": "TELinear TEColumnParallelLinear TERowParallelLinear",
-    "norm_linear": "TELayerNormColumnParallelLinear",
-    "attention": "TEDotProductAttention",
-    "grouped": "TEGroupedLinear TEColumnParallelGroupedLinear TERowParallelGroupedLinear",
-    "functions": "TEActivationOp TEFusedMLP TECudaRNGStatesTracker te_checkpoint te_parallel_cross_entropy",
-    "fused": "fused_permute fused_permute_with_probs fused_unpermute fused_sort_chunks_by_index fused_moe_aux_loss "
-    "fused_sort_chunks_by_index_with_probs fused_topk_with_score_function fused_compute_score_for_moe_aux_loss",
-}
-"""Names of Megatron's module for Transformer Engine, by the module that has the role."""
 _REMOVE: Final = RemoveFeature()
 
 
@@ -115,21 +98,7 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        reason = "the role of Transformer Engine over Megatron's local layer"
-        since = {"TEActivationOp": When(">=0.15")}
-        patches: list[Patch] = [
-            Set(f"{_EXTENSION}:{name}", Ref(f"{_HERE}.{module}:{name}"), reason, since.get(name), "build", optional=True)
-            for module, names in _ROLES.items()
-            for name in names.split()
-        ]
-        rotary = "the name for the fused kernel, which the module of Transformer Engine lacks without it"
-        patches += [Set(f"{_ROTARY}:{name}", Ref(f"{_HERE}.fused:{name}"), rotary, optional=True) for name in _FUSED_ROTARY]
-        version = "specs and configurations ask for the version of Transformer Engine"
-        patches += [
-            Replace(f"megatron.core.utils:{name}", f"{_HERE}.functions:{name}", version, phase="build", optional=True)
-            for name in ("get_te_version", "is_te_min_version")
-        ]
-        return patches
+        return role_patches()
 
     @hookimpl
     def notes(self) -> Iterable[str]:
