@@ -75,6 +75,7 @@ def _lines(found: Culprits, test: str) -> list[str]:
         return [f"{text} on a tiny model; only the real job may show the fault: give a command with --test"]
     lines = [f"fails with: {', '.join(map(str, found.found))}", f"because: {result.code} {result.reason}".rstrip()]
     lines += [f"         {line}" for line in result.chain]
+    lines += [f"first to differ: {result.first}"] if result.first else []
     lines += [f"both patch: {site} ({', '.join(owners)})" for site, owners in found.shared.items()]
     if not found.steady:
         lines.append("the fault comes and goes: the same set has also passed, or failed in another way")

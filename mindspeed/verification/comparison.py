@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -22,13 +23,15 @@ _STATE: Final = "optimizer state"
 class ComparisonResult:
     """The result of a comparison. ``largest_difference`` is None where there was nothing to compare: then it does not hold.
 
-    ``idle`` is a row about a feature that has nothing to do in this case.
+    ``idle`` is a row about a feature that has nothing to do in this case. ``moment`` is the training step of the value, from 1,
+    and its place in the order in which a step computes values; of a loss, the first step that leaves the tolerance.
     """
 
     what: str
     largest_difference: float | None
     tolerance: float
     idle: bool = False
+    moment: tuple[int, int] = field(default=(0, 0), compare=False)
 
     @property
     def holds(self) -> bool:
@@ -62,12 +65,25 @@ def compare(baseline: Sequence[RankResult], feature: Sequence[RankResult], toler
         expected, actual = ({key: of[key] for key in of if key[0] != _STATE} for of in (expected, actual))
     bounds = {"input gradient": tolerances.gradient, "gradient": tolerances.gradient}
     bounds |= {"weight": tolerances.weight, _STATE: 2 * tolerances.gradient}
+    steps = len(losses_by_step(baseline))
+    order = _order_in_step(baseline)
     checks = [_compare_losses(baseline, feature, tolerances.loss)]
     for kind, name in sorted(expected.keys() | actual.keys(), key=lambda key: (list(bounds).index(key[0]), key[1])):
         both = (kind, name) in expected and (kind, name) in actual
         difference = _difference(expected[kind, name], actual[kind, name]) if both else None
-        checks.append(ComparisonResult(f"{kind} of {name}", difference, bounds[kind]))
+        moment = (1 if "gradient" in kind else steps, order.get((kind, name), len(order)))
+        checks.append(ComparisonResult(f"{kind} of {name}", difference, bounds[kind], moment=moment))
     return checks
+
+
+def first_difference(checks: Iterable[ComparisonResult]) -> str:
+    """Name the step and the tensor that left the baseline first; empty where none did."""
+    left = [check for check in checks if not check.holds and check.moment[0]]
+    first = min(left, key=attrgetter("moment"), default=None)
+    if first is None:
+        return ""
+    step, place = first.moment
+    return f"step {step}, {first.what if place else 'loss'}"
 
 
 def zero_or_not_finite(records: Sequence[RankResult]) -> list[ComparisonResult]:
@@ -95,9 +111,21 @@ def losses_by_step(records: Iterable[RankResult]) -> list[float]:
 def _compare_losses(baseline: Sequence[RankResult], feature: Sequence[RankResult], tolerance: float) -> ComparisonResult:
     expected, actual = losses_by_step(baseline), losses_by_step(feature)
     what = f"loss over {len(expected)} steps"
-    if len(expected) != len(actual) or not expected or not np.isfinite(actual).all():
+    if len(expected) != len(actual) or not expected:
         return ComparisonResult(what, None, tolerance)
-    return ComparisonResult(what, max(abs(a - b) / abs(a) for a, b in zip(expected, actual, strict=True)), tolerance)
+    differences = [abs(a - b) / abs(a) for a, b in zip(expected, actual, strict=True)]
+    moment = next(((step, 0) for step, part in enumerate(differences, 1) if not part <= tolerance), (len(expected), 0))
+    largest = max(differences) if np.isfinite(actual).all() else None
+    return ComparisonResult(what, largest, tolerance, moment=moment)
+
+
+def _order_in_step(records: Sequence[RankResult]) -> dict[tuple[str, str], int]:
+    """Number tensors in the order of a step: gradients from the last parameter to the input, then updated weights."""
+    weights = list(dict.fromkeys(piece.name for record in records for piece in record.pieces if piece.kind == "weight"))
+    inputs = [(piece.kind, piece.name) for piece in records[0].pieces if piece.kind == "input gradient"]
+    gradients = [("gradient", name) for name in reversed(weights)]
+    updated = [(kind, name) for name in weights for kind in ("weight", _STATE)]
+    return {key: number for number, key in enumerate((*gradients, *inputs, *updated), 1)}
 
 
 def _shards(records: Sequence[RankResult]) -> tuple[int, dict[str, int], str | None, list[str]]:

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from mindspeed.plugins.feature import Numerics
-from mindspeed.verification.comparison import ComparisonResult, Tolerances, compare, losses_by_step, zero_or_not_finite
+from mindspeed.verification.comparison import (
+    ComparisonResult,
+    Tolerances,
+    compare,
+    first_difference,
+    losses_by_step,
+    zero_or_not_finite,
+)
 from mindspeed.verification.record import RankResult, TensorShard
 
 EXACT = Tolerances.of(Numerics.exact(), "fp32")
@@ -106,3 +113,31 @@ def test_states_of_an_optimizer_are_compared_where_both_runs_have_the_same_shard
     assert compared(states((2,), (3,), tp=2), EXACT) == []
     assert compared(states((6,)), REORDERED) == []
     assert compared(states((6,)), EXACT) == [None, None]
+
+
+def trained(gradients: dict[str, float], losses: tuple[float, float] = (2.0, 1.0), weight: float = 1.0) -> RankResult:
+    """A record of two steps and two parameters, each with the norm that is given."""
+    one, whole = np.ones((1,), np.float32), (slice(0, 1),)
+    pieces = [TensorShard("weight", name, (1,), whole, weight * one) for name in ("embedding", "head")]
+    pieces += [TensorShard("gradient", name, (1,), whole, value * one) for name, value in gradients.items()]
+    pieces.append(TensorShard("input gradient", "embedding", (1,), whole, one))
+    return RankResult({(0, 0): losses[0], (1, 0): losses[1]}, pieces)
+
+
+EQUAL = {"embedding": 1.0, "head": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("run", "first"),
+    [
+        (trained(EQUAL), ""),
+        (trained({"embedding": 2.0, "head": 1.1}, (2.0, 1.5), 2.0), "step 1, gradient of head"),
+        (trained({"embedding": 2.0, "head": 1.0}, (2.0, 1.5), 2.0), "step 1, gradient of embedding"),
+        (trained({"embedding": 2.0, "head": 2.0}, (2.5, 1.5), 2.0), "step 1, loss"),
+        (trained(EQUAL, (2.0, 1.5), 2.0), "step 2, loss"),
+        (trained(EQUAL, (2.0, float("nan"))), "step 2, loss"),
+        (trained(EQUAL, weight=2.0), "step 2, weight of embedding"),
+    ],
+)
+def test_the_first_step_and_tensor_that_leave_the_baseline_are_named(run: RankResult, first: str) -> None:
+    assert first_difference(compare([trained(EQUAL)], [run], REORDERED)) == first

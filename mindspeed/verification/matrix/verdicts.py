@@ -13,7 +13,7 @@ from mindspeed import registry
 from mindspeed.plugins.feature import Numerics
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.verification.case import VerificationCase, plan_without
-from mindspeed.verification.comparison import ComparisonResult, Tolerances, compare
+from mindspeed.verification.comparison import ComparisonResult, Tolerances, compare, first_difference
 from mindspeed.verification.harness import Verdict, compared
 from mindspeed.verification.matrix.cases import MatrixCase
 from mindspeed.verification.matrix.reach import Sources
@@ -48,7 +48,8 @@ class CaseOutcome(str, Enum):
 class CaseResult:
     """The verdict of one case and what led to it.
 
-    ``ratio`` is the largest difference as a share of what is allowed, ``what`` the tensor or loss that has it. ``involved`` are
+    ``ratio`` is the largest difference as a share of what is allowed, ``what`` the tensor or loss that has it, ``first`` the
+    step and the tensor or loss that were the first to leave the baseline. ``involved`` are
     the features of both sides, by whose sources ``key`` was made, ``culprits`` the smallest failing part of a larger set.
     """
 
@@ -58,6 +59,7 @@ class CaseResult:
     code: str = ""
     fix: str = ""
     what: str = ""
+    first: str = ""
     ratio: float = 0.0
     ranks: int = 0
     cpu_seconds: float = 0.0
@@ -98,7 +100,8 @@ def _judged(case: MatrixCase, pool: WorkerPool) -> CaseResult:
             if changed := _changed_bits(built, name, pool, baseline, records):
                 others = ", ".join(other for other in case.features if other != name)
                 text = f"{name} changes bits beside {others}: {changed[0].what} differs"
-                result = replace(result, outcome=CaseOutcome.FAILS, code="MS607", reason=text, what=changed[0].what, ratio=1e9)
+                failed = replace(result, outcome=CaseOutcome.FAILS, code="MS607", reason=text)
+                result = replace(failed, what=changed[0].what, first=first_difference(changed), ratio=1e9)
         return result
     except ResolutionError as error:
         return _of_problem(case, error.problems[0], CaseOutcome.REFUSED)
@@ -141,7 +144,8 @@ def _of_verdict(case: MatrixCase, built: VerificationCase, verdict: Verdict) -> 
     result = CaseResult(case, CaseOutcome.HOLDS, what=worst.what, ratio=min(_ratio(worst), 1e9))
     if not verdict.holds:
         problems = verdict.problems
-        result = replace(_of_problem(case, problems[0], CaseOutcome.FAILS), what=worst.what, ratio=min(_ratio(worst), 1e9))
+        failed, first = _of_problem(case, problems[0], CaseOutcome.FAILS), first_difference(verdict.checks)
+        result = replace(failed, what=worst.what, first=first, ratio=min(_ratio(worst), 1e9))
     elif stepped_aside := [name for name in case.features if name not in built.plan.names]:
         rows = [row.text for row in built.plan.rows if row.feature in stepped_aside]
         reason = "; ".join(rows) or f"{', '.join(stepped_aside)} is not active"

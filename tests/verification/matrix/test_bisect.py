@@ -107,17 +107,17 @@ def test_a_tiny_model_shows_which_of_twelve_features_are_wrong_together(planted,
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("kind", "reason", "first"),
     [
-        ("goes-around", "effect of a-mark: no patch site was reached"),
-        ("scales", "loss over 2 steps differs by"),
-        ("not-finite", "is not finite"),
-        ("crashes", "verification rank 0 ended with signal 6"),
-        ("hangs", "verification ranks 0 did not answer for 20 s"),
-        ("raises", "RuntimeError: planted"),
+        ("goes-around", "effect of a-mark: no patch site was reached", ""),
+        ("scales", "loss over 2 steps differs by", "step 1, loss"),
+        ("not-finite", "is not finite", "step 1, loss"),
+        ("crashes", "verification rank 0 ended with signal 6", ""),
+        ("hangs", "verification ranks 0 did not answer for 20 s", ""),
+        ("raises", "RuntimeError: planted", ""),
     ],
 )
-def test_every_symptom_of_a_job_leads_to_its_culprit(planted, tmp_path, kind, reason) -> None:
+def test_every_symptom_of_a_job_leads_to_its_culprit(planted, tmp_path, kind, reason, first) -> None:
     planted(a_mark="marked", b_wrong=kind, c_fine="harmless", d_fine="harmless", e_fine="harmless")
     words = ["features", "bisect", "--features", "a-mark,b-wrong,c-fine,d-fine,e-fine", "--platform", "cpu", "--timeout", "20"]
     said = json.loads(
@@ -125,6 +125,7 @@ def test_every_symptom_of_a_job_leads_to_its_culprit(planted, tmp_path, kind, re
     )
     assert sorted(said["culprits"]) == (["a-mark", "b-wrong"] if kind == "goes-around" else ["b-wrong"])
     assert reason in said["result"]["reason"]
+    assert said["result"]["first"] == first
     assert said["steady"]
 
 
