@@ -10,7 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from mindspeed.megatron_lm.shell_script import ShellCommand, Word, shell_commands, whole_number
+from mindspeed.megatron_lm.shell_arithmetic import whole_number
+from mindspeed.megatron_lm.shell_script import ShellCommand, Word, shell_commands
 from mindspeed.megatron_lm.shell_words import MAX_CHARACTERS, ShellLimit
 from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import Problem, ResolutionError

@@ -6,18 +6,17 @@ are understood. The output of a command is not known: ``$(hostname)`` stays as i
 
 from __future__ import annotations
 
-import ast
 import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from mindspeed.megatron_lm.shell_arithmetic import MAX_EXPRESSION, calculated, whole_number
 from mindspeed.megatron_lm.shell_words import ShellLimit, Token, WordPart, require_depth, tokens
 
 MAX_STEPS: Final = 2_000_000
 """About the characters that all expansions of a script may give together."""
-_MAX_EXPRESSION: Final = 200
 
 Fragment = tuple[str, int]
 """Text and its line."""
@@ -153,6 +152,9 @@ class _Shell:
 
     def _simple(self, command: list[Token]) -> None:
         """Assign variables, or collect a command."""
+        if [token.text for token in command[:2]] == ["(", "("] or command[0].plain == "let":
+            self._let(command[command[0].plain == "let" :])
+            return
         rest = list(command)
         while rest and (rest[0].kind == "array" or _assignment(rest[0]) is not None):
             self._assign(rest.pop(0))
@@ -285,13 +287,16 @@ class _Shell:
             known = self._lookup(match.group(1))
             return "".join(text for text, _ in known[0]) if known else "0"
 
-        expression = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", value, part.text[:_MAX_EXPRESSION]).strip()
-        try:
-            if len(part.text) <= _MAX_EXPRESSION and len(expression) <= _MAX_EXPRESSION:
-                return str(_number(ast.parse(expression, mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError, KeyError):
-            pass
-        return f"$(({part.text}))".replace(" ", "")
+        is_short = len(part.text) <= MAX_EXPRESSION
+        found = calculated(re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", value, part.text)) if is_short else None
+        return str(found) if found is not None else f"$(({part.text}))".replace(" ", "")
+
+    def _let(self, command: list[Token]) -> None:
+        """Assign what ``((NAME = expression))`` or ``let NAME=expression`` calculates."""
+        text = "".join(word.text for word in self._expanded([token for token in command if token.kind == "word"]))
+        if match := re.fullmatch(r"([A-Za-z_]\w*)=([^=].*)", text):
+            part = WordPart("arithmetic", match[2], command[0].line)
+            self.values[match[1]] = [[(self._arithmetic(part), part.line)]]
 
     def _holds(self, command: list[Token]) -> bool:
         """Return whether a test holds; one that is not understood does not."""
@@ -317,25 +322,6 @@ class _Shell:
         return holds != negated
 
 
-def whole_number(text: str) -> int | None:
-    """The number that a text is, as bash reads it; None where it is none, or one of more than 18 digits."""
-    return int(text) if re.fullmatch(r"[-+]?[0-9]{1,18}", text) else None
-
-
-def _quotient(left: int, right: int) -> int:
-    """Divide as bash does, toward zero."""
-    quotient = abs(left) // abs(right)
-    return quotient if (left < 0) == (right < 0) else -quotient
-
-
-def _remainder(left: int, right: int) -> int:
-    return left - right * _quotient(left, right)
-
-
-def _power(left: int, right: int) -> int:
-    return pow(left, right, 1 << 64)
-
-
 _PARAMETER: Final = re.compile(
     r"(?P<length>#?)(?P<name>[A-Za-z_]\w*|[0-9]+|[@*#?])(?P<index>\[[^\]]*\])?"
     r"(?:(?P<operator>:[-=+?]|[-=+?]|%%?|##?)(?P<operand>.*))?",
@@ -344,14 +330,6 @@ _PARAMETER: Final = re.compile(
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _COMPARISONS: Final = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
 _NUMERIC: Final = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "lt", "ge", "le")}
-_CALCULATED: Final = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: _quotient,
-    ast.Mod: _remainder,
-    ast.Pow: _power,
-}
 
 
 def _assignment(token: Token) -> tuple[str, bool, str] | None:
@@ -384,17 +362,3 @@ def _trimmed(text: str, sign: str, pattern: str) -> str:
         if fnmatchcase(piece, pattern):
             return text[cut:] if "#" in sign else text[:cut]
     return text
-
-
-def _number(node: ast.AST) -> int:
-    """Calculate with the 64 bits of bash."""
-    match node:
-        case ast.Constant(value=int(value)):
-            number = value
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            number = -_number(operand)
-        case ast.BinOp(left=left, op=sign, right=right):
-            number = _CALCULATED[type(sign)](_number(left), _number(right))
-        case _:
-            raise ValueError("not a calculation")
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -50,7 +50,7 @@ class Token:
 
 
 _TOKEN: Final = re.compile(
-    r"(?P<newline>\n)|(?P<passed>[ \t\r]+|\\\r?\n|#[^\n]*)|(?P<array>[A-Za-z_]\w*\+?=)\("
+    r"(?P<newline>\n)|(?P<passed>[ \t\r]+|\\(?:\r?\n|\Z)|#[^\n]*)|(?P<array>[A-Za-z_]\w*\+?=)\("
     r"|<<-?\s*(['\"]?)(?P<heredoc>\w+)\4|(?P<operator>&&|\|\||;;|;|\||&>>?|[0-9]*>>?&?|[0-9]*<<?-?|&|\(|\))"
 )
 """Match the tokens that are not words."""

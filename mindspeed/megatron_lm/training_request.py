@@ -47,6 +47,10 @@ OWN_FLAGS: Final = {
 """Our flags on a Megatron-LM command line, with what must follow each; an empty text is a switch."""
 
 
+_OF_PATTERN: Final = ("num_layers", "mtp_num_layers")
+"""Arguments that Megatron-LM from 0.17 on replaces, with a warning, by what the pattern of a hybrid model says."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScriptRequest:
     """A Megatron-LM command line, read.
@@ -97,7 +101,7 @@ def read_command_line(
         others = [taken if layer is old else layer for layer in others]
         old_layers, old_notes = [taken], [*old_notes, *added]
     given, rest, removed = without_arguments(given, rest, known, removable_flags(catalog), others)
-    read = layers_of(given, known, catalog, others, world_size)
+    read = layers_of(_without_overridden(given, known), known, catalog, others, world_size)
     theirs, notes = list(read.given.values()), read.notes
     problems += [*read.problems, *disagreements(theirs, ours, catalog)]
     if problems:
@@ -110,6 +114,13 @@ def read_command_line(
     notes = [*notes, *removed, *abbreviations(rest, known), *old_notes]
     lowest, layers = (read.defaults, *old_layers), (*job_layers, environment, *theirs)
     return ScriptRequest(lowest, layers, command_line, tuple(rest), given, tuple(notes))
+
+
+def _without_overridden(given: Mapping[str, Given], known: Surface) -> dict[str, Given]:
+    """The arguments without those that a Megatron takes from the pattern of a hybrid model, whatever the command line says."""
+    overrides = any(argument.options for argument in known.by_dest.get("hybrid_layer_pattern", ()))
+    has_pattern = not given.keys().isdisjoint(("hybrid_layer_pattern", "hybrid_override_pattern"))
+    return {dest: one for dest, one in given.items() if not (overrides and has_pattern and dest in _OF_PATTERN)}
 
 
 def split_own_flags(arguments: Sequence[str], problems: list[Problem]) -> tuple[dict[str, list[str]], list[str]]:

@@ -11,14 +11,14 @@ MODEL = "--hidden-size 64 --num-attention-heads 8 --seq-length 64 --max-position
 MOE = "--num-experts 8 --moe-router-topk 2 --disable-bias-linear"
 
 
-def plan(words: str, processes: int = 8, platform: str = "cuda"):
+def plan(words: str, processes: int = 8, platform: str = "cuda", megatron: str = "0.16.1"):
     launch = ["torchrun", "--nproc-per-node", str(processes), "pretrain_gpt.py"]
-    return plan_command(command_of_words([*launch, *MODEL.split(), *words.split()]), made_up(platform, "0.16.1"))
+    return plan_command(command_of_words([*launch, *MODEL.split(), *words.split()]), made_up(platform, megatron))
 
 
-def messages(words: str, processes: int = 8, platform: str = "cuda") -> list[str]:
+def messages(words: str, processes: int = 8, platform: str = "cuda", megatron: str = "0.16.1") -> list[str]:
     with pytest.raises(ResolutionError) as caught:
-        plan(words, processes, platform)
+        plan(words, processes, platform, megatron)
     return [problem.message for problem in caught.value.problems]
 
 
@@ -92,3 +92,16 @@ def test_without_a_transformer_engine_context_parallelism_needs_an_algorithm() -
 @pytest.mark.parametrize("value", ["²", "9" * 5000])
 def test_a_number_that_is_none_is_a_problem_of_its_option(value: str) -> None:
     assert any(message.startswith("--num-layers is") for message in messages(f"--num-layers {value}"))
+
+
+@pytest.mark.parametrize("megatron", ["0.17.0", "0.19.0"])
+@pytest.mark.parametrize("option", ["--hybrid-layer-pattern", "--hybrid-override-pattern"])
+def test_the_layers_of_a_hybrid_model_are_those_of_its_pattern_where_megatron_overrides_their_number(
+    megatron: str, option: str
+) -> None:
+    assert plan(f"--num-layers 12 {option} M*M-", megatron=megatron).world.num_layers == 4
+
+
+def test_a_megatron_that_compares_both_refuses_another_number_of_layers_than_the_pattern() -> None:
+    (message, *_) = messages("--num-layers 12 --hybrid-override-pattern M*M-")
+    assert message.startswith("num_layers is 12, and the pattern has 4 layers")

@@ -39,6 +39,7 @@ SNIPPETS = [
     'show a "$@" b $@ "${NONE[@]}" "$NONE" c; A=(); show "${A[@]}" "x${A[@]}"',
     "show $((9**9**9)) $((-7/2)) $((-7%3)) $((7/-2)) $((2**62*4)) $((9223372036854775807+1))",
     "set -- one 'two three'; show done",
+    "H=4096; ((F=4*${H})); (( G = F + H )); let I=F/2; show $F $G $I; ((F == 3)) || show other",
     "show a#b '#c' --d#",
 ]
 
@@ -52,6 +53,10 @@ def test_words_are_those_of_bash(snippet):
     ran = subprocess.run(["bash", "-c", shown + quiet], capture_output=True, text=True, check=True, env={}).stdout
     expected = [call.split("\0")[:-1] for call in ran.split("\1")[:-1]]
     assert [command[1:] for command in words(snippet) if command[0] == "show"] == expected
+
+
+def test_a_backslash_at_the_end_of_a_file_is_no_word():
+    assert words("show a \\") == words("show a\\") == [["show", "a"]]
 
 
 def test_arguments_and_variables_of_the_caller_are_known():

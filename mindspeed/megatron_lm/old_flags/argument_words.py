@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from mindspeed.megatron_lm.shell_script import whole_number
+from mindspeed.megatron_lm.shell_arithmetic import whole_number
 from mindspeed.plugins.fixes import Fix, FixStep
 from mindspeed.plugins.problems import GivenValue, Problem
 
