@@ -33,7 +33,7 @@ _FORMATS: Final = ("text", "github", "sarif")
 
 @dataclass(frozen=True, slots=True)
 class CheckedCommand:
-    """Hold what a check says of one command: its place, its problems, and its plan where it has none."""
+    """Hold what a check says of one command: its place, its problems, its plan where it has none, and who judges it."""
 
     file: str
     line: int
@@ -43,6 +43,7 @@ class CheckedCommand:
     words: CommandLine | None = None
     plan: ActivationPlan | None = None
     traps: tuple[Trap, ...] = ()
+    judge: str = ""
 
     @property
     def place(self) -> str:
@@ -112,18 +113,21 @@ def _files(paths: tuple[str, ...]) -> list[str]:
     return [file for path in paths for file in folders.get(path, [path])]
 
 
-def _of_command(command: LaunchedCommand, plan: ActivationPlan | MindSpeedError, traps: list[Trap]) -> CheckedCommand:
+def _of_command(
+    command: LaunchedCommand, plan: ActivationPlan | MindSpeedError, traps: list[Trap], judge: str
+) -> CheckedCommand:
     from mindspeed.megatron_lm.argument_words import MegatronCommandLine
     from mindspeed.megatron_lm.traps import STOPS
     from mindspeed.plugins.problems import MindSpeedError
 
     passing = tuple(trap for trap in traps if trap.consequence != STOPS)
+    place = (command.source, command.line, command.program)
     if not isinstance(plan, MindSpeedError):
         words = MegatronCommandLine(plan.environment.get("megatron"))
-        return CheckedCommand(command.source, command.line, command.program, words=words, plan=plan, traps=passing)
+        return CheckedCommand(*place, words=words, plan=plan, traps=passing, judge=judge)
     options = ([fact.option for fact in problem.facts if fact.option] for problem in plan.problems)
     lines = tuple(next(filter(None, map(command.line_of, given)), command.line) for given in options)
-    return CheckedCommand(command.source, command.line, command.program, plan.problems, lines, plan.words, traps=passing)
+    return CheckedCommand(*place, plan.problems, lines, plan.words, traps=passing, judge=judge)
 
 
 def _planned(request: Request) -> CheckedCommand:
@@ -137,7 +141,9 @@ def _planned(request: Request) -> CheckedCommand:
 
 
 def _print(checked: list[CheckedCommand]) -> None:
-    """Print problems, then traps and warnings with the commands that have them, then a line for each command."""
+    """Print who judges, then problems, traps and warnings with the commands that have them, then a line for each command."""
+    for judge in dict.fromkeys(one.judge for one in checked if one.judge):
+        click.echo(f"checked by {judge}")
     for one in checked:
         for problem in one.problems:
             click.echo(problem.text(one.words) if one.words else problem.text())
@@ -187,7 +193,14 @@ def _traps_as_json(checked: list[CheckedCommand]) -> list[dict[str, object]]:
 
 def _as_json(one: CheckedCommand) -> dict[str, object]:
     plan = one.plan.to_json() if one.plan else None
-    return {"file": one.file, "line": one.line, "program": one.program, "problems": len(one.problems), "plan": plan}
+    return {
+        "file": one.file,
+        "line": one.line,
+        "program": one.program,
+        "judge": one.judge,
+        "problems": len(one.problems),
+        "plan": plan,
+    }
 
 
 def _problems_as_json(checked: list[CheckedCommand]) -> list[dict[str, object]]:

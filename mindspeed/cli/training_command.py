@@ -94,7 +94,7 @@ def plan_of_launched(
     """The plan of a training command that was found. Raises MindSpeedError with every problem."""
     from mindspeed.plugins.problems import MindSpeedError
 
-    ((plan, _),) = plans_of_launched(request, [command], static, checkout, arch)
+    ((plan, *_),) = plans_of_launched(request, [command], static, checkout, arch)
     if isinstance(plan, MindSpeedError):
         raise plan
     return plan
@@ -102,8 +102,8 @@ def plan_of_launched(
 
 def plans_of_launched(
     request: Request, commands: Sequence[LaunchedCommand], static: bool, checkout: str | None, arch: str | None
-) -> list[tuple[ActivationPlan | MindSpeedError, list[Trap]]]:
-    """Return for each training command that was found its plan, or the error with every problem, and its traps."""
+) -> list[tuple[ActivationPlan | MindSpeedError, list[Trap], str]]:
+    """Return for each training command its plan, or the error with every problem, its traps, and who judges it."""
     from mindspeed.megatron_lm.upstream.process import RulesProcess, find_checkout
 
     found = [None if static else find_checkout(command.program, os.environ, checkout) for command in commands]
@@ -112,7 +112,8 @@ def plans_of_launched(
     from mindspeed.megatron_lm.lint import check_jobs
 
     jobs = [_job(request, *named, static, checkout) for named in zip(commands, found, strict=True)]
-    return check_jobs(jobs, arch, request.layers, child)
+    checked = check_jobs(jobs, arch, request.layers, child)
+    return [(plan, traps, job.judge) for (plan, traps), job in zip(checked, jobs, strict=True)]
 
 
 def _job(request: Request, command: LaunchedCommand, found: Checkout | None, static: bool, checkout: str | None) -> CheckedJob:

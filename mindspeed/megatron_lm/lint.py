@@ -39,6 +39,17 @@ class CheckedJob:
     unjudged: str = ""
     """Why no Megatron-LM judges it, where one should."""
 
+    @property
+    def judge(self) -> str:
+        """The Megatron-LM by which it is checked, and for what devices."""
+        if self.checkout is not None:
+            found = f"the rules of Megatron-LM {self.checkout.version or 'of unknown version'} ({self.checkout.source})"
+        else:
+            known = surface_or_nearest(self.environment.megatron).version
+            newest = "" if self.environment.megatron is not None else ", the newest recorded"
+            found = f"the arguments of Megatron-LM {known}{newest}, without its rules"
+        return f"{found}, for {self.environment.platform}"
+
 
 def check_jobs(
     jobs: Sequence[CheckedJob], arch: str | None = None, layers: Sequence[Layer] = (), child: RulesProcess | None = None

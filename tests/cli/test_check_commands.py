@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import LAPTOP
+from tests.megatron_lm.upstream.checkouts import make
 
 ROOT = Path(__file__).parents[2]
 MODEL = (
@@ -171,6 +172,18 @@ def test_what_is_not_checked_names_the_options_of_megatron_that_decide_it(mindsp
     launch = ("torchrun", "--nproc-per-node", "2", *GOOD.split()[1:])
     result = mindspeed("check", *CUDA, "--", *launch, "--tensor-model-parallel-size", "2")
     assert "not checked: tensor-parallel: give --padded-vocab-size\n  in: command line\n" in result.stdout
+
+
+def test_the_first_line_says_by_which_megatron_a_command_is_checked(mindspeed, folder):
+    make(folder / "megatron")
+    rules = "checked by the rules of Megatron-LM 0.16.1 (given), for cuda"
+    arguments = "checked by the arguments of Megatron-LM 0.19.1, without its rules, for cpu"
+    first, *_ = mindspeed("check", "--platform", "cuda", "--checkout", "megatron", "jobs/good.sh").stdout.splitlines()
+    assert first == rules
+    first, *_ = mindspeed("check", "--platform", "cpu", "--megatron", "0.19.1", "jobs").stdout.splitlines()
+    assert first == arguments
+    data = json.loads(mindspeed("check", "--platform", "cpu", "--megatron", "0.19.1", "--json", "jobs/good.sh").stdout)
+    assert [f"checked by {one['judge']}" for one in data["commands"]] == [arguments] * 2
 
 
 def test_missing_rules_are_told(mindspeed, folder):
