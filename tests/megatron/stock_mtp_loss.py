@@ -1,8 +1,8 @@
 """How much a token weighs in the loss of multi-token prediction in Megatron alone: ``python stock_mtp_loss.py``.
 
 Two sequences of 4 and 2 tokens with a loss per token: each on a replica of its own, and both in one process. Printed is the
-gradient of one token of each by the loss of multi-token prediction. Needs Megatron-LM 0.19 or newer, no mindspeed, no GPU and no
-Transformer Engine.
+gradient of one token of each by the loss of multi-token prediction. Needs Megatron-LM 0.19 or newer, no mindspeed, no GPU and
+no Transformer Engine.
 """
 
 from types import SimpleNamespace

@@ -1,7 +1,7 @@
 """Which tokens a rank takes for padding in Megatron alone: ``torchrun --nproc-per-node 4 stock_padding_mask.py``.
 
-A model with experts under sequence parallelism, whose tensor-parallel groups are its own: ranks 0 and 2, ranks 1 and 3. Megatron
-splits the padding mask by the global groups, ranks 0 and 1, ranks 2 and 3. Printed are the ranks that get the mask of tokens
+A model with experts under sequence parallelism, whose tensor-parallel groups are its own: ranks 0 and 2, 1 and 3. Megatron
+splits the padding mask by the global groups, ranks 0 and 1, 2 and 3. Printed are the ranks that get the mask of tokens
 which another rank has. Needs no mindspeed, no GPU and no Transformer Engine.
 """
 
