@@ -23,7 +23,7 @@ FIRST_DAY: Final = (
     "mindspeed features check tensor-parallel --tp 2 --world-size 2 --num-attention-heads 4 --num-query-groups 4 "
     "--ffn-hidden-size 128 --vocab-size 512 --num-experts 0",
     "mindspeed explain MS304",
-    "mindspeed docs troubleshooting",
+    "mindspeed docs install",
     "mindspeed ops build",
     "mindspeed pretrain --nproc 2 --tp 2 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
     "--micro-batch-size 2 --global-batch-size 4 --train-iters 10 --features rms-norm,swiglu",

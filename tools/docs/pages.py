@@ -17,6 +17,7 @@ from tools.docs.lint import lint_page
 from tools.docs.markdown import page, table
 from tools.docs.operators import operators_page
 from tools.docs.plan_picture import plan_picture
+from tools.docs.python_api import python_api_page
 from tools.docs.python_results import python_table
 from tools.docs.reference import command_line_page, errors_page, hooks_page, settings_page, variables_page
 from tools.docs.version_results import result_table
@@ -34,6 +35,7 @@ def pages(catalog: Catalog, main: click.Group) -> dict[str, str]:
         "operators.md": operators_page(),
         "settings.md": settings_page(catalog),
         "environment-variables.md": variables_page(),
+        "python-api.md": python_api_page(),
         "cli.md": command_line_page(main),
         "lint.md": lint_page(),
         "support.md": support_page(catalog),
