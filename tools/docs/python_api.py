@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import mindspeed
 from mindspeed import plugins
@@ -29,7 +29,11 @@ mindspeed.deactivate()
 def python_api_page() -> str:
     """Functions of ``mindspeed`` with signature and docstring, and what ``mindspeed.plugins`` exports for authors."""
     functions = [list(_function(name)) for name in mindspeed.__all__ if not name.startswith("_")]
-    exported = [(code(name), _first_line(getattr(plugins, name))) for name in sorted(plugins.__all__) if name.isidentifier()]
+    exported = [
+        (code(name), _first_line(getattr(plugins, name)))
+        for name in sorted(cast("list[str]", plugins.__all__))
+        if name.isidentifier()
+    ]
     source = "the docstrings of mindspeed and mindspeed.plugins"
     operators = (
         "[Operators](operators.md) are functions of `mindspeed.ops`. [Public interfaces](interfaces.md) says what stays."
