@@ -93,6 +93,7 @@ def main() -> None:
     known, broken = 0, _imported(imports, task["seconds"])
     for command in json.loads(sys.stdin.read() or "[]"):
         errors = broken or _run(command, rules, imports, task["seconds"])
+        errors += [failed for failed in imports.failures() if failed not in errors]
         new, known = rules.sites[known:], len(rules.sites)
         json.dump({"errors": errors, **rules.states(), "sites": list(map(dataclasses.asdict, new))}, answer)
         answer.write("\n")
@@ -106,12 +107,11 @@ def _imported(imports: Imports, seconds: float) -> list[str]:
     _start_timer(seconds)
     try:
         import_module(name)
-        broken = imports.failed.get(name)
     except TimeLimit:
-        broken = f"no answer within {seconds:.0f} s"
+        return [f"{name}: no answer within {seconds:.0f} s"]
     finally:
         _start_timer(0)
-    return [f"{name}: {broken}"] if broken else []
+    return imports.failures() if name in imports.failed else []
 
 
 def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float) -> list[str]:

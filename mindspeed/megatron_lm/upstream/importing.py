@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -38,6 +39,10 @@ class Imports(MetaPathFinder, Loader):
         self.checkout, self.rewrite = checkout, rewrite
         self.failed: dict[str, str] = {}
 
+    def failures(self) -> list[str]:
+        """Return each module that could not be run, with the reason."""
+        return [f"{name}: {reason}" for name, reason in self.failed.items()]
+
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         top = fullname.partition(".")[0]
         if top in sys.stdlib_module_names or top in _REAL:
@@ -68,7 +73,15 @@ class Imports(MetaPathFinder, Loader):
                 forget = [one for one in vars(module) if _VERSIONS.fullmatch(one)] if name == "megatron.core.utils" else []
                 vars(module).update({one: ImportStandIn(f"{name}.{one}") for one in forget})
             except (Exception, SystemExit) as error:
-                self.failed[name] = f"{type(error).__name__}: {error}"
+                self.failed[name] = f"{type(error).__name__}: {error} (line {_line_in(str(source), error)})"
+
+
+def _line_in(file: str, error: BaseException) -> int:
+    """Return the last line of a file that an error went through."""
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return error.lineno or 1
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return (lines[-1] or 1) if lines else 1
 
 
 class _StandInModule(ModuleType):

@@ -84,11 +84,11 @@ def test_an_exit_is_a_problem_and_the_rest_goes_on(checkout: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("raise RuntimeError('broken')", "megatron.training.arguments: RuntimeError: broken"),
-        ("import sys\nprint('out')\nsys.exit(3)", "megatron.training.arguments: SystemExit: 3"),
+        ("raise RuntimeError('broken')", "megatron.training.arguments: RuntimeError: broken (line 1)"),
+        ("import sys\nprint('out')\nsys.exit(3)", "megatron.training.arguments: SystemExit: 3 (line 3)"),
         ("import os\nos._exit(3)", "the process ended with status 3: nothing"),
         ("def (", "megatron.training.arguments: SyntaxError: "),
-        ("open('/tmp/nothing', 'w')", "megatron.training.arguments: PermissionError: open is not allowed in a check"),
+        ("open('/tmp/nothing', 'w')", "megatron.training.arguments: PermissionError: open is not allowed in a check (line 1)"),
         ("import socket\nsocket.socket()", "megatron.training.arguments: PermissionError: socket.__new__ is not allowed"),
         ("import nowhere.at_all\nnowhere.at_all.call(1)[2] + 1", "megatron.training.arguments: UndecidedError: "),
     ],
@@ -97,6 +97,22 @@ def test_a_checkout_that_cannot_be_run_is_one_problem(tmp_path: Path, text: str,
     (problem,) = verdict(make(tmp_path, text), "").problems
     assert problem.message.startswith(f"the rules of Megatron-LM in {tmp_path} cannot be run: {reason}")
     assert problem.fix_text == "check without them: --static"
+
+
+@pytest.mark.budget(20)
+def test_a_configuration_that_cannot_be_imported_is_one_problem_and_other_rules_go_on(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    config = folder / "megatron/core/transformer/transformer_config.py"
+    config.write_text(config.read_text() + "\nraise RuntimeError('half of it')\n")
+    assert told(folder, "--bf16 --fp16") == [
+        ("not args.fp16", f"megatron/training/arguments.py:{line('assert not args.fp16')}", "remove --fp16"),
+        (
+            f"the rules of Megatron-LM in {tmp_path} cannot be run: megatron.core.transformer.transformer_config: "
+            f"RuntimeError: half of it (line {len(config.read_text().splitlines())})",
+            str(folder / "megatron/training/arguments.py"),
+            "check without them: --static",
+        ),
+    ]
 
 
 @pytest.mark.budget(20)
