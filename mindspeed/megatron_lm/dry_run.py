@@ -104,7 +104,7 @@ def _filled(words: Sequence[str], known: Surface, command: LaunchedCommand) -> t
         argument = known.by_option.get(option)
         is_text = argument is not None and argument.takes_value and argument.nargs is None and argument.type in (None, "str")
         is_text = (is_text and not argument.choices) if argument is not None else takes_text(option)
-        equals = [f"{option}={values[0]}"] if f"{option}={''.join(values[:1])}" in words else None
+        equals = [f"{option}={values[0]}"] if values and f"{option}={values[0]}" in words else None
         if equals is None and is_text and (len(values) > 1 or (not values and command.unset)):
             line = command.line_of(option)
             place = f" (line {line})" if line else ""

@@ -105,3 +105,7 @@ def test_the_layers_of_a_hybrid_model_are_those_of_its_pattern_where_megatron_ov
 def test_a_megatron_that_compares_both_refuses_another_number_of_layers_than_the_pattern() -> None:
     (message, *_) = messages("--num-layers 12 --hybrid-override-pattern M*M-")
     assert message.startswith("num_layers is 12, and the pattern has 4 layers")
+
+
+def test_a_sign_of_equality_alone_is_a_value() -> None:
+    assert messages("--num-layers 8 --swiglu =") == ["--swiglu takes no value, and is followed by ="]
