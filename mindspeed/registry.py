@@ -38,6 +38,7 @@ from mindspeed.plugins.fixes import Advice, in_python
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
 from mindspeed.plugins.process_variables import Variables, unset_variables, variable_problems
 from mindspeed.plugins.tracing import trace, tracing
+from mindspeed.plugins.watchdog import watched
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.targets import PatchTarget
@@ -86,6 +87,7 @@ def defaults() -> dict[str, dict[str, Any]]:
     return found
 
 
+@watched()
 def resolve(layers: Sequence[Layer], environment: Environment | None = None, known: Catalog | None = None) -> ActivationPlan:
     """Turn request layers (low to high) into a plan. Raises ResolutionError with every problem.
 
@@ -248,6 +250,7 @@ def plan(
         raise
 
 
+@watched()
 def activate(plan: ActivationPlan) -> ActivationReport:
     """Patch this process as the plan says. Idempotent for an equal plan, refuses a different one (MS405).
 
@@ -311,8 +314,9 @@ def read_plan(path: str | Path) -> ActivationPlan:
     """Read a plan file. Raises MindSpeedError with MS305 when it is missing or damaged."""
     try:
         return plan_from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MindSpeedError([Problem("MS305", f"the plan cannot be read: {error}", where=str(path))]) from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        fix = Advice("write it again with mindspeed features plan --json, or the launcher that made it")
+        raise MindSpeedError([Problem("MS305", f"the plan cannot be read: {error}", where=str(path), fix=fix)]) from error
 
 
 def write_plan(plan: ActivationPlan, path: str | Path) -> None:

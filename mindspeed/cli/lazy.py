@@ -58,9 +58,10 @@ class Group(click.Group):
 
 
 class Main(Group):
-    """The root group: a `MindSpeedError` of any verb is printed problem by problem, never as a traceback.
+    """The root group: whatever ends a verb is printed as problems, never as a traceback.
 
     Output that cannot be written ends a verb too: with a sentence, or without one where the reader of a pipe has gone.
+    With ``MINDSPEED_TRACE=1`` the traceback of an error comes before its problem.
     """
 
     def main(self, *args: Any, **options: Any) -> Any:
@@ -70,14 +71,23 @@ class Main(Group):
         return super().main(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
+        from mindspeed.cli.last_handler import INTERRUPTED, is_of_click, unforeseen
+        from mindspeed.cli.output import exit_code, print_problems
         from mindspeed.cli.streams import status_of
 
         try:
             return self._invoke(ctx)
-        except OSError as error:
-            status = status_of(error)
-            if status is None:
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+        except BaseException as error:
+            if is_of_click(error):
                 raise
+            status = status_of(error) if isinstance(error, OSError) else None
+            if status is None:
+                problem = unforeseen(error)
+                print_problems([problem])
+                status = exit_code([problem])
             ctx.exit(status)
 
     def _invoke(self, ctx: click.Context) -> Any:

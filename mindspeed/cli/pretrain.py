@@ -103,12 +103,10 @@ def pretrain(
 
 def _asked_plan(job_file: str, environment: Environment) -> ActivationPlan:
     """The plan of a job without what the trainer adds of its own, as mindspeed lock makes it."""
-    import yaml
-
     from mindspeed import registry
-    from mindspeed.engine.resolution.request import job_from_data
+    from mindspeed.engine.resolution.job_file import job_from_text
 
-    return registry.resolve([job_from_data(yaml.safe_load(job_file) or {}, JOB_FILE).layer], environment)
+    return registry.resolve([job_from_text(job_file, JOB_FILE).layer], environment)
 
 
 def _start(job: Job, processes: Processes) -> int:

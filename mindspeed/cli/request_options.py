@@ -94,6 +94,9 @@ def unknown_feature(known: Catalog, name: str) -> Problem:
 def split_words(ctx: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
     """Read the feature names of an option or argument, which may stand in several words or in one."""
     names = spelled_names(words)
+    if value := next((name for name in names if name in ("true", "false") or name.isdecimal()), None):
+        text = f"{value!r} is no feature; a switch takes no value: --NAME switches it on, --no-NAME off"
+        raise click.BadParameter(text, ctx, parameter)
     if words and not names:
         raise click.BadParameter(f"{' '.join(words)!r} names no feature", ctx, parameter)
     return names

@@ -10,6 +10,8 @@ from mindspeed.job.config import world_of_attributes
 from mindspeed.job.fields import FIELDS
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.hook_answers import asked, wrong_answer
+from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.plugins.saved_tensors import SavedTensors
 
 Contribution = tuple[tuple[str, Any], ...]
@@ -24,8 +26,9 @@ def implements(feature: type[Feature[Any]], hook: str) -> bool:
 
 def answer(feature: type[Feature[Any]], hook: str, args: Any, world: Any, **given: Any) -> Any:
     """Return what a feature with these arguments, in this job, answers to a hook; None where it does not implement it."""
-    method = getattr(feature, hook, None)
-    return None if method is None else method(feature(args, world), **given)
+    if not implements(feature, hook):
+        return None
+    return asked(hook, feature, lambda: getattr(feature, hook)(feature(args, world), **given))
 
 
 def changed_tensors(feature: type[Feature[Any]], hook: str, args: Any, world: Any) -> Callable[[SavedTensors], SavedTensors]:
@@ -51,6 +54,9 @@ def contribution(world: World, feature: type[Feature[Any]], args: Any, given: Co
     made = {name: value for name, value in _of_arguments(world, feature, args).items() if name not in given}
     with suppress(UnknownValue):
         values = answer(feature, "job_values", args, world) or {}
+        if unknown := sorted(map(str, values.keys() - FIELDS.keys())):
+            text = f"returns {', '.join(unknown)}, which is no field of a job"
+            raise MindSpeedError([wrong_answer("job_values", feature, text)])
         made |= {name: value for name, value in values.items() if not world.is_set(name)}
     changed = {name: value for name, value in made.items() if not (world.knows(name) and getattr(world, name) == value)}
     with suppress(UnknownValue):

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from mindspeed.job.world import FIELDS, UnknownValue, World
 from mindspeed.plugins.fixes import Fix, GiveField, RemoveFeature, filled
+from mindspeed.plugins.watchdog import RUNNING
 
 Predicate = Callable[..., bool]
 """``(args, world) -> bool``; reads only the feature's own arguments and the job."""
@@ -171,12 +172,17 @@ def is_met(condition: Condition, args: Any, world: World, other: Any = None) -> 
 
 
 def _asked(function: Predicate, *arguments: Any) -> bool:
+    RUNNING.append(("a condition", function))
     try:
         answer = function(*arguments)
     except UnknownValue:
         raise
-    except Exception as error:  # a plugin's function may fail in any way; its author must be named, and others go on
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin's function may fail in any way; its author must be named, and others go on
         raise ConditionError(f"raised {type(error).__name__}: {error}") from error
+    finally:
+        RUNNING.pop()
     if not isinstance(answer, bool):
         raise ConditionError(f"returned {answer!r}, not True or False")
     return answer

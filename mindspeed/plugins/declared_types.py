@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 Test = Callable[[Any], bool]
 
-_WORDS: Final = {str: "a string", int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}
-_SEQUENCES: Final[dict[Any, Any]] = {tuple: (tuple, list), set: (AbstractSet,), frozenset: (AbstractSet,)}
+_WORDS: Final[dict[Any, str]] = {
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    type(None): "None",
+    Any: "anything",
+}
+_SEQUENCES: Final[dict[Any, Any]] = {
+    tuple: (tuple, list),
+    list: (tuple, list),
+    Sequence: (tuple, list),
+    set: (AbstractSet,),
+    frozenset: (AbstractSet,),
+    Collection: (AbstractSet, tuple, list),
+}
 """Types that stand for a collection: a list may be given for a tuple, a string for neither."""
+_COLLECTIONS: Final = {tuple: "tuple", set: "set", frozenset: "set"}
 
 
 class DeclarationError(TypeError):
@@ -32,32 +48,42 @@ def require_types(declaration: Any) -> None:
 @lru_cache(maxsize=64)
 def _tests(kind: type[Any]) -> tuple[tuple[str, Test, str], ...]:
     hints = get_type_hints(kind)
-    return tuple((field.name, _test(hints[field.name]), _words(hints[field.name])) for field in fields(kind))
+    return tuple((field.name, test_of(hints[field.name]), words_of(hints[field.name])) for field in fields(kind))
 
 
-def _test(hint: Any) -> Test:
-    """A test for the values of a type hint, made once."""
+def test_of(hint: Any) -> Test:
+    """Make a test for the values of a type hint."""
     origin, parts = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: True
     if kinds := _plain(hint):
         return lambda value: isinstance(value, kinds)
     if origin in (Union, types.UnionType):
-        tests = [_test(part) for part in parts]
+        tests = [test_of(part) for part in parts]
         return lambda value: any(test(value) for test in tests)
     if origin is Literal:
         return lambda value: value in parts
     if origin is Callable:
         return callable
+    if origin is Iterable:
+        return lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    if origin is tuple and len(parts) > 1 and parts[-1] is not Ellipsis:
+        tests = [test_of(part) for part in parts]
+        return lambda value: (
+            isinstance(value, (tuple, list))
+            and len(value) == len(tests)
+            and all(t(v) for t, v in zip(tests, value, strict=True))
+        )
     if origin in _SEQUENCES:
-        kinds, of_item = _SEQUENCES[origin], _test(parts[0])
+        kinds, of_item = _SEQUENCES[origin], test_of(parts[0])
         return lambda value: isinstance(value, kinds) and all(map(of_item, value))
-    if origin is Mapping:
-        of_key, of_value = _test(parts[0]), _test(parts[1])
+    if origin in (Mapping, dict):
+        of_key, of_value = test_of(parts[0]), test_of(parts[1])
         return lambda value: isinstance(value, Mapping) and all(map(of_key, value)) and all(map(of_value, value.values()))
-    if hint is float:
-        return lambda value: isinstance(value, int | float) and not isinstance(value, bool)
-    return lambda value: isinstance(value, int) and not isinstance(value, bool)
+    if isinstance(origin, type):
+        return lambda value: isinstance(value, origin)
+    method = "__float__" if hint is float else "__index__"
+    return lambda value: hasattr(type(value), method) and not isinstance(value, bool)
 
 
 def _plain(hint: Any) -> tuple[type, ...]:
@@ -67,18 +93,22 @@ def _plain(hint: Any) -> tuple[type, ...]:
     return parts if all(plain) else ()
 
 
-def _words(hint: Any) -> str:
+def words_of(hint: Any) -> str:
     """A type hint in the words of a message."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_words, parts)))
+        return " or ".join(dict.fromkeys(map(words_of, parts)))
     if origin is Literal:
         return " or ".join(map(repr, parts))
     if origin is Callable:
         return "a function"
-    if origin in _SEQUENCES:
+    if origin is tuple and len(parts) > 1 and parts[-1] is not Ellipsis:
+        return f"a pair of {' and '.join(map(words_of, parts))}"
+    if origin in _SEQUENCES or origin is Iterable:
         items = "strings" if parts[0] is str else ", ".join(part.__name__ for part in get_args(parts[0]) or parts[:1])
-        return f"a {'tuple' if origin is tuple else 'set'} of {items}"
-    if origin is Mapping:
+        return f"a {_COLLECTIONS.get(origin, 'list')} of {items}"
+    if origin in (Mapping, dict):
         return "a mapping"
-    return _WORDS.get(hint) or f"a {hint.__name__}"
+    if origin is AbstractContextManager:
+        return "a context manager"
+    return _WORDS.get(hint) or f"a{'n' * (hint.__name__[0] in 'AEIO')} {hint.__name__}"

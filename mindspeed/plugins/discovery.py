@@ -5,7 +5,9 @@ A plugin that cannot be imported or contradicts itself becomes a row with its pr
 
 from __future__ import annotations
 
+import dis
 import importlib
+import json
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -31,7 +33,9 @@ from mindspeed.plugins.found import BUILT_IN, DiscoveredFeature, installed, of_f
 from mindspeed.plugins.gc_pause import collector_paused
 from mindspeed.plugins.near_names import near_names
 from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.plugins.providers import note_provider
 from mindspeed.plugins.tracing import trace
+from mindspeed.plugins.watchdog import running, watched
 
 __all__ = ["BUILT_IN", "Catalog", "DiscoveredFeature", "discover", "features_beside_platforms"]
 
@@ -81,6 +85,7 @@ class Catalog:
 
 
 @collector_paused()
+@watched()
 def discover(only: Iterable[str] | None = None) -> Catalog:
     """Load the built-in features and those of other distributions. Imports light modules only, never torch or megatron.
 
@@ -132,26 +137,51 @@ def _load(found: DiscoveredFeature) -> DiscoveredFeature:
     if found.problem is not None:
         return found
     module_name, _, attribute = found.reference.partition(":")
+    note_provider(module_name, found.distribution, found.version)
     start = time.perf_counter()
     try:
-        module = importlib.import_module(module_name)
-        feature = getattr(module, attribute) if attribute else _only_feature(module)
-        feature = getattr(feature, "as_mindspeed_feature", lambda: feature)()
-        if not (isinstance(feature, type) and issubclass(feature, Feature) and hasattr(feature, "spec")):
-            raise TypeError(f"{found.reference} is not a Feature class with a spec")
-        if not isinstance(feature.spec, FeatureSpec):
-            raise DeclarationError(f"spec is {feature.spec!r}, not a FeatureSpec")
-        if found.distribution != BUILT_IN:
-            feature.Args.model_rebuild()  # a built-in one is complete when it is used
+        with running(f"the import of feature {found.name}", module_name):
+            module = importlib.import_module(module_name)
+            feature = getattr(module, attribute) if attribute else _only_feature(module)
+            feature = getattr(feature, "as_mindspeed_feature", lambda: feature)()
+            _require_declaration(found, feature)
     except DeclarationError as error:
         return found.broken("MS104", f"the declaration of feature {found.name} is wrong: {error}")
-    except (Exception, SystemExit) as error:  # a plugin may fail in any way; it must not take the others with it
-        return found.broken("MS101", f"feature {found.name} cannot be loaded: {type(error).__name__}: {error}")
+    except BaseException as error:  # a plugin may fail in any way; it must not take the others with it
+        if isinstance(error, KeyboardInterrupt) and not _raised_by_code(error):
+            raise
+        text = str(error)
+        return found.broken("MS101", f"feature {found.name} cannot be loaded: {type(error).__name__}{text and ': '}{text}")
     if feature.spec.name != found.name:
         text = f"feature {found.name} calls itself {feature.spec.name}; folder or entry point and spec.name must be equal"
         return found.broken("MS104", text)
     trace("loaded", f"{found.name} of {found.distribution} {found.version} in {(time.perf_counter() - start) * 1e3:.1f} ms")
     return replace(found, feature=feature)
+
+
+def _require_declaration(found: DiscoveredFeature, feature: Any) -> None:
+    """Raise TypeError, DeclarationError or an error of pydantic for what is no feature, or has settings of unusable types."""
+    if not (isinstance(feature, type) and issubclass(feature, Feature) and hasattr(feature, "spec")):
+        raise TypeError(f"{found.reference} is not a Feature class with a spec")
+    if not isinstance(feature.spec, FeatureSpec):
+        raise DeclarationError(f"spec is {feature.spec!r}, not a FeatureSpec")
+    if found.distribution == BUILT_IN:
+        return  # its settings are complete when they are used
+    feature.Args.model_rebuild()
+    defaults = feature.Args.model_construct()
+    for name in feature.Args.model_fields.keys() & vars(defaults).keys():
+        try:
+            json.dumps(defaults.model_dump(mode="json", include={name}))
+        except Exception as error:
+            raise DeclarationError(f"the default of the setting {name} cannot be written as JSON: {error}") from error
+
+
+def _raised_by_code(error: BaseException) -> bool:
+    """Return whether a statement raised an error, and no signal."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _only_feature(module: Any) -> type[Feature[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from dataclasses import field as declared
@@ -24,9 +25,10 @@ class GiveField:
 
 @dataclass(frozen=True, slots=True)
 class DropField:
-    """Stop giving a field of the job."""
+    """Stop giving a field of the job, in its ``source`` where that is not the command line."""
 
     field: str
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ KINDS: Final[Mapping[str, type[Any]]] = {
     re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower(): kind for kind in FixStep.__args__
 }
 """Name of every kind of step in JSON (``give-field``), and its class."""
+_SHELL: Final = re.compile(r"[\s'\"\[\](){}$&|;<>\\`]")
+"""Characters that a shell does not hand on as they are."""
 _KIND_OF: Final = {kind: name for name, kind in KINDS.items()}
 
 
@@ -197,6 +201,8 @@ class CommandLine:
         match step:
             case GiveField(name, value, note, or_more):
                 return _with_note(f"{self.give_field(name, value)}{' or more' if or_more else ''}", note)
+            case DropField(name, "job file"):
+                return f"remove {name} from the job file"
             case DropField(name):
                 return self.drop_field(name)
             case GiveSetting(setting, value, note):
@@ -226,7 +232,8 @@ class CommandLine:
         return f"remove --{name.replace('_', '-')}"
 
     def give_setting(self, setting: str, value: Any) -> str:
-        return f"--set {setting}={_as_yaml(value)}"
+        text = f"{setting}={_as_yaml(value)}"
+        return f"--set {shlex.quote(text) if _SHELL.search(text) else text}"
 
     def give_option(self, option: str, value: Any) -> str:
         return option if value is True else f"{option} {value}"
@@ -288,6 +295,8 @@ def _removed(step: FixStep) -> str:
 def _as_yaml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{','.join(map(_as_yaml, value))}]"
     return "VALUE" if value is None else str(value)
 
 

@@ -98,13 +98,29 @@ def of_folders(module: Literal["feature", "base"]) -> Iterator[DiscoveredFeature
 def _third_parties() -> Iterator[DiscoveredFeature]:
     wanted = os.environ.get(PLUGINS_VARIABLE, "").strip() or "all"
     allowed = {_plain(name) for name in wanted.split(",")}
-    for entry in metadata.entry_points(group=ENTRY_POINTS):
-        provider = entry.dist
-        if provider is None or not provider.metadata:
-            continue  # a folder without metadata belongs to no distribution
-        reference = entry.value.partition("[")[0].replace(" ", "")
-        row = DiscoveredFeature(entry.name, provider.name, provider.version, reference)
-        yield row if wanted == "all" or _plain(provider.name) in allowed else _left_out(row, wanted)
+    seen = set()
+    for provider in metadata.distributions():
+        place = Path(str(getattr(provider, "_path", "a distribution"))).name
+        try:
+            name = getattr(provider, "_normalized_name", place)
+            rows = list(_named_by(provider)) if name not in seen else []
+        except Exception as error:  # what a distribution says of itself may be damaged in any way
+            name, _, version = place.rpartition(".")[0].partition("-")
+            text = f"the metadata of {place} cannot be read: {type(error).__name__}: {error}"
+            yield DiscoveredFeature(place, name, version, "entry_points.txt or METADATA").broken("MS101", text)
+            continue
+        seen.add(name)
+        yield from (row if wanted == "all" or _plain(row.distribution) in allowed else _left_out(row, wanted) for row in rows)
+
+
+def _named_by(provider: metadata.Distribution) -> Iterator[DiscoveredFeature]:
+    """A row for each feature that the metadata of a distribution names; a folder without metadata belongs to none."""
+    for entry in provider.entry_points:
+        if entry.group == ENTRY_POINTS and provider.metadata:
+            name, version = provider.metadata["Name"], provider.metadata["Version"]
+            if not (name and version):
+                raise ValueError("METADATA has no Name or no Version")
+            yield DiscoveredFeature(entry.name, name, version, entry.value.partition("[")[0].replace(" ", ""))
 
 
 def unmatched(rows: Iterable[DiscoveredFeature]) -> list[str]:

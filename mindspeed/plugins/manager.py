@@ -6,7 +6,6 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from traceback import extract_tb
 from types import CodeType
 from typing import Any, Final
 
@@ -14,12 +13,13 @@ import pluggy
 
 from mindspeed.plugins.active import MakeRange
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.fixes import Advice, advice
+from mindspeed.plugins.fixes import advice
+from mindspeed.plugins.hook_answers import asked
 from mindspeed.plugins.hookspecs import HOOK_CLASSES, HOOKS, PROJECT, HookFacts
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.snapshot import snapshot
-from mindspeed.plugins.tracing import trace, trace_error
+from mindspeed.plugins.tracing import trace
 
 _MARK: Final = f"{PROJECT}_impl"
 
@@ -115,14 +115,9 @@ class FeatureManager(pluggy.PluginManager):
                 self.calls[impl.plugin_name, hook] += 1
                 trace("hook", f"{hook} of {impl.plugin_name}")
                 before = snapshot(arguments[facts.value]) if facts.value else None
-                try:
-                    with nullcontext() if self.make_range is None else self.make_range(impl.plugin_name):
-                        result = impl.function(*(arguments[name] for name in impl.argnames))
-                except MindSpeedError:
-                    raise
-                except Exception as error:
-                    trace_error(error)
-                    raise MindSpeedError([_failure(impl.plugin, hook, error)]) from error
+                with nullcontext() if self.make_range is None else self.make_range(impl.plugin_name):
+                    given = (arguments[name] for name in impl.argnames)
+                    result = asked(hook, impl.plugin, lambda: impl.function(*given))
                 self.effects[impl.plugin_name, hook] += _did_something(facts, arguments, before, result)
                 return result
 
@@ -133,14 +128,6 @@ def _did_something(facts: HookFacts, arguments: dict[str, Any], before: object, 
     if facts.value:
         return snapshot(arguments[facts.value] if result is None else result) != before
     return result is not None or not facts.none
-
-
-def _failure(plugin: Any, hook: str, error: Exception) -> Problem:
-    """MS901 for an exception in a hook: the feature, the line of the hook, and the line that raised."""
-    name, lines = plugin.spec.name, [f"{frame.filename}:{frame.lineno}" for frame in extract_tb(error.__traceback__)]
-    where = lines[1] if len(lines) == 2 else f"{lines[1]}, raised at {lines[-1]}" if len(lines) > 2 else ""
-    text = f"{type(error).__name__}: {error}, raised by feature {name} in hook {hook}"
-    return Problem("MS901", text, (name,), where=where, fix=Advice("set MINDSPEED_TRACE=1 to see the traceback"))
 
 
 def _parameters(method: Callable[..., Any]) -> tuple[str, ...]:

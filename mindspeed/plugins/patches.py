@@ -15,13 +15,20 @@ from typing import Any, ClassVar, Final, Literal
 Phase = Literal["setup", "build", "step", "evaluate", "checkpoint", "teardown"]
 Scalar = str | int | float | bool | None
 
+_SCALARS: Final = (str, int, float, bool, type(None))
 _REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def check_reference(text: str, what: str) -> None:
     """Raise ValueError unless ``text`` has the form ``package.module:Qual.name``."""
-    if not _REFERENCE.fullmatch(text):
+    if not isinstance(text, str) or not _REFERENCE.fullmatch(text):
         raise ValueError(f"{what} {text!r} is not of the form 'package.module:Qual.name'")
+
+
+def _require_scalars(what: str, *values: object) -> None:
+    """Raise TypeError for a value that a plan cannot hold."""
+    if wrong := [value for value in values if not isinstance(value, _SCALARS)]:
+        raise TypeError(f"{what} is {wrong[0]!r}, not a string, a number, True, False or None")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +73,12 @@ class _Patch:
 
     def __post_init__(self) -> None:
         check_reference(self.target, "target")
-        if not self.reason:
+        if not (self.reason and isinstance(self.reason, str)):
             raise ValueError(f"the {self.kind} of {self.target} has no reason")
         if not isinstance(self, Set):
             check_reference(self.value, "reference")
+        elif not isinstance(self.value, Ref):
+            _require_scalars(f"the value for {self.target}", self.value)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which `patch_from_json` makes an equal patch."""
@@ -158,6 +167,7 @@ class ArgOverride:
     def __post_init__(self) -> None:
         if isinstance(self.value, list):  # as read back from JSON
             object.__setattr__(self, "value", tuple(self.value))
+        _require_scalars(f"the value for {self.argument}", *(self.value if isinstance(self.value, tuple) else (self.value,)))
         if isinstance(self.only, str):
             check_reference(self.only, "condition")
         elif self.only is not None:

@@ -147,6 +147,15 @@ class CollectedProblems(list[Problem]):
             return None
 
 
+def brief(value: object, width: int = 80) -> str:
+    """Return ``repr(value)`` for a message, cut where it is long, or the type where it has none."""
+    try:
+        text = repr(value)
+    except Exception:  # an object of a plugin, or a number with too many digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
 @cache
 def error_codes() -> dict[str, str]:
     """Read every code with the paragraph that ``mindspeed explain CODE`` prints."""

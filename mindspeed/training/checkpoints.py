@@ -134,7 +134,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         text = f"{checkpoint} is not a checkpoint of mindspeed pretrain: {why}"
         raise RunError([Problem("MS602", text, where=str(checkpoint), fix=_way_back(checkpoint))]) from error
     sizes = file_sizes(checkpoint)
-    needed = [*ESSENTIAL, *([COMMON] if _keeps_common_file(checkpoint) else []), *manifest.files]
+    needed = [*ESSENTIAL, *([COMMON] if keeps_common_file(checkpoint) else []), *manifest.files]
     missing = [f"{name} is missing" for name in dict.fromkeys(needed) if name not in sizes]
     cut = [
         f"{name} has {sizes[name]} bytes of {size}" for name, size in manifest.files.items() if sizes.get(name, size) != size
@@ -158,13 +158,6 @@ def _words(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     return "; ".join(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}" for wrong in error.errors()[:3])
-
-
-def _keeps_common_file(checkpoint: Path) -> bool:
-    try:
-        return keeps_common_file(checkpoint)
-    except UNREADABLE:  # the file says something else than an object
-        return True
 
 
 def damaged(checkpoint: Path, reasons: Sequence[str]) -> Problem:
@@ -200,7 +193,7 @@ def damages(folder: Path, part: int = 0, parts: int = 1) -> Iterator[str]:
                 json.loads((folder / name).read_bytes())
         except UNREADABLE as error:
             yield f"{name} {_reason(error)}"
-    if _keeps_common_file(folder) and (damage := _archive_damage(folder / COMMON)):
+    if keeps_common_file(folder) and (damage := _archive_damage(folder / COMMON)):
         yield f"{COMMON} {damage}"
     try:
         index = read_index(folder)

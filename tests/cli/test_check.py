@@ -1,6 +1,7 @@
 """Bad input, as the command line tells it: whole texts, exit status, everything at once."""
 
 import json
+import shlex
 
 import pytest
 
@@ -50,7 +51,30 @@ def test_an_ill_typed_setting_gets_a_line_that_is_accepted(check):
 
 
 def test_a_setting_without_a_field_is_a_problem(check):
-    assert check("--set", "size=2") == "MS301 'size=2' is not of the form feature.field=value\n  where: --set\n"
+    assert check("--set", "size=2") == (
+        "MS301 'size=2' is not of the form feature.field=value\n  where: --set\n  fix: --set FEATURE.SETTING=VALUE\n"
+    )
+
+
+def test_a_value_that_a_fix_gives_can_be_typed_as_it_stands(check, mindspeed):
+    (fix,) = [line for line in check("profiler", "--set", "profiler.ranks=(0,)").splitlines() if line.startswith("  fix: ")]
+    assert fix == "  fix: --set 'profiler.ranks=[0]' (ranks that are traced; -1 is all)"
+    words = shlex.split(fix.removeprefix("  fix: ").partition(" (")[0])
+    assert mindspeed("features", "check", "profiler", "--platform", "cpu", *words).exit_code == 0
+
+
+def test_a_value_from_the_job_file_is_removed_there(check, tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "features: [recompute]\nworld: {recompute_granularity: full}\nsettings: {recompute: {granularity: selective}}\n"
+    )
+    assert "fix: remove recompute_granularity from the job file, or " in check("-f", job)
+
+
+def test_a_word_after_a_switch_is_no_feature(mindspeed):
+    done = mindspeed("features", "check", "rms-norm", "--gated-linear-unit", "true")
+    assert done.exit_code == 2
+    assert "'true' is no feature; a switch takes no value: --NAME switches it on, --no-NAME off" in done.stderr
 
 
 def test_a_size_that_does_not_divide_the_heads_says_which(check):
@@ -157,7 +181,7 @@ def test_a_job_file_and_a_setting_that_cannot_be_read_are_reported_together(chec
     job.write_text("feature: [recompute]\n")
     assert check("-f", job, "--set", "size") == (
         f"MS305 unknown key 'feature' in the job file\n  where: {job}\n  fix: did you mean features?\n"
-        "MS301 'size' is not of the form feature.field=value\n  where: --set\n"
+        "MS301 'size' is not of the form feature.field=value\n  where: --set\n  fix: --set FEATURE.SETTING=VALUE\n"
         "2 problems\n"
     )
 

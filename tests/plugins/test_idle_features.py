@@ -8,12 +8,16 @@ from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, Featu
 from mindspeed.plugins.answers import changed_tensors
 from mindspeed.plugins.conditions import conditions, failure, obstacle
 from mindspeed.plugins.manager import FeatureManager
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
 
 
 @condition("cp is {world.cp}")
 def never(args: Any, world: World) -> bool:
     """Hold nowhere."""
     return False
+
+
+MORE = SavedTensor("more", 1, 1)
 
 
 class Hooked(Feature[FeatureArgs]):
@@ -24,8 +28,8 @@ class Hooked(Feature[FeatureArgs]):
         return [ArgOverride("context_parallel_size", self.world.cp, "a test")]
 
     @hookimpl
-    def saved_tensors(self, tensors: dict[str, int]) -> dict[str, int]:
-        return {**tensors, "more": 1}
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+        return (*tensors, MORE)
 
     @hookimpl
     def activated(self) -> None:
@@ -76,6 +80,6 @@ def asked(feature: type[Hooked], world: World) -> tuple[list[str], list[str]]:
     return sorted(hook for hook in ("activated", "megatron_args", "model_built") if manager.owners(hook)), refusals
 
 
-@pytest.mark.parametrize(("cp", "kept"), [(1, {}), (2, {"more": 1})])
-def test_what_an_algorithm_keeps_for_backward_counts_above_size_1(cp: int, kept: dict[str, int]) -> None:
-    assert changed_tensors(Algorithm, "saved_tensors", FeatureArgs(), World({"cp": cp}))({}) == kept
+@pytest.mark.parametrize(("cp", "kept"), [(1, ()), (2, (MORE,))])
+def test_what_an_algorithm_keeps_for_backward_counts_above_size_1(cp: int, kept: SavedTensors) -> None:
+    assert changed_tensors(Algorithm, "saved_tensors", FeatureArgs(), World({"cp": cp}))(()) == kept

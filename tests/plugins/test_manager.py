@@ -23,9 +23,9 @@ def feature(name, **hooks):
 
 
 def test_results_come_in_plan_order_with_their_feature():
-    manager = FeatureManager([feature("a", patches=lambda self: ["x"]), feature("b"), feature("c", patches=lambda self: ["y"])])
-    assert manager.call("patches") == [("a", ["x"]), ("c", ["y"])]
-    assert manager.owners("patches") == {"a", "c"}
+    manager = FeatureManager([feature("a", notes=lambda self: ["x"]), feature("b"), feature("c", notes=lambda self: ["y"])])
+    assert manager.call("notes") == [("a", ["x"]), ("c", ["y"])]
+    assert manager.owners("notes") == {"a", "c"}
     assert manager.owners("activated") == set()
 
 
@@ -60,6 +60,23 @@ def test_context_managers_of_a_hook_nest_in_plan_order():
         order.append("step")
     assert order == ["a enters step 3", "b enters step 3", "step", "b leaves", "a leaves"]
     assert manager.effects["quiet", "around_train_step"] == 0
+
+
+def test_a_context_manager_that_comes_first_is_the_outermost_one():
+    order = []
+
+    def around():
+        @contextmanager
+        def enter(self, state):
+            order.append(self.spec.name)
+            yield
+
+        return enter
+
+    spec = FeatureSpec("z", Category.TOOL)
+    first = type("z", (Feature,), {"spec": spec, "around_train_step": hookimpl(tryfirst=True)(around())})(ARGS, WORLD)
+    with FeatureManager([feature("a", around_train_step=around()), first]).around("around_train_step", state=1):
+        assert order == ["z", "a"]
 
 
 def failing(self):

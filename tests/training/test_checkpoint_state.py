@@ -238,13 +238,51 @@ def test_versions_and_files_of_the_software_are_told_and_safe():
     assert (change.verdict, change.what) == ("safe", f"megatron was 0.15.3 and is {record.content['version megatron']}")
 
 
-def test_a_checkpoint_without_a_record_and_a_damaged_one_differ(tmp_path):
-    assert states.read_record(tmp_path) is None
-    (tmp_path / states.FILE).write_text("{}")
+FEATURE = {"name": "a", "distribution": "acme", "version": "1", "settings": {}, "state": {}}
+RECORD = {"format": 1, "features": [FEATURE], "plan": "digest", "content": {}}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "Input should be an object"),
+        ("{}", "features: Field required; plan: Field required; format: Field required"),
+        (json.dumps(RECORD | {"format": 2}), "format: Input should be 1"),
+        (json.dumps(RECORD | {"features": 5}), "features: Input should be a valid array"),
+        (json.dumps(RECORD | {"features": [FEATURE | {"settings": 5}]}), "features.0.settings: Input should be an object"),
+        (
+            json.dumps(RECORD | {"features": [FEATURE | {"state": {"kind": "?"}}]}),
+            "features.0.state.kind: Input should be 'none', 'resharded' or 'own'",
+        ),
+        (json.dumps(RECORD | {"content": {"a": []}}), "content.a: Input should be a valid string"),
+        ("[" * 100_000, "Invalid JSON: recursion limit exceeded at line 1 column 202"),
+    ],
+)
+def test_a_damaged_record_is_a_problem_that_names_the_part(tmp_path, text, why):
+    path = tmp_path / states.FILE
+    path.write_text(text)
     with pytest.raises(RunError) as caught:
         states.read_record(tmp_path)
-    path = tmp_path / states.FILE
-    assert str(caught.value) == f"MS602 the features of the checkpoint cannot be read: KeyError: 'format'\n  where: {path}"
+    assert str(caught.value) == (
+        f"MS602 the features of the checkpoint cannot be read: {why}\n  where: {path}\n"
+        "  fix: resume an earlier checkpoint of the run, or copy this one again"
+    )
+
+
+def test_a_checkpoint_may_have_no_record(tmp_path):
+    assert states.read_record(tmp_path) is None
+
+
+def test_what_is_written_is_read(tmp_path):
+    record = record_of(plan("averages", cut={"size": 2}))
+    record.write(tmp_path)
+    assert states.read_record(tmp_path) == record
+
+
+@pytest.mark.parametrize("text", ["5", "null", "[]", "[" * 100_000, "{", '{"sharded_backend": 1, "common_backend": 1}'])
+def test_metadata_of_a_wrong_type_is_that_of_a_checkpoint_with_a_common_file(tmp_path, text):
+    (tmp_path / "metadata.json").write_text(text)
+    assert states.keeps_common_file(tmp_path)
 
 
 def diff(*arguments):

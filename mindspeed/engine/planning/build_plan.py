@@ -23,6 +23,7 @@ from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import ArgOverride, Patch, Replace
 from mindspeed.plugins.problems import Problem, ResolutionError
+from mindspeed.plugins.providers import provider_of
 
 HookPatches = Callable[[Collection[str], Collection[str], Environment, bool, frozenset[str]], Sequence[tuple[str, Patch]]]
 """``(hooks, overridden arguments, environment, proven, asked) -> [(owner, patch)]``.
@@ -108,10 +109,14 @@ def _instance(feature: type[Feature[Any]], args: Any, world: World, planned: Pla
     """Make a feature. Raises ResolutionError (MS901) with its name when its own code fails."""
     try:
         instance = feature(args, world)
-    except Exception as error:  # a plugin's own code may fail in any way; its name must be said
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin's own code may fail in any way; its name must be said
         name = planned.name
         text = f"feature {name} cannot be made: {type(error).__name__}: {error}"
-        raise ResolutionError([Problem("MS901", text, (name,), fix=GiveOption("--without", name))]) from error
+        raise ResolutionError(
+            [Problem("MS901", text, (name,), where=provider_of(feature), fix=GiveOption("--without", name))]
+        ) from error
     instance.requested = planned.requested
     return instance
 

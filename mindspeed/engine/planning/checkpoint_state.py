@@ -9,7 +9,9 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from mindspeed.engine.planning.checkpoint_layers import NAMES, conversion, layers_of, unfit_layers
 from mindspeed.engine.planning.fingerprint import Content, text_of
@@ -18,7 +20,7 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.planned_feature import PlannedFeature
 from mindspeed.plugins.feature import CheckpointState, Feature, ResumeVerdict
-from mindspeed.plugins.fixes import advice
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import Problem, RunError
 
 FILE: Final = "features.json"
@@ -62,6 +64,17 @@ class CheckpointManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class _Stored(CheckpointManifest):
+    """A record with the version of its format, as it stands in the file."""
+
+    format: Literal[1] = field(kw_only=True)
+
+    @property
+    def manifest(self) -> CheckpointManifest:
+        return CheckpointManifest(self.features, self.plan, self.content)
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """Describe a difference between a checkpoint and the job that resumes it, and what becomes of the checkpoint."""
 
@@ -92,16 +105,18 @@ def read_record(folder: Path) -> CheckpointManifest | None:
     if not path.is_file():
         return None
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']} is not {FORMAT}")
-        features = tuple(
-            SavedFeature(**feature | {"state": CheckpointState(**feature["state"])}) for feature in data["features"]
-        )
-        return CheckpointManifest(features, data["plan"], data["content"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        text = f"the features of the checkpoint cannot be read: {type(error).__name__}: {error}"
-        raise RunError([Problem("MS602", text, where=str(path))]) from error
+        return TypeAdapter(_Stored).validate_json(path.read_bytes()).manifest
+    except (OSError, ValueError, TypeError) as error:
+        text = f"the features of the checkpoint cannot be read: {_words(error)}"
+        fix = Advice("resume an earlier checkpoint of the run, or copy this one again")
+        raise RunError([Problem("MS602", text, where=str(path), fix=fix)]) from error
+
+
+def _words(error: Exception) -> str:
+    """Describe a damage without the documentation links of pydantic."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}".removeprefix(": ") for wrong in error.errors()[:3])
 
 
 def keeps_common_file(folder: Path) -> bool:
@@ -110,7 +125,7 @@ def keeps_common_file(folder: Path) -> bool:
     All releases until 0.18 write it; from 0.19 on its content lies among the tensors. Also for what cannot be read.
     """
     try:
-        written = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+        written = TypeAdapter(dict[str, Any]).validate_json((folder / "metadata.json").read_bytes())
     except (OSError, ValueError):
         return True
     return "sharded_backend" not in written or bool(written.get("common_backend"))

@@ -46,7 +46,7 @@ def read_lock(path: str | Path) -> Lock:
         if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']} is not {FORMAT}")
         return Lock(data["job"], plan_from_json(data["plan"]), dict(data["content"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         text = f"the lock file cannot be read: {type(error).__name__}: {error}"
         raise MindSpeedError(
             [Problem("MS509", text, where=str(path), fix=Advice("write it again with mindspeed lock -f JOB.yaml"))]

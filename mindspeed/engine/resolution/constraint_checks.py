@@ -117,7 +117,7 @@ def check_given_fields(state: ResolutionState) -> None:
         for found, jobs in state.contradictions(name):
             for field, value in found:
                 text = f"{name}: it sets {field} to {value}, but {state.merged.world[field].value} is given"
-                fix = (DropField(field), RemoveFeature(state.root(name)))
+                fix = (DropField(field, state.merged.world[field].source), RemoveFeature(state.root(name)))
                 state.problem("MS304", text, (name,), fix, jobs & state.where[name], (field,))
 
 

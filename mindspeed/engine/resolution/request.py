@@ -10,7 +10,7 @@ from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.variables import unknown_variables, value_problems
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.near_names import near_names, suggestion
-from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError, brief
 
 MEGATRON_DEFAULTS: Final = "Megatron's defaults"
 """Source of values that are only defaults of Megatron-LM's parser."""
@@ -49,9 +49,8 @@ class JobFile:
 def job_from_data(data: Any, where: str) -> JobFile:
     """Check the shape of a parsed job file. ``where`` names it in problems."""
     if not isinstance(data, dict):
-        raise ResolutionError(
-            [Problem("MS305", "a job file is a mapping with keys such as features and settings", where=where)]
-        )
+        text, fix = "a job file is a mapping with keys such as features and settings", Advice("features: [NAME, ...]")
+        raise ResolutionError([Problem("MS305", text, where=where, fix=fix)])
     problems = []
     for key in data:
         if key not in JOB_KEYS:
@@ -94,18 +93,24 @@ def _shape_problems(data: Mapping[str, Any], code: str, where: str) -> list[Prob
     for key, (shape, words) in _SHAPES.items():
         value = data.get(key)
         if value is not None and not isinstance(value, shape):
-            problems.append(Problem(code, f"{key} is {value!r}, not {words}", where=where))
+            problems.append(
+                Problem(code, f"{key} is {brief(value)}, not {words}", where=where, fix=Advice(f"give {key} as {words}"))
+            )
         elif shape is list:
             names = value or ()
             problems += [
-                Problem(code, f"{key} has {name!r}, not a name", where=where) for name in names if type(name) is not str
+                Problem(code, f"{key} has {brief(name)}, not a name", where=where, fix=Advice(f"give {key} as {words}"))
+                for name in names
+                if type(name) is not str
             ]
     settings = data.get("settings")
     for name, fields in settings.items() if isinstance(settings, Mapping) else ():
         if not isinstance(fields, Mapping):
-            problems.append(
-                Problem(code, f"settings.{name} is {fields!r}, not a mapping of settings", (str(name),), where=where)
+            text, fix = (
+                f"settings.{name} is {brief(fields)}, not a mapping of settings",
+                Advice(f"settings: {{{name}: {{SETTING: VALUE}}}}"),
             )
+            problems.append(Problem(code, text, (str(name),), where=where, fix=fix))
     return problems
 
 
@@ -149,12 +154,14 @@ def parse_assignments(assignments: list[str] | tuple[str, ...], where: str) -> d
         target, equals, value = text.strip().partition("=")
         feature, dot, name = target.strip().partition(".")
         if not (equals and dot and feature and name):
-            problems.append(Problem("MS301", f"{text!r} is not of the form feature.field=value", where=where))
+            example = Advice(f"{where}{' ' if where.startswith('-') else '='}FEATURE.SETTING=VALUE")
+            text = f"{brief(text)} is not of the form feature.field=value"
+            problems.append(Problem("MS301", text, where=where, fix=example))
             continue
         fields = settings.setdefault(feature, {})
         parsed = _scalar(value)
         if name in fields and fields[name] != parsed:
-            text = f"{feature}.{name} is given twice: {fields[name]} and {parsed}"
+            text = f"{feature}.{name} is given twice: {brief(fields[name])} and {brief(parsed)}"
             problems.append(Problem("MS303", text, (feature,), where=where, fix=Advice("keep one of the two")))
         fields[name] = parsed
     if problems:
@@ -163,9 +170,9 @@ def parse_assignments(assignments: list[str] | tuple[str, ...], where: str) -> d
 
 
 def _scalar(text: str) -> Any:
-    import yaml
+    from mindspeed.plugins.plain_yaml import PlainDataError, read_plain
 
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return read_plain(text)
+    except PlainDataError:
         return text

@@ -9,12 +9,13 @@ from typing import Any, Final
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.planned_feature import PlanNote, Value
 from mindspeed.engine.resolution.request import Layer
+from mindspeed.job.fact import Field
 from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import FIELDS, World, size_name
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.fixes import Advice, DropField, GiveField, GiveOption
 from mindspeed.plugins.near_names import near_names, suggestion
-from mindspeed.plugins.problems import GivenValue, Problem
+from mindspeed.plugins.problems import GivenValue, Problem, brief
 
 Settings = dict[str, dict[str, Value]]
 LAUNCH: Final = "WORLD_SIZE"
@@ -78,7 +79,7 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
         for name, value in world.items():
             if name == "world_size" and environment.world_size not in (None, value):
                 text = f"{layer.source} says world size {value}, but this process belongs to a job of {environment.world_size}"
-                fix = (DropField(name), Advice(f"start {value} processes"))
+                fix = (DropField(name, layer.source), Advice(f"start {value} processes"))
                 merged.problems.append(Problem("MS306", text, where=LAUNCH, fix=fix))
             _put(merged.world, name, value, layer)
         for feature, fields in settings.items():
@@ -173,14 +174,16 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
         typed = field.typed(value)
         facts = (_given(name, value, layer),)
         if typed is None:
-            text = f"{name} ({field.meaning}) is {value!r}, not {_KINDS[field.kind]}"
-            problems.append(Problem("MS301", text, where=layer.source, facts=facts))
+            text = f"{name} ({field.meaning}) is {brief(value)}, not {_KINDS[field.kind]}"
+            problems.append(Problem("MS301", text, where=layer.source, fix=GiveField(name, _example(field)), facts=facts))
         elif field.least is not None and not typed >= field.least:  # also not a number
             text = f"{name} ({field.meaning}) is {value}, which is below {field.least}"
-            problems.append(Problem("MS301", text, where=layer.source, facts=facts))
+            problems.append(
+                Problem("MS301", text, where=layer.source, fix=GiveField(name, field.least, or_more=True), facts=facts)
+            )
         elif field.words and typed not in field.words:
             near = near_names(typed, field.words, number=1) or list(field.words)
-            text = f"{name} is {value!r}, which is none of {', '.join(field.words)}"
+            text = f"{name} is {brief(value)}, which is none of {', '.join(field.words)}"
             problems.append(Problem("MS301", text, where=layer.source, fix=GiveField(name, near[0]), facts=facts))
         else:
             world[name] = typed
@@ -194,3 +197,10 @@ _KINDS: Final[Mapping[type, str]] = {
     bool: "true or false",
     tuple: "a list of words",
 }
+
+
+def _example(field: Field) -> Any:
+    """Return a value that a field of the job takes."""
+    if field.words:
+        return field.words[0]
+    return {bool: True, str: "WORD", tuple: "WORD,WORD"}.get(field.kind, field.least or 1)

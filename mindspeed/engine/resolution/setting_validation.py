@@ -11,9 +11,9 @@ from pydantic.fields import FieldInfo
 from mindspeed.engine.resolution.planned_feature import Value
 from mindspeed.engine.resolution.request_merge import Settings
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.plugins.fixes import Advice, GiveSetting, filled
+from mindspeed.plugins.fixes import Advice, GiveSetting, RunCommand, filled
 from mindspeed.plugins.near_names import near_names, suggestion
-from mindspeed.plugins.problems import GivenValue, Problem
+from mindspeed.plugins.problems import GivenValue, Problem, brief
 
 
 class Arguments:
@@ -66,11 +66,14 @@ class Arguments:
         error = detail.get("ctx", {}).get("error", detail["msg"])  # a validator's own, or the sentence of pydantic
         own_fix = filled(getattr(error, "fix", ()), name, str)
         if not key:
-            return Problem("MS301", f"{name}: {error}", (name,), fix=own_fix)
-        text = f"{name}.{key} is {detail['input']!r}: {str(error)[0].lower()}{str(error)[1:]}"
-        if own_fix or key not in fields:
+            return Problem(
+                "MS301", f"{name}: {error}", (name,), fix=own_fix or RunCommand(f"mindspeed features explain {name}")
+            )
+        text = f"{name}.{key} is {brief(detail['input'])}: {str(error)[0].lower()}{str(error)[1:]}"
+        whole = key.partition(".")[0]
+        if own_fix or whole not in fields:
             return Problem("MS301", text, (name,), (), where, own_fix, facts)
-        value = GiveSetting(f"{name}.{key}", accepted_value(fields[key]), fields[key].description or "")
+        value = GiveSetting(f"{name}.{whole}", accepted_value(fields[whole]), fields[whole].description or "")
         return Problem("MS301", text, (name,), (), where, value, facts)
 
 

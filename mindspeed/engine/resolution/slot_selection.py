@@ -19,6 +19,7 @@ from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.conditions import conditions, failure
 from mindspeed.plugins.constraints import AUTO, Conflicts, Cost, Relation, RequiresCapability, RequiresSlot
 from mindspeed.plugins.fixes import Advice, GiveField, GiveSetting, RemoveFeature, Together
+from mindspeed.plugins.problems import MindSpeedError
 
 Root = tuple[str, Reason, JobSet]
 """A feature that becomes active, with the reason and the jobs."""
@@ -150,6 +151,8 @@ def _candidate(state: ResolutionState, name: str, slot: str, world: World) -> Ca
             return Candidate(name, refusal=found.message)
     except UnknownValue as unknown:
         return Candidate(name, unknown=unknown.fields)
+    except MindSpeedError as error:
+        return Candidate(name, refusal=f"its cost failed itself: {error.problems[0].message}")
     except Exception as error:  # a plugin's formula may fail in any way; the message must name the plugin
         return Candidate(name, refusal=f"its cost or a check failed itself: {type(error).__name__}: {error}")
     return Candidate(name, cost)

@@ -125,7 +125,7 @@ class Profiler(Feature[ProfilerArgs]):
     def working_steps(self) -> tuple[int, int]:
         return self.args.start + 1, self.args.end
 
-    @hookimpl
+    @hookimpl(tryfirst=True)  # what other features do around a step is in the trace as well
     def around_train_step(self, state: Any) -> AbstractContextManager[None] | None:
         if self.window is None:
             from mindspeed.features.profiler.window import TraceWindow, is_traced

@@ -64,8 +64,8 @@ def test_a_key_that_a_job_file_has_twice_is_named_with_both_lines(tmp_path):
     with pytest.raises(ResolutionError) as caught:
         load_job_file(job)
     assert [(problem.message, problem.where) for problem in caught.value.problems] == [
-        ("the key 'features' is given twice, first in line 1", f"{job}:5"),
         ("the key 'tp' is given twice, first in line 3", f"{job}:4"),
+        ("the key 'features' is given twice, first in line 1", f"{job}:5"),
     ]
 
 

@@ -54,6 +54,16 @@ def test_a_job_file_that_is_no_mapping_is_a_problem(tmp_path, text):
     assert [p.code for p in caught.value.problems] == ["MS305"]
 
 
+def test_text_that_is_no_plain_data_is_told_with_its_line_and_a_fix(tmp_path):
+    path = write(tmp_path, "world:\n  tp: !!int x\n")
+    with pytest.raises(ResolutionError) as caught:
+        load_job_file(path)
+    assert str(caught.value) == (
+        f"MS305 the job file cannot be read: the tag !!int is not plain data\n  where: {path}:2\n"
+        "  fix: write plain YAML: names, numbers, lists and mappings (docs/enabling-features.md)"
+    )
+
+
 def test_a_missing_job_file_is_a_problem(tmp_path):
     with pytest.raises(ResolutionError, match="MS305 the job file cannot be read"):
         load_job_file(tmp_path / "none.yaml")

@@ -139,7 +139,7 @@ def test_auto_leaves_out_whoever_fails_a_check_or_excludes_another_or_does_not_r
     assert rows(result) == [
         "owner.method is auto, and a is chosen, which alone can: 30 bytes",
         "b: cannot, it and other exclude each other",
-        "broken: cannot, its cost or a check failed itself: ZeroDivisionError: division by zero",
+        "broken: cannot, its cost failed itself: ZeroDivisionError: division by zero, raised by feature broken in hook cost",
         "checked: cannot, 2 ranks are too few",
         "elsewhere: cannot, it does not run on cpu",
         "excluding: cannot, it and other exclude each other",

@@ -1,0 +1,79 @@
+"""What the code of a feature gives back: errors and wrong answers of hooks as problems that name the feature."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from functools import cache
+from traceback import extract_tb
+from typing import Any, Final, get_type_hints
+
+from mindspeed.job.world import UnknownValue
+from mindspeed.plugins import hookspecs
+from mindspeed.plugins.declared_types import Test, test_of, words_of
+from mindspeed.plugins.fixes import Advice
+from mindspeed.plugins.problems import MindSpeedError, Problem, brief
+from mindspeed.plugins.providers import provider_of
+from mindspeed.plugins.tracing import trace_error
+from mindspeed.plugins.watchdog import is_watched, running
+
+_PLUGINS: Final = os.path.join(os.path.dirname(__file__), "")
+
+
+def asked(hook: str, feature: Any, ask: Callable[[], Any]) -> Any:
+    """Return what a feature answers to a hook.
+
+    Raises MindSpeedError: MS901 for an exception in the hook, MS108 for an answer of another type than the hook has.
+    """
+    try:
+        with running(f"hook {hook} of feature {feature.spec.name}", feature):
+            answer = ask()
+    except (MindSpeedError, UnknownValue):
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or not (isinstance(error, Exception) or is_watched()):
+            raise
+        trace_error(error)
+        raise MindSpeedError([_failure(hook, feature, error)]) from error
+    fits, words = _type_of(hook)
+    if not fits(answer):
+        raise MindSpeedError([wrong_answer(hook, feature, f"returns {brief(answer)}, not {words}")])
+    return answer
+
+
+@cache
+def _type_of(hook: str) -> tuple[Test, str]:
+    """A test for the answers of a hook, from the specification, and the type in words."""
+    from mindspeed.plugins import constraints, estimates, patches, process_variables, saved_tensors
+
+    names = {
+        name: value
+        for module in (constraints, estimates, patches, process_variables, saved_tensors)
+        for name, value in vars(module).items()
+    }
+    specification = next(getattr(hooks, hook) for hooks in hookspecs.HOOK_CLASSES if hasattr(hooks, hook))
+    hint = get_type_hints(specification, localns=names)["return"]
+    return (lambda answer: True, "anything") if hint is type(None) else (test_of(hint), words_of(hint))
+
+
+def wrong_answer(hook: str, feature: Any, what: str) -> Problem:
+    """MS108 for a hook of a feature that answers what it cannot."""
+    name, code = feature.spec.name, inspect.unwrap(getattr(feature, hook)).__code__
+    author = provider_of(feature) or f"the feature {name}"
+    where = _where(feature, f"{code.co_filename}:{code.co_firstlineno}")
+    fix = Advice(f"report it to the authors of {author}")
+    return Problem("MS108", f"hook {hook} of feature {name} {what}", (name,), where=where, fix=fix)
+
+
+def _failure(hook: str, feature: Any, error: BaseException) -> Problem:
+    """MS901 for an exception in a hook: the feature, the line of the hook, and the line that raised."""
+    name, lines = feature.spec.name, [f"{frame.filename}:{frame.lineno}" for frame in extract_tb(error.__traceback__)]
+    lines = [line for line in lines if not line.startswith(_PLUGINS)]
+    where = _where(feature, f"{lines[0]}, raised at {lines[-1]}" if len(lines) > 1 else "".join(lines))
+    text = f"{type(error).__name__}: {error}, raised by feature {name} in hook {hook}"
+    return Problem("MS901", text, (name,), where=where, fix=Advice("set MINDSPEED_TRACE=1 to see the traceback"))
+
+
+def _where(feature: Any, line: str) -> str:
+    return ", ".join(filter(None, (provider_of(feature), line)))
