@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: train test ops test-long test-changed test-versions test-engine-layers test-clients test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench docs site release changelog clean
+.PHONY: train test ops test-long test-changed test-versions test-hybrid test-engine-layers test-clients test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench docs site release changelog clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -41,6 +41,10 @@ build/megatron/%/installed: | $(VENV)/installed
 test-versions: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed)  ## the features on the other Megatron versions, and on the checkouts in MINDSPEED_MEGATRONS
 	MINDSPEED_MEGATRONS=build/megatron:$(MINDSPEED_MEGATRONS) $(BIN)/python -m pytest -q -m long tests/megatron/versions
 	$(BIN)/python -m tools.docs.version_results build/versions
+
+test-hybrid: $(VENV)/installed  ## the features on Megatron's HybridModel, with the Megatrons from 0.19 on in MINDSPEED_MEGATRONS
+	-$(BIN)/python -m pytest -q -m long tests/megatron/versions/test_hybrid.py
+	$(BIN)/python -m tools.docs.version_results build/hybrid
 
 test-engine-layers: $(VENV)/installed  ## the features on layers in the roles of Transformer Engine's
 	-$(BIN)/python -m pytest -q -m long tests/features/transformer_engine_layers/test_every_feature.py

@@ -61,15 +61,18 @@ def override_fields(config: Any) -> None:
         setattr(config, name, value)
 
 
-def override_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function or an ``__init__`` that takes arguments of Megatron as parameters: they get the plan's values."""
+def override_parameters(original: Callable[..., Any], **unchosen: Any) -> Callable[..., Any]:
+    """Wrap a function or an ``__init__`` that takes arguments of Megatron as parameters: they get the plan's values.
+
+    ``unchosen`` are values that a script hands on without a choice, as it does a default, where these differ.
+    """
     signature = inspect.signature(original)
     place = original.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
+        defaults = {name: unchosen.get(name, parameter.default) for name, parameter in signature.parameters.items()}
         given = {name: (bound.arguments.get(name, default), default) for name, default in defaults.items()}
         bound.arguments.update(_values_for(place, given, bound.arguments))
         return original(*bound.args, **bound.kwargs)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from mindspeed.engine.inspection.config_arguments import arguments_of
 from mindspeed.engine.inspection.contracts import ABSENT, contract_for
 from mindspeed.engine.inspection.megatron_copies import megatron_version, package_root
+from mindspeed.engine.resolution.environment import version_in
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.patches import Patch, Phase, When, Wrap
 from mindspeed.plugins.tables import fields_of, json_beside
@@ -42,8 +43,8 @@ class HookPoint:
 
     ``arguments`` is the place whose overrides are put in (`mindspeed.engine.inspection.config_arguments.PLACES`), ``hooks`` are
     those that are called. ``run`` says which phase of the run begins or ends, for every plan with a feature; ``loop`` what
-    every plan for Megatron-LM's training loop needs, ``cpu`` what every plan for the CPU needs. ``by_name`` is as of a Wrap,
-    and with ``asks`` conditions of features are asked there too.
+    every plan for Megatron-LM's training loop needs, ``cpu`` what every plan for the CPU needs. ``megatron`` are the
+    releases that have the function, ``by_name`` is as of a Wrap, and with ``asks`` conditions of features are asked there too.
     """
 
     target: str
@@ -54,7 +55,7 @@ class HookPoint:
     run: str = ""
     loop: str = ""
     cpu: str = ""
-    when: When | None = None
+    megatron: str = ""
     by_name: bool = False
     asks: bool = False
 
@@ -65,7 +66,7 @@ class HookPoint:
             self.target,
             f"mindspeed.megatron.{module}:{self.wrapper}",
             "; ".join(reasons),
-            self.when,
+            When(self.megatron) if self.megatron else None,
             self.phase,
             by_name=self.by_name,
         )
@@ -114,8 +115,9 @@ def hook_points_for(
     version = megatron or megatron_version()
     known = arguments_of(version) if overrides else {}
     wraps: list[Patch] = []
+    of_core = [point for point in CORE_HOOK_POINTS if version is None or version_in(version, point.megatron)]
     of_training = [point for point in TRAINING_HOOK_POINTS if training and _is_present(point, version)]
-    for point in (*CORE_HOOK_POINTS, *of_training):
+    for point in (*of_core, *of_training):
         has_arguments = point.arguments and (known is None or not known.get(point.arguments, frozenset()).isdisjoint(overrides))
         called = [hook for hook in point.hooks if hook in hooks]
         reasons = (

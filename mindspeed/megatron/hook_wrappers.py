@@ -6,6 +6,7 @@ outlives its plan does what the original does. Megatron is imported only inside 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from typing import Any, Final
@@ -53,6 +54,46 @@ def model_init(original: Function) -> Function:
     return override_parameters(original)
 
 
+def hybrid_model_init(original: Function) -> Function:
+    """Wrap ``HybridModel.__init__``, whose stack has the specs of single layers.
+
+    Its default is a model without positions, and that of scripts, which hand on Megatron-LM's argument, has learned ones.
+    """
+    initialize = override_parameters(original, position_embedding_type="learned_absolute")
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments
+        stack, config, pattern = given["hybrid_stack_spec"], given["config"], given.get("hybrid_layer_pattern")
+        facts = {"hybrid_layer_pattern": pattern} if pattern else {}
+        parts = _built_parts(stack.submodules, pattern or "")
+        given["hybrid_stack_spec"] = dataclasses.replace(stack, submodules=_with_features(parts, config, facts))
+        initialize(*bound.args, **bound.kwargs)
+
+    return init
+
+
+def _built_parts(submodules: Any, pattern: str) -> Any:
+    """Return the specs of a hybrid stack without those of layers that no character of the pattern stands for."""
+    unused = [name for layer, name in _STACK.items() if pattern and layer not in pattern]
+    defaults = {field.name: field.default for field in dataclasses.fields(submodules) if field.name in unused}
+    return dataclasses.replace(submodules, **defaults)
+
+
+_STACK: Final = {
+    "*": "attention_layer",
+    "+": "mla_layer",
+    "D": "dsa_layer",
+    "-": "mlp_layer",
+    "E": "moe_layer",
+    "M": "mamba_layer",
+    "G": "gdn_layer",
+}
+"""Specs of a hybrid stack by the character of their layer."""
+
+
 @wrapper
 def initialize_model_parallel(original: Function, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``initialize_model_parallel``: with the groups, set-up has ended."""
@@ -87,11 +128,15 @@ def get_nccl_options(original: Function, pg_name: str, *args: Any, **kwargs: Any
 @wrapper
 def get_block_submodules(original: Function, config: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``_get_block_submodules(config, spec, ...)``."""
-    spec = original(config, *args, **kwargs)
+    return _with_features(original(config, *args, **kwargs), config, {})
+
+
+def _with_features(spec: Any, config: Any, facts: dict[str, Any]) -> Any:
+    """Return a specification as features change it, which are asked about the job with further ``facts``."""
     active = session.current()
     if active is None:
         return spec
-    facts = world_of_config(config) | facts_of_spec(spec)
+    facts = world_of_config(config) | facts_of_spec(spec) | facts
     without = features_without(facts) | features_without_model("spec", spec, config)
     return active.manager.chain("layer_spec", without, spec=spec, config=config)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +20,13 @@ def chosen_layers(chunks: Sequence[Any], count: int | None) -> list[Any]:
 
 
 def blocks_of(chunks: Sequence[Any]) -> list[Any]:
-    """Return every transformer block with layers."""
+    """Return every transformer block with layers, and every stack of a hybrid model."""
     from megatron.core.transformer.transformer_block import TransformerBlock
 
+    hybrid = sys.modules.get("megatron.core.models.hybrid.hybrid_block")
+    kinds = (TransformerBlock, hybrid.HybridStack) if hybrid is not None else TransformerBlock
     modules = [module for chunk in chunks for module in chunk.modules()]
-    return [module for module in modules if isinstance(module, TransformerBlock) and len(module.layers)]
+    return [module for module in modules if isinstance(module, kinds) and len(module.layers)]
 
 
 def fully_recomputed(config: Any) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import ModelCondition, condition, unset
-from mindspeed.plugins.fixes import GiveField, RemoveFeature
+from mindspeed.plugins.fixes import Advice, GiveField, RemoveFeature
 from mindspeed.plugins.shared_conditions import NO_OTHER_PASSES, NO_TRANSFORMER_ENGINE_LAYERS
 
 _REMOVE: Final = RemoveFeature()
@@ -59,3 +59,12 @@ NO_SHARDED_MODEL: Final = ModelCondition(
     "mindspeed.pipeline.model_conditions:sharded_modules",
     "the model has no fully sharded parameters, which a repeated forward pass would have to gather",
 )
+
+
+@condition(
+    "the pattern of a hybrid model says which layers a stage has",
+    fix=(Advice("separate uneven stages with | in the pattern"), RemoveFeature()),
+)
+def layers_have_no_pattern(args: Any, world: World) -> bool:
+    """Check that the model is no HybridModel, which has no layout but its pattern."""
+    return not world.is_hybrid

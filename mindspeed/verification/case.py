@@ -170,6 +170,8 @@ class CaseRequest:
         alone = not self.keeps_layout and not self.sizes_of(both)
         settings = {name: values for name, values in self.settings.items() if name in both}
         settings |= {name: {**settings.get(name, {}), **reference} for name, reference in references.items()}
+        if sizes.get("pp", 1) == 1:
+            recipe = replace(recipe, shape=recipe.shape.of_one_stage())
         layer = Layer(
             "chosen by verify",
             features=tuple(sorted(both)),

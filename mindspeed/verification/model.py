@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_decoder_block_spec,
@@ -67,7 +69,9 @@ def _builds_engine_layers() -> bool:
 def build_chunks(recipe: Recipe) -> list[DistributedDataParallel]:
     """This rank's model chunks with the recipe's weights, wrapped for data parallelism as Megatron's trainer does it."""
     config = model_config(recipe)
-    chunks = gpt.build_chunks(config, World(recipe.world()), partial(layer_specs, config, recipe.shape))
+    shape = recipe.shape if parallel_state.get_pipeline_model_parallel_world_size() > 1 else recipe.shape.of_one_stage()
+    world = World(replace(recipe, shape=shape).world())
+    chunks = gpt.build_chunks(config, world, partial(layer_specs, config, recipe.shape))
     fill_weights(chunks, recipe.seed)
     ddp_config = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
     if ddp_config.bucket_size is None:

@@ -76,7 +76,7 @@ class GptShape:
         """Return the HybridModel with these layers, those of a pattern or the own ones one by one in equal segments."""
         if not pattern:
             pair = ("+" if self.multi_latent_attention else "*") + ("E" if self.num_experts else "-")
-            segments = [pair * (self.num_layers // chunks)] * chunks
+            segments = [pair * max(1, self.num_layers // chunks)] * chunks
             pattern = "|".join(segments) + f"/{pair}" * self.mtp_num_layers
         read = pattern_of(pattern)
         sparse = EXPERTS in pattern
@@ -89,6 +89,10 @@ class GptShape:
             grouped_experts=sparse,
             mtp_num_layers=len(read.predictions),
         )
+
+    def of_one_stage(self) -> GptShape:
+        """Return the shape of the same model whose layers are all on one pipeline stage."""
+        return replace(self, hybrid_layer_pattern=self.hybrid_layer_pattern.replace("|", ""))
 
     def with_options(self, options: Mapping[str, Any]) -> GptShape:
         """This shape with further fields of Megatron's configuration; lists become tuples."""

@@ -1,4 +1,4 @@
-"""Results of `make test-versions` as a table: ``python -m tools.docs.version_results build/versions`` takes new ones over.
+"""Results of `make test-versions` and `make test-hybrid` as a table, which ``python -m tools.docs.version_results FOLDER`` fills.
 
 They are kept in mindspeed/diagnostics/version_results.json: for each version its Python and torch, and for each feature
 ``passed`` or the reason why not.
@@ -26,7 +26,7 @@ Results = dict[str, dict[str, Any]]
 
 
 def kept_results() -> Results:
-    """``{version: {"python", "torch", "features": {name: passed or why not}}}``."""
+    """``{version: {"python", "torch", "features": {name: passed or why not}, "hybrid": the same on a HybridModel}}``."""
     results: Results = json.loads(FILE.read_text(encoding="utf-8"))
     return results
 
@@ -34,16 +34,25 @@ def kept_results() -> Results:
 def taken_over(results: Results, answers: Mapping[str, Any]) -> Results:
     """The results with what one version has printed (`tests.megatron.versions.verify_cases`) in the place of what it had."""
     cases = {name: answer for name, answer in answers["cases"].items() if answer.get("alone")}
-    rows = {name: PASSED if answer["holds"] else reason(answer["problems"]) for name, answer in sorted(cases.items())}
+    rows = {name: result_of(name, answer) for name, answer in sorted(cases.items())}
+    version = answers["megatron"]
+    if answers.get("hybrid"):
+        return {**results, version: {**results[version], "hybrid": rows}}
     row = {"python": answers["python"], "torch": answers["torch"], "features": rows}
-    return {**results, answers["megatron"]: row}
+    return {**results, version: {**results.get(version, {}), **row}}
 
 
-def reason(problems: Sequence[str]) -> str:
-    """The Megatron that a feature needs, else the first problem, in a cell's few words."""
+def result_of(name: str, answer: Mapping[str, Any]) -> str:
+    """Return ``passed``, or why a feature was not seen to hold."""
+    return PASSED if answer["holds"] else reason(answer["problems"], name)
+
+
+def reason(problems: Sequence[str], name: str = "") -> str:
+    """The Megatron that a feature needs, else the condition of its own that refuses it, else the first problem, in few words."""
     lines = [problem.splitlines()[0] for problem in problems] or ["no verdict"]
     needed = [found[1] for line in lines if (found := re.fullmatch(r"MS208 \S+ (needs megatron-core \S+), this is \S+", line))]
-    return needed[0] if needed else f"fails: {lines[0]}"
+    refused = [line.removeprefix(f"MS304 {name}: ") for line in lines if line.startswith(f"MS304 {name}: ")]
+    return needed[0] if needed else f"refused: {refused[0]}" if refused else f"fails: {lines[0]}"
 
 
 def result_table(names: Sequence[str]) -> list[str]:
@@ -51,12 +60,10 @@ def result_table(names: Sequence[str]) -> list[str]:
     results = kept_results()
     versions = sorted(results, key=Version)
     engine = engine_results()
-    rows = [
-        [name, *(results[version]["features"].get(name, NOT_RUN) for version in versions), engine.get(name, "-")]
-        for name in names
-    ]
-    headers = (f"{version}, Python {_short(results[version])}" for version in versions)
-    return table(("feature", *headers, "0.16.1, on Transformer Engine's layers"), rows)
+    columns = {f"{version}, Python {_short(results[version])}": results[version]["features"] for version in versions}
+    columns |= {f"{version}, HybridModel": results[version]["hybrid"] for version in versions if "hybrid" in results[version]}
+    rows = [[name, *(column.get(name, NOT_RUN) for column in columns.values()), engine.get(name, "-")] for name in names]
+    return table(("feature", *columns, "0.16.1, on Transformer Engine's layers"), rows)
 
 
 def _short(result: Mapping[str, Any]) -> str:

@@ -37,6 +37,7 @@ _TRANSFORMER: Final = "megatron.core.transformer.transformer_config:TransformerC
 _GROUPS: Final = "megatron.core.parallel_state:initialize_model_parallel"
 _OPTIMIZER: Final = "megatron.core.optimizer:get_megatron_optimizer"
 _MODEL: Final = "megatron.core.models.gpt.gpt_model:GPTModel"
+_HYBRID: Final = "megatron.core.models.hybrid.hybrid_model:HybridModel"
 PLACES: Final = (
     _configuration(
         _TRANSFORMER,
@@ -48,6 +49,7 @@ PLACES: Final = (
     ArgumentPlace("initialize_model_parallel", _GROUPS, (_GROUPS,)),
     ArgumentPlace("get_megatron_optimizer", _OPTIMIZER, (_OPTIMIZER,)),
     ArgumentPlace("GPTModel", f"{_MODEL}.__init__", (f"{_MODEL}.__init__",)),
+    ArgumentPlace("HybridModel", f"{_HYBRID}.__init__", (f"{_HYBRID}.__init__",)),
 )
 
 

@@ -28,6 +28,7 @@ _LAYERS = "mindspeed.features.eod_reset.layers"
 _BATCHES = "mindspeed.features.eod_reset.batches"
 _DATASET = "megatron.core.datasets.gpt_dataset"
 _TRAINING = "megatron.training.utils"
+_MODELS = (("gpt.gpt_model:GPTModel", ""), ("hybrid.hybrid_model:HybridModel", ">=0.19"))
 _STAGES = "every stage of a pipeline reads where documents end, so that nothing but activations goes between stages"
 
 
@@ -95,10 +96,15 @@ class EodReset(Feature[EodResetArgs]):
                 "the ends of documents are read from a whole row, before it is cut",
                 optional=True,
             ),
-            Wrap(
-                "megatron.core.models.gpt.gpt_model:GPTModel.forward",
-                f"{_LAYERS}:with_documents_required",
-                "a batch that does not say where its documents end is refused",
+            *(
+                Wrap(
+                    f"megatron.core.models.{model}.forward",
+                    f"{_LAYERS}:with_documents_required",
+                    "a batch that does not say where its documents end is refused",
+                    when=When(megatron=versions),
+                    optional=True,
+                )
+                for model, versions in _MODELS
             ),
         ]
         if self.world.pp > 1:

@@ -59,7 +59,7 @@ def _ignorant(spec: Any) -> set[str]:
 
 
 def with_documents_required(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Around ``GPTModel.forward(model, tokens, position_ids, attention_mask, ...)``.
+    """Around ``forward(model, tokens, position_ids, attention_mask, ...)`` of a GPTModel or HybridModel.
 
     Raises MS335 for a batch that does not say where its documents end; packed sequences say it themselves.
     """

@@ -13,7 +13,7 @@ from mindspeed.features.noop_layers.balance import (
     split_by_weight,
     weights_of,
 )
-from mindspeed.pipeline.conditions import has_stages
+from mindspeed.pipeline.conditions import has_stages, layers_have_no_pattern
 from mindspeed.plugins import (
     Advice,
     ArgOverride,
@@ -109,6 +109,7 @@ class NoopLayers(Feature[NoopLayersArgs]):
         constraints=(
             Requires("pipeline-parallel", reason="it deals layers out to its stages"),
             has_stages,
+            layers_have_no_pattern,
             places_exist,
             places_fill_chunks,
             ModelCondition(

@@ -1,6 +1,7 @@
 """Proves cases in one pool with the Megatron that this process would import; prints a JSON object on the last line.
 
-Arguments: the names of cases, all when there are none. Printed: ``{"megatron": version, "root": the megatron folder that
+Arguments: the names of cases, all when there are none; with --hybrid first the models are Megatron's HybridModel, and all are
+the features alone. Printed: ``{"megatron": version, "root": the megatron folder that
 plans are made for, "imported": file of the megatron.core that is imported here, "cases": {case: {"holds", "problems",
 "features", "largest": {what: difference}}}}``.
 """
@@ -22,10 +23,10 @@ from mindspeed.verification.pool import WorkerPool
 from tests.megatron.versions.cases import CASES, SPECS, Case
 
 
-def answer(case: Case, pool: WorkerPool) -> Mapping[str, Any]:
+def answer(case: Case, pool: WorkerPool, hybrid: bool) -> Mapping[str, Any]:
     layer = Layer("test", settings=case.settings, world=case.world, platform="cpu")
     try:
-        question = build_case(case.features, [layer], case.also, case.nproc)
+        question = build_case(case.features, [layer], case.also, case.nproc, hybrid=hybrid)
         verdict = verify(question, pool)
     except MindSpeedError as error:
         return {"holds": False, "problems": [str(problem) for problem in error.problems], "features": [], "largest": {}}
@@ -42,17 +43,18 @@ def answer(case: Case, pool: WorkerPool) -> Mapping[str, Any]:
 
 
 def main() -> None:
-    names = sys.argv[1:] or list(CASES)
+    hybrid = sys.argv[1:2] == ["--hybrid"]
+    names = sys.argv[1 + hybrid :] or list(SPECS if hybrid else CASES)
     with WorkerPool() as pool:
         answers = {}
         for name in names:
-            answers[name] = {**answer(CASES[name], pool), "alone": name in SPECS}
+            answers[name] = {**answer(CASES[name], pool, hybrid), "alone": name in SPECS}
             print(name, "holds" if answers[name]["holds"] else answers[name]["problems"], file=sys.stderr, flush=True)
     imported = find_spec("megatron.core")  # not imported: 0.19 asks for triton at its import, which the platform stands for
     file = imported.origin if imported is not None else None
     found = {"megatron": megatron_version(), "root": str(package_root("core")), "imported": file}
     versions = {"python": platform.python_version(), "torch": installed_version("torch")}
-    print(json.dumps({**found, **versions, "cases": answers}))
+    print(json.dumps({**found, **versions, "hybrid": hybrid, "cases": answers}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,60 @@
+"""Every feature on Megatron's HybridModel: it holds, or a declared condition refuses it.
+
+The results are kept for the support table: ``python -m tools.docs.version_results build/hybrid`` takes them over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from packaging.version import Version
+
+from mindspeed.engine.inspection.megatron_copies import version_of
+from tests.megatron.versions.cases import SPECS
+from tests.megatron.versions.conftest import ROOT, Megatron
+from tools.docs.version_results import PASSED, kept_results, result_of
+
+RESULTS: Final = ROOT / "build" / "hybrid"
+FIRST: Final = Version("0.19")
+_OLD: Final = "needs megatron-core >=0.14,<0.17"
+REFUSED: Final = {
+    **dict.fromkeys(("ampipe", "deepspeed-moe", "deepspeed-moe-dropless", "deepspeed-moe-rearrange", "pipe-experts"), _OLD),
+    "noop-layers": "refused: the pattern of a hybrid model says which layers a stage has",
+    "norm-recompute": (
+        "refused: norms are parts of the linear layers that follow them, and norm-recompute recomputes norms of their own"
+    ),
+    "swap-attention": "refused: linear_qkv contains the norm, whose input the residual needs too",
+}
+"""Features that do not run on a HybridModel with their defaults, and why."""
+EXPECTED: Final = {name: REFUSED.get(name, PASSED) for name in SPECS}
+
+
+@pytest.fixture(scope="module")
+def hybrid_answers(megatron: Megatron) -> Mapping[str, Any]:
+    """What `verify_cases` prints beside this Megatron with hybrid models."""
+    version = version_of(megatron.folder / "megatron")
+    if version is None or Version(version) < FIRST:
+        pytest.skip(f"megatron-core {version} has no HybridModel that takes the place of GPTModel")
+    script = str(Path(__file__).with_name("verify_cases.py"))
+    printed = megatron.run(script, "--hybrid").splitlines()[-1]
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{megatron.version}.json").write_text(printed, encoding="utf-8")
+    answers: Mapping[str, Any] = json.loads(printed)
+    return answers
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", SPECS)
+def test_a_feature_holds_on_a_hybrid_model_or_is_refused(hybrid_answers: Mapping[str, Any], name: str) -> None:
+    assert result_of(name, hybrid_answers["cases"][name]) == EXPECTED[name]
+
+
+def test_every_feature_has_a_result_on_a_hybrid_model_in_each_release_that_has_one() -> None:
+    results = kept_results()
+    found = {version: row.get("hybrid") for version, row in results.items() if Version(version) >= FIRST}
+    assert found == dict.fromkeys(found, EXPECTED)
+    assert found
