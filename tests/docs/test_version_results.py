@@ -8,7 +8,8 @@ NAMES = sorted(catalog(frozenset()).specs)
 
 def test_every_feature_has_a_cell_for_every_version() -> None:
     header, _, *rows = result_table(NAMES)
-    assert header.count("|") == len(kept_results()) + 3  # and the column of Transformer Engine's layers
+    hybrid = sum("hybrid" in row for row in kept_results().values())
+    assert header.count("|") == len(kept_results()) + hybrid + 3  # and the column of Transformer Engine's layers
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == NAMES
     assert not [row for row in rows if "|  |" in row]
 
@@ -33,6 +34,21 @@ def test_results_of_a_version_take_the_place_of_what_it_had() -> None:
             "swiglu": PASSED,
         },
     }
+
+
+def test_results_on_a_hybrid_model_stand_beside_those_of_the_version() -> None:
+    refused = "MS304 noop-layers: the pattern says which layers a stage has\n  fix: remove noop-layers"
+    cases = {
+        "swiglu": {"holds": True, "problems": [], "alone": True},
+        "noop-layers": {"holds": False, "problems": ["MS302 other", refused], "alone": True},
+    }
+    answers = {"megatron": "0.19.1", "python": "3.12.1", "torch": "2.13.0", "hybrid": True, "cases": cases}
+    before = {"0.19.1": {"python": "3.12.1", "torch": "2.13.0", "features": {"swiglu": PASSED}}}
+    row = taken_over(before, answers)["0.19.1"]
+    assert row["hybrid"] == {"noop-layers": "refused: the pattern says which layers a stage has", "swiglu": PASSED}
+    assert row["features"] == {"swiglu": PASSED}
+    again = taken_over({"0.19.1": row}, answers | {"hybrid": False})
+    assert again["0.19.1"]["hybrid"] == row["hybrid"]
 
 
 def test_a_feature_without_a_verdict_says_so() -> None:

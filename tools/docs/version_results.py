@@ -1,4 +1,4 @@
-"""Results of `make test-versions` and `make test-hybrid` as a table, which ``python -m tools.docs.version_results FOLDER`` fills.
+"""Results of `make test-versions` and `make test-hybrid` as a table: ``python -m tools.docs.version_results FOLDER`` fills it.
 
 They are kept in mindspeed/diagnostics/version_results.json: for each version its Python and torch, and for each feature
 ``passed`` or the reason why not.
@@ -48,7 +48,7 @@ def result_of(name: str, answer: Mapping[str, Any]) -> str:
 
 
 def reason(problems: Sequence[str], name: str = "") -> str:
-    """The Megatron that a feature needs, else the condition of its own that refuses it, else the first problem, in few words."""
+    """The Megatron that a feature needs, else its own condition that refuses it, else the first problem, in few words."""
     lines = [problem.splitlines()[0] for problem in problems] or ["no verdict"]
     needed = [found[1] for line in lines if (found := re.fullmatch(r"MS208 \S+ (needs megatron-core \S+), this is \S+", line))]
     refused = [line.removeprefix(f"MS304 {name}: ") for line in lines if line.startswith(f"MS304 {name}: ")]

@@ -76,6 +76,9 @@ ROUTER_LOSSES = {
     (f"{MOE}.router:TopKRouter.attach_and_log_load_balancing_loss", f"{_FIXES}.moe:balance_loss_of_all_ranks"),
 }
 """Losses beside a loss per token: Megatron before 0.19 weighs them by the tokens of a rank."""
+HYBRID_MODEL = {
+    ("megatron.core.models.hybrid.hybrid_model:HybridModel.__init__", "mindspeed.megatron.hook_wrappers:hybrid_model_init"),
+}
 _SINCE_0_16 = QUICK_GEGLU | RESHARDABLE | ONLY_SINCE_0_16
 GUARDED = {
     "0.14.0": NUMPY | ROUTER_LOSSES | ONLY_IN_0_14 | ONLY_BEFORE_0_17,
@@ -83,8 +86,8 @@ GUARDED = {
     "0.16.1": _SINCE_0_16 | ROUTER_LOSSES | ONLY_BEFORE_0_17,
     "0.17.1": _SINCE_0_16 | ROUTER_LOSSES,
     "0.18.2": _SINCE_0_16 | ROUTER_LOSSES,
-    "0.19.1": _SINCE_0_16,
-    "0.20.0": _SINCE_0_16,
+    "0.19.1": _SINCE_0_16 | HYBRID_MODEL,
+    "0.20.0": _SINCE_0_16 | HYBRID_MODEL,
 }
 """The patches ``(target, value)`` that some versions have and others have not."""
 
