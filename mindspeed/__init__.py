@@ -10,7 +10,7 @@ from mindspeed._version import __version__
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
-__all__ = ["__version__", "activate", "deactivate", "defaults", "plan", "report", "suspended"]
+__all__ = ["__version__", "activate", "deactivate", "defaults", "plan", "report", "step", "suspended"]
 
 
 class _OldNames:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from mindspeed.plugins.feature import Feature
     from mindspeed.plugins.patches import Patch
 
-__all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "defaults", "plan", "resolve", "suspended"]
+__all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "defaults", "plan", "resolve", "step", "suspended"]
 
 PLAN_VARIABLE: Final = "MINDSPEED_PLAN"
 """Environment variable that names the plan file of a child process."""
@@ -292,6 +293,18 @@ def deactivate() -> DeactivationReport | None:
 def report() -> EffectReport | None:
     """Report the effects of the active plan in this process so far; None without a plan."""
     return session.report()
+
+
+@contextmanager
+def step() -> Iterator[None]:
+    """Mark one training step of a loop of your own: ``with mindspeed.step(): ...``.
+
+    Operators, and patches whose phase is the step, are counted from the first step on, and judged when it has ended. Loops of
+    Megatron and `mindspeed pretrain` mark theirs. Does nothing without an active plan.
+    """
+    session.enter("step")
+    yield
+    session.enter(None)
 
 
 def activate_from_environment() -> ActivationReport | None:
