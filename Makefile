@@ -16,8 +16,9 @@ $(VENV)/installed: pyproject.toml constraints.txt
 ops: $(VENV)/installed  ## the C++ operators, compiled once; without a compiler the references run
 	$(BIN)/mindspeed ops build --optional
 
-train: ops  ## train a small GPT on real text over two processes
+train: $(VENV)/installed  ## train a small GPT on real text over two processes, then compile the operators for later runs
 	$(BIN)/mindspeed pretrain -f examples/pretrain_gpt.yaml --nproc 2
+	$(BIN)/mindspeed ops build --optional
 
 test: ops  ## every test that belongs in a default run
 	$(BIN)/python -m pytest -q -m "not long" -n 2 --dist loadfile
@@ -139,6 +140,7 @@ docs: $(VENV)/installed  ## the generated pages of docs/, from declarations, hel
 	$(BIN)/python -m tests.guards
 	$(BIN)/python -m tests.transcripts
 	$(BIN)/python -m tools.docs.readme README.md
+	$(BIN)/python -m tools.docs.chinese
 
 build/tools/%/installed: tools/requirements-%.txt
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)

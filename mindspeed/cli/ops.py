@@ -58,8 +58,11 @@ def build(force: bool, optional: bool, verbose: bool) -> None:
         return
 
     def report(line: str) -> None:
+        """Print every line, or without --verbose one line for each source that is compiled, without its warnings."""
         if verbose or line.startswith(("waiting", "compiling")):
             click.echo(line, err=True)
+        elif " compiled in " in line:
+            click.echo(f"  {line.partition(chr(10))[0]}", err=True)
 
     try:
         built, compiled = building.build(report, force, SOURCES)

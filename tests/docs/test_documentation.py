@@ -200,7 +200,10 @@ def test_every_page_can_be_reached_from_the_index():
     assert set((ROOT / "docs").rglob("*.md")) - seen == set()
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "docs").rglob("*.md")), ids=lambda file: file.name)
+ENGLISH = [file for file in sorted((ROOT / "docs").rglob("*.md")) if file.parent.name != "zh"]
+
+
+@pytest.mark.parametrize("file", ENGLISH, ids=lambda file: file.name)
 def test_pages_are_in_english(file):
     text = file.read_text(encoding="utf-8")
     assert file.read_text(encoding="utf-8").startswith("# ")

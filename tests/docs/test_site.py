@@ -28,9 +28,9 @@ def navigation(entries=None) -> list[str]:
 
 def test_the_navigation_has_every_guide_and_no_page_twice():
     pages = navigation()
-    guides = {file.name for file in (ROOT / "docs").glob("*.md")} | {
-        place for place in ELSEWHERE.values() if place.endswith(".md")
-    }
+    docs = ROOT / "docs"
+    guides = {file.relative_to(docs).as_posix() for file in [*docs.glob("*.md"), *docs.glob("zh/*.md")]}
+    guides |= {place for place in ELSEWHERE.values() if place.endswith(".md")}
     assert guides - set(pages) == set()
     assert len(pages) == len(set(pages))
 

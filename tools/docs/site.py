@@ -22,6 +22,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "README.md": "index.md",
+    "README.zh.md": "zh/index.md",
     "LICENSE": "LICENSE",
     "benchmarks/README.md": "benchmarks.md",
     "benchmarks/accelerator/README.md": "accelerator-benchmarks.md",
@@ -47,7 +48,7 @@ def _sources() -> Iterator[tuple[Path, str]]:
     for source in sorted(path for path in DOCS.rglob("*") if path.is_file()):
         yield source, source.relative_to(DOCS).as_posix()
     for name, place in ELSEWHERE.items():
-        if place != "index.md":  # the site has a home page of its own
+        if not name.startswith("README"):  # the site has home pages of its own
             yield ROOT / name, place
     for source in sorted(path for path in (ROOT / "examples").rglob("*") if path.is_file() and "__pycache__" not in path.parts):
         yield source, source.relative_to(ROOT).as_posix()
