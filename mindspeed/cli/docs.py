@@ -64,7 +64,7 @@ def _texts(names: Sequence[str], built_in: bool) -> dict[str, str]:
     wanted = [name for name in names if name not in guides]
     catalog = discover(only=() if built_in or not wanted else wanted)
     if unknown := [name for name in wanted if name not in catalog.usable]:
-        near = difflib.get_close_matches(unknown[0], guides, n=2) + catalog.near(unknown[0])
+        near = difflib.get_close_matches(unknown[0], guides, n=2, cutoff=0.7) + catalog.near(unknown[0])
         where = "mindspeed docs lists every guide, mindspeed features list every feature"
         raise click.UsageError(f"there is no guide and no feature {', '.join(unknown)}; {suggestion(near, where)}")
     return {name: guides[name].read_text("utf-8") if name in guides else _feature_page(catalog, name) for name in names}
