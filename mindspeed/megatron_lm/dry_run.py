@@ -135,6 +135,16 @@ def _without(words: Sequence[str], options: Collection[str]) -> list[str]:
     return made.words
 
 
+def without_options(command: LaunchedCommand, options: Collection[str]) -> LaunchedCommand:
+    """The command without these options and their values."""
+    kept, skipping = [], False
+    for word in command.arguments:
+        if word.text.startswith("--"):
+            skipping = word.text.partition("=")[0] in options
+        kept += [] if skipping else [word]
+    return replace(command, arguments=tuple(kept))
+
+
 def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Options with the words behind each; words before the first are a problem of the name ``""``."""
     option, values = "", list[str]()

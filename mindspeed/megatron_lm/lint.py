@@ -15,7 +15,8 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.megatron_lm.dry_run import located, plan_command, smallest_world
+from mindspeed.megatron_lm.argument_layers import declared_flags
+from mindspeed.megatron_lm.dry_run import located, plan_command, smallest_world, without_options
 from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest, unknown_options
 from mindspeed.megatron_lm.launched_command import LaunchedCommand
 from mindspeed.megatron_lm.script_options import script_options
@@ -23,6 +24,7 @@ from mindspeed.megatron_lm.training_request import split_own_flags
 from mindspeed.megatron_lm.traps import STOPS, Trap, traps_of
 from mindspeed.megatron_lm.upstream.process import Checkout, RulesProcess
 from mindspeed.megatron_lm.upstream.rules import Command, Judging, RulesVerdict
+from mindspeed.plugins.feature import Category
 from mindspeed.plugins.problems import MindSpeedError, ResolutionError
 
 _OF_DEVICES: Final = re.compile(r"(CUDA|NCCL|NVTE|TORCH|PYTORCH|NVSHMEM|UB|HCCL|ASCEND)_\w+")
@@ -93,12 +95,48 @@ def _judging(jobs: Sequence[CheckedJob], arch: str | None, child: RulesProcess |
 
 
 def _planned(job: CheckedJob, layers: Sequence[Layer]) -> ActivationPlan | MindSpeedError:
-    """The plan of a command, or the error with its problems."""
+    """The plan of a command, or the error with its problems.
+
+    What refuses a command of Megatron alone must be a rule of Megatron: problems of features of ours that its arguments bring,
+    and of arguments that layers ignore, are warnings then.
+    """
+    plan = _plan_or_error(job, job.command, layers)
+    if isinstance(plan, ActivationPlan) or not _is_stock(job, layers):
+        return plan
+    known = surface_or_nearest(job.environment.megatron)
+    given = given_arguments([word.text for word in job.command.arguments], known)
+    declared = [(name, flag.dest) for name, flag in declared_flags(registry.catalog_for(())) if not _is_of_megatron(name)]
+    ours = {name for name, dest in declared if dest in given}
+    ignored = {fact.option for problem in plan.problems if problem.code == "MS605" for fact in problem.facts if fact.option}
+    if not ours and not ignored:
+        return plan
+    ignored |= {given[dest].option for _, dest in declared if dest in given}
+    command_line = layers[-1] if layers else Layer("command line")
+    fewer = [*layers[:-1], replace(command_line, without=(*command_line.without, *sorted(ours)))]
+    again = _plan_or_error(job, without_options(job.command, ignored), fewer)
+    left = again.problems if isinstance(again, MindSpeedError) else ()
+    told = [problem for problem in plan.problems if problem not in left]
+    if isinstance(again, MindSpeedError):
+        return ResolutionError([problem for problem in plan.problems if problem in left] or left, again.words)
+    return replace(again, rows=(*again.rows, *(PlanNote("warning", "mindspeed", problem.message) for problem in told)))
+
+
+def _plan_or_error(job: CheckedJob, command: LaunchedCommand, layers: Sequence[Layer]) -> ActivationPlan | MindSpeedError:
     try:
-        known = surface_or_nearest(job.environment.megatron)
-        return plan_command(job.command, job.environment, layers[:-1], layers[-1:], _own_options(job, known))
+        options = _own_options(job, surface_or_nearest(job.environment.megatron))
+        return plan_command(command, job.environment, layers[:-1], layers[-1:], options)
     except MindSpeedError as error:
         return error
+
+
+def _is_stock(job: CheckedJob, layers: Sequence[Layer]) -> bool:
+    """Return whether a command is one of Megatron alone, on the devices that it is made for."""
+    return job.environment.platform == "cuda" and not _names_features(job.command, job.environment, layers)
+
+
+def _is_of_megatron(name: str) -> bool:
+    """Return whether a feature is Megatron's own, which its arguments switch on without us."""
+    return registry.catalog_for(()).specs[name].category is Category.MEGATRON
 
 
 def _with_rules(
@@ -119,7 +157,7 @@ def _with_rules(
     problems += [trap.problem for trap in traps if trap.consequence == STOPS]
     if isinstance(plan, MindSpeedError):
         return ResolutionError([*problems, *plan.problems], plan.words)
-    if problems and environment.platform == "cuda" and not _names_features(command, environment, layers):
+    if problems and _is_stock(job, layers):
         return ResolutionError(problems)
     notes = list(verdict.notes(job.checkout)) if job.checkout is not None else []
     notes += [trap.note for trap in traps if trap.consequence != STOPS]

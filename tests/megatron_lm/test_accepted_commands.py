@@ -1,10 +1,15 @@
 """A command without features of ours is not refused by a rule that Megatron does not have."""
 
+from dataclasses import replace
+
 import pytest
 
+from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.dry_run import plan_command
 from mindspeed.megatron_lm.launched_command import command_of_words
+from mindspeed.megatron_lm.lint import CheckedJob, check_jobs
+from mindspeed.megatron_lm.shell_script import Word
 from mindspeed.plugins.problems import ResolutionError
 
 MODEL = "--hidden-size 64 --num-attention-heads 8 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --lr 1e-4"
@@ -109,3 +114,39 @@ def test_a_megatron_that_compares_both_refuses_another_number_of_layers_than_the
 
 def test_a_sign_of_equality_alone_is_a_value() -> None:
     assert messages("--num-layers 8 --swiglu =") == ["--swiglu takes no value, and is followed by ="]
+
+
+@pytest.mark.parametrize(
+    ("words", "warning"),
+    [
+        (
+            "--window-size 16,0 --reset-attention-mask",
+            "flash-attention: layers are Transformer Engine's, and flash-attention works on Megatron's local layers",
+        ),
+        (
+            "--transformer-impl local --fp8-format e4m3",
+            "Megatron's --fp8-format gives 'e4m3', and the layers are local (transformer_impl): they ignore it and compute "
+            "without fp8",
+        ),
+    ],
+)
+def test_a_rule_of_ours_that_megatron_does_not_share_is_a_warning(words: str, warning: str) -> None:
+    command = command_of_words(["python", "pretrain_gpt.py", *MODEL.split(), "--num-layers", "8", *words.split()])
+    environment = replace(made_up("cuda", "0.16.1"), engine=True)
+    ((checked, _),) = check_jobs([CheckedJob(command, environment)])
+    assert isinstance(checked, ActivationPlan)
+    assert [row.text for row in checked.rows if (row.kind, row.feature) == ("warning", "mindspeed")] == [warning]
+    ours = replace(command, arguments=(*command.arguments, Word("--features", 0), Word("profiler", 0)))
+    ((refused, _),) = check_jobs([CheckedJob(ours, environment)])
+    assert isinstance(refused, ResolutionError)
+    assert warning in [problem.message for problem in refused.problems]
+
+
+def test_a_rule_that_megatron_shares_refuses_beside_those_that_it_does_not() -> None:
+    words = "--num-layers 8 --context-parallel-size 2 --transformer-impl local --reset-attention-mask --fp8-format e4m3"
+    command = command_of_words(["torchrun", "--nproc-per-node", "2", "pretrain_gpt.py", *MODEL.split(), *words.split()])
+    ((refused, _),) = check_jobs([CheckedJob(command, replace(made_up("cuda", "0.16.1"), engine=True))])
+    assert isinstance(refused, ResolutionError)
+    assert [problem.message.partition(",")[0] for problem in refused.problems] == [
+        "context-parallel needs a feature for context-parallel"
+    ]
