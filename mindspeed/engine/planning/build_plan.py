@@ -82,6 +82,7 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
         problems.append(mixed)
     if problems:
         raise ResolutionError(problems)
+    said = [PlanNote("note", name, text) for name, answer in manager.call("notes", without=names) for text in answer]
     return ActivationPlan(
         features=resolution.features,
         world=world,
@@ -89,7 +90,7 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
         base=resolution.base,
         overrides=overrides,
         patches=tuple(patches),
-        rows=(*resolution.rows, *_skipped_rows(patches), *notes_on(patches, environment.megatron, places)),
+        rows=(*resolution.rows, *said, *_skipped_rows(patches), *notes_on(patches, environment.megatron, places)),
         environment=environment.versions(),
         strict=resolution.strict,
     )

@@ -82,9 +82,8 @@ class RoleNames:
             self._bind_waiting()
 
     def _roles_exist(self) -> bool:
-        """Return whether the module with the roles is imported whole."""
-        module = sys.modules.get(EXTENSION)
-        return module is not None and not getattr(module.__spec__, "_initializing", False)
+        """Return whether the module with the roles is imported and patched."""
+        return getattr(getattr(sys.modules.get(EXTENSION), "TENorm", None), "__module__", "").startswith(__package__)
 
     def _bind_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -107,7 +106,11 @@ class RoleNames:
 
 
 class _RoleFinder(MetaPathFinder):
-    """Watches modules of megatron.core: they do not see the stand-in while they run, and ``executed`` is called after each."""
+    """Watches imports of Megatron and of what is built on it below the same name.
+
+    Modules of megatron.core do not see the stand-in while they run, and ``executed`` is called after each. ``finished`` is
+    called when none runs, and so after the patches of the plan are applied to all.
+    """
 
     def __init__(self, stand_in: EngineStandIn, executed: Callable[[ModuleType], None], finished: Callable[[], None]) -> None:
         self._stand_in, self._executed, self._finished = stand_in, executed, finished
@@ -116,7 +119,7 @@ class _RoleFinder(MetaPathFinder):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return the spec that the other finders give, with a loader that runs the module here."""
-        if not name.startswith("megatron.core") or name in self._searching:
+        if not name.startswith("megatron.") or name in self._searching:
             return None
         self._searching.add(name)
         try:
@@ -132,9 +135,12 @@ class _RoleFinder(MetaPathFinder):
         """Execute a module with its own loader."""
         self._depth += 1
         try:
-            with self._stand_in.hidden():
+            if module.__name__.startswith("megatron.core"):
+                with self._stand_in.hidden():
+                    loader.exec_module(module)
+                    self._executed(module)
+            else:
                 loader.exec_module(module)
-                self._executed(module)
         finally:
             self._depth -= 1
         if not self._depth:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
+from mindspeed.megatron.fixes.adaptor import AdaptorGuard, belongs_to_adaptor
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Ref, Set, When, Wrap, hookimpl
 from mindspeed.plugins.tables import json_beside
 
@@ -29,8 +31,19 @@ class MegatronFixes(Feature[FeatureArgs]):
         level=0,
     )
 
+    _guard: AdaptorGuard | None = None
+
     @hookimpl
     def patches(self) -> list[Patch]:
+        return [patch for patch in self._every_patch() if not belongs_to_adaptor(patch.target)]
+
+    @hookimpl
+    def notes(self) -> Iterable[str]:
+        kept = [patch.target for patch in self._every_patch() if belongs_to_adaptor(patch.target)]
+        if kept:
+            yield f"megatron_adaptor was imported first and keeps what it patches: {', '.join(kept)}"
+
+    def _every_patch(self) -> list[Patch]:
         reason = "on the CPU torch.compile needs a C++ compiler and takes longer than the function saves"
         patches: list[Patch] = [
             Wrap(
@@ -72,3 +85,10 @@ class MegatronFixes(Feature[FeatureArgs]):
         from mindspeed.megatron.fixes.engine import check_engine
 
         check_engine(self.world)
+        self._guard = AdaptorGuard()
+        self._guard.install()
+
+    @hookimpl
+    def deactivated(self) -> None:
+        if self._guard is not None:
+            self._guard.remove()
