@@ -1,15 +1,20 @@
-"""Load a tiny random model of Hugging Face into Megatron through a client, and print what differs.
+"""Load tiny random models of Hugging Face into Megatron through a client, and print a line of JSON for each.
 
-    python -m tests.features.transformer_engine_layers.client mbridge llama FOLDER
+    python -m tests.features.transformer_engine_layers.client mbridge tp2 FOLDER llama qwen2
 
-The clients build Transformer Engine's layers, here those in its roles.
+The clients build Transformer Engine's layers, here those in its roles. Ranks are forked from a process that has the client.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import mindspeed
@@ -26,12 +31,44 @@ _SIZES: Final = {
     "tie_word_embeddings": False,
 }
 _EXPERTS: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
-MODELS: Final = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3-moe": "Qwen3Moe"}
+_LATENT: Final = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "head_dim": 4,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24,
+    "num_nextn_predict_layers": 0,
+    "rope_theta": 10000.0,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+}
+MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "llama": ("Llama", {}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {}),
+    "qwen3-moe": ("Qwen3Moe", _EXPERTS),
+    "deepseek-v3": ("DeepseekV3", _LATENT),
+}
+LAYOUTS: Final[dict[str, tuple[int, dict[str, int]]]] = {
+    "one": (1, {}),
+    "tp2": (2, {"tensor_model_parallel_size": 2}),
+    "ep2": (2, {"expert_model_parallel_size": 2}),
+}
+Sizes = dict[str, int]
 Loaded = tuple[Any, Iterable[tuple[str, Any]]]
 """A model of Megatron, and its weights under the names of Hugging Face."""
 
 
-def by_mbridge(folder: str) -> Loaded:
+def by_mbridge(folder: str, sizes: Sizes) -> Loaded:
     """Load as mbridge does it."""
     import torch
     from mbridge import AutoBridge
@@ -44,57 +81,126 @@ def by_mbridge(folder: str) -> Loaded:
     return model[0], bridge.export_weights(model)
 
 
-def by_megatron_bridge(folder: str) -> Loaded:
-    """Load as Megatron-Bridge does it, without its fused kernels."""
+def by_megatron_bridge(folder: str, sizes: Sizes) -> Loaded:
+    """Load as Megatron-Bridge does it, with the fused kernels that are its defaults."""
     import torch
     from megatron.bridge import AutoBridge
 
     bridge = AutoBridge.from_hf_pretrained(folder)
     provider = bridge.to_megatron_provider()
     provider.params_dtype, provider.bf16, provider.fp16 = torch.float32, False, False
-    provider.apply_rope_fusion = provider.gradient_accumulation_fusion = provider.moe_permute_fusion = False
+    vars(provider).update(sizes, sequence_parallel="tensor_model_parallel_size" in sizes)
     provider.finalize()
     model = provider.provide_distributed_model(wrap_with_ddp=False)
     return model[0], bridge.export_hf_weights(model, show_progress=False)
 
 
-CLIENTS: Final[dict[str, Callable[[str], Loaded]]] = {
-    "mbridge": by_mbridge,
-    "megatron-bridge": by_megatron_bridge,
+def by_mcore_bridge(folder: str, sizes: Sizes) -> Loaded:
+    """Load as mcore-bridge does it."""
+    import torch
+    from mcore_bridge import ModelConfig, get_mcore_model, hf_to_mcore_config
+    from transformers import AutoConfig
+
+    options = hf_to_mcore_config(AutoConfig.from_pretrained(folder))
+    sequence_parallel = "tensor_model_parallel_size" in sizes
+    config = ModelConfig(params_dtype=torch.float32, bf16=False, sequence_parallel=sequence_parallel, **sizes, **options)
+    models = get_mcore_model(config)
+    config.bridge.load_weights(models, folder)
+    return models[0], config.bridge.export_weights(models)
+
+
+CLIENTS: Final[dict[str, tuple[str, Callable[[str, Sizes], Loaded]]]] = {
+    "mbridge": ("mbridge", by_mbridge),
+    "megatron-bridge": ("megatron.bridge", by_megatron_bridge),
+    "mcore-bridge": ("mcore_bridge.model", by_mcore_bridge),
 }
+_WITHOUT_TRITON: Final = "mcore_bridge.model.modules.kernels.qsa_block_sparse_attn"
+"""A module of kernels that mcore-bridge imports without asking whether triton is there."""
 
 
-def main(client: str, name: str, folder: str) -> None:
-    """Print the largest difference of logits, the names of weights that are exported otherwise, and two losses."""
+def main(client: str, layout: str, folder: str, *models: str) -> None:
+    """Print for each model what the first rank found, or why a rank ended."""
+    from mindspeed.megatron.fixes import kernels
+
+    kernels.UNGUARDED = kernels.UNGUARDED | {_WITHOUT_TRITON}
+    package, load = CLIENTS[client]
+    import_module(package)
+    for name in models:
+        path = Path(folder) / name
+        made = _made(name, path)
+        count, sizes = LAYOUTS[layout]
+        find = partial(_found, load, path, sizes, *made)
+        ranks = [_fork(rank, count, path, find) for rank in range(count)]
+        statuses = [os.waitpid(rank, 0)[1] for rank in ranks]
+        text = (path / "rank0.json").read_text() if not any(statuses) else json.dumps({"error": f"exit status {statuses}"})
+        print(json.dumps({"client": client, "layout": layout, "model": name} | json.loads(text)), flush=True)
+
+
+def _made(name: str, path: Path) -> tuple[Any, Any, Any]:
+    """Save a random model, and return its weights, tokens and its logits."""
     import torch
     import transformers
 
-    from tests.features.transformer_engine_layers.single_rank import single_rank
-
     torch.manual_seed(0)
-    kind = MODELS[name]
-    config = getattr(transformers, f"{kind}Config")(**_SIZES, **_EXPERTS if name == "qwen3-moe" else {})
+    kind, options = MODELS[name]
+    config = getattr(transformers, f"{kind}Config")(**_SIZES | options)
     given = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
-    given.save_pretrained(folder)
-    with single_rank():
-        model, weights = CLIENTS[client](folder)
-        tokens = torch.randint(0, 64, (2, 16))
-        positions = torch.arange(16)[None].expand(2, -1)
-        mask = torch.triu(torch.ones(16, 16, dtype=torch.bool), 1)[None, None]
-        difference = (model(tokens, positions, mask) - given(tokens).logits).abs().max()
-        expected = given.state_dict()
-        exported = dict(weights)
-        unequal = [key for key, value in expected.items() if key not in exported or not torch.equal(exported[key], value)]
-        losses = []
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for _ in range(2):
-            optimizer.zero_grad()
-            loss = model(tokens, positions, mask, labels=tokens).mean()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        layers = sorted({type(module).__name__ for module in model.modules() if type(module).__name__.startswith("TE")})
-    print(json.dumps({"difference": difference.item(), "unequal": unequal, "losses": losses, "layers": layers}))
+    given.save_pretrained(path)
+    tokens = torch.randint(0, 64, (2, 16))
+    with torch.no_grad():
+        return given.state_dict(), tokens, given(tokens).logits
+
+
+def _fork(rank: int, count: int, path: Path, find: Callable[[], dict[str, Any]]) -> int:
+    process = os.fork()
+    if process:
+        return process
+    status = 1
+    try:
+        _open_group(rank, count, path)
+        found = find()
+        (path / f"rank{rank}.json").write_text(json.dumps(found))
+        status = 0
+    except BaseException:  # the process ends here: what is left above belongs to the one that forked it
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _open_group(rank: int, count: int, path: Path) -> None:
+    import torch.distributed as dist
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count))
+    dist.init_process_group("gloo", store=dist.FileStore(str(path / "store"), count), rank=rank, world_size=count)
+
+
+def _found(
+    load: Callable[[str, Sizes], Loaded], path: Path, sizes: Sizes, expected: dict[str, Any], tokens: Any, logits: Any
+) -> dict[str, Any]:
+    """Return the largest difference of logits, the weights that are exported otherwise, two losses, and the layers."""
+    import torch
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region, model_parallel_cuda_manual_seed
+
+    parallel_state.initialize_model_parallel(**sizes)
+    model_parallel_cuda_manual_seed(1)
+    model, weights = load(str(path), sizes)
+    positions = torch.arange(16)[None].expand(2, -1)
+    with torch.no_grad():
+        found = gather_from_tensor_model_parallel_region(model(tokens, positions, None))
+    exported = dict(weights)
+    unequal = [key for key, value in expected.items() if key not in exported or not torch.equal(exported[key], value)]
+    losses = []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(tokens, positions, None, labels=tokens).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    layers = sorted({type(module).__name__ for module in model.modules() if type(module).__name__.startswith("TE")})
+    return {"difference": (found - logits).abs().max().item(), "unequal": unequal, "losses": losses, "layers": layers}
 
 
 if __name__ == "__main__":

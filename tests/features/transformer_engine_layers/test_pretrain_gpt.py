@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shlex import split
@@ -77,8 +75,7 @@ def started(warm: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
             folder = tmp_path_factory.mktemp("initial")
             saving = split(f"--transformer-impl local --train-iters 1 --save-interval 1 --save {folder}/local")
             warm(name).train(1, *warm(name).flags, *MODELS[model], *saving).ended_well()
-            convert = [sys.executable, "-m", "mindspeed", "checkpoint", "convert", f"{folder}/local", f"{folder}/engine"]
-            subprocess.run([*convert, "--to", "transformer-engine"], check=True, cwd=ROOT)
+            warm(name).convert(folder / "local", folder / "engine")
             loading = split("--finetune --no-load-optim --no-load-rng")
             made[name, model] = {layers: ["--load", f"{folder}/{layers}", *loading] for layers in ("engine", "local")}
         return made[name, model]

@@ -16,13 +16,21 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tests import older_python
 from tests.megatron_lm.checkout import ITERATION, ROOT, Checkout, Run
 
+_FROM_THE_START: Final = {
+    "HCCL_DETERMINISTIC": "true",
+    "LCCL_DETERMINISTIC": "1",
+    "CLOSE_MATMUL_K_SHIFT": "1",
+    "ATB_MATMUL_SHUFFLE_K_ENABLE": "0",
+    "PYTHONHASHSEED": "0",
+}
+"""What ``mindspeed run`` sets for the feature deterministic, and a process that is forked cannot set later."""
 _MODULES: Final = ("megatron.training", "megatron.core.models.gpt.gpt_layer_specs", "megatron.core.datasets.gpt_dataset")
 
 
@@ -32,24 +40,36 @@ class WarmCheckout(Checkout):
     def __init__(self, folder: Path, root: Path) -> None:
         super().__init__(folder, root)
         search = [*older_python.FOLDERS, str(ROOT), str(root)]
-        variables = {"PYTHONPATH": os.pathsep.join(search), "OMP_NUM_THREADS": "1", "MINDSPEED_PLATFORM": "cpu"}
+        variables = {
+            "PYTHONPATH": os.pathsep.join(search),
+            "OMP_NUM_THREADS": "1",
+            "MINDSPEED_PLATFORM": "cpu",
+        } | _FROM_THE_START
         command = [sys.executable, "-W", "ignore", "-m", __name__, str(root)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(command, env=os.environ | variables, **pipes)
         self._script = self.script_with_line()
         self._runs = 0
 
-    def train(self, nproc: int, *flags: str, limit: float = 240) -> Run:
+    def train(self, nproc: int, *flags: str, limit: float = 240, variables: Mapping[str, str] | None = None) -> Run:
         """Run the script with the line on ranks of their own, and end it after ``limit`` seconds."""
+        return self._run({"script": str(self._script), "nproc": nproc, "flags": flags}, limit, variables or {})
+
+    def convert(self, source: Path, target: Path) -> None:
+        """Convert a checkpoint to Transformer Engine's names."""
+        words = ["checkpoint", "convert", str(source), str(target), "--to", "transformer-engine"]
+        self._run({"script": "", "nproc": 1, "flags": words}, 60, {}).ended_well()
+
+    def _run(self, job: dict[str, Any], limit: float, variables: Mapping[str, str]) -> Run:
         self._runs += 1
         folder = self.folder / f"run{self._runs}"
         folder.mkdir()
-        job = {"script": str(self._script), "nproc": nproc, "flags": flags, "folder": str(folder), "limit": limit}
+        job |= {"folder": str(folder), "limit": limit, "variables": dict(variables)}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(job), file=self._process.stdin, flush=True)
         status = json.loads(self._process.stdout.readline())
-        log = "\n".join((folder / f"rank{rank}.log").read_text(errors="replace") for rank in range(nproc))
+        log = "\n".join((folder / f"rank{rank}.log").read_text(errors="replace") for rank in range(job["nproc"]))
         steps = {int(number): (loss, norm) for number, loss, norm in ITERATION.findall(log)}
         return Run(status, log, steps, {})
 
@@ -102,8 +122,12 @@ def _fork(rank: int, port: int, job: dict[str, Any]) -> int:
         os.dup2(log, 2)
         ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job["nproc"], "LOCAL_WORLD_SIZE": job["nproc"]}
         os.environ.update({name: str(value) for name, value in ranks.items()}, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(job["variables"])
         sys.argv = [job["script"], *job["flags"]]
-        runpy.run_path(job["script"], run_name="__main__")
+        if job["script"]:
+            runpy.run_path(job["script"], run_name="__main__")
+        else:
+            runpy.run_module("mindspeed", run_name="__main__")
         status = 0
     except SystemExit as ended:
         print(ended, file=sys.stderr)
