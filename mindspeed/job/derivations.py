@@ -109,6 +109,16 @@ def transformer_engine_experts(values: Values, names: Names) -> bool | None:
     return bool(grouped and layers == "transformer_engine")
 
 
+def weight_shards(values: Values, names: Names) -> int:
+    """Return how many ranks share a weight beside tensor parallelism, whose ranks Megatron's argument counts too."""
+    return max(1, (values.get(names[0]) or 1) // (values.get("tensor_model_parallel_size") or 1))
+
+
+def built_weight_shards(values: Values, names: Names) -> int:
+    """Return how many ranks share a weight beside tensor parallelism, in a configuration."""
+    return values.get("gtp_weight_remat_size") or 1
+
+
 def low_precision_weights(values: Values, names: Names) -> bool:
     """Return whether weights are kept in fp8 or fp4."""
     kept = {name[:3] for name in names if values.get(name)}

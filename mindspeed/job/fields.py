@@ -35,6 +35,8 @@ class Fields(ShapeFields):
         "ranks that share the weight of a linear layer beside tensor parallelism; 1 is none",
         "tensor_parallel_num_weight_shards",
         attributes=("gtp_weight_remat_size",),
+        derive=derive.weight_shards,
+        derive_built=derive.built_weight_shards,
         since="0.19",
         default=1,
     )

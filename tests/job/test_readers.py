@@ -111,3 +111,12 @@ def test_a_field_that_nobody_gave_is_unknown_or_megatrons_default():
 def test_layers_with_experts_are_counted_in_the_expression_of_a_command_line(frequency, layers):
     values = {"moe_layer_freq": frequency, "num_layers": 4, "num_experts": 8}
     assert world_of(values).get("moe_layers", (None,))[0] == layers
+
+
+@pytest.mark.parametrize(("argument", "ranks", "shards"), [(None, 2, 1), (2, 2, 1), (4, 2, 2), (2, 1, 2)])
+def test_shares_of_a_weight_are_counted_beside_tensor_parallelism(argument, ranks, shards):
+    """Megatron 0.19 sets the argument to the tensor-parallel size where no command gives it."""
+    field = FIELDS["weight_shards"]
+    assert field.of_arguments({"tensor_parallel_num_weight_shards": argument, "tensor_model_parallel_size": ranks}) == shards
+    built = {"tensor_parallel_num_weight_shards": ranks * shards, "gtp_weight_remat_size": shards}
+    assert field.of_attributes(built | {"tensor_model_parallel_size": ranks}) == shards
