@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import click
 
+from mindspeed.cli.html_option import html_option, write_page
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.plan_text import as_lines, brief_lines, sections
 from mindspeed.cli.request_options import Request, names_argument, request_options
@@ -21,11 +23,19 @@ _HINT: Final = "--all lists patches, notes and the base plan; --why NAME explain
 @click.option("--why", "feature", metavar="NAME", help="explain one feature in this plan, as features explain does")
 @click.option("--memory", is_flag=True, help="show what each pipeline stage holds at its peak, in MiB")
 @click.option("--base", is_flag=True, help="show everything, and every target that the platform patches")
+@html_option("plan, ranks and patches")
 @script_option
 @request_options
 @json_option
 def plan(
-    request: Request, names: tuple[str, ...], whole: bool, feature: str | None, memory: bool, base: bool, script: str | None
+    request: Request,
+    names: tuple[str, ...],
+    whole: bool,
+    feature: str | None,
+    memory: bool,
+    base: bool,
+    html: Path | None,
+    script: str | None,
 ) -> None:
     """Print the activation plan of a request.
 
@@ -46,6 +56,10 @@ def plan(
 
         explain_in_plan(made, feature, request if of_command is None else None)
         return
+    if html is not None:
+        from mindspeed.cli.plan_html import plan_page
+
+        write_page(html, plan_page(made))
     data = {"problems": [], "plan": made}
     lines = [*(as_lines(sections(made, base)) if whole or base else (*brief_lines(made), *wrapped(_HINT)))]
     if memory:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from mindspeed.cli.html_option import html_option, write_page
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import FullJobCommand, Request, names_argument, request_options
 from mindspeed.cli.terminal import columns, rows_of_cells, wrapped
@@ -23,6 +25,7 @@ EXCLUSIVE: Final = {"MS202", "MS203"}
 _SMALLEST_BAR: Final = 5
 _LARGEST: Final = 8
 """Rows of the fullest stage that are listed."""
+_TENSORS: Final = ("tensor", "MiB", "live", "at the peak", "held", "by")
 _KEYS: Final = ("name", "bytes", "live", "held", "by")
 
 
@@ -31,9 +34,10 @@ _KEYS: Final = ("name", "bytes", "live", "held", "by")
 @click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="MIB", help="device memory of a rank, in MiB")
 @click.option("--dropout/--no-dropout", help="the model has dropout  [default: no]")
 @click.option("--all", "whole", is_flag=True, help="show every tensor of every stage")
+@html_option("a bar for each stage and every tensor")
 @request_options
 @json_option
-def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout: bool, whole: bool) -> None:
+def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout: bool, whole: bool, html: Path | None) -> None:
     """Estimate what each pipeline stage holds at its peak.
 
     Weights, gradients, optimizer states and every tensor that layers keep for backward, by the formulas of local layers and of
@@ -44,6 +48,8 @@ def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout
     options = options_of(made, dropout)
     foretold = stages_by_sizes(made, options)
     fits = budget is None or max(stage.peak for stage in foretold) <= budget * MIB
+    if html is not None:
+        write_page(html, memory_page(foretold))
     cheapest = [] if fits or budget is None else _cheapest(request, names, made, options, budget)
     if wants_json():
         rows = [
@@ -82,6 +88,18 @@ def brief_lines(stages: Sequence[Stage]) -> Iterator[str]:
     yield from wrapped("--all shows every tensor of every stage")
 
 
+def memory_page(stages: Sequence[Stage]) -> str:
+    """Return a page with a bar for each stage, and a table of its tensors."""
+    from mindspeed.plugins.html_page import bar, legend, page, paragraph, section, table
+
+    most = max(stage.peak for stage in stages)
+    parts = {stage.stage: [(name, size / MIB) for name, size in shares(stage).items() if name != "peak"] for stage in stages}
+    bars = [f"{paragraph(f'stage {s.stage}: {_mib(s.peak)} MiB')}{bar(parts[s.stage], most / MIB)}" for s in stages]
+    names = [name for name, _ in parts[stages[0].stage]]
+    tables = [section(f"Stage {s.stage}, tensors in MiB", table(_TENSORS, map(_tensor, s.rows))) for s in stages]
+    return page("Memory of each rank at its peak", legend(names), *bars, *tables)
+
+
 def shares(stage: Stage) -> dict[str, int]:
     """Return the bytes of a stage at its peak, and where they go."""
     parts = {name: sum(row.bytes for row in stage.rows if row.name == name) for name in ("weights", "gradients")}
@@ -95,14 +113,15 @@ def _described(row: Row) -> str:
 
 def print_stage(stage: Stage) -> None:
     """Print a stage as a table."""
+    click.echo(f"stage {stage.stage}: peak {_mib(stage.peak)} MiB")
+    print_table(_TENSORS, [_tensor(row) for row in stage.rows])
+
+
+def _tensor(row: Row) -> tuple[str, ...]:
     from mindspeed.memory.estimate import AT_PEAK
 
-    rows = [
-        (row.name, _mib(row.bytes), str(row.live), _mib(row.bytes * row.live) if row.held in AT_PEAK else "-", row.held, row.by)
-        for row in stage.rows
-    ]
-    click.echo(f"stage {stage.stage}: peak {_mib(stage.peak)} MiB")
-    print_table(("tensor", "MiB", "live", "at the peak", "held", "by"), rows)
+    at_peak = _mib(row.bytes * row.live) if row.held in AT_PEAK else "-"
+    return row.name, _mib(row.bytes), str(row.live), at_peak, row.held, row.by
 
 
 def _cheapest(request: Request, names: Sequence[str], made: ActivationPlan, options: JobOptions, budget: float) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindspeed.cli.html_option import html_option, write_page
 from mindspeed.cli.lazy import Group
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
@@ -52,6 +53,7 @@ def schedule() -> None:
     multiple=True,
     help="draw what a run recorded below the plan; a file for each rank",
 )
+@html_option("timeline and costs")
 @json_option
 def show(
     name: str,
@@ -67,6 +69,7 @@ def show(
     assignments: tuple[str, ...],
     picture: Path | None,
     traces: tuple[Path, ...],
+    html: Path | None,
 ) -> None:
     """Show the operations of a schedule and what they cost.
 
@@ -95,12 +98,18 @@ def show(
     lines = [f"{planned.name}: {sizes}, placement {shape.placement}"]
     for title, timeline in timelines:
         lines += ["", *([title] if traces else []), *as_text(timeline)]
-    lines += [
-        "",
+    costs_of_ranks = [
         f"makespan {verdict.makespan:g}, floor {verdict.floor:g}, bubble {verdict.bubble:.2%}",
         f"idle within each rank's span: {', '.join(f'{share:.2%}' for share in verdict.span_bubble)}",
         f"activation sets kept at most: {', '.join(map(str, verdict.peak))}",
     ]
+    if html is not None:
+        from mindspeed.plugins.html_page import page, paragraph, section
+
+        drawing = as_svg(timelines)
+        timeline_section = section("Timeline", drawing[drawing.index("<svg") :])
+        write_page(html, page(lines[0], *map(paragraph, costs_of_ranks), timeline_section))
+    lines += ["", *costs_of_ranks]
     print_result(planned.to_json() | {"cost": costs.to_json()} | verdict.to_json(), lines)
 
 

@@ -16,10 +16,13 @@ from typing import Any, Final, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from mindspeed.training.report_page import report_page
+
 LOG: Final = "log.jsonl"
 FORMER_LOG: Final = "log-before.jsonl"
 """The log of a run in the same folder that ended before its first checkpoint."""
 RESULT: Final = "result.json"
+PAGE: Final = "report.html"
 
 
 class Reporter:
@@ -103,6 +106,7 @@ class Reporter:
             draw_losses(self.run)
         else:
             self.note("matplotlib is not installed: the run keeps no picture of its loss")
+        (self.run / PAGE).write_text(report_page(self.run, result, self.tokens), encoding="utf-8")
         (self.run / RESULT).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
     def _scalar(self, name: str, value: float | None, step: int) -> None:

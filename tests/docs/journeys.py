@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_NUMBER = re.compile(r"[-+]?\d[\d.,:e+-]*|\b[0-9a-f]{32}\b", re.IGNORECASE)
+_NUMBER = re.compile(r"\b[0-9a-f]{32}\b|[-+]?\d[\d.,:e+-]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,15 @@ def test_steps_are_commands_with_their_continuations_documents_and_output():
 def test_a_command_that_fails_and_a_line_that_is_not_printed_are_told(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
-        "```console\n$ mkdir a && cd a\n$ echo loss 1.25\nloss 3.5\nmore\n"
+        "```console\n$ mkdir a && cd a\n$ echo loss 1.25 0eb621e704d4670cd22bc1b483a74a9f\n"
+        "loss 3.5 1a3421298fb133cea32a2e3834750d6f\nmore\n"
         "$ pwd | grep -o a$ && false\na\n$ echo not reached\n```\n"
     )
     first, second = walk(page, tmp_path, dict(os.environ))
-    assert first == "$ echo loss 1.25\nexit status 0, not printed: ['more']\nloss 1.25\n"
+    assert first == (
+        "$ echo loss 1.25 0eb621e704d4670cd22bc1b483a74a9f\nexit status 0, not printed: ['more']\n"
+        "loss 1.25 0eb621e704d4670cd22bc1b483a74a9f\n"
+    )
     assert second == "$ pwd | grep -o a$ && false\nexit status 1, not printed: []\na\n"
 
 
@@ -62,4 +66,5 @@ def test_a_newcomer_gets_there_with_the_page_alone(page, tmp_path, environment):
         pytest.skip("MEGATRON_LM_GIT names no clone of Megatron-LM with the tag core_v0.16.1")
     work = tmp_path / "work"
     work.mkdir()
-    assert "\n".join(walk(ROOT / "docs" / f"{page}.md", work, environment)) == ""
+    differences = walk(ROOT / "docs" / f"{page}.md", work, environment)
+    assert differences == [], "\n".join(differences)

@@ -1,0 +1,42 @@
+"""``report.html`` in the folder of a run: loss, throughput, gradient norm and the effects of features."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mindspeed.plugins.html_page import chart, page, section, table
+
+
+def report_page(run: Path, result: Mapping[str, Any], tokens: int) -> str:
+    """The page of a run, from its log, its effects (if any were written) and its result; ``tokens`` are those of a step."""
+    rows = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    effects = run / "report.json"
+    features = json.loads(effects.read_text(encoding="utf-8"))["features"] if effects.is_file() else []
+    numbers = [(name, str(value)) for name, value in result.items() if name != "sample"]
+    charts = {
+        "Loss (nats per token)": _points(rows, "loss"),
+        "Throughput (tokens per second)": [
+            (step, tokens / seconds) for step, seconds in _points(rows, "seconds") if seconds > 0
+        ],
+        "Gradient norm": _points(rows, "gradient_norm"),
+    }
+    return page(
+        f"Run {run.name}",
+        section("Result", table(("", ""), numbers)),
+        *(section(title, chart(points, title)) for title, points in charts.items() if points),
+        section("Effects of features", table(("feature", "sites, and whether they were reached"), map(_effect, features))),
+    )
+
+
+def _points(rows: Iterable[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    """The finite values of a key by step; of a step that was logged twice the last counts."""
+    found = {row["step"]: row[key] for row in rows if "step" in row and math.isfinite(row.get(key, math.nan))}
+    return sorted(found.items())
+
+
+def _effect(feature: Mapping[str, Any]) -> tuple[str, str]:
+    return feature["name"], feature["summary"].removeprefix(f"{feature['name']}: ")
