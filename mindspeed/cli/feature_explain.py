@@ -117,7 +117,7 @@ def _active_json(explanation: Explanation, feature: Any, count: int) -> dict[str
             asdict(explained) | {"patch": explained.patch.patch.to_json(), "skipped": explained.patch.skipped}
             for explained in explanation.patches
         ],
-        "rows": [asdict(row) for row in explanation.rows],
+        "rows": [row.to_json() for row in explanation.rows],
     }
 
 

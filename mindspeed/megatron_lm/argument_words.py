@@ -41,6 +41,13 @@ class MegatronCommandLine(CommandLine):
             return super().drop_field(name)
         return f"remove {_listing([self._known(dest)[0].options[0] for dest in named])}"
 
+    def add_feature(self, name: str) -> str:
+        from mindspeed.registry import catalog_for
+
+        flags = catalog_for(()).specs[name].megatron_flags if name in catalog_for(()).specs else ()
+        options = (argument.options[0] for flag in flags if flag.switch == "on" for argument in self._known(flag.dest))
+        return next(options, super().add_feature(name))
+
     def together(self, steps: Fix) -> str:
         """Several fields may be one option: ``--activation silu --gated-linear-unit`` is ``--swiglu``."""
         wanted = {step.field: step.value for step in steps if isinstance(step, GiveField)}

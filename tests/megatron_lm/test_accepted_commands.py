@@ -150,3 +150,10 @@ def test_a_rule_that_megatron_shares_refuses_beside_those_that_it_does_not() -> 
     assert [problem.message.partition(",")[0] for problem in refused.problems] == [
         "context-parallel needs a feature for context-parallel"
     ]
+
+
+def test_the_fix_of_a_missing_feature_is_the_option_of_megatron_that_switches_it_on() -> None:
+    with pytest.raises(ResolutionError) as caught:
+        plan(f"--num-layers 8 {MOE} --tensor-model-parallel-size 2")
+    (problem,) = caught.value.problems
+    assert caught.value.words(problem.fix) == "--sequence-parallel"

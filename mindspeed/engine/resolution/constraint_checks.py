@@ -19,7 +19,7 @@ from mindspeed.plugins.answers import answer
 from mindspeed.plugins.conditions import Condition, ConditionError, Loose, ModelCondition, failure, is_met, texts
 from mindspeed.plugins.constraints import AUTO, Conflicts, RequiresAny, RequiresCapability, RequiresSlot
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.plugins.fixes import Advice, DropField, Fix, GiveField, GiveOption, GiveSetting, RemoveFeature
+from mindspeed.plugins.fixes import AddFeature, Advice, DropField, Fix, GiveField, GiveOption, GiveSetting, RemoveFeature
 
 REFUSED: Final = "refused"
 """The answer of a condition that does not hold in one of several jobs, where nobody reads why."""
@@ -30,7 +30,8 @@ def check_choices(state: ResolutionState) -> None:
         if lacking := jobs & ~_union(state.where.get(choice, 0) for choice in constraint.names):
             choices = ", ".join(constraint.names)
             text = f"{name} needs one of {choices}{because(constraint.reason)}"
-            state.problem("MS205", text, (name,), Advice(f"add one of {choices} to the features"), lacking)
+            single = AddFeature(choices) if len(constraint.names) == 1 else None
+            state.problem("MS205", text, (name,), single or Advice(f"add one of {choices} to the features"), lacking)
     for name, need, jobs in state.constraints(RequiresSlot):
         if lacking := jobs & ~_union(state.holders.get(need.slot, {}).values()):
             if (name, need.slot) in state.decided and getattr(state.args_of(name), need.setting, None) is not None:

@@ -119,3 +119,7 @@ class PlanNote:
     feature: str
     text: str
     fields: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {"fields": list(self.fields)} if self.fields else {}
+        return {"kind": self.kind, "feature": self.feature, "text": self.text, **fields}
