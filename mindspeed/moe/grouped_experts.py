@@ -92,25 +92,49 @@ class GroupedExperts(ExpertProducts, MegatronModule):  # type: ignore[misc]
         selective = config.recompute_granularity == "selective"
         self.activation_recompute = selective and "moe_act" in config.recompute_modules
         widths = num_local_experts * config.moe_ffn_hidden_size
-        self.weight1 = self._parameter((config.hidden_size, widths * (1 + config.gated_linear_unit)), 1, config.init_method)
-        self.weight2 = self._parameter((widths, config.hidden_size), 0, config.output_layer_init_method)
+        self.weight1 = self._parameter((config.hidden_size, widths * (1 + config.gated_linear_unit)), 1)
+        self.weight2 = self._parameter((widths, config.hidden_size), 0)
+        if config.perform_initialization:
+            self._draw()
         self.register_load_state_dict_pre_hook(refuse_other_experts)
         self.register_load_state_dict_post_hook(_ignore_extra_states)
 
-    def _parameter(self, shape: tuple[int, int], split: int, init: Callable[[Tensor], Any]) -> torch.nn.Parameter:
+    def _parameter(self, shape: tuple[int, int], split: int) -> torch.nn.Parameter:
         """Create a parameter that is split over the expert-tensor-parallel ranks along dimension ``split``."""
-        config, ranks, whole = self.config, self.tp_group.size(), shape[split]
+        size = [*shape]
+        size[split] //= self.tp_group.size()
+        parameter = torch.nn.Parameter(torch.empty(size, dtype=self.config.params_dtype, device=self._device))
+        parameter.allreduce = not self.config.expert_model_parallel_size > 1  # type: ignore[attr-defined]
+        return parameter
+
+    @property
+    def _device(self) -> Any:
+        return "cpu" if self.config.use_cpu_initialization else torch.cuda.current_device()
+
+    def _draw(self) -> None:
+        """Draw the weights as Megatron draws those of single experts: expert by expert, the first layer before the second."""
+        config, hidden, width = self.config, self.config.hidden_size, self.config.moe_ffn_hidden_size
+        gated = 1 + config.gated_linear_unit
+        first_EHF = self.weight1.data.view(self.num_local_experts, hidden, -1)
+        second_EFH = self.weight2.data.view(self.num_local_experts, -1, hidden)
+        for first_HF, second_FH in zip(first_EHF, second_EFH, strict=True):
+            first_HF.copy_(self._drawn((width * gated, hidden), 0, config.init_method, gated).t())
+            second_FH.copy_(self._drawn((hidden, width), 1, config.output_layer_init_method).t())
+        for parameter, split in ((self.weight1, 1), (self.weight2, 0)):
+            layers.set_tensor_model_parallel_attributes(parameter, True, split, 1)
+
+    def _drawn(self, shape: tuple[int, int], split: int, init: Callable[[Tensor], Any], stride: int = 1) -> Tensor:
+        """Draw the weight [outputs, inputs] of a layer of one expert, of which this rank has a part along ``split``."""
+        config, ranks = self.config, self.tp_group.size()
         size = [*shape]
         size[split] //= ranks
-        device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
-        parameter = torch.nn.Parameter(torch.empty(size, dtype=config.params_dtype, device=device))
-        if config.perform_initialization and config.use_cpu_initialization:
+        weight = torch.empty(size, dtype=config.params_dtype, device=self._device)
+        if config.use_cpu_initialization:
             types = {"params_dtype": config.params_dtype, "rank": self.tp_group.rank(), "world_size": ranks}
-            layers._initialize_affine_weight_cpu(parameter, *shape, whole // ranks, split, init, **types)
-        elif config.perform_initialization:
-            layers._initialize_affine_weight_gpu(parameter, init, partition_dim=split, is_expert=True)
-        parameter.allreduce = not config.expert_model_parallel_size > 1  # type: ignore[attr-defined]
-        return parameter
+            layers._initialize_affine_weight_cpu(weight, *shape, size[split], split, init, stride, **types)
+        else:
+            layers._initialize_affine_weight_gpu(weight, init, partition_dim=split, stride=stride, is_expert=True)
+        return weight
 
     def weights(self) -> tuple[Weight, Weight]:
         """Let both weights enter the graph here."""

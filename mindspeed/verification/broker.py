@@ -12,6 +12,7 @@ device, a worker is a fresh interpreter.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -35,6 +36,8 @@ GRACE: Final = 15.0
 """Seconds that the other workers get to end their job after one has failed."""
 FIRST_CLIENT: Final = 60.0
 """Seconds to wait for the first client."""
+_CAUSE: Final = re.compile(r"MS\d{3} |[\w.]*(Error|Exception|Exit|Interrupt)\b|Fatal Python error|terminate called")
+"""How a line begins that says why a process ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -240,7 +243,11 @@ def _reply(client: Connection[Any, Any], results: list[Answer] | Problem) -> Non
 
 
 def _tail(worker: _Worker) -> tuple[str, ...]:
-    return tuple(worker.log.read_text(errors="replace").splitlines()[-5:])
+    """Return the line of the output that names the cause, and the last five lines."""
+    lines = worker.log.read_text(errors="replace").splitlines()
+    causes = [number for number, line in enumerate(lines) if _CAUSE.match(line)]
+    last = max(len(lines) - 5, 0)
+    return (*(lines[number] for number in causes[:1] if number < last), *lines[last:])
 
 
 if __name__ == "__main__":
