@@ -65,6 +65,7 @@ _LEFT_OUT: Final = (
     "--use-tp-pp-dp-mapping",
     "--overlap-param-gather-with-optimizer-step",
     "--hierarchical-context-parallel-sizes",
+    "--cp-comm-type",
     "--num-distributed-optimizer-instances",
 )
 """Beginnings of options for files, logs, schedules of samples and low precision, and of sizes that two ranks cannot have."""
@@ -91,6 +92,7 @@ _SIZES: Final[dict[str, Any]] = {
     "--linear-num-value-heads": 4,
     "--seq-length": 32,
     "--max-position-embeddings": 32,
+    "--expert-tensor-parallel-size": 2,
     "--micro-batch-size": 1,
     "--recompute-num-layers": 1,
     "--decoder-first-pipeline-num-layers": 1,
@@ -114,7 +116,6 @@ _ONLY_WITH: Final = {
         "--defer-embedding",
         "--wgrad-deferral",
     ),
-    _CONTEXT: ("--cp-comm-type",),
     _EXPERT: ("--overlap-moe-expert-parallel",),
 }
 """Options that need more than one rank in a layout."""
@@ -152,7 +153,9 @@ def shrunk(name: str, options: Mapping[str, Any], variables: Mapping[str, Any]) 
     chosen = next(iter(needs_stages or wide[crc32(name.encode()) % len(wide) :][:1]), "") if wide else ""
     nproc = 2 if chosen or "--use-distributed-optimizer" in options else 1
     dropped = [*_LEFT_OUT, *(part for size, parts in _ONLY_WITH.items() if size != chosen for part in parts)]
+    filled_in = {option for option, value in options.items() if "${" in str(value)}
     kept = {option: value for option, value in options.items() if not option.startswith(tuple(dropped))}
+    kept = {option: value for option, value in kept.items() if option not in filled_in}
     kept |= {option: value for option, value in _SIZES.items() if option in kept}
     kept |= {size: 2 if size == chosen else 1 for size in (_TENSOR, _STAGES, _CONTEXT, _EXPERT) if size in kept}
     for option in ("--train-iters", "--eval-interval", "--eval-iters", "--vocab-size", "--make-vocab-size-divisible-by"):

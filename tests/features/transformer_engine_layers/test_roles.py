@@ -90,6 +90,23 @@ def test_a_frozen_weight_gets_no_gradient_and_the_input_does() -> None:
     assert layer.layer_norm_weight.grad is not None
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_normalized_input_is_kept_for_the_gradient_of_the_weight_alone(frozen: bool) -> None:
+    layer, x = column(), torch.randn(3, 2, HIDDEN, requires_grad=True)
+    layer.weight.requires_grad_(not frozen)
+    torch.nn.init.uniform_(layer.layer_norm_weight, 2, 3)
+    normalized = rms_norm(x, (HIDDEN,), layer.layer_norm_weight, 1e-5)
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        layer(x)
+    copies = {
+        tensor.data_ptr()
+        for tensor in kept
+        if tensor.numel() == x.numel() and torch.allclose(tensor, normalized.view_as(tensor))
+    }
+    assert len(copies) == (0 if frozen else 1)
+
+
 def test_weight_gradients_wait_for_backward_dw() -> None:
     delayed, plain = column(delay_wgrad_compute=True), column()
     plain.load_state_dict(delayed.state_dict())
