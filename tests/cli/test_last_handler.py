@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from mindspeed._version import __version__
 from mindspeed.cli import feature_list
 
 
@@ -34,7 +35,7 @@ def test_an_error_that_nobody_foresaw_is_a_problem_and_its_traceback_a_file(mind
     line = raising.__code__.co_firstlineno + 2
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == (
-        f"MS901 {type(error).__name__}: boom\n  where: mindspeed 0.1.0, {__file__}:{line}\n"
+        f"MS901 {type(error).__name__}: boom\n  where: mindspeed {__version__}, {__file__}:{line}\n"
         f"  fix: report it with the traceback in {file}\n"
     )
     assert file.read_text().startswith("Traceback (most recent call last):\n")
