@@ -21,7 +21,7 @@ def swap_attention(swap: LayerSwap, chunks: Sequence[Any], modules: Sequence[str
     """Swap the attention of every layer but the one before the loss; the layers keep the handles of their hooks."""
     swapped: list[SwappedLayer] = []
     for chunk in chunks:
-        layers = chosen_layers([chunk], None)
+        layers = chosen_layers([chunk], None, "self_attention")
         ends = any(getattr(module, "post_process", False) for module in chunk.modules())
         for number, layer in enumerate(layers):
             names = () if ends and layer is layers[-1] else modules

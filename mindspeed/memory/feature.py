@@ -37,6 +37,8 @@ class PartRecompute(Feature[LayersArgs], ABC):
 
     recomputed_tensors: ClassVar[Sequence[str]]
     """The tensors that are not kept."""
+    part: ClassVar[str] = ""
+    """The part that a layer needs, where layers of a hybrid model have one each."""
 
     @abstractmethod
     def recompute(self, layer: Any) -> object:
@@ -50,5 +52,5 @@ class PartRecompute(Feature[LayersArgs], ABC):
     def model_built(self, chunks: Sequence[Any]) -> None:
         from mindspeed.memory.model_layers import chosen_layers
 
-        for layer in chosen_layers(chunks, self.args.num_layers):
+        for layer in chosen_layers(chunks, self.args.num_layers, self.part):
             self.recompute(layer)

@@ -10,12 +10,17 @@ from mindspeed.memory.randomness import RandomState
 from mindspeed.memory.region import Region
 
 
-def chosen_layers(chunks: Sequence[Any], count: int | None) -> list[Any]:
-    """Return the first ``count`` layers, or all, of each model chunk behind those that block recomputation takes."""
+def chosen_layers(chunks: Sequence[Any], count: int | None, part: str = "") -> list[Any]:
+    """Return the first ``count`` layers, or all, of each model chunk behind those that block recomputation takes.
+
+    Of a hybrid model, whose layers have one part each, those with ``part`` count: ``self_attention`` or ``mlp``.
+    """
+    from megatron.core.transformer.identity_op import IdentityOp
+
     chosen: list[Any] = []
     for block in blocks_of(chunks):
-        taken = fully_recomputed(block.config)
-        chosen += list(block.layers)[taken : None if count is None else taken + count]
+        layers = list(block.layers)[fully_recomputed(block.config) :]
+        chosen += [layer for layer in layers if not part or not isinstance(getattr(layer, part), IdentityOp)][:count]
     return chosen
 
 

@@ -59,6 +59,7 @@ class ActivationRecompute(PartRecompute):
         numerics=Numerics.exact(),
     )
     recomputed_tensors = ACTIVATIONS
+    part = "mlp"
 
     @hookimpl
     def patches(self) -> list[Patch]:

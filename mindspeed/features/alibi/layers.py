@@ -14,6 +14,7 @@ from torch import Tensor
 from mindspeed.context_parallel.position_bias import Form, PositionBias
 from mindspeed.features.alibi.slopes import slopes
 from mindspeed.plugins import is_unpatched, with_parts
+from mindspeed.plugins.specs import class_for
 
 if TYPE_CHECKING:
     from mindspeed.features.alibi.conditions import AlibiArgs
@@ -48,8 +49,8 @@ def attention_without_bias(feature: Alibi, spec: Any, config: Any) -> Iterator[s
 def _biased(part: Any, bias: PositionBias, fused: bool) -> ModuleSpec:
     """The spec of a core attention that has the bias."""
     attention = get_module(part)
-    if attention is DotProductAttention and not fused:
-        attention = BiasedScores
+    if not fused:
+        attention = class_for(attention, {DotProductAttention: BiasedScores})
     given = part if isinstance(part, ModuleSpec) else ModuleSpec(module=attention)
     return ModuleSpec(attention, {**given.params, "position_bias": bias}, given.submodules)
 

@@ -14,7 +14,7 @@ from mindspeed.plugins import Feature
 
 def parts_of_attention(feature: Feature[Any], chunks: Sequence[Any]) -> Iterator[str]:
     """Yield a sentence for a module that no attention has, and for one whose input the residual needs too."""
-    layers = chosen_layers(chunks, None)
+    layers = chosen_layers(chunks, None, "self_attention")
     known = {name for layer in layers for name, _ in layer.self_attention.named_children()}
     for name in feature.args.modules:
         if layers and name not in known:
