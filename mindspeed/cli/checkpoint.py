@@ -65,7 +65,7 @@ def inspect(path: str, step: int | None) -> None:
 
     CHECKPOINT is the folder of a checkpoint or of a run, whose newest one is taken.
     """
-    from mindspeed.engine.planning.checkpoint_layers import NAMES, layers_of
+    from mindspeed.engine.planning.checkpoint_layers import NAMES, layers_of, model_of
     from mindspeed.engine.planning.checkpoint_state import read_record
     from mindspeed.engine.planning.lock import facts_of
     from mindspeed.training.checkpoints import MANIFEST, checkpoint_at, read_manifest
@@ -76,7 +76,8 @@ def inspect(path: str, step: int | None) -> None:
     manifest, record = None if is_of_megatron else read_manifest(folder), read_record(folder)
     features = {feature.name: dict(feature.settings) for feature in record.features} if record else {}
     software = facts_of(record.content, "version") if record else {}
-    rows = {"checkpoint": f"{folder}, saved {_time(folder)}", "layers": NAMES[kind] if kind else "unknown"}
+    layers, model = NAMES[kind] if kind else "unknown", model_of(folder)
+    rows = {"checkpoint": f"{folder}, saved {_time(folder)}", "layers": f"{layers}, {model}" if model else layers}
     if manifest is not None:
         rows |= {
             "step": f"{manifest.step}, after {manifest.samples} samples",
@@ -92,7 +93,10 @@ def inspect(path: str, step: int | None) -> None:
         values = "  ".join(f"{key}={value}" for key, value in settings.items() if value is not None)
         lines.append(f"  {name}  {values}".rstrip())
     data = {name: value for name, value in asdict(manifest).items() if name != "files"} if manifest else {}
-    print_result({"checkpoint": str(folder), "layers": kind, **data, "features": features, "software": software}, lines)
+    print_result(
+        {"checkpoint": str(folder), "layers": kind, "class": model or None, **data, "features": features, "software": software},
+        lines,
+    )
 
 
 @checkpoint.command()

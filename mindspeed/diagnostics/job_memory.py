@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mindspeed import registry
+from mindspeed.diagnostics.missing_sizes import HYBRID
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.job.arithmetic import parameters, shape_of_world
 from mindspeed.job.world import FIELDS, UnknownValue
@@ -19,6 +20,8 @@ def stages_of(made: ActivationPlan, options: JobOptions) -> list[Stage]:
     try:
         return foretold(made, options, registry.catalog())
     except UnknownValue as unknown:
+        if made.world.is_hybrid:
+            raise MindSpeedError([HYBRID]) from None
         problems = [
             Problem("MS307", f"{FIELDS[name].meaning} is not known", fix=Advice(f"--{name.replace('_', '-')}"))
             for name in unknown.fields

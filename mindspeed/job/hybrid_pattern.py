@@ -103,4 +103,6 @@ def facts_of_pattern(text: str, stages: int) -> dict[str, Any]:
         "mtp_num_layers": len(pattern.predictions),
         "transformer_engine_layers": True,
     }
+    if pattern.count(EXPERTS):
+        facts["grouped_experts"] = True
     return facts | ({"multi_latent_attention": True} if pattern.count(_LATENT) else {})

@@ -95,6 +95,8 @@ class Job:
         if world.get("num_experts"):
             names += " moe_ffn_hidden_size shared_expert_hidden_size"
         model = {name: world.get(name) for name in names.split()} | {"style": self.config.style}
+        if self.plan.world.is_hybrid:
+            model["layers"] = self.plan.world.pattern.layers
         if world["rotary"]:
             return model | {"rotary_base": self.config.rotary_base}
         table = self._argument("position_embedding_type") != "none"

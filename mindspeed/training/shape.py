@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from mindspeed.engine.inspection.megatron_copies import megatron_version
+from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.request import Layer
+from mindspeed.job.hybrid_pattern import facts_of_pattern, pattern_of
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES
-from mindspeed.plugins.fixes import Advice, GiveField, advice
+from mindspeed.plugins.fixes import Advice, DropField, GiveField, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.tables import table_beside
 from mindspeed.training.config import JOB_FILE, TrainConfig, train_config
@@ -18,13 +21,17 @@ SIZES: Final = _TABLES["sizes"]
 """A model that learns something within minutes on two processor cores."""
 STYLES: Final[dict[str, dict[str, Any]]] = _TABLES["styles"]
 ACTIVATIONS: Final = ("gelu", "silu", "relu")
+PATTERN: Final = "hybrid_layer_pattern"
+HYBRID_LAYERS: Final = "*-E|"
+"""Layers of a HybridModel that the trainer builds, in as many segments as stages have."""
+_HYBRID_SINCE: Final = ">=0.19"
 NOT_BUILT: Final = (
     "multi_latent_attention",
     "mtp_num_layers",
     "moe_layers",
     "transformer_engine_layers",
     "transformer_engine_experts",
-    *(name for name, field in FIELDS.items() if field.has_default and name not in (*PARALLEL_SIZES, *SIZES)),
+    *(name for name, field in FIELDS.items() if field.has_default and name not in (*PARALLEL_SIZES, *SIZES, PATTERN)),
 )
 """Fields of a world whose models the trainer does not build where they are set, to another value than Megatron's default."""
 VOCABULARY_MULTIPLE: Final = 64
@@ -41,6 +48,8 @@ def trainer_layer(config: TrainConfig, layers: Sequence[Layer], platform: str, v
     given = given_world(layers)
     world = {**SIZES, **style, "dtype": "fp32" if platform == "cpu" else "bf16"}
     heads, hidden = (_positive(given.get(name), SIZES[name]) for name in ("num_attention_heads", "hidden_size"))
+    for name in facts_of_pattern(given[PATTERN], 1) if given.get(PATTERN) else ():
+        world.pop(name, None)
     llama = config.style == "llama"
     world["num_query_groups"] = heads // 2 if llama and heads % 2 == 0 else heads
     world["ffn_hidden_size"] = -(-hidden * 8 // (3 * _FFN_MULTIPLE)) * _FFN_MULTIPLE if llama else 4 * hidden
@@ -102,6 +111,8 @@ def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
             text = f"{name} is {value}, and the trainer does not build such a model"
             fix = "train it by a script of your own, or Megatron-LM's, under mindspeed run"
             problems.append(Problem("MS301", text, fix=advice(fix)))
+    if pattern := world.get(PATTERN):
+        problems += _check_pattern(pattern, world.get("megatron") or megatron_version())
     rows = world.get("vocab_size")
     if isinstance(rows, int) and rows < vocab_size:
         text = f"vocab_size is {rows}, and the tokenizer of the data has {vocab_size} tokens"
@@ -114,6 +125,21 @@ def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
     if isinstance(batch, int) and isinstance(part, int) and part > 0 and batch % part:
         text = f"global batch size {batch} is not a multiple of micro batch size {part}"
         problems.append(Problem("MS302", text, fix=GiveField("global_batch_size", -(-batch // part) * part)))
+    return problems
+
+
+def _check_pattern(pattern: str, megatron: str | None) -> list[Problem]:
+    """Find what the trainer cannot build of a HybridModel."""
+    problems = []
+    if megatron is not None and not version_in(megatron, _HYBRID_SINCE):
+        text = f"a HybridModel needs megatron-core {_HYBRID_SINCE}, and this is {megatron}"
+        fix = (Advice("install a newer megatron-core"), DropField(PATTERN))
+        problems.append(Problem("MS302", text, fix=fix))
+    at = next((at for at, layer in enumerate(pattern) if layer not in HYBRID_LAYERS), None)
+    if at is not None:
+        text = f"the trainer builds layers {' '.join(HYBRID_LAYERS[:-1])} of a HybridModel\n{pattern_of(pattern).marked(at)}"
+        fix_text = "train it by a script of your own, or Megatron-LM's, under mindspeed run"
+        problems.append(Problem("MS301", text, fix=advice(fix_text)))
     return problems
 
 

@@ -198,6 +198,9 @@ def make_search(
         )
         for name in unknown
     ]
+    if any(layer.world.get("hybrid_layer_pattern") for layer in layers):
+        fix = Advice("search the layouts of a GPTModel, each of whose layers has attention and an MLP or experts")
+        problems.append(Problem("MS345", "the layouts of a HybridModel are not searched", fix=fix))
     if problems:
         raise ResolutionError(problems)
     given: dict[str, Any] = {}

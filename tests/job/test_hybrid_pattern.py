@@ -59,6 +59,7 @@ def test_a_pattern_gives_layers_chunks_experts_and_predictions():
         "moe_layers": 2,
         "mtp_num_layers": 1,
         "transformer_engine_layers": True,
+        "grouped_experts": True,
     }
     assert facts_of_pattern("+-", 1)["multi_latent_attention"] is True
 

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mindspeed.cli import main
+from mindspeed.engine.planning.checkpoint_layers import layers_of, model_of
 from mindspeed.training import conversion
 from mindspeed.training.checkpoints import MANIFEST, checkpoint_path, damages, file_sizes, read_manifest
 from tests.training.conftest import MakeRun
@@ -110,13 +111,13 @@ def test_a_run_is_converted_with_its_job_and_its_manifest(make_run: MakeRun, tmp
     assert (target / "job.yaml").read_bytes() == (run / "job.yaml").read_bytes()
     assert read_manifest(new).files == {name: size for name, size in file_sizes(new).items() if name != MANIFEST}
     assert json.loads(invoke("inspect", target, "--json").stdout)["layers"] == "transformer-engine"
-    assert invoke("inspect", run).stdout.splitlines()[1] == "layers      Megatron's local layers"
+    assert invoke("inspect", run).stdout.splitlines()[1] == "layers      Megatron's local layers, GPTModel"
 
 
 def test_a_checkpoint_of_megatron_lm_says_its_layers(source: Path) -> None:
     lines = invoke("inspect", source).stdout.splitlines()
     assert lines[0].startswith(f"checkpoint  {source}/iter_0000010, saved ")
-    assert lines[1:] == ["layers      Megatron's local layers", "features"]
+    assert lines[1:] == ["layers      Megatron's local layers, GPTModel", "features"]
 
 
 def test_what_cannot_be_written_leaves_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,3 +172,10 @@ def test_what_cannot_be_converted_is_refused_with_the_reason(source: Path, tmp_p
         f"  where: {folder}\n  fix: save it with --ckpt-format torch_dist\n"
     )
     assert sorted(os.listdir(tmp_path)) == ["saved"]
+
+
+def test_a_checkpoint_of_a_hybrid_model_names_its_class(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").write_bytes(b"decoder.layers.0.mlp decoder.final_norm.weight decoder.final_norm._extra_state")
+    assert (model_of(tmp_path), layers_of(tmp_path)) == ("HybridModel", "transformer-engine")
+    (tmp_path / ".metadata").write_bytes(b"")
+    assert model_of(tmp_path) == ""

@@ -64,6 +64,14 @@ def test_everything_that_is_wrong_is_reported_at_once(refuse, tmp_path):
     }
 
 
+def test_a_hybrid_model_that_the_trainer_does_not_build_is_refused(refuse, monkeypatch):
+    monkeypatch.setattr("mindspeed.training.shape.megatron_version", lambda: "0.16.1")
+    assert [*refuse("--hybrid-layer-pattern", "*-+-")][:2] == [
+        "a HybridModel needs megatron-core >=0.19, and this is 0.16.1",
+        "the trainer builds layers * - E of a HybridModel\n    *-+-\n      ^",
+    ]
+
+
 def test_a_missing_megatron_says_how_to_get_it(refuse, monkeypatch, text):
     monkeypatch.setattr(doctor, "megatron_copies", lambda: ())
     (problem,) = refuse("--data", text).values()

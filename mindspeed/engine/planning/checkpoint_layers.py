@@ -1,4 +1,4 @@
-"""The layers that a distributed checkpoint names: Megatron's local ones, or Transformer Engine's. Light.
+"""The model and the layers that a distributed checkpoint names: Megatron's local ones, or Transformer Engine's. Light.
 
 The index of a checkpoint is read as bytes: its keys are plain text there.
 """
@@ -17,6 +17,8 @@ TRACKER: Final = "latest_checkpointed_iteration.txt"
 _LAYERS: Final = b"decoder.layers."
 _STATES_OF_NORMS: Final = (b"final_layernorm._extra_state", b"final_norm._extra_state")
 """Transformer Engine's norms have an entry of their own; local ones have none."""
+_MODELS: Final = {"HybridModel": b"decoder.final_norm.weight", "GPTModel": b"decoder.final_layernorm.weight"}
+"""Classes of models by the norm at the end of their decoder."""
 _LATENT: Final = b"self_attention.linear_kv_up_proj.weight"
 _NORM_OF_LATENT: Final = b"self_attention.kv_layernorm.weight"
 _ENGINE_NAMES: Final = {
@@ -32,6 +34,12 @@ def layers_of(folder: Path) -> LayerKind | None:
     if _LAYERS not in index:
         return None
     return "transformer-engine" if any(state in index for state in _STATES_OF_NORMS) else "local"
+
+
+def model_of(folder: Path) -> str:
+    """Return the class of Megatron's model that a checkpoint is of; empty for one without an index or the end of a decoder."""
+    index = _index(folder)
+    return next((name for name, norm in _MODELS.items() if norm in index), "")
 
 
 def unfit_layers(folder: Path, world: World) -> LayerKind | None:

@@ -105,3 +105,12 @@ def test_a_pattern_that_fits_says_its_layers_and_chunks():
 def test_mamba_is_accepted_where_its_kernels_run():
     plan = mindspeed.plan(world={"world_size": 1, "hybrid_layer_pattern": "M-*-"}, environment=made_up("cuda", "0.19.1"))
     assert plan.world.num_layers == 4
+
+
+def test_features_that_deal_out_layers_refuse_a_pattern():
+    world = TWO | {"hybrid_layer_pattern": "*-|*-"}
+    with pytest.raises(ResolutionError) as error:
+        mindspeed.plan(["noop-layers"], world=world, environment=made_up("cpu", "0.19.1"))
+    assert [problem.message for problem in error.value.problems] == [
+        "noop-layers: the pattern of a hybrid model says which layers a stage has"
+    ]

@@ -16,7 +16,7 @@ from packaging.version import Version
 from mindspeed.engine.inspection.megatron_copies import version_of
 from tests.megatron.versions.cases import SPECS
 from tests.megatron.versions.conftest import ROOT, Megatron
-from tools.docs.version_results import PASSED, result_of
+from tools.docs.version_results import PASSED, kept_results, result_of
 
 RESULTS: Final = ROOT / "build" / "hybrid"
 FIRST: Final = Version("0.19")
@@ -51,3 +51,9 @@ def hybrid_answers(megatron: Megatron) -> Mapping[str, Any]:
 @pytest.mark.parametrize("name", SPECS)
 def test_a_feature_holds_on_a_hybrid_model_or_is_refused(hybrid_answers: Mapping[str, Any], name: str) -> None:
     assert result_of(name, hybrid_answers["cases"][name]) == EXPECTED[name]
+
+
+def test_every_feature_has_a_result_on_a_hybrid_model_in_each_release_that_has_one() -> None:
+    found = {version: row.get("hybrid") for version, row in kept_results().items() if Version(version) >= FIRST}
+    assert found
+    assert found == dict.fromkeys(found, EXPECTED)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from mindspeed.engine.inspection.megatron_copies import version_of
+from mindspeed.engine.resolution.environment import version_in
 from tests.megatron.versions.conftest import Megatron
 
 pytestmark = pytest.mark.long
@@ -19,6 +21,9 @@ train: {style: llama, train_iters: 4, lr: 1.0e-3, warmup_iters: 0}
 """
 
 
+HYBRID = JOB.replace("num_layers: 2", 'hybrid_layer_pattern: "*-|*-", pp: 2')
+
+
 def pretrain(megatron: Megatron, *arguments: str) -> dict[str, Any]:
     return json.loads(megatron.run("-m", "mindspeed", "pretrain", *arguments, "--json").splitlines()[-1])
 
@@ -29,6 +34,18 @@ def test_a_model_trains_and_goes_on_from_its_checkpoint(megatron: Megatron, tmp_
     job.write_text(JOB)
     first = pretrain(megatron, "-f", str(job), "--nproc", "4", "--run", str(run))
     assert first["world_size"] == 4
+    assert first["heldout_loss"] < first["initial_loss"]
+    more = pretrain(megatron, "--resume", str(run), "--nproc", "4", "--train-iters", "8")
+    assert more["heldout_loss"] < first["heldout_loss"]
+
+
+def test_a_hybrid_model_trains_and_goes_on_from_its_checkpoint(megatron: Megatron, tmp_path: Path) -> None:
+    if not version_in(version_of(megatron.folder / "megatron") or "0", ">=0.19"):
+        pytest.skip(f"the trainer builds no HybridModel with megatron-core {megatron.version}")
+    megatron.require_data_helpers()
+    job, run = tmp_path / "job.yaml", tmp_path / "run"
+    job.write_text(HYBRID)
+    first = pretrain(megatron, "-f", str(job), "--nproc", "4", "--run", str(run))
     assert first["heldout_loss"] < first["initial_loss"]
     more = pretrain(megatron, "--resume", str(run), "--nproc", "4", "--train-iters", "8")
     assert more["heldout_loss"] < first["heldout_loss"]
