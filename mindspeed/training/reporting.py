@@ -30,6 +30,7 @@ class Reporter:
 
     def __init__(self, run: Path, first: int, last: int, tokens: int, interval: int) -> None:
         self.run, self.last, self.tokens, self.interval = run, last, tokens, interval
+        self._first = first + 1
         self._log: TextIO = open_log(run, first)
         self._scalars: Any = None
         if find_spec("tensorboard") is not None:
@@ -60,7 +61,7 @@ class Reporter:
         seconds: float,
         numbers: Mapping[str, float],
     ) -> None:
-        """Record one step; every ``interval`` steps, and at the end, show how it goes.
+        """Record one step; after the first one, every ``interval`` steps and at the end, show how it goes.
 
         ``seconds`` are those of the slowest rank, ``numbers`` those of features.
         """
@@ -68,6 +69,8 @@ class Reporter:
         row = {"step": step, "loss": loss, "learning_rate": learning_rate, "gradient_norm": gradient, "seconds": seconds}
         self._log.write(json.dumps(row | nested(numbers)) + "\n")
         if step % self.interval and step != self.last:
+            if step == self._first:
+                self.note(f"step {step}/{self.last}  loss {loss:.4f}  took {seconds:.1f} s")
             return
         now = time.perf_counter()
         rate = (step - self._since) * self.tokens / (now - self._at)
