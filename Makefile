@@ -125,11 +125,12 @@ build/torch_npu/installed: | $(VENV)/installed
 test-npu-contract: $(VENV)/installed build/torch_npu/installed  ## every call of torch_npu, held to the real one without an NPU
 	$(BIN)/python -m tests.npu_contract build/torch_npu
 
-lint: $(VENV)/installed
+lint: $(VENV)/installed  ## ruff, mypy, layers of imports, and the prose of every text that users read
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.prose
 
 bench: ops  ## every row of the speed table, measured here
 	$(BIN)/python -m benchmarks
