@@ -23,7 +23,8 @@ from mindspeed.plugins.problems import MindSpeedError
 
 
 def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
-    """Activate what ``argv`` (as ``sys.argv``) asks for, and remove our flags from it; None where a plan is active already.
+    """Activate the plan of ``argv`` (as ``sys.argv``), and remove mindspeed's flags from it; None where a plan is active
+    already.
 
     Raises MindSpeedError with every problem at once, and where ``MINDSPEED_LOCK`` names a lock of another job.
     """

@@ -111,7 +111,7 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
 
         runs = running(environment.platform)
         if obstacle := build_obstacle(environment.platform):
-            text = f"the C++ operators are not built, so their references run, and {obstacle}"
+            text = f"the C++ operators are not built, so operators use their plain-torch references; {obstacle}"
             layers.append(Layer("cache", notes=(PlanNote("warning", CACHE_VARIABLE, text),)))
     framework = Framework(base_features(environment.platform), _hook_patches, check_overrides, frozenset(OF_TRAINING))
     resolution = resolve_names(layers, known, environment, framework.base, has_variant, runs)
@@ -144,7 +144,7 @@ def probe(platform: str | None = None, environ: Mapping[str, str] = os.environ) 
 
 
 def base_features(platform: str) -> tuple[type[Feature[Any]], ...]:
-    """Level-0 features of a platform: itself, features beside it, Megatron fixes, hook points, agreement of ranks.
+    """Level-0 features of a platform: itself, related features, Megatron fixes, hook points, agreement of ranks.
 
     Raises PlatformError for an unknown platform.
     """
@@ -196,7 +196,7 @@ def feature_classes(plan: ActivationPlan) -> dict[str, type[Feature[Any]]]:
 
 
 def process_variables(plan: ActivationPlan) -> dict[str, str]:
-    """Return the variables that a launcher gives the processes of a plan, beside those that it has itself."""
+    """Return the variables that a launcher gives the processes of a plan, in addition to those of the launcher."""
     return unset_variables(_variables_of(plan, feature_classes(plan)).values(), os.environ)
 
 
@@ -229,16 +229,25 @@ def plan(
     without: Iterable[str] = (),
     level: int | None = None,
     strict: bool | None = None,
+    only: bool | None = None,
     platform: str | None = None,
 ) -> ActivationPlan:
     """A validated plan for these features. Raises ResolutionError, whose ``problems`` holds every mistake.
 
     ``settings`` is ``{feature: {field: value}}``; ``world`` holds sizes and the model's shape by the names of
     `mindspeed.job.world.FIELDS`; ``environment`` is probed here unless given
-    (`mindspeed.engine.resolution.environment.made_up`). Environment variables are read below these arguments.
+    (`mindspeed.engine.resolution.environment.made_up`). Environment variables are read below these arguments. With ``only``
+    the plan has the requested features and those that they or the sizes require, and no additions of optimization level 1.
     """
     api = layer_from_call(
-        features=features, settings=settings, world=world, without=without, level=level, strict=strict, platform=platform
+        features=features,
+        settings=settings,
+        world=world,
+        without=without,
+        level=level,
+        strict=strict,
+        only=only,
+        platform=platform,
     )
     if environment is not None and not isinstance(environment, Environment):
         text = f"environment is {environment!r}, not an Environment"
@@ -253,7 +262,7 @@ def plan(
 
 @watched()
 def activate(plan: ActivationPlan) -> ActivationReport:
-    """Patch this process as the plan says. Idempotent for an equal plan, refuses a different one (MS405).
+    """Patch this process with the plan. Idempotent for an equal plan, refuses a different one (MS405).
 
     In a job of several ranks nothing stays patched unless all of them activate equal plans: at once where the launcher
     keeps a store, as torchrun does, else in ``init_process_group`` (MS610 to MS612).

@@ -100,7 +100,7 @@ def findings(
 
 def _reason(problem: Problem) -> str:
     if problem.code == "MS115":
-        return problem.message.partition(" refuses this: ")[2] or problem.message
+        return problem.message.partition(" refuses this command: ")[2] or problem.message
     return reason_of(problem)
 
 

@@ -51,7 +51,7 @@ def outcome_of(command: LaunchedCommand) -> Outcome:
     try:
         plan_command(command, made_up(PLATFORM, MEGATRON))
     except MindSpeedError as error:
-        unknown = [problem.message.split()[0] for problem in error.problems if "is an option of neither" in problem.message]
+        unknown = [problem.message.split()[0] for problem in error.problems if "is not an option of" in problem.message]
         return Outcome(frozenset(map(reason_of, error.problems)), tuple(unknown))
     return Outcome(frozenset())
 
@@ -63,7 +63,7 @@ def reason_of(problem: Problem) -> str:
         belongs = "belongs to MindSpeed-LLM" if "to MindSpeed-LLM" in head else "no equivalent"
         return f"{belongs}: {re.sub(r' is not one of.*', '', reason)}"
     text = re.sub(r"(?<!\w)'[^']*'(?!\w)", "...", problem.message)
-    text = re.sub(r"(takes one value, not|is followed by) .*", r"\1 ...", text)
+    text = re.sub(r"(takes one value, but|is followed by) .*", r"\1 ...", text)
     return re.sub(r"(?<![\w.-])\d[\d.]*", "N", text).replace(f"Megatron-LM {MEGATRON}", "Megatron-LM")
 
 

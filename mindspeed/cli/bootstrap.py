@@ -55,12 +55,12 @@ def set_import_path(words: Sequence[str]) -> None:
 
 
 def report_unused_arguments() -> None:
-    """Print the arguments of the plan that no configuration and no call of the program has taken."""
+    """Print the arguments of the plan that no configuration and no call of the program has used."""
     from mindspeed.megatron.argument_overrides import unused_overrides
 
     for planned in unused_overrides():
         owners = ", ".join(planned.owners)
-        print(f"mindspeed: nothing in the script took {planned.override.argument} ({owners})", file=sys.stderr)
+        print(f"mindspeed: the script did not use the argument {planned.override.argument} ({owners})", file=sys.stderr)
 
 
 def _become(words: Sequence[str]) -> None:
@@ -100,7 +100,7 @@ def _module_program(name: str) -> tuple[CodeType, ModuleType]:
     try:
         _, spec, code = runpy._get_module_details(name, error)  # type: ignore[attr-defined]  # as python -m does
     except error:
-        sys.exit(f"{sys.executable}: there is no module {name} that can be run")
+        sys.exit(f"{sys.executable}: no module {name} that can be run")
     module = ModuleType("__main__")
     module.__file__, module.__spec__, module.__package__, module.__loader__ = spec.origin, spec, spec.parent, spec.loader
     return code, module

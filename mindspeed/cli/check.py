@@ -33,7 +33,7 @@ _FORMATS: Final = ("text", "github", "sarif")
 
 @dataclass(frozen=True, slots=True)
 class CheckedCommand:
-    """Hold what a check says of one command: its place, its problems, its plan where it has none, and who judges it."""
+    """Hold the result of checking one command: its place, problems, plan, and the rules that it was checked by."""
 
     file: str
     line: int
@@ -52,7 +52,13 @@ class CheckedCommand:
 
 @click.command(cls=PlansCommands)
 @click.argument("paths", metavar="[SCRIPT|FOLDER]...", nargs=-1)
-@click.option("--format", "form", type=click.Choice(_FORMATS), default="text", help="github: annotations; sarif: code scanning")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(_FORMATS),
+    default="text",
+    help="Output format. github = annotations of GitHub Actions, sarif = code scanning",
+)
 @checkout_option
 @arch_option
 @static_option
@@ -69,8 +75,8 @@ def check(request: Request, paths: tuple[str, ...], form: str, checkout: str | N
 
     mindspeed check -f job.yaml
 
-    Every training command of a script, of a launcher's JSON file, or of a folder is checked by the rules of the Megatron-LM
-    that it names and by those of the features. The exit status is 1 when a command has problems.
+    Every training command of a script, a launcher's JSON file, or a folder is checked. The rules are those of the command's
+    Megatron-LM and of the features. The exit status is 1 when a command has problems.
     """
     checked = _checked(request, paths, static, checkout, arch)
     if wants_json():
@@ -159,7 +165,7 @@ def _print(checked: list[CheckedCommand]) -> None:
         verdict = f"{len(one.problems)} problem{'s' * (len(one.problems) != 1)}"
         click.echo(f"{one.place}: no problems; plan {one.plan.digest}" if one.plan else f"{one.place}: {verdict}")
     if not checked:
-        click.echo("no training commands")
+        click.echo("no training commands found")
 
 
 def _notes(one: CheckedCommand) -> Iterator[str]:

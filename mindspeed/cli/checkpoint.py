@@ -12,13 +12,16 @@ import click
 from mindspeed.cli.lazy import Group
 from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_json, print_result, print_table, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, request_options
+from mindspeed.plugins.fixes import Advice
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.checkpoint_layers import LayerKind
     from mindspeed.training.checkpoints import Manifest
 
 KINDS: tuple[LayerKind, ...] = ("transformer-engine", "local")
-step_option = click.option("--step", type=click.IntRange(1), metavar="N", help="of a run: that step's, not the newest")
+step_option = click.option(
+    "--step", type=click.IntRange(1), metavar="N", help="Step of a run's checkpoint  [default: the newest]"
+)
 
 
 @click.group(cls=Group)
@@ -32,7 +35,7 @@ def checkpoint() -> None:
 def list_(run: str) -> None:
     """List the checkpoints of a run, oldest first.
 
-    The state is ok when every file is there with the size that was saved; mindspeed checkpoint verify reads the files.
+    The state is ok when every file exists with the saved size; mindspeed checkpoint verify also reads the contents.
     """
     from mindspeed.plugins.problems import RunError
     from mindspeed.training.checkpoints import checkpoint_path, find_checkpoint, read_manifest, saved_steps
@@ -63,7 +66,7 @@ def list_(run: str) -> None:
 def inspect(path: str, step: int | None) -> None:
     """Print the model, the layers, the layout and the features of a checkpoint.
 
-    CHECKPOINT is the folder of a checkpoint or of a run, whose newest one is taken.
+    CHECKPOINT is the folder of a checkpoint, or of a run, whose newest checkpoint is used.
     """
     from mindspeed.engine.planning.checkpoint_layers import NAMES, layers_of, model_of
     from mindspeed.engine.planning.checkpoint_state import read_record
@@ -107,7 +110,7 @@ def inspect(path: str, step: int | None) -> None:
     "kind",
     type=click.Choice(["transformer-engine", "local"]),
     required=True,
-    help="whose layers load the new checkpoint",
+    help="Layers of the new checkpoint: local or Transformer Engine",
 )
 @step_option
 @json_option
@@ -116,9 +119,9 @@ def convert(source: str, target: str, kind: LayerKind, step: int | None) -> None
 
     mindspeed checkpoint convert RUN RUN-te --to transformer-engine
 
-    SRC is a checkpoint in the format torch_dist, a run, or a folder of Megatron-LM's, of which the newest one is taken.
-    DST becomes the same, with this one checkpoint; it appears when it is complete. Weights and optimizer state keep every
-    bit: only their names change, so that files are linked where both folders are on one file system.
+    SRC is a checkpoint in the format torch_dist, a run folder, or a checkpoint folder of Megatron-LM. The newest checkpoint
+    is used. DST is created with this one checkpoint as soon as it is complete. Weights and optimizer state do not change;
+    only their names do. Files are linked where both folders are on one file system.
     """
     from mindspeed.engine.planning.checkpoint_layers import NAMES
     from mindspeed.training.conversion import convert
@@ -134,8 +137,8 @@ def convert(source: str, target: str, kind: LayerKind, step: int | None) -> None
 def verify(path: str, step: int | None) -> None:
     """Read every byte of a checkpoint and compare it with the checksums that were saved.
 
-    CHECKPOINT is the folder of a checkpoint or of a run, whose newest one is taken. The exit status is 1 when a file or a
-    tensor is damaged; each is named.
+    CHECKPOINT is the folder of a checkpoint, or of a run, whose newest checkpoint is used. The exit status is 1 when a file
+    or a tensor is damaged, and the output names each of them.
     """
     from mindspeed.plugins.problems import RunError
     from mindspeed.training.checkpoints import checkpoint_at, damaged, damages, file_sizes, read_manifest
@@ -147,7 +150,7 @@ def verify(path: str, step: int | None) -> None:
     sizes = file_sizes(folder)
     total = sum(sizes.values())
     data = {"checkpoint": str(folder), "files": len(sizes), "bytes": total, "problems": []}
-    print_result(data, [f"{folder}: {len(sizes)} files, {total / 2**20:.1f} MiB, as they were saved"])
+    print_result(data, [f"{folder}: {len(sizes)} files, {total / 2**20:.1f} MiB, unchanged since they were saved"])
 
 
 @checkpoint.command(cls=JobCommand)
@@ -160,8 +163,9 @@ def diff(request: Request, path: str, step: int | None) -> None:
 
     mindspeed checkpoint diff RUN -f job.yaml
 
-    CHECKPOINT is the folder of a checkpoint or of a run, whose newest one is taken. What the job does not say of the model
-    is the checkpoint's. Every difference is safe, convertible or refused; the exit status is 1 when one is refused.
+    CHECKPOINT is the folder of a checkpoint, or of a run, whose newest checkpoint is used. Model values that the job does
+    not give are read from the checkpoint. Every difference is safe, convertible or refused. The exit status is 1 when one
+    is refused.
     """
     from mindspeed import registry
     from mindspeed.engine.planning.checkpoint_state import FILE, changes, read_record
@@ -172,8 +176,8 @@ def diff(request: Request, path: str, step: int | None) -> None:
     folder = checkpoint_at(path, step)
     record = read_record(folder)
     if record is None:
-        text = f"the checkpoint does not say which features it was saved with: {FILE} is missing"
-        raise RunError([Problem("MS602", text, where=str(folder))])
+        text = f"the checkpoint does not contain the features that it was saved with: {FILE} is missing"
+        raise RunError([Problem("MS602", text, where=str(folder), fix=Advice("give a checkpoint that mindspeed saved"))])
     manifest = read_manifest(folder) if (folder / MANIFEST).is_file() else None
     if manifest is None:
         plan, problems = request.plan_of_run(), []

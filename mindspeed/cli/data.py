@@ -15,14 +15,24 @@ def data() -> None:
 
 @data.command()
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
-@click.option("-o", "--output", "prefix", metavar="PREFIX", required=True, help="writes PREFIX.bin, PREFIX.idx and PREFIX.json")
 @click.option(
-    "--tokenizer", metavar="TOKENIZER.json", default="bytes", help="a tokenizer.json  [default: every byte is a token]"
+    "-o",
+    "--output",
+    "prefix",
+    metavar="PREFIX",
+    required=True,
+    help="Prefix of the output files PREFIX.bin, PREFIX.idx and PREFIX.json",
 )
-@click.option("--overwrite", is_flag=True, help="replace data that is there already")
+@click.option(
+    "--tokenizer",
+    metavar="TOKENIZER.json",
+    default="bytes",
+    help="Tokenizer file (tokenizer.json)  [default: one token per byte]",
+)
+@click.option("--overwrite", is_flag=True, help="Replace existing data")
 @json_option
 def prepare(inputs: tuple[str, ...], prefix: str, tokenizer: str, overwrite: bool) -> None:
-    """Turn text files, and the files in folders, into Megatron's indexed format; each file is one document."""
+    """Convert text files, and the files in folders, to Megatron's indexed format. Each file is one document."""
     from mindspeed.training.corpus import prepare as prepare_text
     from mindspeed.training.tokenizer import tokenizer_of
 

@@ -25,9 +25,9 @@ PAGES: Final = Path(__file__).parents[1] / "pages"
 
 @click.command()
 @names_argument("[PAGE]...")
-@names_option("--features", help="names of features, the same as PAGE")
-@click.option("--write", "folder", type=click.Path(file_okay=False, path_type=Path), help="write every page into this folder")
-@click.option("--built-in", is_flag=True, help="leave out the features of other packages")
+@names_option("--features", help="Names of features; the same as PAGE")
+@click.option("--write", "folder", type=click.Path(file_okay=False, path_type=Path), help="Write every page into this folder")
+@click.option("--built-in", is_flag=True, help="Skip features of other packages")
 @json_option
 def docs(names: tuple[str, ...], features: tuple[str, ...], folder: Path | None, built_in: bool) -> None:
     """Print pages of the documentation, or write the whole reference.
@@ -38,7 +38,7 @@ def docs(names: tuple[str, ...], features: tuple[str, ...], folder: Path | None,
     names = (*names, *features)
     if folder is not None:
         if names:
-            raise click.UsageError("name pages to print them, or give --write FOLDER to write all")
+            raise click.UsageError("give names of pages to print them, or --write FOLDER to write all pages")
         _write(folder, built_in)
     elif not names:
         _list_guides()
@@ -66,7 +66,7 @@ def _texts(names: Sequence[str], built_in: bool) -> dict[str, str]:
     if unknown := [name for name in wanted if name not in catalog.usable]:
         near = difflib.get_close_matches(unknown[0], guides, n=2, cutoff=0.7) + catalog.near(unknown[0])
         where = "mindspeed docs lists every guide, mindspeed features list every feature"
-        raise click.UsageError(f"there is no guide and no feature {', '.join(unknown)}; {suggestion(near, where)}")
+        raise click.UsageError(f"no guide or feature is named {', '.join(unknown)}; {suggestion(near, where)}")
     return {name: guides[name].read_text("utf-8") if name in guides else _feature_page(catalog, name) for name in names}
 
 
@@ -105,7 +105,9 @@ def _require_generators() -> None:
     from mindspeed.plugins.problems import PlatformError, Problem
 
     if not _has_generators():
-        text = "only a checkout of mindspeed can make the page of another package's feature"
-        raise PlatformError([Problem("MS501", text, fix=Advice("run mindspeed docs of a checkout: pip install -e . there"))])
+        text = "only a checkout of mindspeed can create the page of another package's feature"
+        raise PlatformError(
+            [Problem("MS501", text, fix=Advice("in a checkout of mindspeed: pip install -e ., then mindspeed docs"))]
+        )
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))

@@ -8,8 +8,8 @@ from mindspeed.cli.output import end, exit_code, json_option, print_json, print_
 
 
 @click.command()
-@click.option("--matrix", is_flag=True, help="print the support matrix: which versions and machines were tried")
-@click.option("--peak", is_flag=True, help="measure what dense products reach on one device, in TFLOP/s")
+@click.option("--matrix", is_flag=True, help="Print the support matrix: the versions and machines that were tested")
+@click.option("--peak", is_flag=True, help="Measure the speed of dense matrix products on one device, in TFLOP/s")
 @json_option
 def doctor(matrix: bool, peak: bool) -> None:
     """Show what this machine has and lacks.

@@ -14,7 +14,7 @@ from mindspeed.cli.output import json_option, print_result, wants_json
 @click.argument("code", metavar="CODE|TEXT")
 @json_option
 def explain(code: str) -> None:
-    """Explain an error code, or an error text of others.
+    """Explain an error code, or an error message of another program.
 
     mindspeed explain MS201
 
@@ -31,7 +31,7 @@ def _show_symptoms(text: str) -> None:
 
     symptoms = symptoms_in(text)
     if not symptoms and not wants_json():
-        raise click.UsageError("no known symptom is like this text, and it is no code; see docs/troubleshooting.md")
+        raise click.UsageError("no known error matches this text, and it is not an error code; see docs/troubleshooting.md")
     lines = []
     for symptom in symptoms:
         lines.append(textwrap.fill(symptom.cause, width=100))
@@ -45,5 +45,5 @@ def show_code(code: str) -> None:
 
     codes, code = error_codes(), code.upper()
     if code not in codes:
-        raise click.UsageError(f"there is no code {code}; there are {', '.join(codes)}")
+        raise click.UsageError(f"there is no code {code}; the codes are {', '.join(codes)}")
     print_result({"code": code, "text": codes[code]}, [textwrap.fill(f"{code}: {codes[code]}", width=100)])

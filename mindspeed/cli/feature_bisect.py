@@ -19,8 +19,15 @@ if TYPE_CHECKING:
 
 @click.command(cls=JobCommand)
 @names_argument("[NAME]...")
-@click.option("--test", default="", metavar="'CMD'", help="judge by a command, which gets a job file where it says {job}")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), metavar="S", help="a longer run is a failure")
+@click.option(
+    "--test",
+    default="",
+    metavar="'CMD'",
+    help="Command that decides whether a set of features fails; {job} is replaced by a job file",
+)
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), metavar="S", help="Maximum run time; a longer run counts as a failure"
+)
 @store_option
 @request_options
 @json_option
@@ -32,9 +39,10 @@ def bisect(
 
     mindspeed features bisect -f job.yaml
 
-    Tries a tiny model first: parts of the job are compared with unmodified Megatron until no feature and no setting can be left
-    out. For a fault that only the real job shows, --test names a command: status 0 is good, 125 says nothing, all others are a
-    failure. Verdicts are kept, and a search that is stopped goes on where it was. The exit status is 1 when a set is found.
+    A small model is tried first: subsets of the job are compared with unmodified Megatron until no feature and no setting
+    can be removed. If only the real job fails, give a command with --test. Its exit status 0 means success, 125 means
+    undecided, and any other status is a failure. Verdicts are kept, so a stopped search continues where it stopped. The
+    exit status is 1 when a set is found.
 
     mindspeed features bisect -f job.yaml --test 'mindspeed pretrain -f {job} --train-iters 20'
     """
@@ -72,14 +80,14 @@ def _lines(found: Culprits, test: str) -> list[str]:
         text = f"the whole job does not fail ({result.outcome.value}{f': {result.reason}' if result.reason else ''})"
         if test:
             return [f"{text}: {test} passes"]
-        return [f"{text} on a tiny model; only the real job may show the fault: give a command with --test"]
+        return [f"{text} on a small model; if only the real job fails, give its command with --test"]
     lines = [f"fails with: {', '.join(map(str, found.found))}", f"because: {result.code} {result.reason}".rstrip()]
     lines += [f"         {line}" for line in result.chain]
     lines += [f"first to differ: {result.first}"] if result.first else []
     lines += [f"both patch: {site} ({', '.join(owners)})" for site, owners in found.shared.items()]
     if not found.steady:
-        lines.append("the fault comes and goes: the same set has also passed, or failed in another way")
-    return [*lines, f"to see it: {_command(found, test)}", f"{found.runs} runs"]
+        lines.append("the failure is not reproducible: the same set of features has also passed, or failed differently")
+    return [*lines, f"to reproduce it: {_command(found, test)}", f"{found.runs} runs"]
 
 
 def _command(found: Culprits, test: str) -> str:

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 @click.command(cls=PlansCommandsFully)
 @names_argument("[NAME]...")
-@click.option("--device-memory", type=click.FloatRange(0, min_open=True), metavar="MIB", help="memory of a device, in MiB")
+@click.option(
+    "--device-memory",
+    type=click.FloatRange(0, min_open=True),
+    metavar="MIB",
+    help="Memory of a device, in MiB; stages that need more are problems",
+)
 @script_option
 @checkout_option
 @arch_option
@@ -45,16 +50,17 @@ def check(
 ) -> None:
     """Find every problem of a request.
 
-    Features, settings and sizes are checked together, for this machine or for a made-up one. Problems are printed all at
-    once, and the exit status is then 1. With --device-memory a pipeline stage that needs more at its peak is one.
+    Features, settings and sizes are checked together, for this machine or for another one that options describe. All
+    problems are printed at once, and the exit status is then 1. With --device-memory, a pipeline stage whose peak memory is
+    larger is a problem too.
 
-    A command of Megatron-LM is checked without being run, from words or from the script that starts it:
+    A Megatron-LM command is checked without running it, from the command line or from the script that starts it:
 
     mindspeed features check -- pretrain_gpt.py --num-layers 2 --use-fused-rmsnorm ...
 
     mindspeed features check --platform npu --script pretrain_llama.sh
 
-    The rules of the Megatron-LM that the command names, or of --checkout, are run as well, in a process without torch.
+    The argument rules of the command's Megatron-LM, or of --checkout, are run as well, in a process without torch.
     """
     request = request.naming(names)
     plan = plan_of_command(request, script, static, checkout, arch)
@@ -83,7 +89,7 @@ def _unknown_megatron(plan: ActivationPlan) -> Iterator[PlanNote]:
     from mindspeed.engine.resolution.planned_feature import PlanNote
 
     if "megatron" not in plan.environment:
-        text = "no megatron-core is installed here, so patches are not checked and the digest is not that of a job"
+        text = "megatron-core is not installed, so patches are not checked and the digest differs from that of a job"
         yield PlanNote("warning", "megatron-core", f"{text}; give --megatron VERSION")
 
 
@@ -96,4 +102,4 @@ def _ambiguous_padding(plan: ActivationPlan, train: dict[str, Any]) -> Iterator[
     if isinstance(tokenizer, str) and Path(tokenizer).exists():
         text = warning(tokenizer, [str(data)] if data else [], plan.environment.get("megatron"))
         if text is not None:
-            yield PlanNote("warning", "Megatron-LM", f"{text} (mindspeed pretrain pads with an id of its own)")
+            yield PlanNote("warning", "Megatron-LM", f"{text} (mindspeed pretrain pads with a separate id)")

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 def diff(ctx: click.Context, first: str, second: str) -> None:
     """Compare two jobs.
 
-    By features, settings, sizes, Megatron arguments, patches and versions.
+    The comparison covers features, settings, sizes, Megatron arguments, patches and versions.
 
     mindspeed features diff job.yaml mindspeed.lock
 
-    Each is a job file, a plan (features plan --json), a lock file, a run folder, or a checkpoint folder of mindspeed or of
-    Megatron-LM. Of two runs the first step with unequal numbers is shown as well. The exit status is 1 when they differ.
+    Each argument is a job file, a plan (features plan --json), a lock file, a run folder, or a checkpoint folder of
+    mindspeed or Megatron-LM. For two runs, the first step with different numbers is shown as well. The exit status is 1
+    when the jobs differ.
     """
     from mindspeed.training.comparison import differences, first_step_that_differs, not_compared, read_side
 
@@ -44,7 +45,7 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
         if step is not None:
             click.echo(f"first step that differs: {step.step}, {step.number} {step.first} and {step.second}")
         elif a.steps and b.steps:
-            click.echo(f"{len(a.steps.keys() & b.steps.keys())} steps that both logged are equal")
+            click.echo(f"the {len(a.steps.keys() & b.steps.keys())} steps that both runs logged are equal")
         if not found:
             click.echo("no difference")
     ctx.exit(PROBLEMS if found or step else OK)

@@ -33,9 +33,9 @@ Sections = Iterator[tuple[str, list[str]]]
 def explain(request: Request, name: str) -> None:
     """Explain a feature in a job, or an error code.
 
-    Of a feature that is on: why, its place in the order and who declared that, where every setting comes from, its
-    patches with the place of target and replacement and all that stands at that site. Of one that is off: why not, and
-    what would switch it on.
+    For an active feature: why it is active, its position in the activation order, and the source of every setting. Its
+    patches are listed with target and replacement. For an inactive feature: why it is inactive, and what would switch it
+    on.
     """
     if _CODE.fullmatch(name):
         show_code(name)
@@ -44,7 +44,8 @@ def explain(request: Request, name: str) -> None:
 
 
 def explain_in_plan(plan: ActivationPlan, name: str, request: Request | None) -> None:
-    """Print why a feature is on in a plan, or why it is not; the ``request`` of the plan tells what the feature would bring."""
+    """Print why a feature is active in a plan, or why it is not; the ``request`` of the plan decides what the feature would
+    add."""
     from mindspeed.registry import catalog_for
 
     name = spelled(name)
@@ -70,7 +71,7 @@ def _active(explanation: Explanation, feature: Any, count: int) -> Sections:
     planned = explanation.feature
     yield "from", [f"{planned.distribution} {planned.version}, {declared_at(feature)}", *_traits(feature.spec)]
     yield "why", reason_lines(planned)
-    free = "no order is declared with another active feature; ties go by name"
+    free = "no order to another active feature is declared; ties are sorted by name"
     yield f"position {explanation.number} of {count}", [str(edge) for edge in explanation.edges] or [free]
     settings = zip(setting_lines(planned), planned.settings, strict=True)
     described = [(line, f"  {feature.Args.model_fields[key].description}") for line, key in settings]
@@ -142,11 +143,11 @@ def _explain_inactive(request: Request | None, plan: ActivationPlan, known: Cata
         ("from", [row.where, *(_traits(spec) if spec else [])]),
         ("why not", because),
         ("switched on by", ways),
-        ("it would bring", brings),
-        ("asking for it now gives", [line for problem in problems for line in str(problem).splitlines()]),
+        ("it would add", brings),
+        ("result of requesting it", [line for problem in problems for line in str(problem).splitlines()]),
     ]
     summary = row.feature.summary() if row.feature is not None else None
-    lines = [f"{name} is off{f': {summary}' if summary else ''}", *as_lines(sections)]
+    lines = [f"{name} is not active{f': {summary}' if summary else ''}", *as_lines(sections)]
     print_result({**about, "active": False, "summary": summary, "off": off}, lines)
 
 
@@ -157,13 +158,13 @@ def _why_not(plan: ActivationPlan, known: Catalog, row: DiscoveredFeature) -> li
     if row.name in known.specs:
         spec, platform = known.specs[row.name], plan.environment["platform"]
         if spec.platforms and platform not in spec.platforms:
-            lines.append(f"it runs on {', '.join(sorted(spec.platforms))} only, and this plan is for {platform}")
+            lines.append(f"it runs only on {', '.join(sorted(spec.platforms))}, but this plan is for {platform}")
         if spec.level > plan.level:
-            lines.append(f"its optimization level is {spec.level}, and this job has {plan.level}")
+            lines.append(f"its optimization level is {spec.level}, but the level of this job is {plan.level}")
         for size in spec.sizes:
             if plan.world.knows(size) and getattr(plan.world, size) == 1:
                 lines.append(f"the {size} size is 1")
-    return lines or ["nothing asked for it, and no active feature requires it"]
+    return lines or ["not requested, and not required by any active feature"]
 
 
 def _ways(row: DiscoveredFeature, spec: FeatureSpec | None) -> list[str]:

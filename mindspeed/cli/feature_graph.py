@@ -56,7 +56,8 @@ class Relation:
 def graph(request: Request, names: tuple[str, ...], style: str) -> None:
     """Show how features relate.
 
-    Requirements, conflicts, order and slots of a job, or of all features when no job is given. Draw it with Graphviz:
+    Shows requirements, conflicts, order and slots of a job, or of all features when no job is given. Draw the graph with
+    Graphviz:
 
     mindspeed features graph --format dot | dot -Tsvg > features.svg
     """

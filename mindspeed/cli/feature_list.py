@@ -17,18 +17,18 @@ from mindspeed.plugins.found import BUILT_IN, PLUGINS_VARIABLE, DiscoveredFeatur
 MANY: Final = 200
 """Above this number features of other distributions are not loaded to list them, and rows are not aligned."""
 HEADERS: Final = ("NAME", "LEVEL", "STABILITY", "PLATFORMS", "SLOTS", "FROM", "STATE", "SUMMARY")
-_LEVELS: Final = "Level 0: Megatron's own; 1: active by default where safe; 2: active on request."
-_MORE: Final = "Words filter; --wide and --json show platforms, slots, packages."
+_LEVELS: Final = "Level 0: part of Megatron; 1: active by default where safe; 2: active on request."
+_MORE: Final = "Give words to filter; --wide and --json show platforms, slots and packages."
 
 
 @click.command("list")
 @click.argument("words", metavar="[WORD]...", nargs=-1)
-@click.option("--level", type=click.IntRange(0, 2), metavar="N", help="features of this optimization level alone")
-@click.option("--slot", metavar="SLOT", help="features that hold this slot alone")
-@click.option("--platform", type=click.Choice(PLATFORMS), help="features for this platform alone")
-@click.option("--from", "distribution", metavar="DISTRIBUTION", help="features of this distribution alone")
-@click.option("--wide", is_flag=True, help="a table with platforms, slots, packages and whole summaries")
-@click.option("--no-import", is_flag=True, help="import no feature: say what folders and metadata alone tell")
+@click.option("--level", type=click.IntRange(0, 2), metavar="N", help="Show only features of this optimization level")
+@click.option("--slot", metavar="SLOT", help="Show only features that hold this slot")
+@click.option("--platform", type=click.Choice(PLATFORMS), help="Show only features for this platform")
+@click.option("--from", "distribution", metavar="DISTRIBUTION", help="Show only features of this distribution")
+@click.option("--wide", is_flag=True, help="Show a table with platforms, slots, packages and whole summaries")
+@click.option("--no-import", is_flag=True, help="Import no feature; show only what folder names and package metadata contain")
 @json_option
 def list_features(
     words: tuple[str, ...],
@@ -41,11 +41,11 @@ def list_features(
 ) -> None:
     """List installed features, or those with every WORD.
 
-    A word is looked for in name, category and description.
+    Every WORD must occur in the name, the category or the description.
 
     mindspeed features list recompute
 
-    Features of other distributions are imported to read their declarations, unless there are more than 200 of them.
+    Features of other distributions are imported to read their declarations, unless there are more than 200 features.
     """
     rows: Sequence[DiscoveredFeature] = installed()
     if not no_import:
@@ -89,9 +89,9 @@ def _print(rows: Sequence[DiscoveredFeature], wide: bool) -> None:
         if row.problem is not None and row.state == "broken":
             click.echo(f"\n{row.problem}")
     if left_out := sum(row.state == "left out" for row in rows):
-        click.echo(f"\n{left_out} left out, because {PLUGINS_VARIABLE} is {os.environ.get(PLUGINS_VARIABLE, '')!r}")
+        click.echo(f"\n{left_out} not loaded, because {PLUGINS_VARIABLE} is {os.environ.get(PLUGINS_VARIABLE, '')!r}")
     for name in unmatched(rows):
-        click.echo(f"\n{PLUGINS_VARIABLE} names {name}, and no distribution with features is called so")
+        click.echo(f"\n{PLUGINS_VARIABLE} names {name}, but no distribution with features has that name")
 
 
 def _print_by_category(rows: Sequence[DiscoveredFeature]) -> None:

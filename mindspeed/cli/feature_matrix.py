@@ -19,18 +19,25 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def matrix() -> None:
-    """Judge features together: every pair, every layout, larger sets."""
+    """Verify combinations of features: every pair, every layout, larger sets."""
 
 
 @matrix.command()
-@click.option("--only", metavar="NAME,...", help="cases with one of these features")
-@click.option("--layout", "layouts", metavar="NAME,...", help="these layouts and no pairs; all: every layout")
-@click.option("--stock", is_flag=True, help="switches of stock Megatron in their layouts, without a feature")
-@click.option("--switch", "switches", metavar="NAME,...", help="with --stock: these switches")
-@click.option("--strength", type=click.IntRange(2, 3), metavar="N", help="sets in which every N features meet, not pairs")
-@click.option("--set-size", type=click.IntRange(2), default=14, show_default=True, metavar="N", help="features of such a set")
+@click.option("--only", metavar="NAME,...", help="Only cases with one of these features")
+@click.option("--layout", "layouts", metavar="NAME,...", help="Only these layouts, no pairs; all = every layout")
+@click.option("--stock", is_flag=True, help="Switches of unmodified Megatron in their layouts, without a feature")
+@click.option("--switch", "switches", metavar="NAME,...", help="With --stock: only these switches")
+@click.option(
+    "--strength",
+    type=click.IntRange(2, 3),
+    metavar="N",
+    help="Sets of features that cover every combination of N features, instead of pairs",
+)
+@click.option(
+    "--set-size", type=click.IntRange(2), default=14, show_default=True, metavar="N", help="Number of features in such a set"
+)
 @budget_option
-@click.option("--again", is_flag=True, help="judge what has a verdict too")
+@click.option("--again", is_flag=True, help="Run cases again even if a verdict exists")
 @store_option
 @json_option
 @click.pass_context
@@ -46,11 +53,12 @@ def run(
     again: bool,
     store: Path | None,
 ) -> None:
-    """Judge the cases whose verdict is missing or stale.
+    """Run the cases whose verdict is missing or outdated.
 
-    Each case trains two steps of a tiny model with its features and as unmodified Megatron does, and compares losses, gradients
-    and weights. Verdicts are kept as they come: a run that is stopped goes on where it was. Those that failed come first. The
-    exit status is 1 when a case of this run fails, or is refused by the ranks after its plan was accepted.
+    Each case trains a small model for two steps with its features and with unmodified Megatron, and compares losses,
+    gradients and weights. Each verdict is stored immediately, so a stopped run continues where it stopped. Cases that
+    failed before run first. The exit status is 1 when a case of this run fails, or when the ranks refuse a plan that was
+    accepted.
     """
     from mindspeed import registry
     from mindspeed.verification.matrix.reach import Sources
@@ -65,9 +73,9 @@ def run(
     known = kept.read()
     verdicts = count(known[case.name] for case in cases if case.name in known)
     defects = [result for result in found if result.outcome.is_defect]
-    lines = [f"judged {len(found)} of {len(todo)} cases without a fresh verdict; {len(cases)} cases in all"]
+    lines = [f"ran {len(found)} of {len(todo)} cases without a current verdict; {len(cases)} cases in total"]
     lines.append(", ".join(f"{number} {outcome}" for outcome, number in verdicts.items()))
-    lines += [f"smallest failing part of {r.case.name}: {', '.join(r.culprits)}" for r in defects if r.culprits]
+    lines += [f"smallest failing subset of {r.case.name}: {', '.join(r.culprits)}" for r in defects if r.culprits]
     data = {
         "cases": len(cases),
         "judged": [result.to_json() for result in found],
@@ -80,12 +88,12 @@ def run(
 
 @matrix.command()
 @names_argument("NAME...")
-@names_option("--features", help="the same features as an option")
+@names_option("--features", help="Features; the same as the argument")
 @click.option("--layout", default="", metavar="NAME", help="the feature in this layout")
 @store_option
 @json_option
 def show(names: tuple[str, ...], features: tuple[str, ...], layout: str, store: Path | None) -> None:
-    """Show the verdict of a pair, or of a feature in a layout; of one feature alone, all of its verdicts."""
+    """Show the verdict of a pair, or of a feature in a layout. For a single feature, show all of its verdicts."""
     from mindspeed import registry
     from mindspeed.verification.matrix.cases import MatrixCase
     from mindspeed.verification.matrix.reach import Sources
@@ -113,18 +121,18 @@ def show(names: tuple[str, ...], features: tuple[str, ...], layout: str, store: 
     if rows:
         print_table(("case", "dtype", "verdict", "difference / allowed", "reason"), rows)
     else:
-        click.echo(f"not judged yet; to judge it: mindspeed features matrix run --only {','.join(names)}")
+        click.echo(f"no verdict yet; to run it: mindspeed features matrix run --only {','.join(names)}")
     for result in results if len(results) == 1 else ():
         click.echo(f"by hand: {result.case.command}")
         if result.culprits:
-            click.echo(f"smallest failing part: {', '.join(result.culprits)}")
+            click.echo(f"smallest failing subset: {', '.join(result.culprits)}")
         if result.fix:
             click.echo(f"fix: {result.fix}")
 
 
 @matrix.command()
 @click.option(
-    "--output", type=click.Path(path_type=Path), default="docs", show_default=True, metavar="FOLDER", help="where to write"
+    "--output", type=click.Path(path_type=Path), default="docs", show_default=True, metavar="FOLDER", help="Output folder"
 )
 @store_option
 @json_option
@@ -175,5 +183,5 @@ def _names(words: str | None, known: Collection[str], option: str, default: tupl
         return default
     names = split_names(words or "")
     if unknown := [name for name in names if name not in known]:
-        raise click.BadParameter(f"there is no {', '.join(unknown)}; there are {', '.join(sorted(known))}", param_hint=option)
+        raise click.BadParameter(f"unknown: {', '.join(unknown)}; known are {', '.join(sorted(known))}", param_hint=option)
     return tuple(names)

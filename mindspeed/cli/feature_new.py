@@ -48,14 +48,14 @@ class FeatureLocation:
     type=click.Choice(tuple(KINDS)),
     default="patch",
     show_default=True,
-    help="patch: wraps a function of Megatron; hook: takes part in a hook; op: brings an operator",
+    help="Kind of feature. patch = wraps a function of Megatron, hook = implements a hook, op = provides an operator",
 )
-@click.option("--package", is_flag=True, help="a distribution of its own, instead of a folder in mindspeed's sources")
+@click.option("--package", is_flag=True, help="Create a separate distribution instead of a folder in mindspeed's sources")
 @click.option(
     "--into",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="PACKAGE",
-    help="a folder inside this folder of a package of yours, with a test beside it",
+    help="Create a folder inside this folder of an existing package, with a test",
 )
 @click.option(
     "-o",
@@ -64,20 +64,20 @@ class FeatureLocation:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
     metavar="DIR",
-    help="a package is made in DIR/NAME; DIR is mindspeed's checkout otherwise  [default: .]",
+    help="Where to create it: a package in DIR/NAME, otherwise the checkout of mindspeed  [default: .]",
 )
 @json_option
 def new(name: str, kind: str, package: bool, into: Path | None, folder: Path) -> None:
     """Write the files of a new feature.
 
-    Declaration, algorithm, glue, README and tests. The feature works and its tests pass: it scales by 1. Replace the
-    algorithm and the slow form in its test by yours.
+    The files are declaration, algorithm, glue, README and tests. The new feature works (it scales by 1) and its tests pass.
+    Then replace the algorithm, and the slow reference in its test.
     """
     from mindspeed.plugins.problems import MindSpeedError, Problem
     from mindspeed.plugins.text_files import write_files
 
     if package and into is not None:
-        raise click.UsageError("--package makes a distribution, --into adds to one; give one of the two")
+        raise click.UsageError("--package creates a distribution, but --into adds to an existing one; give only one of them")
     if problems := _name_problems(name):
         raise MindSpeedError(problems)
     place = _into(name, into) if into is not None else _package(name, folder) if package else _built_in(name, folder)
@@ -113,8 +113,8 @@ def _package(name: str, folder: Path) -> FeatureLocation:
     root, module = folder / name, _identifier(name)
     wrong = []
     if find_spec(module) is not None:
-        text = f"a package {module} can be imported already, which a new one would hide or be hidden by"
-        wrong.append((text, "choose another name, as with your company before it"))
+        text = f"a package {module} can already be imported, and the new one would conflict with it"
+        wrong.append((text, "choose another name, for example with a company prefix"))
     if root.exists() and any(root.iterdir()):
         wrong.append((f"{root} is not empty", "choose another -o DIR"))
     steps = (
@@ -136,7 +136,7 @@ def _into(name: str, package: Path) -> FeatureLocation:
         f"mindspeed features test {name} --parity",
     )
     is_package = (package / "__init__.py").is_file()
-    wrong = () if is_package else ((f"{package} is no package: it has no __init__.py", "--into FOLDER/PACKAGE"),)
+    wrong = () if is_package else ((f"{package} is not a package: it has no __init__.py", "--into FOLDER/PACKAGE"),)
     return FeatureLocation(package / folder, module, "package/tests", package.parent / "tests", steps, wrong)
 
 
@@ -148,7 +148,7 @@ def _built_in(name: str, checkout: Path) -> FeatureLocation:
         f"write mindspeed/features/{module}/algorithm.py, then expected in tests/features/{module}/test_algorithm.py",
         f"make feature NAME={name}",
     )
-    text, fix = f"{checkout.resolve()} is no checkout of mindspeed", "-o CHECKOUT, or --package for a distribution of your own"
+    text, fix = f"{checkout.resolve()} is not a checkout of mindspeed", "-o CHECKOUT, or --package for a separate distribution"
     wrong = () if features.is_dir() else ((text, fix),)
     return FeatureLocation(features / module, f"mindspeed.features.{module}", "built_in", checkout, steps, wrong)
 
@@ -167,11 +167,11 @@ def _name_problems(name: str) -> list[Problem]:
     from mindspeed.plugins.problems import Problem
 
     if not _NAME.fullmatch(name):
-        text = f"{name!r} is not lower-case words joined by dashes"
-        return [Problem("MS106", text, (name,), fix=Advice("as in acme-z-loss"))]
+        text = f"{name!r} does not consist of lower-case words joined by dashes"
+        return [Problem("MS106", text, (name,), fix=Advice("for example acme-z-loss"))]
     if keyword.iskeyword(name):
-        text = f"{name!r} is a word of Python, so no module of that name can be imported"
+        text = f"{name!r} is a keyword of Python, so no module with that name can be imported"
         return [Problem("MS106", text, (name,), fix=Advice(f"choose another name, as in acme-{name}"))]
     rows = [row for row in installed() if row.name == name]
-    texts = {row.where: f"the feature name {name} is taken by {row.distribution} {row.version}" for row in rows}
+    texts = {row.where: f"{row.distribution} {row.version} already provides a feature named {name}" for row in rows}
     return [Problem("MS106", text, (name,), where=where, fix=Advice("choose another name")) for where, text in texts.items()]

@@ -14,7 +14,7 @@ from mindspeed.cli.request_options import Request, names_argument, request_optio
 from mindspeed.cli.terminal import wrapped
 from mindspeed.cli.training_command import PlansCommands, plan_of_command, script_option
 
-_HINT: Final = "--all lists patches, notes and the base plan; --why NAME explains one feature"
+_HINT: Final = "--all shows patches, notes and the base plan; --why NAME explains one feature"
 
 
 @click.command(cls=PlansCommands)
@@ -39,10 +39,10 @@ def plan(
 ) -> None:
     """Print the activation plan of a request.
 
-    One screen: where it runs, the features and why, the settings that are not defaults, the arguments of Megatron that change,
-    what is left out or not checked, and the digest.
+    One screen shows where the job runs, the features and why they are active, and settings that differ from defaults. It
+    also shows changed Megatron arguments, what is skipped or not checked, and the digest.
 
-    For a command of Megatron-LM, from words or from the script that starts it:
+    Plan a Megatron-LM command from the command line or from the script that starts it:
 
     mindspeed features plan -- pretrain_gpt.py --num-layers 2 --use-fused-rmsnorm ...
 

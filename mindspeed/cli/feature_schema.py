@@ -25,8 +25,8 @@ Schema = dict[str, Any]
 def schema() -> None:
     """Print the JSON Schema (2020-12) of a job file.
 
-    It knows every installed feature, its settings, their defaults and descriptions. Tell an editor of it by a first line in
-    the job file:
+    The schema contains every installed feature, its settings, their defaults and descriptions. Editors read it if the first
+    line of the job file is:
 
     # yaml-language-server: $schema=mindspeed.schema.json
     """

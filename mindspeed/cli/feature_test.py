@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", metavar="DISTRIBUTION|FEATURE")
-@click.option("--parity", is_flag=True, help="also train a tiny model with and without each feature and compare")
-@click.option("--pairs", is_flag=True, help="also train with each feature beside every built-in one; takes minutes")
+@click.option("--parity", is_flag=True, help="Also train a small model with and without each feature and compare")
+@click.option("--pairs", is_flag=True, help="Also train with each feature together with every built-in one; takes minutes")
 @budget_option
 @store_option
 @json_option
 def test(name: str, parity: bool, pairs: bool, budget_seconds: float | None, store: Path | None) -> None:
     """Test the features of an installed distribution, or one feature.
 
-    One line for each check: settings, declaration, references, patch targets, order, cost of the import, applying and
-    undoing, and with --parity the claim about numerics. With --pairs a table of all pairs follows, as mindspeed features matrix
-    judges them: verdicts are kept, and a run that is stopped goes on where it was. The exit status is 1 when a check or a pair
-    fails.
+    One line is printed per check: settings, declaration, references, patch targets, order, import time, applying and
+    undoing. With --parity the numerics claim is checked too. With --pairs a table of all pairs follows, as in mindspeed
+    features matrix. Verdicts are kept, so a stopped run continues where it stopped. The exit status is 1 when a check or a
+    pair fails.
     """
     from mindspeed.conformance.suite import examine
 
@@ -51,7 +51,7 @@ def test(name: str, parity: bool, pairs: bool, budget_seconds: float | None, sto
         features = "1 feature" if count == 1 else f"{count} features"
         click.echo(f"{name}: {features}, {len(outcomes)} checks, {failed or 'none'} failed")
         if pairs:
-            left = f"; {missing} are not judged yet" if missing else ""
+            left = f"; {missing} have no verdict yet" if missing else ""
             click.echo(f"{name}: {len(judged)} pairs, {defects or 'none'} failed{left}")
     end(PROBLEMS if failed or defects else OK)
 

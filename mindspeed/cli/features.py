@@ -23,12 +23,12 @@ features = Group(
     help="List, plan, check, explain, verify and write features.",
     epilog="""\b
 Environment variables:
-  MINDSPEED_FEATURES=a,b         features to switch on, above the job file and below the command line
+  MINDSPEED_FEATURES=a,b         features to switch on; overrides the job file, overridden by the command line
   MINDSPEED_SET='a.x=1;b.y=2'    settings, likewise
-  MINDSPEED_WITHOUT=a,b          features to leave out; contradicts a request for them
-  MINDSPEED_DISABLE=a,b          features that no plan has, whatever asks for them
-  MINDSPEED_PLUGINS=none|all|D,D whose features may be loaded: distributions by name  [default: all]
+  MINDSPEED_WITHOUT=a,b          features to remove; requesting one of them too is a problem
+  MINDSPEED_DISABLE=a,b          features to disable in every plan
+  MINDSPEED_PLUGINS=none|all|D,D distributions whose features may be loaded  [default: all]
   MINDSPEED_PLATFORM, MINDSPEED_STRICT=1   as --platform and --strict
-  MINDSPEED_TRACE=1              a line on standard error for each step, patch and hook
+  MINDSPEED_TRACE=1              print a line to standard error for each step, patch and hook
   MINDSPEED_CACHE=FOLDER         prepared data, built operators, index of packages  [default: the user's cache folder]""",
 )

@@ -1,4 +1,4 @@
-"""What ends a command without being a problem: a missing package, an interrupt, or an error nobody foresaw."""
+"""Handler of a command that ends without a problem: a missing package, an interrupt, or an unexpected error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def unforeseen(error: BaseException) -> Problem:
     line = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     where = ", ".join(filter(None, (_author(error), line)))
     kept = "" if tracing() else _keep(error)
-    again = f"{TRACE_VARIABLE}=1 in front of the command shows the traceback"
+    again = f"{TRACE_VARIABLE}=1 before the command shows the traceback"
     fix = Advice(f"report it with the traceback in {kept}" if kept else f"report it; {again}")
     return Problem("MS901", f"{type(error).__name__}: {error}"[:500], where=where, fix=fix)
 
@@ -47,7 +47,7 @@ def unforeseen(error: BaseException) -> Problem:
 def _missing(package: str) -> Problem:
     name = _PIP_NAMES.get(package, package)
     wanted = f"'mindspeed[{_EXTRAS[package]}]'" if package in _EXTRAS else name
-    text = f"{name} is not installed, and this command needs it"
+    text = f"{name} is not installed, but this command needs it"
     return Problem("MS501", text, fix=RunCommand(f"pip install {wanted}"))
 
 

@@ -44,7 +44,7 @@ lock_option = click.option(
     "--lock",
     metavar="FILE",
     envvar="MINDSPEED_LOCK",
-    help="start nothing unless plan, versions and files are those of this lock file",
+    help="Lock file; the run starts only if plan, versions and files match it",
 )
 
 
@@ -68,18 +68,18 @@ def _flag(name: str) -> str:
 
 
 _RENDEZVOUS: Final = {
-    "node_rank": "number of this node, from 0",
-    "master_addr": "host of node 0",
-    "master_port": "port on that host",
-    "rdzv_backend": "torchrun's rendezvous backend",
-    "rdzv_endpoint": "host:port of the rendezvous",
-    "rdzv_id": "name of the job at the rendezvous",
+    "node_rank": "Number of this node, from 0",
+    "master_addr": "Host name or address of node 0",
+    "master_port": "Port on node 0",
+    "rdzv_backend": "Rendezvous backend of torchrun",
+    "rdzv_endpoint": "HOST:PORT of the rendezvous",
+    "rdzv_id": "Name of the job at the rendezvous",
 }
 _OPTIONS: Final[dict[str, click.Option]] = {
     "nproc": click.Option(
-        ["--nproc"], type=click.IntRange(1), default=1, metavar="N", help="processes on this node  [default: 1]"
+        ["--nproc"], type=click.IntRange(1), default=1, metavar="N", help="Number of processes on this node  [default: 1]"
     ),
-    "nnodes": click.Option(["--nnodes"], type=click.IntRange(1), metavar="N", help="nodes of the job  [default: 1]"),
+    "nnodes": click.Option(["--nnodes"], type=click.IntRange(1), metavar="N", help="Number of nodes of the job  [default: 1]"),
     **{
         name: click.Option([_flag(name), name], metavar="WORD", help=f"{meaning} (several nodes)")
         for name, meaning in _RENDEZVOUS.items()

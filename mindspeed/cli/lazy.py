@@ -13,7 +13,7 @@ from mindspeed.plugins.near_names import near_names, suggestion
 
 
 class Group(click.Group):
-    """Verbs in the order of their declaration; an unknown one is refused with near names.
+    """Verbs in the order of their declaration; an unknown verb is refused with similar names.
 
     ``lazy`` maps a verb to the ``"module:attribute"`` of its command. Verbs of ``developer`` have a heading in the help.
     """

@@ -19,7 +19,7 @@ from mindspeed.plugins.fixes import Advice
 
 @click.command(cls=PlansCommands)
 @click.argument("words", metavar="[NAME|SCRIPT]...", nargs=-1, type=FeatureNames())
-@click.option("-o", "--output", default="mindspeed.lock", show_default=True, metavar="FILE", help="where to write it")
+@click.option("-o", "--output", default="mindspeed.lock", show_default=True, metavar="FILE", help="Output file")
 @checkout_option
 @arch_option
 @static_option
@@ -34,10 +34,10 @@ def lock(request: Request, words: tuple[str, ...], output: str, checkout: str | 
 
     mindspeed lock -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 ...
 
-    It holds the resolved plan, the versions of features, mindspeed and Megatron, and the content of the files that patches
-    come from. On a machine that can run the job it also holds what is installed there: the versions of Python and torch,
-    the variants of operators, and the content of Megatron's files. On another, such as a CI runner without torch, --megatron
-    gives Megatron's version, and the plan and its digest are the same. mindspeed preflight checks nodes against it.
+    The file contains the resolved plan, the versions of features, mindspeed and Megatron, and hashes of the files that
+    patches come from. On a machine that can run the job it also contains the versions of Python and torch, the operator
+    variants, and hashes of Megatron's files. On a machine without torch, such as a CI runner, give Megatron's version with
+    --megatron; the plan and its digest are the same. mindspeed preflight checks nodes against the lock file.
 
     The lock of a training command, in words or in a script, is made when the command has no problems. It holds the arguments of
     the script too. --lock and the variable MINDSPEED_LOCK then start nothing with other arguments.
@@ -57,14 +57,14 @@ def lock(request: Request, words: tuple[str, ...], output: str, checkout: str | 
 
     scripts = [word for word in words if "." in word or "/" in word]  # which no name of a feature has
     if len(scripts) > 1:
-        raise click.UsageError(f"a lock holds one job, and {' and '.join(scripts)} are several")
+        raise click.UsageError(f"a lock file holds one job, but {' and '.join(scripts)} are several")
     request = request.naming(spelled_names([word for word in words if word not in scripts]))
     command = command_named(scripts[0] if scripts else None)
     with importable(command.program, checkout) if command is not None else nullcontext(True) as has_megatron:
         plan = request.plan_of_run() if command is None else plan_of_launched(request, command, static, checkout, arch)
         if "megatron" not in plan.environment:
-            text = "megatron-core is not installed here, and a lock holds its version"
-            raise MindSpeedError([Problem("MS502", text, fix=Advice("--megatron 0.16.1, or the version that the job has"))])
+            text = "megatron-core is not installed, but a lock file contains its version"
+            raise MindSpeedError([Problem("MS502", text, fix=Advice("--megatron 0.16.1, or the version of the job"))])
         here = registry.content_of(plan, {})
     if not has_megatron:
         here = {key: value for key, value in here.items() if kind_of(key) != "target"}

@@ -13,9 +13,9 @@ from mindspeed.cli.output import wants_json
 if TYPE_CHECKING:
     from mindspeed.verification.matrix.run import Progress
 
-store_option = click.option("--store", type=click.Path(path_type=Path), metavar="FILE", help="where verdicts are kept")
+store_option = click.option("--store", type=click.Path(path_type=Path), metavar="FILE", help="Folder of the verdicts")
 budget_option = click.option(
-    "--budget-seconds", type=click.FloatRange(0), metavar="S", help="begin no case after so many seconds"
+    "--budget-seconds", type=click.FloatRange(0), metavar="S", help="Start no further case after this many seconds"
 )
 
 

@@ -1,4 +1,4 @@
-"""``mindspeed memory measure``: the planner's bytes beside those of a run, or of a dry run of a job of any size."""
+"""``mindspeed memory measure``: predicted bytes compared with those of a run, or of a dry run of a job of any size."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ DRY_PEAK: Final = 0.1
 
 @click.command(cls=JobCommand)
 @names_argument("[NAME]...")
-@click.option("--nproc", type=click.IntRange(1), metavar="N", help="processes  [default: the fewest that the features need]")
-@click.option("--dry", is_flag=True, help="one process, no weights: each pipeline stage of any --world-size")
+@click.option(
+    "--nproc", type=click.IntRange(1), metavar="N", help="Number of processes  [default: the fewest that the features need]"
+)
+@click.option("--dry", is_flag=True, help="Use one process and no weights: each pipeline stage for any --world-size")
 @request_options
 @json_option
 def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bool) -> None:
-    """Train a tiny model with features, and compare its memory with the estimate.
+    """Train a small model with features and compare its memory with the estimate.
 
-    The bytes that one micro-batch keeps for backward, and those at the peak of a training step, on the rank that has most.
-    With --dry the model of the request is built and trained by Megatron without contents of tensors, one rank of each stage.
-    The exit status is 1 where a prediction is off by more than 5 %, that of a peak in a dry run by more than 10 %.
+    Compares the bytes that one micro-batch keeps for backward, and the peak of a training step, on the rank with the most
+    memory. With --dry the requested model is built and trained with fake tensors, one rank per stage. The exit status is 1
+    when a prediction differs by more than 5 %, or a peak of a dry run by more than 10 %.
     """
     from mindspeed.verification.case import build_case, with_few_micro_batches
     from mindspeed.verification.pool import WorkerPool
@@ -66,7 +68,7 @@ def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bo
 
 
 def compared(case: VerificationCase, foretold: list[Stage], results: list[tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """The largest bytes of stages that were foretold, and of ranks that were measured."""
+    """The largest predicted bytes of stages and the largest measured bytes of ranks."""
     kept, peaks = zip(*results, strict=True)
     rows = {PEAK: (max(stage.peak for stage in foretold), max(peaks))}
     if repeats(case.plan):

@@ -40,9 +40,9 @@ _KEYS: Final = ("name", "bytes", "live", "held", "by")
 def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout: bool, whole: bool, html: Path | None) -> None:
     """Estimate what each pipeline stage holds at its peak.
 
-    Weights, gradients, optimizer states and every tensor that layers keep for backward, by the formulas of local layers and of
-    the features. With --budget the exit status is 1 when a stage does not fit, and the cheapest features that make it fit are
-    named.
+    The estimate covers weights, gradients, optimizer states and every tensor that layers keep for backward. It uses the
+    formulas of local layers and of the features. With --budget the exit status is 1 when a stage does not fit. The features
+    that make it fit at the lowest cost are printed.
     """
     made = request.naming(names).plan_of_run()
     options = options_of(made, dropout)
@@ -63,8 +63,8 @@ def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout
             click.echo()
             print_stage(stage)
         if not fits:
-            advice = f"add --features {','.join(cheapest)}" if cheapest else "no features of this choice make it fit"
-            click.echo(f"the largest peak is above {budget:g} MiB; {advice}")
+            advice = f"add --features {','.join(cheapest)}" if cheapest else "no combination of features makes it fit"
+            click.echo(f"the largest peak exceeds {budget:g} MiB; {advice}")
     end(0 if fits else PROBLEMS)
 
 
@@ -73,7 +73,7 @@ def brief_lines(stages: Sequence[Stage]) -> Iterator[str]:
     from mindspeed.memory.estimate import AT_PEAK
 
     most = max(stages, key=lambda stage: stage.peak)
-    yield f"peak {_mib(most.peak)} MiB on stage {most.stage} of {len(stages)}, in MiB of each rank"
+    yield f"peak {_mib(most.peak)} MiB on stage {most.stage} of {len(stages)}; values in MiB per rank"
     texts = [(str(stage.stage), *map(_mib, shares(stage).values())) for stage in stages]
     titles = ("stage", *shares(most))
     widths = [max(map(len, column)) for column in zip(titles, *texts, strict=True)]

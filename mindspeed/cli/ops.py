@@ -16,13 +16,13 @@ def ops() -> None:
 
 
 @ops.command("list")
-@click.option("--platform", type=click.Choice(PLATFORMS), help="device to list for  [default: what is here]")
+@click.option("--platform", type=click.Choice(PLATFORMS), help="Device to list for  [default: detected]")
 @json_option
 def list_(platform: str | None) -> None:
     """List the operators.
 
-    For each the best variant that this platform has, what runs on this machine, and why not the former. A reference is
-    plain torch: right everywhere, and slower.
+    Each row shows the best variant for the platform, the variant that runs on this machine, and why they differ. A
+    reference is plain torch: correct everywhere, but slower.
     """
     from mindspeed.ops.availability import standings
     from mindspeed.platforms import detect
@@ -37,23 +37,23 @@ def list_(platform: str | None) -> None:
 
 
 @ops.command()
-@click.option("--force", is_flag=True, help="compile again what is built already")
-@click.option("--optional", is_flag=True, help="a machine without a C++ compiler is told so, and is no error")
-@click.option("--verbose", is_flag=True, help="say which sources are compiled, and how long each takes")
+@click.option("--force", is_flag=True, help="Compile again even if already built")
+@click.option("--optional", is_flag=True, help="Succeed with a message on a machine without a C++ compiler")
+@click.option("--verbose", is_flag=True, help="Show which sources are compiled and how long each takes")
 @json_option
 def build(force: bool, optional: bool, verbose: bool) -> None:
     """Build the C++ operators for this machine.
 
-    They are compiled into one library in the cache (MINDSPEED_CACHE), which the next import of an operator loads. What
-    is built already is not built again. Several processes may do this at once: one compiles, the others wait for it.
-    Without it, operators run their slower references.
+    The operators are compiled into one library in the cache (MINDSPEED_CACHE), which is loaded with the next import of an
+    operator. An existing build is reused. Several processes may run this command at the same time: one compiles, the others
+    wait. Without the library, operators use their plain-torch references, which are slower.
     """
     from mindspeed.ops import building
     from mindspeed.ops.sources import operator_files
     from mindspeed.plugins.problems import PlatformError
 
     if not operator_files(SOURCES):
-        nothing = f"nothing to build: there are no C++ sources in {SOURCES / 'cpu'}"
+        nothing = f"nothing to build: {SOURCES / 'cpu'} contains no C++ sources"
         print_result({"library": None, "operators": [], "compiled": False}, [nothing])
         return
 
@@ -71,7 +71,7 @@ def build(force: bool, optional: bool, verbose: bool) -> None:
             raise
         print_problems(error.problems)
         return
-    how = f"built in {built.seconds:.0f} s" if compiled else "are built already"
+    how = f"built in {built.seconds:.0f} s" if compiled else "are already built"
     lines = [f"{len(built.operators)} C++ operators {how}: {built.library}"]
     if verbose:
         lines.append(f"torch {built.key.torch}, compiler {built.compiler}, {built.key.processor}, {built.key.libc}")

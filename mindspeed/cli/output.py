@@ -45,7 +45,7 @@ def json_option(command: Command) -> Command:
         expose_value=False,
         is_eager=True,
         callback=remember,
-        help="print one JSON object and nothing else",
+        help="Print one JSON object and nothing else",
     )(command)
 
 

@@ -24,15 +24,13 @@ def patches() -> None:
 
 
 @patches.command()
-@click.option(
-    "--megatron", metavar="VERSION|PATH", help="a recorded version, a checkout or an unpacked wheel  [default: installed]"
-)
+@click.option("--megatron", metavar="VERSION|PATH", help="Recorded version, checkout or unpacked wheel  [default: installed]")
 @json_option
 def drift(megatron: str | None) -> None:
     """Show how every patch target differs from the version that features are written for.
 
-    The verdict is same, appended (more parameters, all with defaults), body changed (equal parameters), changed, or gone,
-    with the names that took its place. The exit status is 1 when a target is changed or gone.
+    The verdict is same, appended (new parameters with defaults), body changed (equal parameters), changed, or gone (with
+    similar names). The exit status is 1 when a target is changed or gone.
     """
     from mindspeed.engine.inspection.contracts import BASELINE
     from mindspeed.engine.planning.drift import FAILED, measure_drift
@@ -56,14 +54,16 @@ def drift(megatron: str | None) -> None:
 
 
 @patches.command()
-@click.option("--megatron", metavar="PATH", help="a checkout or an unpacked wheel  [default: installed]")
-@click.option("--into", metavar="FOLDER", type=click.Path(path_type=Path), help="where the file goes  [default: this package]")
+@click.option("--megatron", metavar="PATH", help="Checkout or unpacked wheel  [default: installed]")
+@click.option(
+    "--into", metavar="FOLDER", type=click.Path(path_type=Path), help="Output folder of the record  [default: this package]"
+)
 @json_option
 def record(megatron: str | None, into: Path | None) -> None:
-    """Record what patches and arguments look like in a Megatron release, for maintainers.
+    """Record the patch targets and arguments of a Megatron release, for maintainers.
 
-    Writes mindspeed/engine/inspection/releases/VERSION.json. What the megatron-core distribution alone lacks, the part of
-    Megatron-LM, stays as it was recorded. The same source gives the same file.
+    Writes mindspeed/engine/inspection/releases/VERSION.json. The megatron-core distribution does not contain Megatron-LM;
+    what was recorded about it is kept. The same source gives the same file.
     """
     from mindspeed.engine.inspection.releases import FOLDER
     from mindspeed.engine.planning.drift import installed_tree, source_tree
@@ -82,7 +82,7 @@ def record(megatron: str | None, into: Path | None) -> None:
 @click.option(
     "--since",
     metavar="VERSION|PATH",
-    help="the release to compare with, a checkout of it for diffs  [default: the newest recorded]",
+    help="Release to compare with; a checkout of it also gives diffs  [default: the newest recorded]",
 )
 @click.option(
     "--into",
@@ -90,20 +90,20 @@ def record(megatron: str | None, into: Path | None) -> None:
     type=click.Path(path_type=Path),
     default=Path("build/follow"),
     show_default=True,
-    help="where the report and the record go",
+    help="Output folder of the report and the record",
 )
-@click.option("--claims/--no-claims", default=True, help="verify the claim of every feature on the checkout")
+@click.option("--claims/--no-claims", default=True, help="Verify the claim of every feature on the checkout")
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0.1),
     default=8.0,
     show_default=True,
-    help="time for the claims; no other begins after it",
+    help="Time for all claims; no claim starts after it",
 )
 @click.option(
-    "--limit", type=click.FloatRange(min=1), default=90.0, show_default=True, metavar="SECONDS", help="time for each claim"
+    "--limit", type=click.FloatRange(min=1), default=90.0, show_default=True, metavar="SECONDS", help="Time for each claim"
 )
-@names_option("--features", "--feature", "names", help="verify these features alone; may be repeated")
+@names_option("--features", "--feature", "names", help="Verify only these features; may be repeated")
 @json_option
 def follow(
     checkout: Path,
@@ -116,9 +116,10 @@ def follow(
 ) -> None:
     """Report what a new Megatron changes for features, for maintainers.
 
-    Compares every patch target with the last release, with the diff of each definition, names new arguments of Megatron that
-    look like a feature, records the checkout, and verifies the claim of every feature on it, first of those whose targets
-    differ. Writes FOLDER/VERSION.md. The exit status is 1 when a target is changed or gone, or a claim was not seen to hold.
+    Compares every patch target with the last release and shows the diff of each definition. Lists new Megatron arguments
+    that resemble a feature, records the checkout, and verifies the claim of every feature on it. Features whose targets
+    differ come first. Writes FOLDER/VERSION.md. The exit status is 1 when a target is changed or gone, or a claim did not
+    hold.
     """
     from mindspeed.megatron.release_recording import record_release
     from mindspeed.plugins.discovery import discover
@@ -141,8 +142,8 @@ def follow(
         f"megatron-core {report.version} against {report.since}: "
         + ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())),
         *(f"{feature}: Megatron has {argument}" for feature, argument in report.overlaps),
-        *([f"claims: {held} hold, {others} features are not for {report.version}"] if report.claims else []),
-        *([f"claims that were not seen to hold: {', '.join(report.failed)}"] if report.failed else []),
+        *([f"claims: {held} hold, {others} features do not apply to {report.version}"] if report.claims else []),
+        *([f"claims that did not hold or did not finish: {', '.join(report.failed)}"] if report.failed else []),
         str(page),
     ]
     print_result({**report.to_json(), "report": str(page)}, lines)

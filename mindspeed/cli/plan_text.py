@@ -36,7 +36,7 @@ def as_lines(parts: Iterable[tuple[str, list[str]]]) -> Iterator[str]:
 
 
 def brief_lines(plan: ActivationPlan) -> Iterator[str]:
-    """Yield one screen: where a plan runs, its features and why, the arguments that change, what is left out, the digest."""
+    """Yield one screen: where a plan runs, its features and why, changed arguments, skipped parts, the digest."""
     for title, lines in _brief_sections(plan):
         if lines:
             yield from map(bold, wrapped(title))
@@ -160,7 +160,7 @@ def _feature(feature: PlannedFeature) -> list[str]:
 
 
 def reason_lines(feature: PlannedFeature) -> list[str]:
-    """A line for each reason of a feature, from its own to the request."""
+    """Return a line for each reason of a feature, from the nearest to the request."""
     return [str(reason) if reason.feature == feature.name else reason.line for reason in feature.why]
 
 

@@ -8,16 +8,16 @@ from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_
 
 
 @click.command()
-@click.option("--lock", "path", default="mindspeed.lock", show_default=True, metavar="FILE", help="lock file of the job")
-@click.option("--run", metavar="FOLDER", help="folder of the run, whose disk is checked  [default: that of the job, or .]")
-@click.option("--free-disk", default=10.0, show_default=True, metavar="GIB", help="space that the run needs")
-@click.option("--free-shm", default=1.0, show_default=True, metavar="GIB", help="space in /dev/shm that data loading needs")
+@click.option("--lock", "path", default="mindspeed.lock", show_default=True, metavar="FILE", help="Lock file of the job")
+@click.option("--run", metavar="FOLDER", help="Run folder, whose disk is checked  [default: that of the job, or .]")
+@click.option("--free-disk", default=10.0, show_default=True, metavar="GIB", help="Disk space that the run needs")
+@click.option("--free-shm", default=1.0, show_default=True, metavar="GIB", help="Space in /dev/shm that data loading needs")
 @json_option
 def preflight(path: str, run: str | None, free_disk: float, free_shm: float) -> None:
     """Check one node against a lock file.
 
-    Nothing is exchanged with other nodes, and torch is not imported. The exit status is 0 when every check has passed,
-    1 when the node has something else than the lock, 3 when only the machine itself lacks something.
+    The check does not communicate with other nodes and does not import torch. The exit status is 1 when the node
+    differs from the lock file, and 3 when only the machine lacks something.
     """
     from mindspeed.diagnostics.preflight import checks
     from mindspeed.engine.planning.lock import read_lock

@@ -46,9 +46,11 @@ def _click_type(annotation: Any) -> Any:
 @names_argument("[NAME]...")
 @launch_options
 @lock_option
-@click.option("--resume", metavar="RUN", help="folder of a run to continue, with its job file and its newest checkpoint")
-@click.option("--step", type=click.IntRange(1), metavar="N", help="with --resume: the checkpoint after step N, not the newest")
-@click.option("--dry-run", is_flag=True, help="check everything, print the plan, and start and write nothing")
+@click.option("--resume", metavar="RUN", help="Folder of a run to continue, with its job file and its newest checkpoint")
+@click.option(
+    "--step", type=click.IntRange(1), metavar="N", help="With --resume: use the checkpoint after step N instead of the newest"
+)
+@click.option("--dry-run", is_flag=True, help="Check everything and print the plan, but start and write nothing")
 @train_options
 @request_options
 @json_option
@@ -66,13 +68,12 @@ def pretrain(
 
     mindspeed pretrain --nproc 2 --tp 2 --features sequence-parallel,distributed-optimizer
 
-    Starts its own processes, or joins the job of torchrun or Slurm that it is started in. Without --data it trains on
-    the sources of Python's standard library. Sizes and the model's shape are those of --help; a job file (-f) has
-    them under 'world', and the options of training under 'train'. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP save and
-    end; nohup keeps SIGHUP away.
+    Starts the processes itself, or joins the torchrun or Slurm job in which it runs. Without --data it trains on the
+    sources of Python's standard library. A job file (-f) has sizes and model shape under 'world', and training options
+    under 'train'. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP save a checkpoint and end the run; nohup blocks SIGHUP.
     """
     if step is not None and resume is None:
-        raise click.UsageError("--step names a checkpoint of the run that --resume continues")
+        raise click.UsageError("--step selects a checkpoint of the run that --resume continues")
     from mindspeed.engine.runtime import rendezvous
     from mindspeed.plugins.problems import MindSpeedError
     from mindspeed.training.job import make_job
@@ -176,7 +177,7 @@ def _check_shared_folder(job: Job) -> None:
     from mindspeed.plugins.problems import MindSpeedError, Problem
 
     if job.config.run is None:
-        text = "processes that are started separately must agree on the folder of the run"
+        text = "processes that are started separately must use the same run folder"
         raise MindSpeedError([Problem("MS301", text, fix=GiveOption("--run", "FOLDER"))])
 
 
@@ -197,6 +198,6 @@ def _print_result(job: Job, *launching: str) -> None:
     if result["interrupted"]:
         click.echo(f"stopped after step {result['step']}; continue with:")
     else:
-        click.echo("train on with:")
+        click.echo("continue training with:")
         command += ["--train-iters", str(2 * job.config.train_iters)]
     click.echo(f"  {shlex.join(command)}")

@@ -1,4 +1,4 @@
-"""``mindspeed profile``: where the time of traced steps goes."""
+"""``mindspeed profile``: where the time of traced steps is spent."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from mindspeed.cli.output import json_option, print_json, print_table, wants_jso
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--top", default=10, show_default=True, metavar="N", help="names of each kind to show; 0 shows all")
+@click.option("--top", default=10, show_default=True, metavar="N", help="Number of names to show per kind; 0 = all")
 @json_option
 def profile(folder: Path, top: int) -> None:
     """Show where the time of traced steps is spent.
 
-    By feature, operator, collective and wait.
+    The times are shown per feature, operator, collective and wait.
 
-    FOLDER has the traces, one for each rank. Seconds of a feature are those inside its patches and hooks; seconds of an
-    operator do not include the operators that it calls.
+    FOLDER contains the traces, one per rank. The time of a feature is the time inside its patches and hooks. The time of an
+    operator does not include the operators that it calls.
     """
     from mindspeed.diagnostics.traces import KINDS, summarize_folder
     from mindspeed.plugins.found import installed

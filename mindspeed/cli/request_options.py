@@ -37,7 +37,7 @@ _TITLES: Final = {click.Option: "Options", JobOption: "Job", SizeOption: "Sizes 
 
 
 class JobCommand(click.Command):
-    """A verb with a job: its help has its own options first. The sizes, about thirty, are listed by `FullJobCommand` alone."""
+    """A verb with a job: its help shows specific options first. Only `FullJobCommand` lists the sizes."""
 
     lists_sizes = False
 
@@ -88,14 +88,14 @@ def unknown_feature(known: Catalog, name: str) -> Problem:
     from mindspeed.plugins.problems import Problem
 
     fix = advice(suggestion(known.near(name), "mindspeed features list shows every name"))
-    return Problem("MS201", f"there is no feature {name!r}", (name,), where=COMMAND_LINE, fix=fix)
+    return Problem("MS201", f"the feature {name!r} does not exist", (name,), where=COMMAND_LINE, fix=fix)
 
 
 def split_words(ctx: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
     """Read the feature names of an option or argument, which may stand in several words or in one."""
     names = spelled_names(words)
     if value := next((name for name in names if name in ("true", "false") or name.isdecimal()), None):
-        text = f"{value!r} is no feature; a switch takes no value: --NAME switches it on, --no-NAME off"
+        text = f"{value!r} is not a feature; a switch takes no value: use --NAME to switch it on and --no-NAME to switch it off"
         raise click.BadParameter(text, ctx, parameter)
     if words and not names:
         raise click.BadParameter(f"{' '.join(words)!r} names no feature", ctx, parameter)
@@ -264,6 +264,7 @@ def _command_line(options: Mapping[str, Any]) -> Layer:
         without=options["without"],
         level=options["level"],
         strict=options["strict"] or None,
+        only=options["only"] or None,
         platform=options["platform"],
     )
 
@@ -281,7 +282,7 @@ def _world_option(name: str) -> click.Option:
     flag = "--" + name.replace("_", "-")
     if name == "platform":
         choice = click.Choice(PLATFORMS)
-        return SizeOption([flag], type=choice, help="device to plan for  [default: what is here]")
+        return SizeOption([flag], type=choice, help="Device to plan for  [default: detected]")
     if field.kind is bool:
         return SizeOption([f"{flag}/--no-{flag[2:]}", name], default=None, help=field.meaning)
     metavar = "VERSION" if name == "megatron" else _METAVARS[field.kind]
@@ -292,16 +293,20 @@ def _world_option(name: str) -> click.Option:
 _METAVARS: Final[dict[type, str]] = {int: "N", float: "X", str: "WORD", tuple: "WORD,..."}
 
 
-_LEVELS: Final = "0: only what Megatron has; 1: and all that is safe here; 2: and what is asked for  [default: 2]"
-_STRICT: Final = "add no requirement silently; what cannot be checked is a problem"
+_LEVELS: Final = (
+    "0 = only features that are part of Megatron, 1 = also safe accelerations, 2 = also requested features  [default: 2]"
+)
+_ONLY: Final = "Use only the requested features and what they require, without additions of optimization level 1"
+_STRICT: Final = "Refuse features that are only added as requirements, and checks that cannot be decided"
 _OPTIONS: Final[dict[str, click.Option]] = {
-    "file": JobOption(["-f", "--file"], metavar="JOB.yaml", help="job file with features, settings and world"),
-    "features": JobOption(["--features"], help="features to switch on; may be repeated", **_NAMES),
-    "without": JobOption(["--without"], help="features to leave out; may be repeated", **_NAMES),
+    "file": JobOption(["-f", "--file"], metavar="JOB.yaml", help="Job file with features, settings and world"),
+    "features": JobOption(["--features"], help="Features to switch on; may be repeated", **_NAMES),
+    "without": JobOption(["--without"], help="Features to remove; may be repeated", **_NAMES),
     "assignments": JobOption(
-        ["--set", "assignments"], metavar="FEATURE.FIELD=VALUE", multiple=True, help="a setting; may be repeated"
+        ["--set", "assignments"], metavar="FEATURE.FIELD=VALUE", multiple=True, help="Value of a setting; may be repeated"
     ),
     "level": JobOption(["--optimization-level", "level"], type=int, metavar="N", help=_LEVELS),
     "strict": JobOption(["--strict"], is_flag=True, help=_STRICT),
+    "only": JobOption(["--only"], is_flag=True, help=_ONLY),
     **{name: _world_option(name) for name in FIELDS},
 }

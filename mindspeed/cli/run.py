@@ -1,4 +1,4 @@
-"""``mindspeed run``: a script or module that knows nothing of mindspeed, under a plan, in one process or many."""
+"""``mindspeed run``: an unchanged script or module under a plan, in one process or many."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _check_program(words: tuple[str, ...]) -> None:
 @request_options
 @launch_options
 @lock_option
-@click.option("-m", "is_module", is_flag=True, help="the program is a module, as for python -m")
+@click.option("-m", "is_module", is_flag=True, help="The program is a module, as with python -m")
 @click.argument("words", metavar="PROGRAM [ARGUMENT]...", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(request: Request, processes: Processes, lock: str | None, is_module: bool, words: tuple[str, ...]) -> None:
     """Run a script, or a module, with features switched on.
@@ -42,8 +42,8 @@ def run(request: Request, processes: Processes, lock: str | None, is_module: boo
 
     mindspeed run --nproc 2 --features sequence-parallel --tp 2 -- script.py --lr 0.1
 
-    A script of Megatron-LM, such as pretrain_gpt.py, says the rest itself: its flags switch on features and give the sizes,
-    and it may have flags of ours:
+    For a Megatron-LM script such as pretrain_gpt.py, mindspeed reads features and sizes from its flags. The script also
+    accepts mindspeed's flags:
 
     mindspeed run --nproc 2 -- pretrain_gpt.py --tensor-model-parallel-size 2 --sequence-parallel --features swiglu ...
 
@@ -51,7 +51,7 @@ def run(request: Request, processes: Processes, lock: str | None, is_module: boo
 
     mindspeed run --nproc 2 -- -m pytest tests
 
-    Inside a job of torchrun or Slurm this process joins the job. The exit status is that of the program.
+    Inside a torchrun or Slurm job, this process joins the job. The exit status is that of the program.
     """
     words = (MODULE, *words) if is_module else words
     _check_program(words)

@@ -26,32 +26,42 @@ def schedule() -> None:
 
 @schedule.command()
 @click.option(
-    "--schedule", "name", required=True, metavar="NAME", help="schedule, feature that brings one, or a file of --json"
+    "--schedule", "name", required=True, metavar="NAME", help="Schedule, feature that provides one, or a file written by --json"
 )
 @click.option("--pp", type=click.IntRange(1), default=4, show_default=True, help="pipeline ranks")
-@click.option("--vpp", type=click.IntRange(1), help="model chunks per rank  [default: 1, or 2 for a V]")
-@click.option("--micro-batches", type=click.IntRange(1), default=16, show_default=True, help="micro-batches per step")
+@click.option("--vpp", type=click.IntRange(1), help="Number of model chunks per rank  [default: 1, or 2 for a V]")
+@click.option("--micro-batches", type=click.IntRange(1), default=16, show_default=True, help="Number of micro-batches per step")
 @click.option("--group", type=click.IntRange(1), help="microbatch_group_size_per_vp_stage  [default: pp]")
-@click.option("--cost", default="1:1:1:1", show_default=True, metavar="F:B:W:R", help="durations for one model chunk")
-@click.option("--hop", type=click.FloatRange(0), default=0.0, show_default=True, help="duration of a message between ranks")
-@click.option("--weights", metavar="W,...", help="a factor for the durations of each stage")
+@click.option(
+    "--cost",
+    default="1:1:1:1",
+    show_default=True,
+    metavar="F:B:W:R",
+    help="Durations of forward, input gradient, weight gradient and recomputation for one model chunk",
+)
+@click.option("--hop", type=click.FloatRange(0), default=0.0, show_default=True, help="Duration of a message between ranks")
+@click.option("--weights", metavar="W,...", help="Factor for the durations of each stage")
 @click.option(
     "--recompute",
     type=click.Choice(("none", "backward", "all", "least")),
     default="none",
-    help="R: none, inside the backward pass, all ahead of it, or least for the limit",
+    help="When recomputation (R) runs: none, inside the backward pass, all ahead of it, or least for the limit",
 )
-@click.option("--limit", type=click.IntRange(1), help="activation sets that a rank may keep")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of activation sets that a rank keeps")
 @click.option(
-    "--set", "assignments", metavar="FEATURE.FIELD=VALUE", multiple=True, help="a setting of the feature; may be repeated"
+    "--set",
+    "assignments",
+    metavar="FEATURE.FIELD=VALUE",
+    multiple=True,
+    help="Value of a setting of the feature; may be repeated",
 )
-@click.option("--svg", "picture", type=click.Path(dir_okay=False, path_type=Path), help="write the timeline to a file")
+@click.option("--svg", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Write the timeline to a file")
 @click.option(
     "--trace",
     "traces",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     multiple=True,
-    help="draw what a run recorded below the plan; a file for each rank",
+    help="Draw the recorded operations of a run below the plan; one file per rank",
 )
 @html_option("timeline and costs")
 @json_option
@@ -73,8 +83,9 @@ def show(
 ) -> None:
     """Show the operations of a schedule and what they cost.
 
-    F forward, B input gradient, W weight gradient, D both, R recompute; lower case letters are odd model chunks. The floor
-    is the least time that this placement of stages allows, a set the activations of one chunk and one micro-batch.
+    F is forward, B input gradient, W weight gradient, D both gradients, R recompute. Lower-case letters are model chunks 1,
+    3, and so on. The floor is the minimum time for this placement of stages. A set is the activations of one chunk and one
+    micro-batch.
 
     mindspeed schedule show --schedule interleaved --pp 4 --vpp 2 --micro-batches 16
     """
@@ -87,7 +98,8 @@ def show(
     planned = _planned(name, (pp, vpp, micro_batches, group), costs, recompute, limit, assignments)
     verdict = judge(planned, costs)
     if verdict.problems:
-        raise MindSpeedError([Problem("MS650", f"{planned.name}: {text}", where=name) for text in verdict.problems])
+        fix = Advice("change the order of operations, or use another --schedule")
+        raise MindSpeedError([Problem("MS650", f"{planned.name}: {text}", where=name, fix=fix) for text in verdict.problems])
     timelines: list[tuple[str, Timeline]] = [(f"{planned.name}: planned", verdict.spans)]
     if traces:
         timelines.append(("recorded", read_traces([trace.read_text("utf-8") for trace in traces])))
@@ -120,7 +132,9 @@ def _costs(cost: str, hop: float, weights: str | None) -> Costs:
     except ValueError as error:
         raise click.BadParameter(f"{error}") from error
     if not 3 <= len(numbers) <= 4 or min(*numbers, *factors) < 0:
-        raise click.BadParameter(f"{cost} is not three or four durations F:B:W:R, none below 0", param_hint="--cost")
+        raise click.BadParameter(
+            f"{cost} does not have the form F:B:W or F:B:W:R with durations of at least 0", param_hint="--cost"
+        )
     forward, gradient, weight, again = (*numbers, numbers[0])[:4]
     return Costs(forward, gradient, weight, again, hop, factors)
 
@@ -144,7 +158,7 @@ def _planned(
         placement: Placement = NAMES[name] if feature is None else getattr(feature.args, "placement", "loop")
         shape = PipelineShape(pp, vpp or (2 if placement == "v" else 1), micro_batches, placement, group)
         if len(costs.weights) not in (0, shape.stages):
-            raise ValueError(f"there are {len(costs.weights)} weights for {shape.stages} stages")
+            raise ValueError(f"{len(costs.weights)} weights are given, but there are {shape.stages} stages")
         if feature is not None:
             planned: Schedule = feature.planned_schedule(shape, costs)
             return planned
@@ -152,7 +166,8 @@ def _planned(
         return recomputed(named(name, shape, costs), kind, limit)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise MindSpeedError([Problem("MS650", f"{name}: {reason}")]) from error
+        fix = Advice(f"--schedule with one of {', '.join(NAMES)}, a feature or a file, and sizes that it supports")
+        raise MindSpeedError([Problem("MS650", f"{name}: {reason}", fix=fix)]) from error
 
 
 def _feature(name: str, assignments: tuple[str, ...]) -> Any:
@@ -171,7 +186,8 @@ def _feature(name: str, assignments: tuple[str, ...]) -> Any:
         raise MindSpeedError([Problem("MS201", f"there is no schedule {name}", fix=fix)])
     settings = parse_assignments(assignments, "--set")
     if foreign := sorted(settings.keys() - {name}):
-        raise MindSpeedError([Problem("MS301", f"{foreign[0]} is set, and the schedule is {name}'s", (name,), where="--set")])
+        text, fix = f"{foreign[0]} is set, but the schedule is {name}", Advice(f"--schedule {foreign[0]}")
+        raise MindSpeedError([Problem("MS301", text, (name,), where="--set", fix=fix)])
     feature = known.feature(name)
     given = {name: {key: Value(value, "--set") for key, value in settings.get(name, {}).items()}}
     args = Arguments(given).validate(name, feature.Args)

@@ -19,7 +19,7 @@ _UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.
 
 
 def open_closed_streams() -> None:
-    """Discard what goes to a stream that was closed before the start, so that no other file takes its number."""
+    """Discard output to a stream that was closed before the start, so that no other file takes its number."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)

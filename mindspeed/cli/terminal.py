@@ -33,7 +33,7 @@ def bold(text: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Cut a text at a word so that it has at most ``width`` columns; three dots stand for the rest."""
+    """Shorten a text at a word boundary to at most ``width`` columns; three dots mark the omission."""
     return text if len(text) <= width else textwrap.shorten(text, max(width, 4), placeholder=" ...").strip()
 
 

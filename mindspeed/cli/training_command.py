@@ -43,25 +43,27 @@ class PlansCommandsFully(PlansCommands, FullJobCommand):
 
 def _capability(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"[0-9]{1,2}(\.[0-9])?", value):
-        raise click.BadParameter("give a compute capability, as 9.0", ctx, parameter)
+        raise click.BadParameter("give a compute capability such as 9.0", ctx, parameter)
     return value
 
 
 script_option = click.option(
-    "--script", metavar="FILE", help="plan the training command of this shell script, or of a launcher's JSON file"
+    "--script", metavar="FILE", help="Plan the training command of this shell script or of a launcher's JSON file"
 )
 
 
-static_option = click.option("--static", is_flag=True, help="do not run the rules of the Megatron-LM that the command names")
+static_option = click.option("--static", is_flag=True, help="Do not run the rules of the command's Megatron-LM")
 checkout_option = click.option(
-    "--checkout", metavar="FOLDER", help="the Megatron-LM whose rules are run  [default: the command's]"
+    "--checkout", metavar="FOLDER", help="Megatron-LM whose rules are run  [default: that of the command]"
 )
-arch_option = click.option("--arch", metavar="X.Y", callback=_capability, help="compute capability of the devices, as 9.0")
+arch_option = click.option(
+    "--arch", metavar="X.Y", callback=_capability, help="Compute capability of the devices, for example 9.0"
+)
 
 
 _NO_RULES: Final = (
-    "Megatron-LM's own rules are not run: megatron/training/arguments.py is not above the program, in PYTHONPATH or installed; "
-    "give --checkout FOLDER"
+    "Megatron-LM's rules are not run, because megatron/training/arguments.py is neither near the program nor in "
+    "PYTHONPATH nor installed; give --checkout FOLDER"
 )
 
 
@@ -82,7 +84,7 @@ def command_named(script: str | None) -> LaunchedCommand | None:
     if words is None and script is None:
         return None
     if words is not None and script is not None:
-        raise click.UsageError("a script and a command after -- are two commands; give one")
+        raise click.UsageError("a script and a command after -- are two commands; give only one")
     from mindspeed.megatron_lm.launched_command import command_of_file, command_of_words
 
     return command_of_file(script, os.environ) if script is not None else command_of_words(words or ())
@@ -126,12 +128,12 @@ def _job(request: Request, command: LaunchedCommand, found: Checkout | None, sta
     if environment.platform == "cuda" and detect() != "cuda":
         environment = replace(environment, engine=True)  # as on every machine with Megatron's default layers
     if checkout is not None and found is None and not static:
-        raise click.UsageError(f"{checkout} has no megatron/training/arguments.py")
+        raise click.UsageError(f"{checkout} does not contain megatron/training/arguments.py")
     if found is not None and found.version is not None:
         if request.megatron is None:
             environment = replace(environment, megatron=found.version)
         elif checkout is None and request.megatron != found.version:
-            versions = f"{request.megatron} is planned for, and {found.source} has {found.version}"
-            text = f"Megatron-LM's own rules are not run: {versions}"
+            versions = f"the plan is for Megatron {request.megatron}, but {found.source} has {found.version}"
+            text = f"Megatron-LM's rules are not run: {versions}"
             return CheckedJob(command, environment, None, text)
     return CheckedJob(command, environment, found, "" if found or static else _NO_RULES)

@@ -46,24 +46,28 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 @click.command(cls=FullJobCommand)
 @names_argument("[NAME]...")
-@click.option("--device-memory", type=Size(), metavar="SIZE", help="memory of one device, such as 80GiB  [default: any]")
-@names_option("--try", "tried", help="features to try as well")
+@click.option(
+    "--device-memory", type=Size(), metavar="SIZE", help="Memory of one device, for example 80GiB  [default: unlimited]"
+)
+@names_option("--try", "tried", help="Features to try in addition")
 @click.option(
     "--mode",
     type=click.Choice(["white", "mixed", "black"]),
     default="white",
     show_default=True,
-    help="white: predict; mixed: also measure the best rows; black: measure every feasible one",
+    help="How to search. white = predict, mixed = also measure the best rows, black = measure every feasible row",
 )
 @click.option(
-    "--calibrate", default=0, metavar="N", help="measure up to N telling configurations here first, and fit the machine"
+    "--calibrate", default=0, metavar="N", help="First measure up to N configurations on this machine to fit the cost model"
 )
-@click.option("--steps", default=10, show_default=True, metavar="N", help="measured steps of a run")
-@click.option("--budget", default=float("inf"), metavar="SECONDS", help="time for measuring; what is measured is kept")
-@click.option("--store", type=FOLDER, metavar="FOLDER", help="where measurements are kept  [default: the cache]")
-@click.option("--output", type=FOLDER, metavar="FOLDER", help="write tune.json, job.yaml and pareto.png there")
-@click.option("--dry", is_flag=True, help="decide by dry runs what fits: the bytes of Megatron's own layers without weights")
-@click.option("--top", default=20, show_default=True, metavar="N", help="rows; 0 gives every feasible configuration")
+@click.option("--steps", default=10, show_default=True, metavar="N", help="Number of measured steps per run")
+@click.option("--budget", default=float("inf"), metavar="SECONDS", help="Time for measurements; finished measurements are kept")
+@click.option("--store", type=FOLDER, metavar="FOLDER", help="Folder of the measurements  [default: the cache]")
+@click.option("--output", type=FOLDER, metavar="FOLDER", help="Write tune.json, job.yaml and pareto.png to this folder")
+@click.option("--dry", is_flag=True, help="Use dry runs (fake tensors) to decide which layouts fit in memory")
+@click.option(
+    "--top", default=20, show_default=True, metavar="N", help="Number of rows to show; 0 = every feasible configuration"
+)
 @request_options
 @json_option
 def tune(
@@ -84,8 +88,8 @@ def tune(
 
     mindspeed tune -f job.yaml --world-size 8 --device-memory 80GiB
 
-    Searched are the parallel sizes, the micro batch, and every feature that says which settings to try. What the job or
-    an option gives is fixed. Every row that is printed was taken by the resolver, and has its job file under --json.
+    The search varies parallel sizes, the micro-batch size, and every feature that declares settings to try. Values given by
+    the job or an option are fixed. Every printed row is a valid plan; --json contains its job file.
     """
     from mindspeed.plugins.cache_folder import cache_folder
     from mindspeed.tuning.job import make_search
@@ -131,7 +135,7 @@ def _ranks(request: Request) -> int:
 
     given = next((layer.world["world_size"] for layer in reversed(request.layers) if layer.world.get("world_size")), None)
     if given is None:
-        raise ResolutionError([Problem("MS301", "the number of ranks is not given", fix=GiveField("world_size"))])
+        raise ResolutionError([Problem("MS301", "--world-size is not set", fix=GiveField("world_size"))])
     return int(given)
 
 
@@ -148,7 +152,7 @@ def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: flo
         rows = job.telling(machine, limit, calibrate)
         if len(rows) < calibrate:
             text = (
-                f"{calibrate} runs cannot calibrate {ranks} ranks: only {len(rows)} configurations differ in their work and fit"
+                f"{calibrate} runs cannot calibrate {ranks} ranks: only {len(rows)} configurations fit and differ in their work"
             )
             raise RunError([Problem("MS345", text, fix=Advice(f"--calibrate {len(rows)}, or a larger --world-size"))])
         known = measure(rows, job.job_of, store, ranks, steps, budget, _say)
@@ -168,7 +172,7 @@ def _local_ranks(job: SearchJob) -> int:
 
     ranks, cores = int(job.model["world_size"]), os.cpu_count() or 1
     if job.environment.platform == "cpu" and ranks > cores:
-        text = f"{ranks} ranks cannot be measured on {cores} processor cores: they would wait for one another"
+        text = f"{ranks} ranks cannot be measured on {cores} processor cores: they would wait for each other"
         fix = Advice(f"--world-size {cores}, or measure on a machine with {ranks} cores")
         raise RunError([Problem("MS345", text, fix=fix)])
     return ranks
@@ -183,7 +187,7 @@ def _dry_runs(job: SearchJob) -> Iterator[CountBytes]:
     from mindspeed.verification.shape import recipe_of
 
     if (platform := job.environment.platform) != "cpu":
-        text = f"a dry run has the layers of the platform cpu, and this job is for {platform}"
+        text = f"a dry run uses the layers of platform cpu, but this job is for {platform}"
         raise ResolutionError([Problem("MS345", text, fix=Advice("remove --dry, or --platform cpu"))])
 
     def count(choice: Choice, world: Mapping[str, Any]) -> int:

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 
 @click.command(cls=JobCommand)
 @names_argument("NAME...")
-@click.option("--nproc", type=click.IntRange(1), metavar="N", help="processes  [default: the fewest that the features need]")
+@click.option(
+    "--nproc", type=click.IntRange(1), metavar="N", help="Number of processes  [default: the fewest that the features need]"
+)
 @request_options
 @json_option
 def verify(request: Request, names: tuple[str, ...], nproc: int | None) -> None:
-    """Prove that features do what they claim, here.
+    """Verify on this machine that features do what they claim.
 
-    Trains a tiny model some steps with and without the named features, same weights, same data, and compares losses,
-    gradients and weights. Features of the job file are on both sides, and so are those of --features where others are
-    named. The exit status is 1 when a claim does not hold, or when a feature had no effect.
+    Trains a small model for a few steps with and without the named features, from the same weights and data. Losses,
+    gradients and weights are compared. Features of the job file are active on both sides; so are those of --features when
+    features are named as arguments. The exit status is 1 when a claim does not hold, or when a feature had no effect.
     """
     from mindspeed.verification.case import build_case
     from mindspeed.verification.harness import verify as prove

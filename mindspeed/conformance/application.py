@@ -1,4 +1,4 @@
-"""Checks that need a process of their own: importing a feature without torch and megatron, applying its plan and undoing it.
+"""Checks that need a separate process: importing a feature without torch and megatron, applying its plan and undoing it.
 
 ``python -m mindspeed.conformance.application NAME...`` applies, prints one JSON array of outcomes, and compares object
 identities of every entry of the patched packages' modules and classes.
@@ -53,7 +53,7 @@ def application(tested: Sequence[Subject]) -> list[Outcome]:
     """``reversible`` and ``idempotent`` of each feature."""
     missing = [name for name in ("torch", "megatron") if find_spec(name) is None]
     names = [subject.name for subject in tested if subject.plan is not None]
-    why = f"{' and '.join(missing)} not installed" if missing else "no job suits the feature"
+    why = f"{' and '.join(missing)} not installed" if missing else "no job is suitable for the feature"
     skipped = [s.name for s in tested if missing or s.plan is None]
     outcomes = [Outcome(name, check, "not run", why) for name in skipped for check in CHECKS]
     if missing or not names:
@@ -79,8 +79,10 @@ def import_cost(tested: Sequence[Subject]) -> list[Outcome]:
 
 def _import_outcome(name: str, milliseconds: float, error: str) -> Outcome:
     if not error and milliseconds > LIMIT:
-        error = f"{milliseconds:.0f} ms; {LIMIT:.0f} ms is allowed"
-    return judged(name, "import cost", [error] if error else [], f"{milliseconds:.0f} ms, no torch and no megatron at import")
+        error = f"{milliseconds:.0f} ms, but only {LIMIT:.0f} ms is allowed"
+    return judged(
+        name, "import cost", [error] if error else [], f"{milliseconds:.0f} ms, and neither torch nor megatron is imported"
+    )
 
 
 def _run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -116,12 +118,12 @@ def _apply(subject: Subject) -> Iterator[Outcome]:
     registry.deactivate()
     after = _identities(packages)
     changed = set(_differences(before, active))
-    wrong = [f"not as before: {name}" for name in _differences(before, after)]
-    wrong += [f"applying {p.patch.target} changed nothing" for p in own if p.owner == subject.name and not _names(p) & changed]
-    fine = f"applied and undone, {len(after)} modules, classes and functions are identical"
+    wrong = [f"not restored: {name}" for name in _differences(before, after)]
+    wrong += [f"applying {p.patch.target} had no effect" for p in own if p.owner == subject.name and not _names(p) & changed]
+    fine = f"after applying and undoing, {len(after)} modules, classes and functions are identical"
     yield judged(subject.name, "reversible", wrong, fine)
-    doubled = [f"changed by activating twice: {name}" for name in _differences(active, again)]
-    yield judged(subject.name, "idempotent", doubled, "activating twice is activating once")
+    doubled = [f"changed by a second activation: {name}" for name in _differences(active, again)]
+    yield judged(subject.name, "idempotent", doubled, "a second activation changes nothing")
 
 
 def _names(planned: PlannedPatch) -> set[str]:

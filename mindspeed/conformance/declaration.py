@@ -44,7 +44,7 @@ def schema(subject: Subject) -> Outcome:
     except ValidationError as error:
         wrong += [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
     settings = f"{count} setting{'s' if count != 1 else ''}"
-    text = f"{settings}, all described, defaults valid, round trips by --set, YAML and JSON" if count else "no settings"
+    text = f"{settings}, all described; defaults are valid; values survive --set, YAML and JSON" if count else "no settings"
     return judged(subject.name, "schema", wrong, text)
 
 
@@ -79,7 +79,7 @@ def metadata(subject: Subject) -> Outcome:
     elif len(summary) > LONGEST_SUMMARY:
         wrong.append(f"the summary, its first line, is {len(summary)} characters long, not 1 to {LONGEST_SUMMARY}")
     if spec.numerics.claim != "exact" and not spec.numerics.reason:
-        wrong.append(f"the numerics are {spec.numerics.claim}, and nothing says why")
+        wrong.append(f"the numerics are {spec.numerics.claim}, but no reason is given")
     wrong += _unmarked_hooks(subject.feature)
     wrong += [f"the {type(c).__name__} has no reason" for c in spec.constraints if getattr(c, "reason", "-") == ""]
     wrong += [f"the condition {c.name} at {c.where} has no docstring" for c in conditions(spec.constraints) if not c.about]
@@ -100,9 +100,9 @@ def _unmarked_hooks(feature: type[Feature[Any]]) -> Iterator[str]:
         if name[0] == "_" or not callable(method) or hasattr(method, f"{PROJECT}_impl"):
             continue
         if name in HOOKS:
-            yield f"the method {name} has the name of a hook and lacks @hookimpl, so nothing calls it"
+            yield f"the method {name} has the name of a hook but lacks @hookimpl, so it is never called"
         elif near := get_close_matches(name, sorted(HOOKS), n=1, cutoff=0.85):
-            yield f"the method {name} is no hook; did you mean {near[0]}, with @hookimpl?"
+            yield f"the method {name} is not a hook; did you mean {near[0]}, with @hookimpl?"
 
 
 def _unreadable_messages(constraints: Any, args: FeatureArgs) -> Iterator[str]:
@@ -133,7 +133,7 @@ def _unresolved(reference: str) -> str:
     module, _, path = reference.partition(":")
     found = find_module(module)
     if found is None:
-        return f"{reference}: there is no module {module}"
+        return f"{reference}: module {module} does not exist"
     scope = read_scope(found) if found.file is not None else None
     if scope is None or scope.stars or scope.last("__getattr__") is not None or code_place(reference).line:
         return ""  # compiled, bound by a star import, or made by the module itself: known at run time only
@@ -162,7 +162,7 @@ def _known_releases(names: list[str], world: World | None) -> str:
     here = f" in megatron-core {world.megatron}" if world is not None and world.knows("megatron") else ""
     text = f"{len(names)} of {len(names)} exist{here}"
     common = [version for version in recorded_releases() if all(_recorded(name, version) for name in names)]
-    return f"{text}; recorded in {', '.join(common)}" if common else f"{text}; no release has all of them recorded"
+    return f"{text}; recorded in {', '.join(common)}" if common else f"{text}; no release has recorded all of them"
 
 
 def _recorded(name: str, version: str) -> bool:
@@ -171,9 +171,9 @@ def _recorded(name: str, version: str) -> bool:
 
 
 def order(subject: Subject) -> Outcome:
-    """Beside every other feature: the plan does not depend on which of the two was named first."""
+    """Check with every other feature that the plan does not depend on the order of the two names."""
     if subject.plan is None:
-        return Outcome(subject.name, "order", "not run", "no job suits the feature")
+        return Outcome(subject.name, "order", "not run", "no job is suitable for the feature")
     wrong: list[str] = []
     fitting: list[bool] = []
     world = subject.plan.world.known()
@@ -184,9 +184,9 @@ def order(subject: Subject) -> Outcome:
             continue
         answer = _answer((subject.name, other), world, platform)
         if answer != _answer((other, subject.name), world, platform):
-            wrong.append(f"beside {other} the plan depends on which of the two is named first")
+            wrong.append(f"together with {other}, the plan depends on the order of the two names")
         fitting.append(answer[0])
-    text = f"{sum(fitting)} of {len(fitting)} other features go with it here; no plan depends on the order of names"
+    text = f"{sum(fitting)} of {len(fitting)} other features can be combined with it; no plan depends on the order of names"
     return judged(subject.name, "order", wrong, text)
 
 

@@ -1,4 +1,4 @@
-"""The answer of one check."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OutcomeState = Literal["ok", "failed", "not run"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``check`` of ``feature``: its state, one line of text, and a line for each thing that is wrong."""
+    """Result of ``check`` for ``feature``: its state, one line of text, and a line for each mistake."""
 
     feature: str
     check: str

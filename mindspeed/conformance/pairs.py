@@ -1,4 +1,4 @@
-"""Judge the features of a distribution beside every built-in feature, and beside one another."""
+"""Verify the features of a distribution together with every built-in feature and with each other."""
 
 from __future__ import annotations
 

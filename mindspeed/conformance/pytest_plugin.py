@@ -27,9 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="also test the features of an installed distribution, or one feature; may be repeated",
+        help="Also test the features of an installed distribution, or one feature; may be repeated",
     )
-    group.addoption(_PARITY, action="store_true", help="also train a tiny model with and without each tested feature")
+    group.addoption(_PARITY, action="store_true", help="Also train a small model with and without each tested feature")
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -34,7 +34,7 @@ class Subject:
 
     @property
     def patches(self) -> list[PlannedPatch]:
-        """The feature's own patches, those that a guard leaves out here as well."""
+        """The patches of the feature, including those that a guard skips here."""
         return [planned for planned in self.plan.patches if planned.owner == self.name] if self.plan is not None else []
 
 
@@ -53,7 +53,7 @@ def rows_of(name: str) -> list[DiscoveredFeature]:
     if not rows:
         names = {row.distribution for row in known.rows} | {row.name for row in known.rows}
         fix = suggestion(near_names(name, names), "install it first: pip install -e .")
-        text = f"there is neither a distribution with features nor a feature called {name!r}"
+        text = f"{name!r} is neither a distribution with features nor a feature"
         raise ResolutionError([Problem("MS201", text, (name,), fix=advice(fix))])
     return rows
 

@@ -32,7 +32,7 @@ CHECKS: Final = (*DECLARED, "import cost", *APPLIED, *PARITY)
 
 
 class Suite:
-    """The checks of a feature, or of all features of a distribution; each is run when its outcome is first asked for.
+    """The checks of a feature, or of all features of a distribution; each runs when its outcome is first read.
 
     ``prove`` also trains a tiny model with and without each feature, which takes a minute. Raises ResolutionError when
     nothing is called ``name``.
@@ -58,7 +58,7 @@ class Suite:
     def _parity(self, tested: Sequence[Subject]) -> list[Outcome]:
         missing = ", ".join(problem.message for problem in doctor.problems()) if self.prove else ""
         if missing or not self.prove:
-            reason = missing or "trains a tiny model; ask for it with --parity"
+            reason = missing or "trains a small model; use --parity to run it"
             return [Outcome(subject.name, check, "not run", reason) for subject in tested for check in PARITY]
         with WorkerPool() as pool:
             return [_parity(subject, check, pool) for subject in tested for check in PARITY]
@@ -79,7 +79,9 @@ def _parity(subject: Subject, check: str, pool: WorkerPool) -> Outcome:
         lines = str(error).splitlines()
         return Outcome(subject.name, check, "failed", lines[0], tuple(lines[1:]))
     wrong = [problem.message for problem in verdict.problems]
-    return judged(subject.name, check, wrong, f"on against off: {verdict.claim} holds in {len(verdict.checks)} comparisons")
+    return judged(
+        subject.name, check, wrong, f"with against without: {verdict.claim} holds in {len(verdict.checks)} comparisons"
+    )
 
 
 def _beside_level_one(name: str) -> VerificationCase:

@@ -59,7 +59,10 @@ def _own(name: str, tokens: int) -> Tensor:
     mask = make(tokens)
     given = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
     if given != f"torch.bool {(tokens, tokens)}":
-        raise _refused(f"{name} gave {given}; expected is torch.bool {(tokens, tokens)}, True where hidden")
+        raise _refused(
+            f"{name} returned {given}, but a mask of type torch.bool and shape {(tokens, tokens)} is expected, "
+            "True where hidden"
+        )
     return mask
 
 

@@ -22,7 +22,7 @@ def two_chunks_for_each_rank(args: Any, world: World) -> bool:
 
 
 @condition(
-    "softmax_type is {world.softmax_type}, and {feature} computes the vanilla softmax",
+    "softmax_type is {world.softmax_type}, but {feature} computes only the vanilla softmax",
     fix=(GiveField("softmax_type", "vanilla"), RemoveFeature()),
 )
 def softmax_is_vanilla(args: Any, world: World) -> bool:
@@ -31,7 +31,7 @@ def softmax_is_vanilla(args: Any, world: World) -> bool:
 
 
 @condition(
-    "attention sees a window of keys (window_size), which {feature} does not compute",
+    "attention has a sliding window (window_size), which {feature} does not support",
     fix=(GiveField("windowed_attention", False), RemoveFeature()),
 )
 def attention_sees_all_keys(args: Any, world: World) -> bool:
@@ -40,11 +40,11 @@ def attention_sees_all_keys(args: Any, world: World) -> bool:
 
 
 @condition(
-    "multi-token prediction looks for the next tokens in Megatron's zig-zag order, which {feature} does not keep",
-    fix=(Advice("use an algorithm of context parallelism that keeps this order"), GiveField("mtp_num_layers", 0)),
+    "multi-token prediction expects the next tokens in Megatron's zig-zag order, which {feature} does not use",
+    fix=(Advice("use a context-parallel algorithm with Megatron's token order"), GiveField("mtp_num_layers", 0)),
 )
 def predicts_one_token(args: Any, world: World) -> bool:
-    """Check that the model predicts the next token alone; one that is not described is asked when it is built."""
+    """Check that the model predicts only the next token; an unknown model is checked when it is built."""
     return not world.is_set("mtp_num_layers")
 
 
@@ -54,10 +54,10 @@ def has_head_groups(args: Any, world: World) -> bool:
 
 
 @condition(
-    "ulysses_degree {args.ulysses_degree} does not split cp={world.cp} into two or more groups of equal size",
+    "ulysses_degree={args.ulysses_degree} does not split cp={world.cp} into two or more groups of equal size",
     fix=(
-        GiveField("cp", note="two or more times {args.ulysses_degree}"),
-        GiveSetting("ulysses_degree", note="a divisor of {world.cp} that is smaller than it"),
+        GiveField("cp", note="at least two times {args.ulysses_degree}"),
+        GiveSetting("ulysses_degree", note="a divisor of {world.cp} that is less than it"),
     ),
     when=has_head_groups,
 )
@@ -80,24 +80,26 @@ class KeepArgs(FeatureArgs):
     """Base of the settings of an algorithm that may keep received tensors for backward."""
 
     keep: Literal["none", "half", "full"] = "none"
-    interval: int = Field(0, ge=0, description="number of layers between two in which keep holds; 0: it holds in every layer")
+    interval: int = Field(
+        0, ge=0, description="Number of layers between two layers in which keep applies; 0 = keep applies in every layer"
+    )
 
     @model_validator(mode="after")
     def interval_has_keep(self) -> KeepArgs:
         """Refuse an interval of layers that keep nothing."""
         if self.interval and self.keep == "none":
-            text = f"interval {self.interval} says which layers keep tensors, but keep is none"
+            text = f"interval={self.interval} selects the layers in which keep applies, but keep is none"
             raise SettingsError(text, GiveSetting("keep", "full"), GiveSetting("interval", 0))
         return self
 
 
 def _has_interval(args: KeepArgs, world: World) -> bool:
-    """Return whether some layers alone keep tensors."""
+    """Return whether only some layers keep tensors."""
     return args.interval > 0
 
 
 @condition(
-    "interval {args.interval} is not below num_layers={world.num_layers}",
+    "interval={args.interval} is not less than num_layers={world.num_layers}",
     fix=(GiveSetting("interval", 0),),
     when=_has_interval,
 )

@@ -22,7 +22,7 @@ from mindspeed.plugins.fixes import GiveField
 
 
 class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has no types
-    """Stands for Megatron's local core attention, whose constructor takes one context-parallel rank only.
+    """Replaces Megatron's local core attention, whose constructor accepts only one context-parallel rank.
 
     A subclass says in `attend` how queries reach the keys of other ranks. A causal mask is never read, as in Transformer
     Engine; any other mask has the rows of this rank and all columns.
@@ -74,7 +74,7 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         """
         kind = self.mask_kind(attn_mask_type)
         if attention_bias is not None:
-            raise self._refused("the model has a bias on its attention scores")
+            raise self._refused("the model adds a bias to its attention scores")
         packed = packed_seq_params is not None
         causal = kind == AttnMaskType.causal or (packed and kind == AttnMaskType.padding_causal)
         if packed:
@@ -87,23 +87,24 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         return self.attend(query, key, value, visibility).flatten(2)
 
     def mask_kind(self, given: AttnMaskType | None) -> AttnMaskType:
-        """Return the kind of mask of a call, which gives its own or none."""
+        """Return the kind of mask of a call: the given one, or that of the layer."""
         return self.attn_mask_type if given is None else given
 
     def _packed(self, packed: Any, query: Tensor, causal: bool) -> tuple[int, ...]:
         """The ends of packed sequences in the row that this rank has a share of."""
         spread = self.group.size() > 1
         wrong = {
-            f"packed sequences come in the format {packed.qkv_format}, not thd": query.dim() != 3,
-            "packed sequences are padded, and attention is not causal": not causal and is_padded(packed),
-            "apply_rope_fusion takes packed sequences in Transformer Engine's layout": spread and self.config.apply_rope_fusion,
-            "multi-token prediction looks for the next tokens of packed sequences in Transformer Engine's layout": (
+            f"packed sequences have the format {packed.qkv_format}, but only thd is supported": query.dim() != 3,
+            "packed sequences are padded and attention is not causal": not causal and is_padded(packed),
+            "apply_rope_fusion expects packed sequences in Transformer Engine's layout": spread
+            and self.config.apply_rope_fusion,
+            "multi-token prediction expects the next tokens of packed sequences in Transformer Engine's layout": (
                 spread and bool(getattr(self.config, "mtp_num_layers", None))
             ),
         }
         tokens = query.shape[0] * self.group.size()
         ends, of_keys = ends_of_packed(packed, "q", tokens), ends_of_packed(packed, "kv", tokens)
-        wrong["queries and keys are packed at different places"] = ends != of_keys
+        wrong["queries and keys have different document ends"] = ends != of_keys
         if any(wrong.values()):
             raise self._refused(next(sentence for sentence, holds in wrong.items() if holds))
         return ends

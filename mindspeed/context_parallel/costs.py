@@ -124,14 +124,14 @@ def near(world: World) -> int:
 
 
 def cost(hidden: SentBytes, waiting: SentBytes, across: int, **settings: Any) -> Cost:
-    """Bytes as a `Cost`: of all those that ``waiting`` says, ``across`` go from node to node.
+    """Return bytes as a `Cost`: of those in ``waiting``, ``across`` go from node to node.
 
     What a computation hides counts once, wherever it goes; where two send as much, the one that waits for less is better.
     """
     total = hidden.both + waiting.both
-    text = f"a rank sends {total:,} bytes for a layer and a sequence, forward and backward"
+    text = f"a rank sends {total:,} bytes per layer and sequence, forward and backward"
     if across:
-        text += f", {across:,} of them between nodes while attention waits"
+        text += f", {across:,} of them between nodes and not overlapped with compute"
     return Cost((total + (ACROSS - 1) * across, waiting.both), text, settings)
 
 
@@ -141,5 +141,5 @@ def cost_of_waiting(sent: SentBytes, world: World) -> Cost:
 
 
 def between(sent: SentBytes, ranks: int, near: int) -> int:
-    """Give the share of equal messages to all other ranks that goes to other nodes."""
+    """Return the share of equal messages to all other ranks that crosses nodes."""
     return sent.both * (ranks - near) // (ranks - 1) if ranks > 1 else 0

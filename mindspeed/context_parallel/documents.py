@@ -25,7 +25,7 @@ def are_documents(mask: Tensor | None) -> TypeGuard[Tensor]:
 
 
 def ends_of_rows(documents: Tensor) -> Ends:
-    """The ends that such a tensor says."""
+    """The document ends that such a tensor contains."""
     return tuple(tuple(dict.fromkeys(row)) for row in documents.tolist())
 
 
@@ -41,8 +41,8 @@ def ends_of_packed(packed: Any, side: Literal["q", "kv"], tokens: int) -> tuple[
         starts: Tensor = getattr(packed, f"cu_seqlens_{side}") if padded is None else padded
         _, *ends = starts.flatten().tolist()
         if ends[-1] > tokens:
-            text = f"packed sequences end at {ends[-1]} and their row has {tokens} tokens"
-            raise MindSpeedError([Problem("MS337", text, fix=Advice("give cu_seqlens that are of this row"))])
+            text = f"packed sequences end at {ends[-1]}, but their row has {tokens} tokens"
+            raise MindSpeedError([Problem("MS337", text, fix=Advice("give cu_seqlens that match this row"))])
         known[side, tokens] = (*ends, *([tokens] if ends[-1] < tokens else []))
     return known[side, tokens]
 

@@ -1,4 +1,4 @@
-"""Process groups of hybrid algorithms: head all-to-alls among near ranks, another algorithm among far ones."""
+"""Process groups of hybrid algorithms: head all-to-alls within a node, another algorithm across nodes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from mindspeed.ops.errors import OperatorError
 from mindspeed.plugins import Problem
+from mindspeed.plugins.fixes import Advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Groups:
     outer: dist.ProcessGroup
 
     def destroy(self) -> None:
-        """Destroy both, before Megatron destroys its own."""
+        """Destroy both groups, before Megatron destroys its groups."""
         dist.destroy_process_group(self.inner)
         dist.destroy_process_group(self.outer)
 
@@ -34,6 +35,6 @@ def make_groups(cp_group: dist.ProcessGroup, degree: int) -> Groups:
 def require_groups(groups: Groups | None, op: str) -> Groups:
     """Give the groups of this rank. Raises OperatorError, in the name of ``op``, when there are none."""
     if groups is None:
-        text = f"{op}: Megatron's groups do not exist: initialize_model_parallel comes before the model"
-        raise OperatorError([Problem("MS505", text)])
+        text = f"{op}: Megatron's process groups do not exist"
+        raise OperatorError([Problem("MS505", text, fix=Advice("call initialize_model_parallel before building the model"))])
     return groups

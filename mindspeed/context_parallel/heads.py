@@ -44,8 +44,8 @@ def heads_to_tokens(out: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def times_sent(heads: int, groups: int, ranks: int, op: str) -> int:
     """Count the ranks that each key head is sent to. Raises OperatorError where the heads do not divide."""
-    require(heads % ranks == 0, op, f"{heads} query heads do not divide among {ranks} ranks")
-    require(heads % groups == 0, op, f"{groups} key heads do not divide {heads} query heads")
+    require(heads % ranks == 0, op, f"{heads} query heads are not divisible by {ranks} ranks")
+    require(heads % groups == 0, op, f"{heads} query heads are not divisible by {groups} key heads")
     return copies(heads, groups, ranks)
 
 

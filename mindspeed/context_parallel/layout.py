@@ -1,4 +1,4 @@
-"""Layout: the tokens of each context-parallel rank, as some of the equal pieces of a sequence."""
+"""Layout: the tokens of each context-parallel rank, as some of the equal chunks of a sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``pieces[rank]`` are the numbers of the pieces that a rank holds, in its local order; together they are all pieces."""
+    """``pieces[rank]`` are the numbers of the chunks that a rank holds, in its local order; together they are all chunks."""
 
     pieces: tuple[tuple[int, ...], ...]
 
@@ -25,7 +25,7 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """Pieces that the sequence is cut into; its length must be a multiple of this."""
+        """Number of chunks that the sequence is split into; its length must be a multiple of this."""
         return sum(map(len, self.pieces))
 
     def spans(self, rank: int, length: int) -> tuple[Span, ...]:

@@ -9,7 +9,7 @@ from mindspeed.plugins.wrapping import Function, wrapper
 
 @wrapper
 def take_any_length(validate_args: Function, args: Any, *rest: Any, **kwargs: Any) -> Any:
-    """Wrap ``validate_args(args, ...)``: the length goes in by its other name, which may be any number.
+    """Wrap ``validate_args(args, ...)``: the length is passed under its other name, which may be any number.
 
     Megatron-LM takes ``encoder_seq_length`` for ``seq_length`` where that is not given, and then sets both.
     """

@@ -30,7 +30,8 @@ def document_slicer(layout_of: Callable[[int], Layout]) -> Callable[[dict[str, A
 
 
 def slicer_of_packed(layout_of: Callable[[int], Layout]) -> Callable[..., tuple[dict[str, Any], PackedSeqParams]]:
-    """Make a stand-in for Megatron's ``get_thd_batch_on_this_cp_rank``; ``layout_of(ranks)`` says which tokens are here.
+    """Make a replacement of Megatron's ``get_thd_batch_on_this_cp_rank``; ``layout_of(ranks)`` returns which tokens are
+    local.
 
     It cuts every tensor [1, tokens, ...] of a batch, in place, and raises MS336 where the row is not as many equal pieces.
     """
@@ -55,7 +56,7 @@ def slicer_of_packed(layout_of: Callable[[int], Layout]) -> Callable[..., tuple[
 
 
 def rope_function_of_packed(layout_of: Callable[[int], Layout]) -> Callable[..., Tensor]:
-    """Make a stand-in for Megatron's ``_apply_rotary_pos_emb_thd``: positions begin anew with each packed sequence.
+    """Make a replacement of Megatron's ``_apply_rotary_pos_emb_thd``: positions restart with each packed sequence.
 
     ``freqs`` [positions, 1, 1, width] is the table of the longest sequence, or one of the whole row: then nothing begins anew.
     """
@@ -99,8 +100,8 @@ def _slice_rows(batch: dict[str, Any], layout: Layout, rank: int) -> dict[str, A
         if value is None or name in NOT_SLICED or name == "attention_mask":
             continue
         if (tokens := value.shape[1]) % layout.count:
-            text = f"a row of packed sequences has {tokens} tokens, which are not {layout.count} equal pieces"
-            fix = f"pad the row to a multiple of {layout.count}; its documents may have any length"
+            text = f"a row of packed sequences has {tokens} tokens, which cannot be split into {layout.count} equal chunks"
+            fix = f"pad the row to a multiple of {layout.count} tokens; its documents may have any length"
             raise MindSpeedError([Problem("MS336", text, fix=advice(fix))])
         batch[name] = layout.take(value, rank, 1)
     return batch

@@ -1,4 +1,4 @@
-"""Patches and overrides of Megatron that algorithms need beside their core attention. Light, data only."""
+"""Patches and overrides of Megatron that algorithms need in addition to their core attention. Light, data only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _PACKED_SLICERS: Final = (
 )
 
 NO_DATALOADER_MASK: Final = ArgOverride(
-    "create_attention_mask_in_dataloader", False, "a causal mask is implied, and one of the data has the square of its length"
+    "create_attention_mask_in_dataloader",
+    False,
+    "a causal mask is implied; a mask from the data loader would grow with the square of the sequence length",
 )
 
 
@@ -32,7 +34,7 @@ def sliced_by(batch: str, table: str, reason: str) -> list[Patch]:
 
 def packed_in(module: str = "mindspeed.context_parallel.packed") -> list[Patch]:
     """``share_of_packed`` and ``rope_of_packed`` of a module, by default those of zig-zag, in the place of Megatron's."""
-    reason = "rows of packed sequences are cut as all rows are, without Transformer Engine and without padding each sequence"
+    reason = "splits rows of packed sequences like all other rows, without Transformer Engine and without padding each sequence"
     turner = f"{_EMBEDDINGS}.rope_utils:_apply_rotary_pos_emb_thd"
     return [
         *(
@@ -46,5 +48,5 @@ def packed_in(module: str = "mindspeed.context_parallel.packed") -> list[Patch]:
 def any_length() -> Patch:
     """Lets Megatron-LM take a sequence of any length that the algorithm takes."""
     wrapper = "mindspeed.context_parallel.lengths:take_any_length"
-    reason = "Megatron-LM wants two pieces of the sequence for each rank, which only its zig-zag has"
+    reason = "Megatron-LM requires two chunks of the sequence per rank, which only its zig-zag layout needs"
     return Wrap("megatron.training.arguments:validate_args", wrapper, reason, phase="setup", optional=True)

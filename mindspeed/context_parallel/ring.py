@@ -60,7 +60,7 @@ def ring_attention(
     """
     layout = layout or (zigzag if causal and mask is None else contiguous)(group.size())
     check_shares("ring_attention", query, key, value, mask, ends, layout, group.size())
-    require(group.size() % window == 0, "ring_attention", f"a window of {window} does not divide {group.size()} ranks")
+    require(group.size() % window == 0, "ring_attention", f"window={window} does not divide {group.size()} ranks")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scoring = Scoring(scale, attention_visibility(causal, mask, ends), slopes, dropout, dist.get_rank())
     plan = _Plan(scoring, layout, Rounds(group.size(), window), Exchange(group, second_group), keep)

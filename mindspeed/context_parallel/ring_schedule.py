@@ -28,7 +28,7 @@ class Rounds:
     window: int = 1
 
     def block(self, rank: int, step: int) -> int:
-        """The block that ``rank`` has at ``step``, which is its own at step 0."""
+        """The block that ``rank`` has at ``step``; at step 0 it is the local block."""
         (outer, inner), (lap, place) = divmod(rank, self.window), divmod(step, self.window)
         return self._rank(outer - lap, inner - place)
 

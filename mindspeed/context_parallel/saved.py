@@ -18,7 +18,7 @@ _MASK: Final = SavedTensor("attention: causal mask", 2048 * 2048, 1, once=True)
 
 
 def attention_of_micro_batch(world: World) -> Attention:
-    """Return the attention of one layer for a micro-batch on a rank. Raises UnknownValue for sizes that nobody gave."""
+    """Return the attention of one layer for a micro-batch on a rank. Raises UnknownValue for sizes that are not set."""
     shape = shape_of_world(world)
     tokens = world.seq_length * world.micro_batch_size // world.cp
     heads, size = shape.num_attention_heads // world.tp, BYTES[world.dtype]
@@ -66,7 +66,8 @@ def with_blocks(
 
 
 def with_heads_exchanged(tensors: SavedTensors, a: Attention, ranks: int, received: int = 0, interval: int = 0) -> SavedTensors:
-    """Return the tensors with those of a share of the heads, and its result before it goes back, over ``ranks`` neighbours."""
+    """Return the tensors with those of a share of the heads, and its result before it is sent back, over ``ranks``
+    neighbours."""
     inside = head_all_to_all(a, ranks)
     result = inside.tokens * inside.heads * inside.value_width * inside.element
     return with_blocks(tensors, inside, compact_inputs(inside) + result, received, interval)

@@ -73,25 +73,25 @@ def _driver(machine: AscendHost, absent: str) -> Iterator[Finding]:
             yield Finding(f"ascend {layer}", f"{version} ({file})")
         else:
             fix = f"install the {layer} of this card as root; in a container, mount {file}"
-            yield Finding(f"ascend {layer}", f"no version in {file}", absent if layer == "driver" else "warning", fix)
+            yield Finding(f"ascend {layer}", f"{file} contains no version", absent if layer == "driver" else "warning", fix)
 
 
 def _npu_smi(machine: AscendHost, absent: str) -> Finding:
     tool = shutil.which("npu-smi", path=machine.environ.get("PATH", os.defpath))
     if tool is None:
-        fix = "it comes with the driver; in a container, mount /usr/local/bin/npu-smi"
+        fix = "npu-smi is part of the driver; in a container, mount /usr/local/bin/npu-smi"
         return Finding("npu-smi", "not found", "warning", fix)
     environ = dict(machine.environ)
     try:
         done = subprocess.run([tool, "info"], capture_output=True, text=True, check=False, timeout=SECONDS, env=environ)
     except (OSError, subprocess.TimeoutExpired) as error:
-        why = f"no answer within {SECONDS} seconds" if isinstance(error, subprocess.TimeoutExpired) else str(error)
+        why = f"no output within {SECONDS} seconds" if isinstance(error, subprocess.TimeoutExpired) else str(error)
         fix = "reinstall the driver, or reboot after its installation"
         return Finding("npu-smi", f"{tool} does not run: {why}", absent, fix)
     lines = (line.strip(" |") for line in (done.stdout + done.stderr).splitlines() if line.strip(" +-=|"))
     said = next(lines, "nothing")
     if done.returncode:
-        fix = "driver and firmware must fit each other; the user must be in the group HwHiAiUser"
+        fix = "the versions of driver and firmware must match, and the user must be in the group HwHiAiUser"
         return Finding("npu-smi", f"ends with status {done.returncode}: {said}", absent, fix)
     return Finding("npu-smi", said)
 
@@ -107,7 +107,7 @@ def _toolkit(folder: Path | None, absent: str) -> Finding:
         return Finding("CANN toolkit", "not found", absent, "install Ascend-cann-toolkit for this machine, see docs/ascend.md")
     version = _installed_version(folder, "toolkit")
     if version is None:
-        fix = "an installation that was interrupted has no such file: install the toolkit again"
+        fix = "this file is missing after an interrupted installation: install the toolkit again"
         return Finding("CANN toolkit", f"{folder} has no ascend_toolkit_install.info", "warning", fix)
     return Finding("CANN toolkit", f"{version} ({folder})")
 
@@ -126,7 +126,7 @@ def _variables(machine: AscendHost, toolkit: Path | None) -> Iterator[Finding]:
         if not value:
             yield Finding(name, "not set", "warning", f"{source} in this shell and in job scripts")
         elif not (machine.root / value.lstrip("/")).is_dir():
-            yield Finding(name, f"{value} does not exist", "warning", f"{source} in a new shell")
+            yield Finding(name, f"{value} does not exist", "warning", f"source {source} in a new shell")
         else:
             yield Finding(name, value)
 
@@ -155,7 +155,7 @@ def _nnal(machine: AscendHost) -> Finding:
         return Finding("NNAL (ATB)", text, "warning", "source NNAL's set_env.sh again")
     if installed.is_dir():
         fix = f"source {_set_env(installed)} in this shell and in job scripts"
-        return Finding("NNAL (ATB)", f"installed in {installed}, and ATB_HOME_PATH is not set", "warning", fix)
+        return Finding("NNAL (ATB)", f"installed in {installed}, but ATB_HOME_PATH is not set", "warning", fix)
     return Finding("NNAL (ATB)", "not installed", "optional", "install Ascend-cann-nnal of the toolkit's version")
 
 

@@ -25,12 +25,16 @@ from mindspeed.plugins.problems import Problem
 INSTALL: Final = "pip install 'mindspeed[train]'"
 PROBE_SECONDS: Final = 120
 _NO_TORCH: Final = Finding("torch", "not installed", "missing", INSTALL)
-NEEDED: Final = {"numpy": "tensors on the host", "psutil": "saving checkpoints (Megatron hangs without it)", "six": "Megatron"}
+NEEDED: Final = {
+    "numpy": "tensors in host memory",
+    "psutil": "saving checkpoints (Megatron hangs without it)",
+    "six": "Megatron",
+}
 USEFUL: Final = {
     "pybind11": "Megatron's data set helpers",
-    "tensorboard": "scalars of a run",
-    "matplotlib": "the loss curve",
-    "tokenizers": "tokenizer.json files",
+    "tensorboard": "logging scalars of a run",
+    "matplotlib": "drawing the loss curve",
+    "tokenizers": "reading tokenizer.json files",
 }
 
 
@@ -107,15 +111,15 @@ def _npu(torch: dict[str, Any]) -> Iterator[Finding]:
         return
     answer = probe("import json, torch, torch_npu; print(json.dumps({'version': torch_npu.__version__}))")
     if "error" in answer:
-        fix = "install the torch_npu of this torch version, and source CANN's set_env.sh"
+        fix = "install the torch_npu for this torch version, and source CANN's set_env.sh"
         yield Finding("torch_npu", f"cannot be imported: {answer['error']}", "warning", fix)
     elif "version" in torch and _series(answer["version"]) != _series(torch["version"]):
-        text = f"{answer['version']} was made for another torch than {torch['version']}"
+        text = f"{answer['version']} was built for another torch than {torch['version']}"
         yield Finding("torch_npu", text, "warning", f"pip install torch_npu=={_series(torch['version'])}.*")
     else:
         yield Finding("torch_npu", answer["version"])
     if find_spec("transformer_engine") is not None and find_spec("transformer_engine_torch") is not None:
-        text = "its build for CUDA is installed beside torch_npu; Megatron imports it, and that ends in a search for cuDNN"
+        text = "a CUDA build is installed together with torch_npu; Megatron imports it and fails in a search for cuDNN"
         yield Finding("transformer_engine", text, "warning", "pip uninstall transformer_engine transformer_engine_torch")
 
 
@@ -133,12 +137,12 @@ def megatron() -> Iterator[Finding]:
         version = copy.version or "unknown version"
         supported = copy.version is not None and version_in(copy.version, SUPPORTED_MEGATRON)
         if not copy.wins:
-            fix = "remove it from PYTHONPATH or uninstall it, unless you know which one you want"
-            yield Finding("megatron-core", f"{version} ({copy.root}), never imported: the first one wins", "warning", fix)
+            fix = "remove the other copy from PYTHONPATH or uninstall it, unless you need it"
+            yield Finding("megatron-core", f"{version} ({copy.root}), never imported: the first one is used", "warning", fix)
         elif supported:
             yield Finding("megatron-core", f"{version} ({copy.root})")
         else:
-            text = f"{version} ({copy.root}) is not supported, which needs {SUPPORTED_MEGATRON}"
+            text = f"{version} ({copy.root}) is not supported; supported is {SUPPORTED_MEGATRON}"
             yield Finding("megatron-core", text, "missing", "pip install megatron-core==0.16.1")
     if (mixed := mixed_roots()) is not None:
         yield Finding("megatron", mixed.message, "missing", mixed.fix_text)
@@ -163,7 +167,7 @@ def _devices(torch: dict[str, Any]) -> Iterator[Finding]:
     yield Finding("cuda devices", ", ".join(gpus) or "none", "ok" if gpus else "optional")
     npus = ascend.AscendHost().devices()
     yield Finding("npu devices", ", ".join(npus) or "none", "ok" if npus else "optional")
-    yield Finding("platform", f"{detect()} is used unless --platform says otherwise")
+    yield Finding("platform", f"{detect()} is used unless --platform selects another one")
 
 
 def _operators() -> Iterator[Finding]:
@@ -172,13 +176,13 @@ def _operators() -> Iterator[Finding]:
     if compiler is not None:
         yield Finding("C++ compiler", f"{' '.join(compiler.command)} {compiler.version}")
     else:
-        text = "not found; it is for C++ operators, which have slower substitutes"
+        text = "not found; C++ operators need it, and use slower plain-torch references without it"
         yield Finding("C++ compiler", text, "optional", "apt-get install g++, or set CXX")
     rows = [row for row in standings("cpu") if row.variant == CPP]
     missing = [row for row in rows if row.runs != CPP]
     if missing:
         fix = "mindspeed ops build" if compiler is not None else ""
-        yield Finding("C++ operators", f"{missing[0].reason}; the references run", "optional", fix)
+        yield Finding("C++ operators", f"{missing[0].reason}, so operators use their plain-torch references", "optional", fix)
     elif rows:
         yield Finding("C++ operators", f"{len(rows)} are built")
 

@@ -1,4 +1,4 @@
-"""The memory of a plan's job on each pipeline stage, foretold from its sizes and the declarations of its features. No torch."""
+"""Predicted memory of a plan's job on each pipeline stage, from its sizes and the declarations of its features. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mindspeed.job.arithmetic import parameters, shape_of_world
 from mindspeed.job.world import FIELDS, UnknownValue
 from mindspeed.memory.estimate import JobOptions, Stage
 from mindspeed.pipeline.plan_memory import MIB, foretold, options_of, passes_of
-from mindspeed.plugins.fixes import Advice, advice
+from mindspeed.plugins.fixes import GiveField, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 __all__ = ["MIB", "options_of", "over_budget", "parameters_of", "peaks", "repeats", "stages_of", "summary"]
@@ -23,8 +23,7 @@ def stages_of(made: ActivationPlan, options: JobOptions) -> list[Stage]:
         if made.world.is_hybrid:
             raise MindSpeedError([HYBRID]) from None
         problems = [
-            Problem("MS307", f"{FIELDS[name].meaning} is not known", fix=Advice(f"--{name.replace('_', '-')}"))
-            for name in unknown.fields
+            Problem("MS307", f"{name} ({FIELDS[name].meaning}) is not set", fix=GiveField(name)) for name in unknown.fields
         ]
         raise MindSpeedError(problems) from None
 
@@ -39,8 +38,8 @@ def over_budget(made: ActivationPlan, budget: float) -> list[Problem]:
     found = []
     for stage in stages_of(made, options_of(made, dropout=False)):
         if stage.peak > budget * MIB:
-            text = f"stage {stage.stage} has {stage.peak / MIB:,.1f} MiB at its peak, and a device {budget:,.1f}"
-            fix = f"mindspeed memory plan --budget {budget:g} names the features that make it fit"
+            text = f"the peak of stage {stage.stage} is {stage.peak / MIB:,.1f} MiB, but a device has {budget:,.1f} MiB"
+            fix = f"mindspeed memory plan --budget {budget:g} shows the features that make it fit"
             found.append(Problem("MS347", text, fix=advice(fix)))
     return found
 

@@ -1,4 +1,4 @@
-"""The memory of a plan's stages for commands: sizes that nobody gave are one problem with all of them."""
+"""The memory of a plan's stages for commands: all sizes that are not set are one problem."""
 
 from __future__ import annotations
 

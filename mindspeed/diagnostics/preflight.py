@@ -30,8 +30,8 @@ LOCKED: Final = "MS618"
 SHOWN: Final = 12
 """Differences of one kind that are listed at most."""
 _GROUPS: Final = {"source": "patch-contents", "target": "megatron-contents", "version": "", "operator": ""}
-_OPERATORS_FIX: Final = "mindspeed ops build, or install what is missing; see mindspeed ops list"
-_SAME_PACKAGES: Final = "install the packages that the lock was made with, or lock the job again"
+_OPERATORS_FIX: Final = "mindspeed ops build, or install the missing packages; see mindspeed ops list"
+_SAME_PACKAGES: Final = "install the packages that the lock file was made with, or lock the job again"
 
 YOUNG: Final = 10.0
 """Seconds in which a lock without a known holder may belong to one that has just started."""
@@ -56,7 +56,7 @@ class PreflightCheck:
         """Say in one line what differs, which side has what, and what to do."""
         if self.passed:
             return f"pass  {self.name:<22} {self.found}"
-        sides = f"this node has {self.found}, the lock has" if self.code == LOCKED else f"{self.found}; wanted:"
+        sides = f"this node has {self.found}, but the lock file has" if self.code == LOCKED else f"{self.found}; wanted:"
         return f"FAIL  {self.name:<22} {sides} {self.wanted}; fix: {self.fix}"
 
     def problem(self) -> Problem | None:
@@ -125,10 +125,10 @@ def _contents_and_plan(
         found = [key for key in keys if _group(key) == group]
         yield from (_difference(lock, key, here) for key in found[:SHOWN])
         if len(found) > SHOWN:
-            yield PreflightCheck(group, False, f"{len(found) - SHOWN} more facts that differ", "none", _SAME_PACKAGES)
+            yield PreflightCheck(group, False, f"{len(found) - SHOWN} more differences", "none", _SAME_PACKAGES)
         elif not found and not (group == "plan" and refusals):
             files = sum(_group(key) == group for key in lock.content)
-            as_locked = f"{files} files as locked" if files else "not in the lock"
+            as_locked = f"{files} files equal to the lock file" if files else "not in the lock file"
             as_locked = f"plan {lock.plan.digest}" if group == "plan" else as_locked
             yield PreflightCheck(group, True, as_locked, as_locked)
 
@@ -173,7 +173,7 @@ def _operators(lock: Lock, here: Content, keys: Sequence[str]) -> Iterator[Prefl
 
 def _data_helpers() -> PreflightCheck:
     """Megatron's compiled data helpers load in a process of their own, or can be compiled."""
-    wanted = "compiled data helpers that load, or a compiler for them"
+    wanted = "loadable data helpers, or a compiler for them"
     root = package_root("core")
     if root is None:
         return PreflightCheck("data-helpers", False, "no megatron", wanted, "install megatron-core", "MS507")
@@ -185,9 +185,9 @@ def _data_helpers() -> PreflightCheck:
         return PreflightCheck("data-helpers", not error, error or f"{built[0].name} loads", wanted, fix, "MS507")
     missing = [tool for tool in ("g++", "make") if shutil.which(tool) is None]
     missing += [] if find_spec("pybind11") is not None else ["pybind11"]
-    missing += [] if os.access(folder, os.W_OK) else [f"permission to write to {folder}"]
-    text = "not compiled, but can be" if not missing else f"not compiled, and there is no {' and no '.join(missing)}"
-    fix = "install megatron-core's wheel, or what is missing"
+    missing += [] if os.access(folder, os.W_OK) else [f"write permission in {folder}"]
+    text = "not compiled, but can be compiled" if not missing else f"not compiled, and there is no {' and no '.join(missing)}"
+    fix = "install megatron-core's wheel, or the missing tools"
     return PreflightCheck("data-helpers", not missing, text, wanted, fix, "MS507")
 
 
@@ -204,7 +204,7 @@ def _sample_numbers(lock: Lock) -> PreflightCheck:
     """Old data helpers number all tokens of a run in 32 bits."""
     world, train = lock.plan.world.known(), lock.job.get("train", {})
     sizes = (train.get("train_iters"), world.get("global_batch_size"), world.get("seq_length"))
-    wanted = "fewer tokens than 2^31, or data helpers that count in 64 bits"
+    wanted = "fewer tokens than 2^31, or data helpers with 64-bit counters"
     if not all(isinstance(size, int) for size in sizes):
         return PreflightCheck("token-numbers", True, "number of tokens unknown", wanted, code="MS508")
     iters, batch, length = sizes
@@ -233,8 +233,8 @@ def _build_locks() -> Iterator[PreflightCheck]:
     stale = [lock for lock in locks if lock.stale]
     found = "; ".join(map(str, stale or locks)) or f"none in {extension_cache()}"
     names = " ".join(str(lock.path) for lock in stale)
-    fix = f"rm {names}, unless another host builds in that folder"
-    yield PreflightCheck("build-locks", not stale, found, "no lock that nobody will release", fix, "MS504")
+    fix = f"rm {names}, unless another host is building in that folder"
+    yield PreflightCheck("build-locks", not stale, found, "no abandoned lock file of an extension build", fix, "MS504")
 
 
 def _space(name: str, folder: Path, wanted: float, fix: str) -> PreflightCheck:

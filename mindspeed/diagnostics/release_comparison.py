@@ -1,4 +1,4 @@
-"""Compare a Megatron that nobody has tried with the newest release that features run on, from source text."""
+"""Compare an untested Megatron with the newest release that features run on, from source text."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Support:
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """Versions that belong together on one platform. A dash says that the platform does not need the component."""
+    """Versions that belong together on one platform. A dash means that the platform does not need the component."""
 
     platform: str
     megatron: str

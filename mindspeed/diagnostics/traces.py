@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from mindspeed.plugins.fixes import advice
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import Problem, RunError
 
 RowKind = Literal["feature", "operator", "collective", "wait"]
@@ -45,8 +45,8 @@ def summarize_folder(folder: Path, features: Iterable[str]) -> list[RankSummary]
     """Summarize every trace of a folder, by rank. Raises RunError with MS601 when there is none, or one cannot be read."""
     files = sorted(path for path in folder.rglob("*") if _RANK.search(path.name)) if folder.is_dir() else []
     if not files:
-        text = f"the folder {folder} has no trace, a file that ends in rank<N>.json.gz"
-        fix = "name the folder that the feature wrote its traces to"
+        text = f"the folder {folder} contains no trace, a file whose name ends in rank<N>.json.gz"
+        fix = "give the folder where the profiler wrote its traces"
         raise RunError([Problem("MS601", text, where=str(folder), fix=advice(fix))])
     known = frozenset(features)
     return sorted((_read(path, known) for path in files), key=lambda summary: summary.rank)
@@ -59,7 +59,8 @@ def _read(path: Path, features: frozenset[str]) -> RankSummary:
         raw = path.read_bytes()
         data = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
     except (OSError, EOFError, ValueError) as error:
-        raise RunError([Problem("MS601", f"the trace {path} cannot be read: {error}", where=str(path))]) from error
+        fix = Advice("copy the trace again, or record a new one")
+        raise RunError([Problem("MS601", f"the trace {path} cannot be read: {error}", where=str(path), fix=fix)]) from error
     return summarize(data["traceEvents"] if isinstance(data, dict) else data, features, rank)
 
 

@@ -269,7 +269,7 @@ def _rank_layers(shape: ModelShape) -> Parameters:
 
 
 def optimizer_bytes(world: Any) -> int:
-    """Bytes of optimizer state of one parameter: two moments, and a copy in fp32 beside weights of two bytes."""
+    """Bytes of optimizer state of one parameter: two moments, and an fp32 copy of weights of two bytes."""
     return 8 if world.dtype == "fp32" else 12
 
 

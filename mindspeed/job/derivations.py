@@ -80,7 +80,7 @@ def activation(values: Values, names: Names) -> str:
 
 
 def built_activation(values: Values, names: Names) -> str | None:
-    """Name the activation function of a configuration; None for a function that no argument asks for."""
+    """Name the activation function of a configuration; None for a function that no argument selects."""
     name = getattr(values.get("activation_func"), "__name__", None)
     return name if name in ACTIVATIONS else None
 

@@ -20,19 +20,19 @@ class Fields(ShapeFields):
 
     # layers and how they are dealt out
     transformer_engine_layers: bool = fact(
-        "layers are those of Transformer Engine",
+        "layers are Transformer Engine's",
         "transformer_impl",
         attributes=(),
         derive=derive.transformer_engine_layers,
     )
-    engine_over_local: bool = flag("layers of Transformer Engine's specs are classes over Megatron's local layers")
-    engine_installed: bool = flag("a Transformer Engine can be imported on every rank")
+    engine_over_local: bool = flag("Transformer Engine's specs use classes on top of Megatron's local layers")
+    engine_installed: bool = flag("Transformer Engine can be imported on every rank")
     sequence_parallel: bool = flag("tensor-parallel ranks split the sequence outside of linear layers", "sequence_parallel")
     tensor_parallel_overlap: bool = flag(
-        "Transformer Engine overlaps collectives of tensor parallelism with products", "tp_comm_overlap"
+        "Transformer Engine overlaps tensor-parallel collectives with matrix products", "tp_comm_overlap"
     )
     weight_shards: int = fact(
-        "ranks that share the weight of a linear layer beside tensor parallelism; 1 is none",
+        "number of ranks that share the weight of a linear layer, in addition to tensor parallelism; 1 = none",
         "tensor_parallel_num_weight_shards",
         attributes=("gtp_weight_remat_size",),
         derive=derive.weight_shards,
@@ -48,10 +48,10 @@ class Fields(ShapeFields):
         derive=derive.any_set,
     )
     pipeline_layout: bool = flag(
-        "layers are dealt out to stages by a layout", "pipeline_model_parallel_layout", derive=derive.any_set
+        "a layout assigns layers to pipeline stages", "pipeline_model_parallel_layout", derive=derive.any_set
     )
     first_stage_layers: int = fact(
-        "layers of the first pipeline stage where it has a number of its own; 0 is an equal share",
+        "number of layers in the first pipeline stage; 0 = an equal share",
         "decoder_first_pipeline_num_layers",
         attributes=("num_layers_in_first_pipeline_stage",),
         unit="layers",
@@ -59,7 +59,7 @@ class Fields(ShapeFields):
         default=0,
     )
     last_stage_layers: int = fact(
-        "layers of the last pipeline stage where it has a number of its own; 0 is an equal share",
+        "number of layers in the last pipeline stage; 0 = an equal share",
         "decoder_last_pipeline_num_layers",
         attributes=("num_layers_in_last_pipeline_stage",),
         unit="layers",
@@ -71,22 +71,22 @@ class Fields(ShapeFields):
     )
     loss_is_layer: bool = flag("the output layer counts as a layer of the last stage", "account_for_loss_in_pipeline_split")
     micro_batch_group: int = fact(
-        "micro-batches that a model chunk takes in a row under virtual pipelining; 0 is one for each stage",
+        "number of consecutive micro-batches per model chunk with virtual pipelining; 0 = the number of stages",
         "microbatch_group_size_per_vp_stage",
         attributes=(),
         unit="micro-batches",
         least=0,
         default=0,
     )
-    ring_exchange: bool = flag("pipeline stages send and receive at once (ring exchange)", "use_ring_exchange_p2p")
-    delayed_weight_gradients: bool = flag("Megatron delays weight gradients with a queue of its own", "delay_wgrad_compute")
+    ring_exchange: bool = flag("pipeline stages send and receive at the same time (ring exchange)", "use_ring_exchange_p2p")
+    delayed_weight_gradients: bool = flag("Megatron delays weight gradients in a queue", "delay_wgrad_compute")
     deferred_embedding_gradients: bool = flag(
         "Megatron defers the weight gradient of the output layer", "defer_embedding_wgrad_compute"
     )
 
     # recomputation and offloading
     recompute_granularity: str = fact(
-        "what is recomputed in the backward pass: none, selective or full",
+        "kind of recomputation in backward: none, selective or full",
         "recompute_granularity",
         "recompute_activations",
         derive=derive.recompute_granularity,
@@ -94,38 +94,44 @@ class Fields(ShapeFields):
         default="none",
     )
     recompute_method: str = fact(
-        "how full recomputation takes layers: none, uniform or block",
+        "which layers full recomputation selects: none, uniform or block",
         "recompute_method",
         words=("none", "uniform", "block"),
         default="none",
     )
     recompute_num_layers: int = fact(
-        "layers of each unit of full recomputation; 0 is not given", "recompute_num_layers", unit="layers", least=0, default=0
+        "number of layers per unit of full recomputation; 0 = not set",
+        "recompute_num_layers",
+        unit="layers",
+        least=0,
+        default=0,
     )
     recompute_modules: tuple[str, ...] = fact(
-        "modules that selective recomputation takes",
+        "modules that selective recomputation recomputes",
         "recompute_modules",
         derive=derive.recompute_modules,
         default=("core_attn",),
     )
     partial_checkpoints: bool = flag(
-        "a number of micro-batches alone is recomputed",
+        "only some micro-batches are recomputed",
         attributes=("num_microbatches_with_partial_activation_checkpoints",),
         derive_built=derive.any_given,
     )
     cpu_offloading: bool = flag(
-        "Megatron moves activations of layers to the host",
+        "Megatron offloads activations of layers to host memory",
         "cpu_offloading_num_layers",
         attributes=("cpu_offloading",),
         derive=derive.any_set,
         since="0.16",
     )
     fine_grained_offloading: bool = flag(
-        "Megatron moves activations of modules to the host", "fine_grained_activation_offloading", since="0.16"
+        "Megatron offloads activations of single modules to host memory", "fine_grained_activation_offloading", since="0.16"
     )
 
     # attention
-    windowed_attention: bool = flag("attention sees a window of keys", "window_size", derive=derive.any_given, since="0.15")
+    windowed_attention: bool = flag(
+        "attention uses a sliding window of keys", "window_size", derive=derive.any_given, since="0.15"
+    )
     softmax_type: str = fact(
         "softmax of attention: vanilla, off-by-one or learnable",
         "softmax_type",
@@ -133,13 +139,13 @@ class Fields(ShapeFields):
         since="0.15",
         default="vanilla",
     )
-    gated_attention: bool = flag("the output of attention has a gate", "attention_output_gate", since="0.16")
-    qk_clip: bool = flag("the weights of queries and keys are clipped between steps", "qk_clip", since="0.16")
+    gated_attention: bool = flag("the attention output is gated", "attention_output_gate", since="0.16")
+    qk_clip: bool = flag("query and key weights are clipped between steps (QK clipping)", "qk_clip", since="0.16")
     logged_attention_logits: bool = flag("the largest attention logit is logged", "log_max_attention_logit", since="0.16")
     qk_norm: bool = flag("queries and keys are normalized", "qk_layernorm")
     qkv_bias: bool = flag("the projection of queries, keys and values has a bias", "add_qkv_bias")
     hybrid_context_parallel: bool = flag(
-        "micro-batches are spread over context-parallel ranks by length", "hybrid_context_parallel", since="0.16"
+        "micro-batches are distributed over context-parallel ranks by length", "hybrid_context_parallel", since="0.16"
     )
 
     # MLP and experts
@@ -150,7 +156,7 @@ class Fields(ShapeFields):
         "an offset is added to the linear part of gated units", "glu_linear_offset", derive=derive.any_set, since="0.15"
     )
     low_precision_activation_input: bool = flag(
-        "the input of the activation function is kept in fp8",
+        "the input of the activation function is stored in fp8",
         attributes=("activation_func_fp8_input_store",),
         derive_built=derive.any_set,
     )
@@ -158,13 +164,15 @@ class Fields(ShapeFields):
         "the activation function is Transformer Engine's", "use_te_activation_func", since="0.15"
     )
     dispatcher: str = fact(
-        "how tokens go to experts: allgather, alltoall or flex",
+        "how tokens are sent to experts: allgather, alltoall or flex",
         "moe_token_dispatcher_type",
         words=("allgather", "alltoall", "flex"),
     )
-    expert_tensor_size: int = fact("tensor-parallel size of experts", "expert_tensor_parallel_size", unit="processes")
+    expert_tensor_size: int = fact(
+        "number of tensor-parallel ranks that share an expert", "expert_tensor_parallel_size", unit="processes"
+    )
     shared_expert_overlap: bool = flag(
-        "the shared expert is computed under the transfers of the routed ones", "moe_shared_expert_overlap"
+        "shared-expert compute is overlapped with the transfers of routed experts", "moe_shared_expert_overlap"
     )
     router_balancing: tuple[str, ...] = fact(
         "how the router balances experts: aux_loss, sinkhorn, none ...",
@@ -172,40 +180,44 @@ class Fields(ShapeFields):
         derive=derive.balancing,
         default=("aux_loss",),
     )
-    router_score: str = fact("scores of the router: softmax or sigmoid", "moe_router_score_function", default="softmax")
+    router_score: str = fact("score function of the router: softmax or sigmoid", "moe_router_score_function", default="softmax")
     router_dtype: str = fact(
-        "type that the router computes in: none is that of the model",
+        "data type of the router; none = that of the model",
         "moe_router_dtype",
         words=("none", "fp32", "fp64"),
         default="none",
     )
     router_groups: int = fact(
-        "groups of experts that the router chooses among; 0 is none", "moe_router_num_groups", unit="groups", least=0, default=0
+        "number of expert groups that the router selects from; 0 = none",
+        "moe_router_num_groups",
+        unit="groups",
+        least=0,
+        default=0,
     )
     router_scaling: float = fact(
-        "factor of the scores of chosen experts; 0 is none",
+        "scaling factor of the scores of selected experts; 0 = none",
         "moe_router_topk_scaling_factor",
         unit="factor",
         least=0,
         default=0.0,
     )
-    router_bias: bool = flag("the router has a bias for each expert that balances them", "moe_router_enable_expert_bias")
-    forced_balancing: bool = flag("the router spreads tokens evenly whatever the scores", "moe_router_force_load_balancing")
+    router_bias: bool = flag("the router balances experts by a bias per expert", "moe_router_enable_expert_bias")
+    forced_balancing: bool = flag("the router distributes tokens evenly and ignores scores", "moe_router_force_load_balancing")
     padded_routing: bool = flag(
-        "tokens of experts are padded for low precision",
+        "inputs of experts are padded for low-precision products",
         "moe_router_padding_for_quantization",
         "moe_router_padding_for_fp8",
         derive=derive.any_set,
     )
     probabilities_on_input: bool = flag("the probabilities of experts scale their input", "moe_apply_probs_on_input")
     drop_policy: str = fact(
-        "tokens that a full expert drops: by probs or position",
+        "which tokens a full expert drops: by probs or position",
         "moe_token_drop_policy",
         words=("probs", "position"),
         default="probs",
     )
     moe_layers: int = fact(
-        "layers with experts where others are dense; all where not given",
+        "which layers have experts; not set = all layers",
         "moe_layer_freq",
         "num_layers",
         "num_experts",
@@ -216,15 +228,17 @@ class Fields(ShapeFields):
     )
 
     # optimizer
-    optimizer: str = fact("optimizer: adam, sgd or another of Megatron", "optimizer")
-    distributed_optimizer: bool = flag("optimizer states are split over data-parallel ranks", "use_distributed_optimizer")
-    precision_aware_optimizer: bool = flag("the optimizer keeps main weights by itself", "use_precision_aware_optimizer")
-    offloaded_optimizer: bool = flag("the optimizer keeps main weights and states on the host", "optimizer_cpu_offload")
+    optimizer: str = fact("optimizer: adam, sgd or another one of Megatron", "optimizer")
+    distributed_optimizer: bool = flag("optimizer states are sharded over data-parallel ranks", "use_distributed_optimizer")
+    precision_aware_optimizer: bool = flag(
+        "the precision-aware optimizer manages main weights itself", "use_precision_aware_optimizer"
+    )
+    offloaded_optimizer: bool = flag("the optimizer keeps main weights and states in host memory", "optimizer_cpu_offload")
     shared_gradient_buffer: bool = flag(
-        "weights in mxfp8 are gathered in the buffer of gradients", "reuse_grad_buf_for_mxfp8_param_ag"
+        "mxfp8 weights are gathered in the gradient buffer", "reuse_grad_buf_for_mxfp8_param_ag"
     )
     low_precision_weights: bool = flag(
-        "weights are kept in fp8 or fp4",
+        "weights are stored in fp8 or fp4",
         "fp8_param_gather",
         "fp4_param_gather",
         "fp4_param",
@@ -232,7 +246,7 @@ class Fields(ShapeFields):
         derive=derive.low_precision_weights,
     )
     checkpoint_format: str = fact(
-        "format of checkpoints: torch_dist, torch or another of Megatron", "ckpt_format", attributes=(), default="torch_dist"
+        "checkpoint format: torch_dist, torch or another one of Megatron", "ckpt_format", attributes=(), default="torch_dist"
     )
 
 

@@ -64,26 +64,28 @@ class HybridPattern:
     def mistakes(self) -> Iterator[Mistake]:
         """Yield what is wrong with the pattern itself, in the order of its characters."""
         if not self.layers:
-            yield Mistake(0, "the pattern has no layer of the decoder")
+            yield Mistake(0, "the pattern contains no layer of the decoder")
         end = self.text.find("/") if "/" in self.text else len(self.text)
         for at, layer in enumerate(self.text):
             if layer == "|" and at > end:
                 yield Mistake(at, "multi-token prediction is not split into segments")
             elif layer not in KINDS and layer not in "|/":
-                yield Mistake(at, f"{layer!r} is no layer that Megatron builds, which are {' '.join(KINDS)}")
+                yield Mistake(at, f"{layer!r} is not a layer of Megatron; the layers are {' '.join(KINDS)}")
         start = end
         for part in self.predictions:
             if part != self.predictions[0]:
-                yield Mistake(start + 1, f"each depth of multi-token prediction has the same layers, {self.predictions[0]!r}")
+                yield Mistake(
+                    start + 1, f"each depth of multi-token prediction must have the same layers, {self.predictions[0]!r}"
+                )
             start += len(part) + 1
         latent = next((at for at, layer in enumerate(self.text) if layer in _LATENT), -1)
         if latent >= 0 and "*" in self.text:
-            yield Mistake(latent, "a model has no attention of two kinds, * and +")
+            yield Mistake(latent, "a model cannot have two kinds of attention, * and +")
 
 
 @lru_cache(maxsize=64)
 def pattern_of(text: str) -> HybridPattern:
-    """Read a pattern, whatever it has; `HybridPattern.mistakes` tells what is wrong."""
+    """Read a pattern, whatever it has; `HybridPattern.mistakes` lists its mistakes."""
     decoder, *predictions = text.split("/")
     return HybridPattern(text, tuple(decoder.split("|")), tuple(predictions) if any(predictions) else ())
 

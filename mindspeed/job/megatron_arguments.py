@@ -37,7 +37,7 @@ def dests_of(field: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The argument of Megatron-LM that stands for an argument of a configuration, with ``negated`` meaning its opposite."""
+    """The argument of Megatron-LM for an argument of a configuration; ``negated`` means its opposite."""
 
     dest: str
     negated: bool = False

@@ -14,11 +14,11 @@ class ShapeFields:
 
     # processes and layout
     world_size: int = fact("number of processes", unit="processes")
-    ranks_per_node: int = fact("processes of one node", unit="processes")
+    ranks_per_node: int = fact("number of processes per node", unit="processes")
     tp: int = fact("tensor-parallel size", "tensor_model_parallel_size", unit="processes", default=1)
-    pp: int = fact("pipeline-parallel size (stages)", "pipeline_model_parallel_size", unit="stages", default=1)
+    pp: int = fact("pipeline-parallel size (number of stages)", "pipeline_model_parallel_size", unit="stages", default=1)
     vpp: int = fact(
-        "virtual pipeline size (model chunks per stage)",
+        "virtual pipeline size (number of model chunks per stage)",
         "num_virtual_stages_per_pipeline_rank",
         "num_layers_per_virtual_pipeline_stage",
         attributes=("virtual_pipeline_model_parallel_size",),
@@ -33,7 +33,7 @@ class ShapeFields:
     # shape of the model
     num_layers: int = fact("transformer layers", "num_layers", unit="layers")
     hybrid_layer_pattern: str = fact(
-        "layers of a HybridModel, one character each; empty is a GPTModel",
+        "pattern of a HybridModel, one character per layer; empty = a GPTModel",
         "hybrid_layer_pattern",
         attributes=(),
         since="0.17",
@@ -45,7 +45,7 @@ class ShapeFields:
     )
     num_attention_heads: int = fact("attention heads", "num_attention_heads", unit="heads")
     num_query_groups: int = fact(
-        "key/value heads of grouped-query attention",
+        "number of key/value heads of grouped-query attention",
         "num_query_groups",
         "group_query_attention",
         attributes=("num_query_groups", "num_attention_heads"),
@@ -55,7 +55,7 @@ class ShapeFields:
     )
     kv_channels: int = fact("width of one attention head", "kv_channels", unit="numbers")
     num_experts: int = fact(
-        "experts of a MoE layer; 0 is a dense model",
+        "number of experts of a MoE layer; 0 = a dense model",
         "num_experts",
         attributes=("num_moe_experts",),
         derive=derive.number_or_zero,
@@ -63,34 +63,34 @@ class ShapeFields:
         least=0,
     )
     moe_ffn_hidden_size: int = fact("hidden size of one expert", "moe_ffn_hidden_size", unit="numbers")
-    router_topk: int = fact("experts of each token in a MoE layer", "moe_router_topk", unit="experts")
+    router_topk: int = fact("number of experts per token in a MoE layer", "moe_router_topk", unit="experts")
     shared_expert_hidden_size: int = fact(
-        "hidden size of the shared expert of a MoE layer; 0 is none",
+        "hidden size of the shared experts of a MoE layer; 0 = none",
         "moe_shared_expert_intermediate_size",
         derive=derive.number_or_zero,
         unit="numbers",
         least=0,
     )
     grouped_experts: bool = fact(
-        "the experts of a MoE layer are one module with grouped products", "moe_grouped_gemm", derive=derive.any_set
+        "the experts of a MoE layer are grouped into one module", "moe_grouped_gemm", derive=derive.any_set
     )
     transformer_engine_experts: bool = fact(
-        "the experts of a MoE layer are Transformer Engine's grouped ones",
+        "the experts of a MoE layer are Transformer Engine's grouped experts",
         "transformer_impl",
         "moe_grouped_gemm",
         attributes=(),
         derive=derive.transformer_engine_experts,
     )
     expert_capacity_factor: float = fact(
-        "rows that an expert takes at most, over its balanced share; 0 is no limit",
+        "maximum number of tokens of an expert, as a multiple of its balanced share; 0 = unlimited",
         "moe_expert_capacity_factor",
         unit="shares",
         least=0,
         default=0.0,
     )
-    padded_experts: bool = flag("every expert gets as many rows as its capacity", "moe_pad_expert_input_to_capacity")
+    padded_experts: bool = flag("every expert input is padded to the expert's capacity", "moe_pad_expert_input_to_capacity")
     latent_expert_size: int = fact(
-        "width of the latent vectors that experts work on; 0 is none",
+        "width of the latent vectors that experts process; 0 = none",
         "moe_latent_size",
         unit="numbers",
         least=0,
@@ -98,19 +98,21 @@ class ShapeFields:
         default=0,
     )
     overlapped_micro_batches: bool = flag(
-        "Megatron hides the transfers of experts behind another micro-batch", "overlap_moe_expert_parallel_comm"
+        "Megatron overlaps expert transfers with another micro-batch", "overlap_moe_expert_parallel_comm"
     )
-    vocab_size: int = fact("size of the padded vocabulary", "padded_vocab_size", attributes=(), unit="tokens")
+    vocab_size: int = fact("vocabulary size after padding", "padded_vocab_size", attributes=(), unit="tokens")
     tied_embeddings: bool = fact(
         "the embedding and the output layer share one weight",
         "untie_embeddings_and_output_weights",
         attributes=(),
         derive=derive.tied_embeddings,
     )
-    seq_length: int = fact("tokens per sample", "seq_length", attributes=(), unit="tokens")
-    micro_batch_size: int = fact("samples per micro-batch", "micro_batch_size", attributes=(), unit="samples")
-    global_batch_size: int = fact("samples per step over all ranks", "global_batch_size", attributes=(), unit="samples")
-    normalization: str = fact("LayerNorm or RMSNorm", "normalization", words=("LayerNorm", "RMSNorm"))
+    seq_length: int = fact("number of tokens per sample", "seq_length", attributes=(), unit="tokens")
+    micro_batch_size: int = fact("number of samples per micro-batch", "micro_batch_size", attributes=(), unit="samples")
+    global_batch_size: int = fact(
+        "number of samples per step over all ranks", "global_batch_size", attributes=(), unit="samples"
+    )
+    normalization: str = fact("normalization: LayerNorm or RMSNorm", "normalization", words=("LayerNorm", "RMSNorm"))
     zero_centered_norm: bool = fact(
         "the weights of the norms are zero-centered (layernorm-1p)",
         attributes=("layernorm_zero_centered_gamma",),
@@ -137,16 +139,26 @@ class ShapeFields:
         attributes=(),
         derive=derive.rotary,
     )
-    multi_latent_attention: bool = fact("keys and values are made from a short latent vector (MLA)", "multi_latent_attention")
-    q_lora_rank: int = _latent("width of the latent vector of queries (MLA); 0 is none", "q_lora_rank", least=0)
-    kv_lora_rank: int = _latent("width of the latent vector of keys and values (MLA)", "kv_lora_rank")
-    qk_head_dim: int = _latent("width of a head of queries and keys without positions (MLA)", "qk_head_dim")
-    qk_pos_emb_head_dim: int = _latent("width of a head of queries and keys with rotary positions (MLA)", "qk_pos_emb_head_dim")
-    v_head_dim: int = _latent("width of a head of values (MLA)", "v_head_dim")
-    mtp_num_layers: int = fact(
-        "layers of multi-token prediction; 0 is none", "mtp_num_layers", derive=derive.number_or_zero, unit="layers", least=0
+    multi_latent_attention: bool = fact(
+        "keys and values are computed from a short latent vector (multi-latent attention)", "multi_latent_attention"
     )
-    dtype: str = fact("fp32, bf16 or fp16", "bf16", "fp16", derive=derive.dtype, words=("fp32", "bf16", "fp16"))
+    q_lora_rank: int = _latent(
+        "width of the latent vector of queries (multi-latent attention); 0 = none", "q_lora_rank", least=0
+    )
+    kv_lora_rank: int = _latent("width of the latent vector of keys and values (multi-latent attention)", "kv_lora_rank")
+    qk_head_dim: int = _latent("width per head of queries and keys without positions (multi-latent attention)", "qk_head_dim")
+    qk_pos_emb_head_dim: int = _latent(
+        "width per head of queries and keys with rotary positions (multi-latent attention)", "qk_pos_emb_head_dim"
+    )
+    v_head_dim: int = _latent("width per head of values (multi-latent attention)", "v_head_dim")
+    mtp_num_layers: int = fact(
+        "number of layers for multi-token prediction; 0 = none",
+        "mtp_num_layers",
+        derive=derive.number_or_zero,
+        unit="layers",
+        least=0,
+    )
+    dtype: str = fact("data type: fp32, bf16 or fp16", "bf16", "fp16", derive=derive.dtype, words=("fp32", "bf16", "fp16"))
     low_precision: bool = flag("linear layers multiply in fp8 or fp4", "fp8", "fp4", derive=derive.any_set)
     cuda_graphs: bool = flag(
         "layers are captured as CUDA graphs",
@@ -155,5 +167,5 @@ class ShapeFields:
         "external_cuda_graph",
         derive=derive.cuda_graphs,
     )
-    platform: str = fact("npu, cuda or cpu")
+    platform: str = fact("platform: npu, cuda or cpu")
     megatron: str = fact("version of megatron-core")

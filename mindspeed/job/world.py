@@ -27,12 +27,12 @@ def typed_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class UnknownValue(Exception):  # noqa: N818 - a signal to the resolver, not an error
-    """Fields were read that nobody gave. The resolver turns the first into a 'not checked' row."""
+    """Fields were read that are not set. The resolver turns the first into a 'not checked' row."""
 
     def __init__(self, *fields: str) -> None:
         self.fields = fields
         self.field = fields[0]
-        super().__init__(f"{', '.join(fields)} is not known")
+        super().__init__(f"{', '.join(fields)} is not set")
 
 
 class World(Fields, BaseModel):
@@ -53,7 +53,7 @@ class World(Fields, BaseModel):
     def __init__(self, values: Mapping[str, Any], layer_split: Sequence[int] = ()) -> None:
         known = dict.fromkeys(PARALLEL_SIZES, 1) | {name: value for name, value in values.items() if value is not None}
         if unknown := known.keys() - FIELDS.keys():
-            raise KeyError(f"not a field of a world: {', '.join(sorted(unknown))}")
+            raise KeyError(f"unknown fields of the world: {', '.join(sorted(unknown))}")
         split = tuple(layer_split) or pattern_of(known.get("hybrid_layer_pattern", "")).split
         object.__setattr__(self, "__dict__", known | {"layer_split": split})
         object.__setattr__(self, "__pydantic_fields_set__", set(known))
@@ -89,7 +89,7 @@ class World(Fields, BaseModel):
 
     @property
     def equal_share(self) -> tuple[int, int]:
-        """Layers that pipeline stages have equal shares of, and these stages: without those that have a number of their own.
+        """Layers that pipeline stages share equally, and the number of these stages, without stages with an explicit number.
 
         The embedding and the output layer are among the layers where they count as such.
         """
@@ -113,7 +113,7 @@ class World(Fields, BaseModel):
         return tuple(chunks)
 
     def need(self, *names: str) -> None:
-        """Raise `UnknownValue` for all of these that nobody gave, so that a reader learns of them at once."""
+        """Raise `UnknownValue` with all of these fields that are not set."""
         if unknown := [name for name in names if not self.knows(name)]:
             raise UnknownValue(*unknown)
 

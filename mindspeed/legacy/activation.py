@@ -1,4 +1,4 @@
-"""Planning and activating what came in under old names, beside what is active already."""
+"""Planning and activating requests under old names, in addition to the active plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mindspeed.megatron_lm.argument_layers import declared_flags
 from mindspeed.megatron_lm.old_flags import flags
 from mindspeed.plugins.discovery import BUILT_IN, DiscoveredFeature
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability
-from mindspeed.plugins.fixes import advice
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
@@ -95,7 +95,7 @@ class _Request:
 
 
 def repatch(args: Mapping[str, Any] | Namespace) -> None:
-    """Take new arguments, by Megatron's or MindSpeed's names, and make, check and activate the plan they ask for.
+    """Accept arguments by Megatron's or MindSpeed's names, and make, check and activate their plan.
 
     What was active stays unless the arguments change it. Raises MindSpeedError with every problem; the plan that was
     active before is then still active, and the arguments are forgotten.
@@ -172,9 +172,9 @@ def _chosen_algorithm(values: Mapping[str, Any]) -> tuple[dict[str, str], str]:
     feature = next((name for accepted, name in kinds if kind in accepted), "")
     if feature:
         name = next(name for name, known in algorithms.items() if known == feature)
-        return {_ALGORITHM: name}, f"cp_comm_type {kind} is {feature}"
+        return {_ALGORITHM: name}, f"cp_comm_type {kind} maps to {feature}"
     name, feature = next(iter(algorithms.items()))
-    return {_ALGORITHM: name}, f"{_ALGORITHM} is not given: {name}, MindSpeed's default, is {feature}"
+    return {_ALGORITHM: name}, f"{_ALGORITHM} is not given: {name}, MindSpeed's default, maps to {feature}"
 
 
 def withdraw() -> None:
@@ -187,7 +187,7 @@ def withdraw() -> None:
 
 
 def refresh() -> None:
-    """Plan again if a plan of ours is active."""
+    """Plan again if a plan of mindspeed is active."""
     active = session.current()
     if active is not None and active.plan.digest == _state.digest:
         replan()
@@ -250,7 +250,7 @@ def _request(values: Mapping[str, Any]) -> _Request:
     unused = []
     for old in flags.OLD_FLAGS:
         if own.isdisjoint(old.features) and by_flag.pop(old.dest, None) and old.dest not in taken:
-            unused.append(f"{old.flag} does nothing: {' or '.join(old.features)} is not in the list of features")
+            unused.append(f"{old.flag} has no effect: {' or '.join(old.features)} is not in the list of features")
     layer, by_dest, problems = flags.request_of({**values, **dict.fromkeys(flags.BY_DEST), **by_flag}, registry.catalog())
     notes = [*(note for dest, note in by_dest.items() if not (why and dest == _ALGORITHM)), why]
     features, settings = list(layer.features), {name: dict(fields) for name, fields in layer.settings.items()}
@@ -269,8 +269,10 @@ def _request(values: Mapping[str, Any]) -> _Request:
         try:
             needed = feature.is_need_apply(complete)
         except Exception as error:  # foreign code may fail in any way
-            text = f"{name} failed when it was asked whether it is on: {refusal_of(error)}"
-            problems.append(Problem("MS901", text, (name,), where=manager.where_of(feature)))
+            text = f"{name} raised an error when its switch was read: {refusal_of(error)}"
+            problems.append(
+                Problem("MS901", text, (name,), where=manager.where_of(feature), fix=Advice("correct is_need_apply"))
+            )
             continue
         if needed:
             features.append(name)
@@ -278,8 +280,8 @@ def _request(values: Mapping[str, Any]) -> _Request:
         elif reason := manager.never_on(feature):
             if own_settings:
                 options = [action.option_strings[0] for action in own_arguments(feature) if action.dest in own_settings]
-                text = f"{', '.join(options)} is given to {name}, and {reason}"
-                fix = f"ask for it by name (--features {name}), or let it register --{name.removeprefix(PREFIX)}"
+                text = f"{', '.join(options)} is given to {name}, but {reason}"
+                fix = f"request it by name (--features {name}), or let it register --{name.removeprefix(PREFIX)}"
                 problems.append(Problem("MS110", text, (name,), where=manager.where_of(feature), fix=advice(fix)))
             rows.append(PlanNote("note", name, reason))
     level = values.get("optimization_level", 2)

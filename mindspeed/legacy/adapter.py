@@ -20,7 +20,7 @@ from mindspeed.legacy.registrations import Registration, require_patches
 from mindspeed.plugins.conditions import Condition, condition
 from mindspeed.plugins.constraints import After
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
-from mindspeed.plugins.fixes import advice
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch
 from mindspeed.plugins.problems import MindSpeedError, Problem
@@ -50,7 +50,7 @@ class OldFeature(Feature[OldArgs]):
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        """Let the feature register its patches. Raises MindSpeedError for those that cannot be taken."""
+        """Let the feature register its patches. Raises MindSpeedError for unsupported ones."""
         return require_patches([call for call in registrations_of(self) if call not in self.force_overridden])
 
 
@@ -72,7 +72,7 @@ def adapt(
         category=Category.SCENARIO,
         level=2 if feature.optimization_level >= 2 else 0,
         constraints=(*(After(name) for name in after), _accepts(feature, common)),
-        numerics=Numerics.approximate(1.0, 1.0, "it was written for MindSpeed, which states no claim"),
+        numerics=Numerics.approximate(1.0, 1.0, "it was written for MindSpeed and states no numerics claim"),
         stability=Stability.EXPERIMENTAL,
     )
     entries = {
@@ -114,11 +114,13 @@ def registrations_of(adapter: OldFeature) -> list[Registration]:
         except MindSpeedError:
             raise
         except ImportError as error:
-            text = f"{adapter.spec.name} imports what is not installed here when it registers its patches: {error}"
+            text = f"{adapter.spec.name} imports a package that is not installed when it registers its patches: {error}"
             raise MindSpeedError([Problem("MS406", text, (adapter.spec.name,), fix=advice(_fix_of_import(error)))]) from error
         except Exception as error:  # foreign code may fail in any way
             text = f"{adapter.spec.name} failed when it registered its patches: {refusal_of(error)}"
-            raise MindSpeedError([Problem("MS901", text, (adapter.spec.name,))]) from error
+            raise MindSpeedError(
+                [Problem("MS901", text, (adapter.spec.name,), fix=Advice("correct register_patches"))]
+            ) from error
     return registered
 
 
@@ -126,9 +128,9 @@ def _fix_of_import(error: ImportError) -> str:
     """Name what is missing: a package, or a name that another version of an installed one has."""
     package = (error.name or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or (package and find_spec(package) is not None):
-        return f"use the version of {package or 'the package'} that it was written for"
+        return f"use the version of {package or 'the package'} that the feature was written for"
     is_base = package in ("", "torch", "megatron")
-    return "plan it where torch and megatron are installed" if is_base else f"install {package}"
+    return "make the plan where torch and megatron are installed" if is_base else f"install {package}"
 
 
 def arguments_for(
@@ -165,7 +167,7 @@ def _accepts(feature: MindSpeedFeature, common: Callable[[], Namespace | None]) 
     def said(args: Any, world: World) -> Mapping[str, str]:
         return {"refusal": refusal(args, world)}
 
-    @condition("its own checks refuse the arguments: {refusal}", values=said)
+    @condition("the checks of the feature refuse the arguments: {refusal}", values=said)
     def arguments_are_accepted(args: Any, world: World) -> bool:
         """Check that the feature accepts its arguments, where Megatron-LM's parser will not ask it."""
         from mindspeed.legacy.megatron_lm import wires_arguments

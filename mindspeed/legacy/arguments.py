@@ -44,7 +44,7 @@ def process_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     from mindspeed.legacy.manager import MindSpeedFeaturesManager
 
     if "--optimization-level" not in parser._option_string_actions:
-        levels = "0 for Megatron as it is, 1 for fused operators, 2 for everything that is asked for"
+        levels = "0 = unmodified Megatron, 1 = fused operators, 2 = also all requested features"
         parser.add_argument("--optimization-level", type=int, choices=(0, 1, 2), default=2, help=levels)
     for feature in MindSpeedFeaturesManager.FEATURES_LIST:
         register(feature, parser)
@@ -93,7 +93,7 @@ def get_full_args() -> Namespace:
 
 
 def is_of_plan(dest: str, value: Any) -> bool:
-    """Return whether an argument has its value from the plan that was active, and nobody gave it."""
+    """Return whether an argument has its value from the plan that was active, not from the user."""
     return dest in _of_plan and _of_plan[dest] == value
 
 
@@ -189,7 +189,7 @@ def assumed_world(world: World) -> set[str]:
 
 
 def world_of(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The world's values among arguments in Megatron's names; what has another type is left out."""
+    """The world's values among arguments in Megatron's names, without values of another type."""
     world = {field: args[name] for name, field in MEGATRON_SIZES.items() if type(args.get(name)) is FIELDS[field].kind}
     if args.get("bf16") is True or args.get("fp16") is True:
         world["dtype"] = "bf16" if args.get("bf16") is True else "fp16"

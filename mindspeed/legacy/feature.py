@@ -49,16 +49,16 @@ class MindSpeedFeature:
         return self.default_patches or (self.optimization_level <= level and bool(getattr(args, self.feature_name, None)))
 
     def incompatible_check(self, global_args: Namespace, check_args: str) -> None:
-        """Raise MS202 when both this feature and the argument or feature ``check_args`` are on, MS110 when nobody has it."""
+        """Raise MS202 when both this feature and the argument or feature ``check_args`` are on, MS110 when it is unknown."""
         if self._is_on(global_args, check_args, "excludes"):
             names = (self.feature_name, check_args)
             fix = tuple(map(RemoveFeature, names))
-            raise MindSpeedError([Problem("MS202", f"{names[0]} and {names[1]} exclude each other", names, fix=fix)])
+            raise MindSpeedError([Problem("MS202", f"{names[0]} and {names[1]} conflict", names, fix=fix)])
 
     def dependency_check(self, global_args: Namespace, check_args: str) -> None:
-        """Raise MS205 when this feature is on without the argument or feature ``check_args``, MS110 when nobody has it."""
+        """Raise MS205 when this feature is on without the argument or feature ``check_args``, MS110 when it does not exist."""
         if self._is_on(global_args, check_args, "requires") is False:
-            text = f"{self.feature_name} requires {check_args}, which is not on"
+            text = f"{self.feature_name} requires {check_args}, which is not active"
             fix = (GiveOption(f"--{check_args.replace('_', '-')}"), RemoveFeature(self.feature_name))
             raise MindSpeedError([Problem("MS205", text, (self.feature_name,), fix=fix)])
 
@@ -68,7 +68,7 @@ class MindSpeedFeature:
         if not hasattr(args, dest) and dest not in (known := known_names()):
             what = "which is neither a feature nor an argument of Megatron or of any feature"
             text = f"{self.feature_name} {verb} {name}, {what}"
-            fix = suggestion(near_names(dest, sorted(known), cutoff=0.6), "name a feature or an argument that exists")
+            fix = suggestion(near_names(dest, sorted(known), cutoff=0.6), "use the name of an existing feature or argument")
             raise MindSpeedError([Problem("MS110", text, (self.feature_name,), fix=advice(fix))])
         return bool(getattr(args, dest, None)) if getattr(args, self.feature_name, None) else None
 
@@ -81,7 +81,7 @@ class MindSpeedFeature:
 
     @classmethod
     def as_mindspeed_feature(cls) -> type[Feature[Any]]:
-        """The class as a feature of the framework; discovery asks for it when an entry point names this class."""
+        """The class as a feature of the framework; discovery uses it when an entry point names this class."""
         from mindspeed.legacy.adapter import adapt
 
         return adapt(cls())  # type: ignore[call-arg]
@@ -105,7 +105,7 @@ class OwnFeature(MindSpeedFeature):
 
     @property
     def is_extended(self) -> bool:
-        """Tell whether a class of somebody else derives from this one and registers patches, or validates arguments."""
+        """Return whether a class of another package derives from this one and registers patches, or validates arguments."""
         steps = ("pre_register_patches", "register_patches", "pre_validate_args", "validate_args", "post_validate_args")
         return any(getattr(type(self), step) is not getattr(MindSpeedFeature, step) for step in steps)
 

@@ -1,4 +1,4 @@
-"""Class names of MindSpeed's features: which features of the framework each stands for, or why none is needed or exists."""
+"""Class names of MindSpeed's features: the features of the framework that replace each, or why none is needed or exists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGE: Final = "mindspeed.features_manager"
 
 @dataclass(frozen=True, slots=True)
 class OldClass:
-    """Describe a feature class of MindSpeed: its module, the name and level it gives itself, and what it stands for.
+    """Describe a feature class of MindSpeed: its module, its name and level, and the features that replace it.
 
     ``reason`` says why it stands for no feature. ``flags`` are those that it registers and that no feature of ours has.
     """
@@ -34,7 +34,7 @@ CLASSES: Final[dict[str, OldClass]] = {name: OldClass(**fields_of(row)) for name
 
 
 class StandIn(OwnFeature):
-    """Base of the classes with MindSpeed's names. A consumer may list them, and derive from them to add patches of its own."""
+    """Base of the classes with MindSpeed's names. A consumer may list them, and derive from them to add patches."""
 
     old: ClassVar[OldClass]
 
@@ -60,7 +60,7 @@ class StandIn(OwnFeature):
 def stand_in(name: str) -> type[StandIn]:
     """Return the class with a name of MindSpeed's. Raises KeyError for other names."""
     old = CLASSES[name]
-    does = f"stands for {' and '.join(old.features)}" if old.features else f"stands for nothing: {old.reason}"
+    does = f"stands for {' and '.join(old.features)}" if old.features else f"maps to no feature: {old.reason}"
     entries = {"old": old, "__doc__": f"{name} of MindSpeed {does}.", "__module__": f"{PACKAGE}.{old.module}"}
     return type(name, (StandIn,), entries)
 

@@ -67,7 +67,7 @@ def find_spec(name: str) -> ModuleSpec | None:
 
 
 def explain(missing: str) -> OldNameError | None:
-    """Return the error for a module that nobody found; None for a name that was never MindSpeed's."""
+    """Return the error for a module that was not found; None for a name that was never MindSpeed's."""
     module, name = _wanted(missing)
     if _prefix(f"{module}.{name}" if name else module) is None:
         return None
@@ -84,7 +84,9 @@ def _error(module: str, name: str) -> OldNameError:
     else:
         fix = replacement(prefix or "")
     what = f"{name} of {module}" if name else module
-    error = OldNameError([Problem("MS112", f"{what} is an import name of MindSpeed that does not exist here", fix=advice(fix))])
+    error = OldNameError(
+        [Problem("MS112", f"{what} is an import name of MindSpeed that this package does not provide", fix=advice(fix))]
+    )
     error.name = module
     return error
 

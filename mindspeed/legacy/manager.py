@@ -14,6 +14,7 @@ from mindspeed.legacy.feature import MindSpeedFeature, OwnFeature, known_names
 from mindspeed.legacy.feature import create_features_list as own_features
 from mindspeed.legacy.registrations import Registration
 from mindspeed.plugins.discovery import DiscoveredFeature
+from mindspeed.plugins.fixes import Advice, RemoveFeature
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
@@ -41,11 +42,11 @@ class MindSpeedFeaturesManager:
 
     @classmethod
     def apply_features_pre_patches(cls, args: Namespace) -> None:
-        """Nothing to do ahead: patches of modules that are imported already reach every holder all the same."""
+        """Do nothing: patches of modules that are imported already reach every holder anyway."""
 
     @classmethod
     def apply_features_patches(cls, args: Namespace) -> None:
-        """Plan the features that ``args`` switches on, beside what is active, and activate them."""
+        """Plan the features that ``args`` switches on, in addition to the active ones, and activate them."""
         from mindspeed.legacy import activation
 
         activation.replan(args)
@@ -82,7 +83,8 @@ class MindSpeedFeaturesManager:
                 problems += error.problems
             except Exception as error:  # features refuse with whatever error they like
                 text = f"{name_of(feature)}: {refusal_of(error)}"
-                problems.append(Problem("MS304", text, (name_of(feature),), where=where_of(feature)))
+                fix = RemoveFeature(name_of(feature))
+                problems.append(Problem("MS304", text, (name_of(feature),), where=where_of(feature), fix=fix))
         if problems:
             raise MindSpeedError(problems)
 
@@ -104,7 +106,9 @@ def found_rows(common: Namespace | None, force_overridden: frozenset[Registratio
             row = replace(row, feature=adapt(feature, tuple(before), lambda: common, force_overridden))
         except Exception as error:  # foreign code may fail in any way; it must not take the others with it
             text = f"feature {name} cannot be read: {type(error).__name__}: {error}"
-            row = replace(row, problem=Problem("MS101", text, (name,), where=row.where))
+            row = replace(
+                row, problem=Problem("MS101", text, (name,), where=row.where, fix=Advice("correct the feature class"))
+            )
         rows.append(row)
         before.append(name)
     return rows

@@ -28,8 +28,8 @@ class MegatronArguments(Feature[FeatureArgs]):
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        takes = "Megatron-LM's parser takes the arguments of old features"
-        shows = "old features look at the arguments before and after Megatron-LM validates them"
+        takes = "adds the arguments of old features to Megatron-LM's parser"
+        shows = "lets old features check the arguments before and after Megatron-LM validates them"
         return [
             Wrap(f"{_ARGUMENTS}:parse_args", f"{__name__}:with_arguments_of_features", takes, phase="setup"),
             Wrap(f"{_ARGUMENTS}:validate_args", f"{__name__}:with_validation_of_features", shows, phase="setup"),

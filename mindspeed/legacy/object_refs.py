@@ -15,7 +15,7 @@ _providers: Final[dict[str, Callable[[], object]]] = {}
 
 
 def reference(owner: str, target: str, value: Any, number: int) -> str:
-    """``"module:qualname"`` that leads to a value: its own where that works in every process, else one in this module."""
+    """``"module:qualname"`` of a value: its real name where it works in every process, else one in this module."""
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if module and module != "__main__" and re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", qualname):
         named: Any = sys.modules.get(module)

@@ -16,5 +16,5 @@ def replacement(prefix: str) -> str:
     if isinstance(features, str):
         return features
     if len(features) == 1:
-        return f"--features {features[0]} takes its place"
-    return f"the features {', '.join(features[:-1])} and {features[-1]} take its place"
+        return f"use --features {features[0]} instead"
+    return f"use the features {', '.join(features[:-1])} and {features[-1]} instead"

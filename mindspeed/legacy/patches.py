@@ -29,7 +29,7 @@ class Applied(int):
 
 
 def is_megatron_training_available() -> bool:
-    """Return whether Megatron-LM, and not only megatron-core, is there."""
+    """Return whether Megatron-LM is available, and not only megatron-core."""
     return find_module("megatron.training") is not None
 
 
@@ -94,7 +94,7 @@ class PatchInfo:
 
 
 class MindSpeedPatchesManager:
-    """The registry of patches under MindSpeed's name. Nothing is planted: a missing target is an error with near names."""
+    """The registry of patches under MindSpeed's name. No dummy is created: a missing target is an error with similar names."""
 
     patches_info: ClassVar[dict[str, PatchInfo]] = {}
     registrations: ClassVar[list[Registration]] = []
@@ -111,7 +111,7 @@ class MindSpeedPatchesManager:
         replacements the forced, later one wins. ``create_dummy`` plants nothing.
         """
         if not isinstance(orig_func_name, str) or "." not in orig_func_name:
-            text = f"{orig_func_name!r} is not a target of the form package.module.name"
+            text = f"{orig_func_name!r} does not have the form package.module.name"
             raise MindSpeedError([Problem("MS409", text, (cls._owner,), fix=Advice("write the full dotted name"))])
         call = Registration(cls._owner, orig_func_name, new_func, force_patch, create_dummy)
         if call not in cls.registrations:

@@ -1,4 +1,4 @@
-"""Import names of MindSpeed that work here: the object that each stands for."""
+"""Import names of MindSpeed that work here: the object behind each."""
 
 from __future__ import annotations
 

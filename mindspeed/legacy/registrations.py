@@ -64,18 +64,20 @@ def target_of(dotted: str) -> str:
 
 
 def patches_of(registrations: Sequence[Registration]) -> tuple[list[Patch], list[PlanNote], list[Problem]]:
-    """The patches of one owner's calls, what the reader must know of them, and MS409 for what cannot be taken."""
+    """The patches of one owner's calls, notes for the reader, and MS409 for unsupported ones."""
     problems = [problem for call in registrations for problem in _problems_of(call)]
     left_out = [call for call in registrations if call.dummy and _absent(call)]
     taken, rows = force_overridden([call for call in registrations if call not in left_out])
-    rows += [_row("left-out", call, "its package is not installed, and a dummy is never planted") for call in left_out]
+    rows += [
+        _row("left-out", call, "its package is not installed, and mindspeed creates no dummy modules") for call in left_out
+    ]
     rows += [_row("note", call, "create_dummy is not needed: the target exists") for call in taken if call.dummy]
     wrong = {problem.where for problem in problems}
     return [_patch(call, number) for number, call in enumerate(taken) if call.dotted not in wrong], rows, problems
 
 
 def require_patches(registrations: Sequence[Registration]) -> list[Patch]:
-    """The patches of one owner's calls. Raises MindSpeedError with MS409 for what cannot be taken."""
+    """The patches of one owner's calls. Raises MindSpeedError with MS409 for unsupported ones."""
     patches, _, problems = patches_of(registrations)
     if problems:
         raise MindSpeedError(problems)
@@ -94,7 +96,7 @@ def force_overridden(registrations: Sequence[Registration]) -> tuple[list[Regist
             passed.add(call.target)
             kept.append(call)
         else:
-            rows.append(_row("left-out", call, f"{winner.owner} replaces it by force with {winner.name}"))
+            rows.append(_row("left-out", call, f"{winner.owner} replaces it with {winner.name} and force=True"))
     return kept, rows
 
 
@@ -104,12 +106,12 @@ def _row(kind: str, call: Registration, text: str) -> PlanNote:
 
 def _patch(call: Registration, number: int) -> Patch:
     if call.new is None or isinstance(call.new, str | int | float | bool):
-        return Set(call.target, call.new, "registered through the old names; a plain value is set")
+        return Set(call.target, call.new, "registered through the old names as a plain value")
     value = object_refs.reference(call.owner, call.dotted, call.new, number)
     if call.wraps:
         rule = f"its name {call.new.__name__} ends in {next(s for s in SUFFIXES if call.new.__name__.endswith(s))}"
-        return Wrap(call.target, value, f"registered through the old names; a wrapper, since {rule}")
-    return Replace(call.target, value, "registered through the old names; a replacement, since it is not named a wrapper")
+        return Wrap(call.target, value, f"registered through the old names as a wrapper, because {rule}")
+    return Replace(call.target, value, "registered through the old names as a replacement, because its name is not a wrapper's")
 
 
 def _absent(call: Registration) -> bool:
@@ -120,14 +122,14 @@ def _absent(call: Registration) -> bool:
 
 def _problems_of(call: Registration) -> Iterator[Problem]:
     if call.dummy and find_site(call.target) is None:
-        text = f"{call.owner} asks for a dummy {call.dotted}, which does not exist"
-        yield _problem(call, text, "mindspeed never plants a name: define it in your own package and call it there")
+        text = f"{call.owner} requests a dummy module {call.dotted}, which does not exist"
+        yield _problem(call, text, "mindspeed creates no dummy modules: define the name in your package and call it there")
     elif call.new is None and not (call.dummy and _absent(call)):
-        text = f"{call.owner} patches {call.dotted} with nothing"
+        text = f"{call.owner} patches {call.dotted} with None"
         yield _problem(call, text, "give register_patch a function or class, or remove the patch")
     elif not call.wraps and _is_written_as_wrapper(call.new):
         text = f"{call.owner} replaces {call.dotted} with {call.name}, which is written as a wrapper"
-        yield _problem(call, text, f"end its name with a suffix that says so: {call.new.__name__}_wrapper")
+        yield _problem(call, text, f"use a name that ends like a wrapper's: {call.new.__name__}_wrapper")
 
 
 def _problem(call: Registration, text: str, fix: str) -> Problem:

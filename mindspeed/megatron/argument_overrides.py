@@ -20,7 +20,7 @@ from mindspeed.engine.runtime import session
 from mindspeed.engine.runtime.job_conditions import report_step_aside
 from mindspeed.job.megatron_arguments import OF_TRAINING
 from mindspeed.plugins.active import active_feature
-from mindspeed.plugins.fixes import advice
+from mindspeed.plugins.fixes import RemoveFeature, advice
 from mindspeed.plugins.near_names import near_names, suggestion
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
@@ -28,7 +28,7 @@ _OWN_FOLDERS: Final = tuple(str(Path(__file__).resolve().parents[1] / name) for 
 
 
 def check_overrides(overrides: Sequence[PlannedOverride], version: str | None) -> list[Problem]:
-    """MS401 for every override of an argument that Megatron does not have, with near names.
+    """MS401 for every override of an argument that Megatron does not have, with similar names.
 
     ``version`` is the Megatron the plan is for; nothing is known about one below all that are recorded.
     """
@@ -47,7 +47,7 @@ def check_overrides(overrides: Sequence[PlannedOverride], version: str | None) -
 
 
 def unused_overrides() -> tuple[PlannedOverride, ...]:
-    """The active plan's overrides that no configuration and no call has taken so far; those for Megatron-LM need not be."""
+    """The active plan's overrides that no configuration and no call has used so far; those for Megatron-LM are optional."""
     active = session.current()
     if active is None:
         return ()
@@ -55,7 +55,7 @@ def unused_overrides() -> tuple[PlannedOverride, ...]:
 
 
 def override_fields(config: Any) -> None:
-    """Give the fields of a configuration the plan's values, before its own ``__post_init__``."""
+    """Set the fields of a configuration to the plan's values, before its ``__post_init__``."""
     fields = {field.name: (getattr(config, field.name, None), _default(field)) for field in dataclasses.fields(config)}
     for name, value in _values_for(type(config).__name__, fields, config).items():
         setattr(config, name, value)
@@ -98,7 +98,7 @@ def _values_for(place: str, given: Mapping[str, tuple[Any, Any]], subject: Any) 
         value, default = given[argument]
         if value not in (default, wanted):
             if owner := _unrequested_owner(planned):
-                text = f"the script sets {argument}={value!r}, and {planned.override.value!r} is needed"
+                text = f"the script sets {argument}={value!r}, but {planned.override.value!r} is needed"
                 report_step_aside(owner.spec.name, text)
             else:
                 problems.append(_disagreement(place, planned, value))
@@ -137,13 +137,13 @@ def _function(planned: PlannedOverride, reference: str) -> Callable[[Any], Any]:
         function: Callable[[Any], Any] = pkgutil.resolve_name(reference)
     except (ImportError, AttributeError) as error:
         text = f"the condition {reference} of {planned.override.argument} cannot be imported: {error}"
-        raise MindSpeedError([Problem("MS406", text, planned.owners)]) from error
+        raise MindSpeedError([Problem("MS406", text, planned.owners, fix=tuple(map(RemoveFeature, planned.owners)))]) from error
     return function
 
 
 def _disagreement(place: str, planned: PlannedOverride, value: Any) -> Problem:
     argument, owners = planned.override.argument, ", ".join(planned.owners)
-    text = f"the script sets {argument}={value!r}, the plan sets {planned.override.value!r} ({owners})"
+    text = f"the script sets {argument}={value!r}, but the plan sets {planned.override.value!r} ({owners})"
     fix = f"remove {argument} from the script, or change the settings of {owners}"
     return Problem("MS605", text, planned.owners, where=f"{place} at {_caller()}", fix=advice(fix))
 

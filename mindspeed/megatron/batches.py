@@ -15,7 +15,7 @@ NOT_SLICED: Final = frozenset({"cu_seqlens", "cu_seqlens_padded", "max_seqlen", 
 
 
 def slice_batch(batch: Batch) -> Batch:
-    """Call Megatron's ``get_batch_on_this_cp_rank``, or what stands for it, and return this rank's share of a batch."""
+    """Call Megatron's ``get_batch_on_this_cp_rank``, or its replacement, and return this rank's share of a batch."""
     function: Callable[..., Batch] = utils.get_batch_on_this_cp_rank
     if "is_hybrid_cp" not in inspect.signature(function).parameters:  # before Megatron 0.18, and what stands for it
         return function(batch)

@@ -44,7 +44,7 @@ def _as_object(options: Any) -> Any:
 
 
 def _disagreement(group: str, field: str, features: tuple[str, ...], values: str) -> Problem:
-    text = f"the options {field} of process group {group} cannot have two values: {values}".replace("  ", " ")
+    text = f"the options {field} of process group {group} have two values: {values}".replace("  ", " ")
     return Problem("MS402", text, features, fix=tuple(map(RemoveFeature, features)))
 
 

@@ -39,7 +39,7 @@ _TRAINING: Final = "megatron.training"
 
 @dataclass(frozen=True, slots=True)
 class HookPoint:
-    """Describe an upstream function and everything that its wrapper, a function of ours, may do.
+    """Describe an upstream function and everything that mindspeed's wrapper of it may do.
 
     ``arguments`` is the place whose overrides are put in (`mindspeed.engine.inspection.config_arguments.PLACES`), ``hooks`` are
     those that are called. ``run`` says which phase of the run begins or ends, for every plan with a feature; ``loop`` what
@@ -83,7 +83,7 @@ CORE_HOOK_POINTS: Final = _hook_points("core")
 TRAINING_HOOK_POINTS: Final = _hook_points("training")
 """The hook points in Megatron-LM's training loop; another loop calls their hooks by `mindspeed.engine.runtime.session`."""
 
-_PLATFORM: Final = "the platform's values replace defaults of Megatron-LM that cannot hold on it"
+_PLATFORM: Final = "replaces defaults of Megatron-LM that the platform does not support"
 
 PLATFORM_HOOK_POINTS: Final = (
     HookPoint(f"{_TRAINING}.arguments:parse_args", "parse_args_for_platform", "setup").wrap([_PLATFORM]),
@@ -121,11 +121,11 @@ def hook_points_for(
         has_arguments = point.arguments and (known is None or not known.get(point.arguments, frozenset()).isdisjoint(overrides))
         called = [hook for hook in point.hooks if hook in hooks]
         reasons = (
-            f"the plan's arguments reach {point.arguments}" if has_arguments else "",
+            f"passes the plan's arguments to {point.arguments}" if has_arguments else "",
             point.run if phases else "",
             point.loop if training else "",
             f"hook{'s' if len(called) > 1 else ''} {', '.join(called)}" if called else "",
-            "conditions of features are asked" if (point.asks and asked) or not asked.isdisjoint(point.hooks) else "",
+            "checks the conditions of features" if (point.asks and asked) or not asked.isdisjoint(point.hooks) else "",
             point.cpu if platform == "cpu" else "",
         )
         if any(reasons):
@@ -136,7 +136,7 @@ def hook_points_for(
 def all_hook_patches() -> Iterator[Patch]:
     """Yield the wrap of every hook point, whichever of them a plan may need."""
     for point in (*CORE_HOOK_POINTS, *TRAINING_HOOK_POINTS):
-        yield point.wrap(["a plan may need it"])
+        yield point.wrap(["lets hooks of features run here"])
     yield from PLATFORM_HOOK_POINTS
 
 

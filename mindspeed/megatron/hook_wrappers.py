@@ -120,7 +120,7 @@ def destroy_model_parallel(original: Function, *args: Any, **kwargs: Any) -> Any
 
 @wrapper
 def get_nccl_options(original: Function, pg_name: str, *args: Any, **kwargs: Any) -> Any:
-    """Wrap ``get_nccl_options(pg_name, nccl_comm_cfgs)``: what features answer wins over Megatron's."""
+    """Wrap ``get_nccl_options(pg_name, nccl_comm_cfgs)``: options of features override Megatron's."""
     answers = session.answers("group_options", group=pg_name)
     return merged_options(pg_name, answers) if answers else original(pg_name, *args, **kwargs)
 

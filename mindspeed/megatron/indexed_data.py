@@ -61,28 +61,28 @@ def idx_path(prefix: str) -> Path:
 
 
 def read_index(prefix: str) -> Index:
-    """Read and check an index and the size of its data. Raises RunError with MS601 that says what is wrong."""
+    """Read and check an index and the size of its data. Raises RunError with MS601 that describes the damage."""
     path = idx_path(prefix)
     missing = [str(file) for file in (path, bin_path(prefix)) if not file.is_file()]
     if missing:
-        fix = "mindspeed data prepare INPUT... -o PREFIX makes both files"
+        fix = "mindspeed data prepare INPUT... -o PREFIX creates both files"
         raise RunError([Problem("MS601", f"there is no {' and no '.join(missing)}", where=f"data {prefix}", fix=advice(fix))])
     content = path.read_bytes()
     if not content.startswith(MAGIC):
-        raise _damaged(path, "it does not start like an index of Megatron's indexed format, so it is another kind of file")
+        raise _damaged(path, "the file is not an index of Megatron's indexed format, because it starts differently")
     if len(content) < _HEADER.size:
-        raise _damaged(path, f"it ends after {len(content)} bytes, inside its header")
+        raise _damaged(path, f"the file ends after {len(content)} bytes, inside its header")
     _, version, code, sequences, documents = _HEADER.unpack_from(content)
     if version != VERSION or code not in TYPES:
-        raise _damaged(path, f"it has version {version} and type code {code}, which are not known")
+        raise _damaged(path, f"the file has version {version} and type code {code}, which are unknown")
     expected = _HEADER.size + sequences * (4 + 8) + documents * 8
     if len(content) < expected:
-        raise _damaged(path, f"it has {len(content)} bytes, and its {sequences} sequences need {expected}")
+        raise _damaged(path, f"the file has {len(content)} bytes, but its {sequences} sequences need {expected}")
     index = Index(prefix, TYPES[code], np.frombuffer(content, np.int32, sequences, _HEADER.size))
     size = bin_path(prefix).stat().st_size
     needed = index.tokens * np.dtype(index.dtype).itemsize
     if size != needed or (sequences and int(index.lengths.min()) < 0):
-        raise _damaged(bin_path(prefix), f"it has {size} bytes, and the index describes {needed}")
+        raise _damaged(bin_path(prefix), f"the file has {size} bytes, but the index describes {needed}")
     return index
 
 
@@ -121,5 +121,5 @@ def _write_index(file: BinaryIO, dtype: Any, lengths: list[int], marks: list[int
 
 
 def _damaged(path: Path, what: str) -> RunError:
-    fix = "make it again with mindspeed data prepare, or copy it again from where it came"
+    fix = "create it again with mindspeed data prepare, or copy it again from its source"
     return RunError([Problem("MS601", f"{path} cannot be read: {what}", where=str(path), fix=advice(fix))])

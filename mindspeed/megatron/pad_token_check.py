@@ -30,7 +30,7 @@ class SharedToken:
 
 
 def shared_token(tokenizer: str | Path) -> SharedToken | None:
-    """The token that pads and ends documents in a folder of Hugging Face files, or beside a ``tokenizer.json`` there.
+    """The token that pads and ends documents in a folder of Hugging Face files, or next to a ``tokenizer.json``.
 
     None when these are two tokens, or when nothing here says.
     """
@@ -72,9 +72,9 @@ def warning(tokenizer: str, data: Sequence[str], megatron: str | None, ambiguous
     if looked and not any(looked):
         return None
     condition = "" if looked else "if the data was prepared with --append-eod, "
-    what = f"the token {token.text} of {tokenizer} both pads and ends documents: {condition}"
-    effect = "no document end counts in the loss, and a sample of nothing else makes the norm of the gradient NaN"
-    return f"{what}{effect}; give the tokenizer a padding token of its own, or prepare the data without --append-eod"
+    what = f"the token {token.text} of {tokenizer} is used both for padding and as the end of documents: {condition}"
+    effect = "document ends are then excluded from the loss, and a sample of only document ends makes the gradient norm NaN"
+    return f"{what}{effect}; use a tokenizer with a separate padding token, or prepare the data without --append-eod"
 
 
 def warning_of_arguments(given: Mapping[str, Any], megatron: str | None) -> str | None:

@@ -15,8 +15,8 @@ from mindspeed.plugins.problems import GivenValue, Problem
 def contradiction(planned: PlannedOverride, given: GivenValue, wanted: Any) -> Problem:
     """MS605 for one argument: ``given`` on a command line or elsewhere, the plan has ``wanted``."""
     owners = " and ".join(planned.owners)
-    text = f"{given.source} gives {given.value!r}, and {owners} needs {wanted!r}: {planned.override.reason}"
-    way = DropOption(given.option) if given.option else Advice("change it where Megatron reads it")
+    text = f"{given.source} sets {given.value!r}, but {owners} needs {wanted!r}: {planned.override.reason}"
+    way = DropOption(given.option) if given.option else Advice("change the value where Megatron reads it")
     fix = (way, Together(tuple(map(RemoveFeature, planned.owners))))
     return Problem("MS605", text, planned.owners, where=given.source, fix=fix, facts=(given,))
 
@@ -27,12 +27,12 @@ def argument_fact(dest: str, value: Any) -> GivenValue:
 
 
 _UNSUPPORTED: Final = {
-    "delay_wgrad_compute": ("--delay-wgrad-compute", "only Transformer Engine's compute the gradients of weights later"),
-    "fp8": ("--fp8-format", "they ignore it and compute without fp8"),
-    "fp4": ("--fp4-format", "they ignore it and compute without fp4"),
+    "delay_wgrad_compute": ("--delay-wgrad-compute", "only Transformer Engine's layers can delay weight gradients"),
+    "fp8": ("--fp8-format", "local layers ignore it and compute without fp8"),
+    "fp4": ("--fp4-format", "local layers ignore it and compute without fp4"),
     "layernorm_zero_centered_gamma": (
         "--apply-layernorm-1p",
-        "their norm is torch's LayerNorm, which has no zero-centered weight",
+        "the norm of local layers is torch's LayerNorm, which has no zero-centered weight",
     ),
 }
 """Arguments that Megatron's local layers (``--transformer-impl local``) ignore or cannot build: option and reason."""
@@ -48,6 +48,6 @@ def unsupported_arguments(values: Values, given: Mapping[str, GivenValue]) -> li
     for dest, (option, reason) in _UNSUPPORTED.items() if values.get("transformer_impl") == "local" else ():
         if values.get(dest) and (has_torch_norm or dest != "layernorm_zero_centered_gamma"):
             fact = given.get(dest) or argument_fact(dest, values[dest])
-            text = f"{fact.source} gives {values[dest]!r}, and the layers are local (transformer_impl): {reason}"
+            text = f"{fact.source} sets {values[dest]!r}, but the layers are local (transformer_impl): {reason}"
             problems.append(Problem("MS605", text, where=fact.source, fix=DropOption(option), facts=(fact,)))
     return problems

@@ -25,8 +25,8 @@ def record_release(tree: Tree, targets: Sequence[PatchTarget], folder: Path = FO
     arguments of Megatron-LM. Raises MindSpeedError MS502 for a tree that does not say its version.
     """
     if tree.version is None or tree.root is None:
-        text = f"{tree.root} does not say its version"
-        raise MindSpeedError([Problem("MS502", text, fix=Advice("look at megatron/core/package_info.py"))])
+        text = f"{tree.root} does not contain a version"
+        raise MindSpeedError([Problem("MS502", text, fix=Advice("check megatron/core/package_info.py"))])
     recorded = release_file(tree.version)
     sections: dict[Section, Any] = {"targets": {}}
     if recorded.is_file():
@@ -50,7 +50,7 @@ def _command_line(checkout: Path) -> list[dict[str, Any]]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2]
-        text = f"the command line of {checkout} cannot be read: {last}"
-        raise MindSpeedError([Problem("MS502", text, fix=Advice("install what this Megatron-LM imports"))])
+        text = f"the arguments of {checkout} cannot be read: {last}"
+        raise MindSpeedError([Problem("MS502", text, fix=Advice("install the packages that this Megatron-LM imports"))])
     arguments: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return arguments

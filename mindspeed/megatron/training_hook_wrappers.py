@@ -139,9 +139,9 @@ def differences(active: session.Session, args: Any) -> list[Problem]:
     problems = []
     for field, (_, names) in made.items():
         if field in planned and planned[field] != (value := world[field]):
-            text = f"the plan was made for {field} {planned[field]}, and Megatron's {names[0]} makes it {value}"
+            text = f"the plan was made for {field}={planned[field]}, but Megatron's {names[0]} makes it {value}"
             option = f"--{names[0].replace('_', '-')}"
-            fix = f"give {option} on the command line, where mindspeed reads it too, or change the plan's {field}"
+            fix = f"give {option} on the command line, where mindspeed reads it too, or change {field} in the plan"
             problems.append(Problem("MS306", text, where="Megatron-LM's validated arguments", fix=advice(fix)))
     return problems
 
@@ -168,7 +168,7 @@ def train_step(
 
 
 def step_metrics(state: Any) -> dict[str, float]:
-    """Return the numbers that features give of the step that has ended, by ``feature.name`` or their own dotted name."""
+    """Return the numbers that features report for the finished step, by ``feature.name`` or a dotted name."""
     metrics: dict[str, float] = {}
     for feature, numbers in session.answers("step_metrics", state=state):
         metrics |= {name if "." in name else f"{feature}.{name}": float(value) for name, value in numbers.items()}

@@ -28,7 +28,7 @@ def declared_flags(catalog: Catalog) -> Iterator[tuple[str, MegatronFlag]]:
 
 
 def removable_flags(catalog: Catalog) -> list[tuple[str, MegatronFlag]]:
-    """Every argument of Megatron-LM that goes with its feature: the declared ones, and the parallel sizes."""
+    """Every argument of Megatron-LM that belongs to a feature: the declared ones, and the parallel sizes."""
     sizes = ((owner, dest) for size, (owner, _) in catalog.owners.items() for dest in dests_of(size))
     return [*declared_flags(catalog), *((owner, MegatronFlag(dest, switch="on")) for owner, dest in sizes)]
 
@@ -65,7 +65,7 @@ def layers_of(
     """
     made = ArgumentLayers()
     if "yaml_cfg" in given:
-        text = "Megatron takes its arguments from a file: sizes are compared with the plan once it has read it"
+        text = "Megatron reads its arguments from a file, so sizes are compared with the plan only after it has read the file"
         made.note("megatron-lm", text)
         return made
     complete = "use_checkpoint_args" not in given
@@ -121,14 +121,18 @@ def _put_choices(
         slots = {slot for feature in by_value.values() for slot in catalog.specs[feature].slots}
         if holder := requested_holder(slots, catalog, others):
             if by_value.get(values[0]) != holder or len(values) > 1:
-                made.note(holder.partition(".")[0], f"{what} is not read: {holder} is requested")
+                made.note(holder.partition(".")[0], f"{what} is ignored, because {holder} is requested")
         elif len(values) == 1 and values[0] in by_value:
             made.request(argument, by_value[values[0]])
             made.note(by_value[values[0]], f"{what} is {by_value[values[0]]}")
         else:
             known = ", ".join(sorted(map(str, by_value)))
-            text = f"{what} differs by layer; all layers need the same" if len(values) > 1 else f"{what} is not one of {known}"
-            fix = Advice(f"give one of {known}")
+            text = (
+                f"{what} differs between layers, but all layers need the same value"
+                if len(values) > 1
+                else f"{what} must be one of {known}"
+            )
+            fix = Advice(f"use one of {known}")
             made.problems.append(Problem("MS605", text, where=argument.source, fix=fix, facts=(argument.fact,)))
 
 
@@ -168,7 +172,7 @@ def _left_to_megatron(made: ArgumentLayers, feature: str, flag: MegatronFlag, ar
     unknown = [str(value) for value in values if value not in flag.takes] if flag.takes else []
     if unknown:
         spelled = f"{argument.source} {' '.join(map(str, values))}"
-        made.note(feature, f"{spelled} is left to Megatron, {feature} does not know {', '.join(unknown)}")
+        made.note(feature, f"{spelled} is passed to Megatron, because {feature} does not support {', '.join(unknown)}")
     return bool(unknown)
 
 
@@ -191,11 +195,11 @@ def disagreements(theirs: Sequence[Layer], ours: Sequence[Layer], catalog: Catal
             theirs_value, other = said.get(key, (value, layer))
             if _plain(theirs_value) != _plain(value):
                 what = f"--{key[1].replace('_', '-')} {value}" if key[0] == "world" else f"--set {key[0]}.{key[1]}={value}"
-                text = f"{other.source} is {theirs_value}, and {what} says otherwise"
+                text = f"{other.source} is {theirs_value}, but {what} sets another value"
                 owners = (key[0],) if key[0] != "world" else ()
                 name = key[1] if key[0] == "world" else ".".join(key)
                 facts = [GivenValue(name, theirs_value, other.source, other.option), GivenValue(name, value, layer.source)]
-                fix = Advice("keep one of the two, they are one value")
+                fix = Advice("keep one of the two; both set the same value")
                 problems.append(Problem("MS303", text, owners, where=layer.source, fix=fix, facts=facts))
     return problems
 

@@ -38,7 +38,7 @@ def plan_command(
     also: Sequence[Layer] = (),
     registered: Collection[str] = (),
 ) -> ActivationPlan:
-    """The plan that a training command has in an environment, whose ``world_size`` goes above that of the launcher.
+    """The plan of a training command in an environment, whose ``world_size`` overrides that of the launcher.
 
     ``below`` and ``also`` are layers below and beside the command, ``registered`` the options of its script. Raises
     ResolutionError with every problem, each with the line of its option where the command has lines.
@@ -86,14 +86,14 @@ def smallest_world(words: Sequence[str], known: Surface) -> int:
 
 def _notes(command: LaunchedCommand, environment: Environment, size: int) -> Iterator[PlanNote]:
     if environment.world_size is None and command.world_size is None:
-        text = f"the number of processes is not given: planned for {size}, the least that the sizes need (--world-size N)"
+        text = f"the number of processes is not given; planned for {size}, the minimum for these sizes (--world-size N)"
         yield PlanNote("warning", "launcher", text)
     if command.unset:
-        text = f"variables that the script does not set are empty: {', '.join(command.unset)}"
+        text = f"variables that the script does not set are treated as empty: {', '.join(command.unset)}"
         yield PlanNote("warning", "launcher", text)
     if command.others:
         lines = ", ".join(map(str, command.others))
-        yield PlanNote("warning", "launcher", f"{command.source} has other training commands, in lines {lines}")
+        yield PlanNote("warning", "launcher", f"{command.source} contains further training commands, in lines {lines}")
 
 
 def _filled(words: Sequence[str], known: Surface, command: LaunchedCommand) -> tuple[list[str], list[PlanNote]]:
@@ -108,7 +108,7 @@ def _filled(words: Sequence[str], known: Surface, command: LaunchedCommand) -> t
         if equals is None and is_text and (len(values) > 1 or (not values and command.unset)):
             line = command.line_of(option)
             place = f" (line {line})" if line else ""
-            text = f"{option} is {' '.join(values) or 'empty'}{place}: fill it in, or quote it"
+            text = f"{option} is {' '.join(values) or 'empty'}{place}: give it a value, or quote it"
             notes.append(PlanNote("warning", "launcher", text))
             values = [" ".join(values) or "EMPTY"]
         filled += (equals + values[1:]) if equals is not None else [*([option] if option else []), *values]
@@ -161,13 +161,13 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 def _refusal(option: str, values: list[str], known: Surface) -> Problem | None:
     """Return what Megatron's parser would say of an option and the words behind it."""
     if not option:
-        text, fix = f"no option is before {shlex.join(values)}", Advice("give each value behind its option")
+        text, fix = f"{shlex.join(values)} does not follow an option", Advice("put each value after its option")
         return Problem("MS114", text, where=COMMAND_LINE, fix=fix) if values else None
     fact = GivenValue(option, " ".join(values), COMMAND_LINE, option)
     argument = known.by_option.get(option)
     if argument is None:
         near = get_close_matches(option, known.by_option, 2, 0.8)
-        text = f"{option} is an option of neither Megatron-LM {known.version} nor mindspeed"
+        text = f"{option} is not an option of Megatron-LM {known.version} or mindspeed"
         fix = Advice(f"use {' or '.join(near)}" if near else f"remove {option}, unless the script registers it")
         return Problem("MS114", text, where=COMMAND_LINE, fix=fix, facts=(fact,))
     if wrong := _wrong_value(argument, values):
@@ -178,20 +178,20 @@ def _refusal(option: str, values: list[str], known: Surface) -> Problem | None:
 def _wrong_value(argument: Argument, values: list[str]) -> tuple[str, str] | None:
     option = argument.options[0]
     if not argument.takes_value:
-        return (f"takes no value, and is followed by {shlex.join(values)}", f"remove {shlex.join(values)}") if values else None
+        return (f"takes no value, but is followed by {shlex.join(values)}", f"remove {shlex.join(values)}") if values else None
     count = argument.nargs if isinstance(argument.nargs, int) else None
     if not values and argument.nargs not in ("*", "?"):
         return "has no value", f"give {option} a value"
     if argument.nargs in (None, 1) and len(values) > 1:
-        return f"takes one value, not {shlex.join(values)}", f"give {option} one value"
+        return f"takes one value, but {shlex.join(values)} are given", f"give {option} one value"
     if count is not None and len(values) != count:
-        return f"takes {count} values, not {shlex.join(values)}", f"give {option} {count} values"
+        return f"takes {count} values, but {shlex.join(values)} are given", f"give {option} {count} values"
     for value in values:
         if argument.type in _KINDS and not _converts(_KINDS[argument.type], value):
             kind = "a whole number" if argument.type == "int" else "a number"
             return f"is {value!r}, not {kind}", f"give {option} {kind}"
         if argument.choices is not None and value not in map(str, argument.choices):
-            return f"is {value!r}, which Megatron-LM does not know", f"use one of {', '.join(map(str, argument.choices))}"
+            return f"is {value!r}, which Megatron-LM does not accept", f"use one of {', '.join(map(str, argument.choices))}"
     return None
 
 

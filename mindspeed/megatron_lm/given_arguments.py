@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments on a command line, as its own parser reads them, known from the recorded ones. Light."""
+"""Megatron-LM's arguments on a command line, as its parser reads them, known from the recorded ones. Light."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def without_arguments(
     declared: Sequence[tuple[str, MegatronFlag]],
     layers: Sequence[Layer],
 ) -> tuple[dict[str, Given], list[str], list[PlanNote]]:
-    """Take Megatron's arguments of every feature that ``layers`` leave out from a command line, each with a note.
+    """Remove Megatron's arguments of every feature that ``layers`` remove from a command line, each with a note.
 
     ``declared`` are features with their arguments. Returns what remains of ``given`` and of ``arguments``. A feature that
     the same layers request is left as it is.
@@ -74,7 +74,7 @@ def without_arguments(
         if feature == name and _belongs(flag, given)
     }
     notes = [
-        PlanNote("note", name, f"{given[dest].source} is removed: {source} leaves {name} out")
+        PlanNote("note", name, f"{given[dest].source} is ignored: {source} removes {name}")
         for dest, (name, source) in sorted(owners.items())
     ]
     rest = list(arguments)
@@ -104,7 +104,10 @@ def abbreviations(arguments: Sequence[str], known: Surface) -> list[PlanNote]:
     for option in dict.fromkeys(unknown_options(arguments, known)):
         longer = [name for name in known.by_option if name.startswith(option)]
         if longer:
-            text = f"{option} is no option of Megatron-LM, whose parser takes no abbreviations: {', '.join(sorted(longer)[:3])}"
+            text = (
+                f"{option} is not an option of Megatron-LM, which accepts no abbreviations; similar options: "
+                f"{', '.join(sorted(longer)[:3])}"
+            )
             notes.append(PlanNote("warning", "megatron-lm", text))
     return notes
 
@@ -147,7 +150,7 @@ def _parser(known: Surface) -> argparse.ArgumentParser:
 
 
 def constant(argument: Argument, option: str) -> Any:
-    """Return the value that an option without one stands for."""
+    """Return the value of an option that is given without one."""
     if argument.action == "store_const":
         return argument.const
     return not option.startswith("--no-") if argument.action == "boolean_optional" else argument.action != "store_false"

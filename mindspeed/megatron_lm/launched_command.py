@@ -42,7 +42,7 @@ class LaunchedCommand:
     line: int = 0
 
     def line_of(self, flag: str) -> int | None:
-        """The line of the last occurrence of an option; None when it is not there, or there are no lines."""
+        """The line of the last occurrence of an option; None when it is missing, or there are no lines."""
         lines = [word.line for word in self.arguments if word.text.partition("=")[0] == flag and word.line]
         return lines[-1] if lines else None
 
@@ -61,7 +61,7 @@ def commands_of_file(path: str | Path, environ: Mapping[str, str]) -> list[Launc
     """Every training command of such a file."""
     try:
         if not Path(path).is_file():
-            raise ResolutionError([_unreadable(str(path), "it is no file")])
+            raise ResolutionError([_unreadable(str(path), "it is not a file")])
         if str(path).endswith(".py"):
             raise ResolutionError([_program(str(path))])
         with Path(path).open(encoding="utf-8", errors="replace") as file:
@@ -75,7 +75,7 @@ def commands_of_file(path: str | Path, environ: Mapping[str, str]) -> list[Launc
 
 
 def _unreadable(path: str, reason: str) -> Problem:
-    return Problem("MS305", f"{path} cannot be read: {reason}", where=path)
+    return Problem("MS305", f"{path} cannot be read: {reason}", where=path, fix=Advice("give a readable script or JSON file"))
 
 
 def _program(path: str) -> Problem:
@@ -84,8 +84,10 @@ def _program(path: str) -> Problem:
         is_recipe = re.search(r"\bConfigContainer\b|\bmegatron\.bridge\b", file.read(MAX_CHARACTERS)) is not None
     if is_recipe:
         text = f"{path} is not checked: a recipe of Megatron-Bridge needs torch, transformers and its models to be imported"
-        return Problem("MS305", text, where=path, fix=Advice("run its ConfigContainer.validate() where they are installed"))
-    text = f"{path} is not checked: it is a program, and its arguments are on the command that starts it"
+        return Problem(
+            "MS305", text, where=path, fix=Advice("run its ConfigContainer.validate() where these packages are installed")
+        )
+    text = f"{path} is not checked: it is a program, whose arguments are given where it is started"
     return Problem(
         "MS305", text, where=path, fix=Advice(f"mindspeed check -- torchrun {path} ..., or check the script with that command")
     )
@@ -99,7 +101,7 @@ def training_commands(text: str, source: str) -> list[LaunchedCommand]:
 def _only(commands: Iterator[LaunchedCommand], source: str) -> LaunchedCommand:
     found = list(commands)
     if not found:
-        text = f"{source} has no command that runs a Python script with Megatron-LM's training arguments"
+        text = f"{source} contains no command that runs a Python script with Megatron-LM's training arguments"
         fix = "mindspeed features check -- pretrain_gpt.py --num-layers 2 ..."
         raise ResolutionError([Problem("MS301", text, where=source, fix=advice(fix))])
     first, *rest = found
@@ -150,7 +152,8 @@ def _commands_of_json(text: str, path: str) -> list[ShellCommand]:
     try:
         data = json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
     except (ValueError, RecursionError) as error:
-        raise ResolutionError([Problem("MS305", f"{path} is no JSON: {error}", where=path)]) from None
+        fix = Advice("correct the JSON at that position")
+        raise ResolutionError([Problem("MS305", f"{path} is not valid JSON: {error}", where=path, fix=fix)]) from None
     found = data.get("configurations") if isinstance(data, dict) else None
     entries = found if isinstance(found, list) else [data]
     return [ShellCommand(tuple(Word(word, _line(text, word)) for word in _words_of(entry))) for entry in entries]

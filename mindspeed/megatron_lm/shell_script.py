@@ -77,7 +77,7 @@ class _Shell:
     def _spend(self, steps: int, line: int) -> None:
         self.steps += steps
         if self.steps > MAX_STEPS:
-            raise ShellLimit(f"its expansions take more than {MAX_STEPS} steps, at line {line}")
+            raise ShellLimit(f"the expansions of the script take more than {MAX_STEPS} steps, at line {line}")
 
     def run(self, script: Sequence[Token]) -> None:
         """Run the script command by command; the body of a function is passed over."""

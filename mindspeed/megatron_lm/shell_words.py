@@ -25,7 +25,7 @@ def require_depth(depth: int, line: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WordPart:
-    """Hold a piece of a word: text, or the inside of ``${...}``, ``$((...))`` or ``$(...)``, and whether quotes surround it."""
+    """Hold a part of a word: text, or the inside of ``${...}``, ``$((...))`` or ``$(...)``, and whether quotes surround it."""
 
     kind: WordKind
     text: str
@@ -66,9 +66,9 @@ _NAME: Final = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!]")
 
 
 def tokens(text: str, line: int = 1) -> list[Token]:
-    """Cut a script, or a piece of one that begins at ``line``. Raises ShellLimit."""
+    """Split a script, or a part of one that begins at ``line``, into words. Raises ShellLimit."""
     if len(text) > MAX_CHARACTERS:
-        raise ShellLimit(f"it has {len(text)} characters, more than {MAX_CHARACTERS}")
+        raise ShellLimit(f"the script has {len(text)} characters, more than {MAX_CHARACTERS}")
     return list(_Lexer(text, line).tokens())
 
 

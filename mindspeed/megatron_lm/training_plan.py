@@ -32,7 +32,7 @@ SCRIPT_MODULES: Final = ("megatron.training", "mindspeed.megatron_adaptor")
 
 REPORT_NAME: Final = "mindspeed-report.json"
 
-_SERVED: Final = {"distributed_backend": "nccl is served by gloo"}
+_SERVED: Final = {"distributed_backend": "gloo serves requests for NCCL"}
 """Arguments whose other value the platform can serve: the user's word stays, and is a row of the plan."""
 
 
@@ -71,7 +71,7 @@ def plan_training(
 
 
 def report_beside(request: ScriptRequest, environ: MutableMapping[str, str]) -> None:
-    """Let the report lie beside the run, unless ``environ`` names a file for it: in the folder of its checkpoints, else of
+    """Write the report to the run, unless ``environ`` names a file for it: in the folder of its checkpoints, else of
     its TensorBoard files, else here."""
     folders = (request.given[dest].value for dest in ("save", "tensorboard_dir") if dest in request.given)
     folder = Path(next(folders, ".")).absolute()
@@ -87,7 +87,7 @@ def _with_fields(request: ScriptRequest, plan: ActivationPlan, known: Surface) -
         return request, plan
     rest, overrides = list(request.rest), list(plan.overrides)
     for argument in options:
-        reason = f"{argument.options[0]} is on the command line, and Megatron-LM's parser has no such option"
+        reason = f"{argument.options[0]} is given, but Megatron-LM's parser has no such option"
         override = ArgOverride(argument.dest, request.given[argument.dest].value, reason)
         overrides.append(PlannedOverride(("command line",), override))
         rest = without_option(rest, argument.dest, known)
@@ -105,7 +105,7 @@ def _with_served(plan: ActivationPlan, given: Mapping[str, Given]) -> Activation
     for planned in plan.overrides:
         served, word = _SERVED.get(planned.override.argument), given.get(planned.override.argument)
         if served and word is not None and word.value != planned.override.value and base.issuperset(planned.owners):
-            note = PlanNote("note", planned.owners[0], f"{word.source} {word.value} stays: {served}")
+            note = PlanNote("note", planned.owners[0], f"{word.source} {word.value} is kept: {served}")
             overrides = tuple(other for other in plan.overrides if other is not planned)
             plan = replace(plan, overrides=overrides, rows=(*plan.rows, note))
     return plan

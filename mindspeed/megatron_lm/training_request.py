@@ -32,17 +32,18 @@ from mindspeed.megatron_lm.given_arguments import (
 from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
 from mindspeed.megatron_lm.old_flags.flags import read_old_flags
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.fixes import Advice, GiveOption
+from mindspeed.plugins.fixes import Advice, DropOption, GiveOption
 from mindspeed.plugins.problems import CollectedProblems, Problem, ResolutionError
 
 COMMAND_LINE: Final = "command line"
 OWN_FLAGS: Final = {
-    "--features": "names of features, separated by commas",
-    "--set": "a setting, as feature.field=value",
-    "--without": "names of features to leave out, separated by commas",
+    "--features": "Names of features, separated by commas",
+    "--set": "Value of a setting, as feature.field=value",
+    "--without": "Names of features to remove, separated by commas",
     "--mindspeed-config": "a job file",
     "--optimization-level": "0, 1 or 2",
     "--strict": "",
+    "--only": "",
 }
 """Our flags on a Megatron-LM command line, with what must follow each; an empty text is a switch."""
 
@@ -107,7 +108,7 @@ def read_command_line(
     if problems:
         raise ResolutionError(problems)
     if job is not None and job.train:
-        section = "its section train is for mindspeed pretrain, Megatron-LM has flags of its own"
+        section = "the section train applies only to mindspeed pretrain; Megatron-LM has flags for these values"
         notes.append(PlanNote("note", "job file", section))
     if text := warning_of_arguments({dest: argument.value for dest, argument in given.items()}, version):
         notes.append(PlanNote("warning", "megatron-lm", text))
@@ -130,7 +131,7 @@ def split_own_flags(arguments: Sequence[str], problems: list[Problem]) -> tuple[
     for flag, needed in OWN_FLAGS.items():
         for values in words.replace_all(flag, 1 if needed else 0):
             if needed and not values:
-                problems.append(Problem("MS301", f"{flag} needs {needed}", where=COMMAND_LINE))
+                problems.append(Problem("MS301", f"{flag} needs a value: {needed}", where=COMMAND_LINE, fix=DropOption(flag)))
             else:
                 own.setdefault(flag, []).append("".join(values))
     return own, words.words
@@ -140,7 +141,7 @@ def _job_file(own: Mapping[str, list[str]]) -> JobFile | None:
     files = own.get("--mindspeed-config", [])
     if len(files) > 1:
         text = f"--mindspeed-config is given {len(files)} times: {', '.join(files)}"
-        raise ResolutionError([Problem("MS301", text, where=COMMAND_LINE, fix=Advice("put everything into one file"))])
+        raise ResolutionError([Problem("MS301", text, where=COMMAND_LINE, fix=Advice("put all settings into one file"))])
     if not files:
         return None
     from mindspeed.engine.resolution.job_file import load_job_file
@@ -164,6 +165,7 @@ def _command_line(own: Mapping[str, list[str]]) -> Layer:
         without=split_names(",".join(own.get("--without", []))),
         level=int(own["--optimization-level"][-1]) if "--optimization-level" in own else None,
         strict=True if "--strict" in own else None,
+        only=True if "--only" in own else None,
     )
 
 

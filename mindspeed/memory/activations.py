@@ -1,4 +1,4 @@
-"""Megatron's MLP whose activation is a region, computed by Megatron's own forward with both linear layers taken out."""
+"""Megatron's MLP whose activation is a region, computed by Megatron's forward without both linear layers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def with_region(original: Forward) -> Forward:
 
 
 class MLPWith:
-    """An MLP with other linear layers, as its own forward sees it."""
+    """An MLP with other linear layers, as seen by its forward."""
 
     def __init__(self, mlp: Any, linear_fc1: LinearForward, linear_fc2: LinearForward) -> None:
         self._mlp = mlp

@@ -1,4 +1,4 @@
-"""A checkpoint whose forward pass can be repeated early, before the gradient of its output is there."""
+"""A checkpoint whose forward pass can be repeated early, before the gradient of its output arrives."""
 
 from __future__ import annotations
 

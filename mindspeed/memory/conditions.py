@@ -19,14 +19,14 @@ _REMOVE: Final = RemoveFeature()
 _SELECTIVE: Final = GiveField("recompute_granularity", "selective")
 
 
-@condition("every layer is recomputed as a whole, so there is nothing left for {feature}", fix=(_SELECTIVE, _REMOVE))
+@condition("every layer is recomputed as a whole, so {feature} has nothing to do", fix=(_SELECTIVE, _REMOVE))
 def no_uniform_recompute(args: Any, world: World) -> bool:
     """Check that full recomputation does not take every layer of the model."""
     return not (world.recompute_granularity == "full" and world.recompute_method == "uniform")
 
 
 def _has_blocks(args: Any, world: World) -> bool:
-    """Return whether block recomputation takes layers."""
+    """Return whether block recomputation is used."""
     return world.recompute_granularity == "full" and world.recompute_method == "block"
 
 
@@ -42,7 +42,7 @@ def _layers_left(args: Any, world: World) -> Mapping[str, int]:
 
 
 @condition(
-    "{feature} needs {wanted} layers of each model chunk, but block recomputation leaves {left} of {layers}",
+    "{feature} needs {wanted} layers of each model chunk, but block recomputation leaves only {left} of {layers}",
     fix=(GiveField("recompute_num_layers", note="fewer than {layers}"), _REMOVE),
     when=_has_blocks,
     values=_layers_left,
@@ -54,24 +54,24 @@ def blocks_leave_layers(args: Any, world: World) -> bool:
 
 
 def _counts_layers(args: Any, world: World) -> bool:
-    """Return whether a number of layers is given."""
+    """Return whether num_layers is set."""
     return args.num_layers is not None
 
 
 @condition(
-    "num_layers={args.num_layers} is more than the {layers} layers of a model chunk",
+    "num_layers={args.num_layers} is greater than the {layers} layers of a model chunk",
     fix=(GiveSetting("num_layers", "{layers}"), DropSetting("num_layers")),
     when=_counts_layers,
     values=_layers_left,
 )
 def chunks_have_num_layers(args: Any, world: World) -> bool:
-    """Check that each model chunk has as many layers as num_layers says."""
+    """Check that each model chunk has at least num_layers layers."""
     return bool(args.num_layers <= _smallest_chunk(world))
 
 
 LAYERS_OF_MODEL: Final = ModelCondition(
     "mindspeed.memory.model_conditions:missing_layers",
-    "each model chunk has the layers that are wanted, with weights that are not sharded (FSDP)",
+    "each model chunk has the requested number of layers, without fully sharded weights (FSDP)",
 )
 PARTS_OF_LAYERS: Final = (
     no_uniform_recompute,
@@ -85,7 +85,7 @@ PARTS_OF_LAYERS: Final = (
 
 
 @condition(
-    "groups of {args.num_layers} layers do not fill every model chunk: they have {world.layers_per_chunk} layers",
+    "groups of {args.num_layers} layers do not divide a model chunk of {world.layers_per_chunk} layers",
     fix=(GiveSetting("num_layers", 1),),
 )
 def groups_fill_chunks(args: Any, world: World) -> bool:
@@ -114,7 +114,7 @@ ELEMENTWISE: Final = ("adam", "sgd")
 
 
 @condition(
-    "the optimizer {world.optimizer} does not update each element by itself, as {feature} needs",
+    "the optimizer {world.optimizer} does not update each element independently, which {feature} needs",
     fix=(GiveField("optimizer", "adam"), _REMOVE),
 )
 def optimizer_is_elementwise(args: Any, world: World) -> bool:
@@ -123,16 +123,18 @@ def optimizer_is_elementwise(args: Any, world: World) -> bool:
 
 
 MAIN_WEIGHTS: Final = (
-    unset("qk_clip", "QK clipping writes main weights between steps, which {feature} does not support"),
-    unset("low_precision_weights", "weights are kept in fp8 or fp4, which {feature} cannot restore from bf16"),
+    unset("qk_clip", "QK clipping changes main weights between steps, which {feature} does not support"),
+    unset("low_precision_weights", "weights are stored in fp8 or fp4, which {feature} cannot restore from bf16"),
     unset("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
     unset("offloaded_optimizer", "Megatron already offloads main weights and states (optimizer_cpu_offload)"),
-    unset("shared_gradient_buffer", "mxfp8 weights are made from all main weights at once (reuse_grad_buf_for_mxfp8_param_ag)"),
+    unset(
+        "shared_gradient_buffer", "mxfp8 weights are computed from all main weights at once (reuse_grad_buf_for_mxfp8_param_ag)"
+    ),
     NO_FSDP,
     optimizer_is_elementwise,
     ModelCondition(
         "mindspeed.memory.model_conditions:unsuited_optimizers",
-        "the optimizer that is built updates each element by itself, without FSDP",
+        "the optimizer updates each element independently, without FSDP",
         subject="optimizer",
     ),
 )

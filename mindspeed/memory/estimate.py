@@ -40,7 +40,7 @@ NEEDED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """The options of a job beside its sizes: arguments of Megatron, whether dropout is on, and the platform."""
+    """The options of a job in addition to its sizes: arguments of Megatron, whether dropout is on, and the platform."""
 
     on_cpu: bool = False
     sequence_parallel: bool = False
@@ -119,7 +119,7 @@ def stages(
     live: Live | None = None,
     dropped: Live | None = None,
 ) -> list[Stage]:
-    """Return the stages of a job. Raises `UnknownValue` for sizes that nobody gave.
+    """Return the stages of a job. Raises `UnknownValue` for sizes that are not set.
 
     ``changes`` are those that its features make to what layers keep, ``resting`` to what the optimizer keeps between steps.
     ``live`` is that of Megatron's own schedules if not given; of ``dropped`` passes only what is outside of layers and their

@@ -28,7 +28,7 @@ ATTENTION: Final = {
 
 class LayersArgs(FeatureArgs):
     num_layers: int | None = Field(
-        None, ge=1, description="layers per model chunk, behind those of a block recomputation; all if not given"
+        None, ge=1, description="Number of layers per model chunk, counted after those of a block recomputation (default: all)"
     )
 
 

@@ -13,18 +13,18 @@ def missing_layers(feature: Feature[Any], chunks: Sequence[Any]) -> Iterator[str
     """Yield a sentence for sharded weights, and for model chunks that lack layers."""
     modules = [module for chunk in chunks for module in chunk.modules()]
     if any(type(module).__name__.endswith("FullyShardedDataParallel") for module in modules):
-        yield f"weights are fully sharded (FSDP) and not present when {feature.spec.name} needs them"
+        yield f"weights are fully sharded (FSDP) and not gathered when {feature.spec.name} needs them"
     wanted = getattr(feature.args, "num_layers", None) or 1
     for block in blocks_of(chunks):
         count, taken = len(block.layers), min(fully_recomputed(block.config), len(block.layers))
         if wanted > count - taken:
-            yield f"{wanted} layers are needed, but a model chunk has {count}, {taken} of them in block recomputation"
+            yield (f"{wanted} layers are needed, but a model chunk has {count}, and {taken} of them are in block recomputation")
 
 
 def unsuited_optimizers(feature: Feature[Any], optimizer: Any) -> Iterator[str]:
     """Yield a sentence for an optimizer, chained or not, that works on whole matrices or on sharded weights."""
     members = [optimizer, *getattr(optimizer, "chained_optimizers", ())]
     if any(type(member).__name__ == "LayerWiseDistributedOptimizer" for member in members):
-        yield "the optimizer is split by layers and does not update each element by itself"
+        yield "the optimizer is split by layers and does not update each element independently"
     if any(getattr(getattr(member, "ddp_config", None), "use_megatron_fsdp", False) for member in members):
-        yield "Megatron FSDP manages main weights by itself"
+        yield "Megatron FSDP manages main weights itself"

@@ -71,7 +71,7 @@ def members(optimizer: Any) -> list[Any]:
 
 
 def main_weights(optimizer: Any) -> tuple[MainWeight, ...]:
-    """The parameters of the inner optimizer of one of Megatron's, with the weights that each stands for."""
+    """The parameters of the inner optimizer of one of Megatron's, with the weights of each."""
     weights: dict[int, Tensor] = {}
     for model, main in _SHARDS:
         pairs = zip(getattr(optimizer, model, ()), getattr(optimizer, main, ()), strict=True)
@@ -85,7 +85,7 @@ def main_weights(optimizer: Any) -> tuple[MainWeight, ...]:
 
 
 def resting_bytes(optimizer: Any) -> Bytes:
-    """Return the bytes of main weights or what stands for them, and of states, on the device and on the host."""
+    """Return the bytes of main weights or their replacement, and of states, on the device and in host memory."""
     total = Bytes()
     for member in members(optimizer):
         managed = managed_by(member)
@@ -141,7 +141,7 @@ def step_with_ready_grads(original: Function, self: Any) -> Any:
 
 @wrapper
 def copy_main_to_model(original: Function, self: Any) -> Any:
-    """Wrap ``_copy_main_params_to_model_params()``: each window has copied its own."""
+    """Wrap ``_copy_main_params_to_model_params()``: each window has copied its weights."""
     managed = _managed.get(self)
     if managed is not None and managed.use == "step":
         return None

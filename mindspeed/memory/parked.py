@@ -1,4 +1,4 @@
-"""Storages that leave memory together and come back in place."""
+"""Storages that are freed together and restored in place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LayerPart:
 
 
 class Source:
-    """The place that contents come back from. Where nothing is under way there is nothing to do."""
+    """The place that contents are restored from. Without a transfer in flight there is nothing to do."""
 
     def settle(self) -> None:
         """Return when the contents may be freed."""
@@ -46,7 +46,7 @@ class Source:
 
 
 class Parked:
-    """Storages that leave together and come back in place, so that whoever saved a tensor over them notices nothing.
+    """Storages that are freed together and restored in place, so that code which saved a tensor over them notices no change.
 
     Nothing may read them between `park` and `wait`. The emulation of a device replaces `free`: under its poison they are filled
     with NaN, and an operator that reads one raises RunError with MS617.
@@ -61,11 +61,11 @@ class Parked:
 
     @property
     def bytes(self) -> int:
-        """The bytes that are away, or that poison stands for."""
+        """The bytes that are freed, or filled with poison."""
         return sum(self._sizes)
 
     def require_present(self, operator: str) -> None:
-        """Raise RunError with MS617, which says that ``operator`` read them, while the contents are away."""
+        """Raise RunError with MS617 for ``operator``, which read them while their contents were freed."""
         if self._sizes:
             raise read_while_away(self.part, operator)
 
@@ -115,8 +115,8 @@ class Parked:
 
 def read_while_away(part: LayerPart, operator: str) -> RunError:
     """Return the error of an operator that read a part whose contents are away."""
-    text = f"{part.owner}: {operator} read a tensor of {part.module} while its contents were away"
-    fix = f"read a copy that is made in the forward pass, or remove {part.owner}"
+    text = f"{part.owner}: {operator} read a tensor of {part.module} while it was offloaded"
+    fix = f"read a copy made in the forward pass, or remove {part.owner}"
     return RunError([Problem("MS617", text, (part.owner,), fix=advice(fix))])
 
 

@@ -11,5 +11,5 @@ _ROWS: Final[list[dict[str, Any]]] = table_beside(__file__)
 
 
 def optimizer_patches() -> list[Patch]:
-    """Return the wraps of what reads or writes main weights and states. Each optimizer has its own of them."""
+    """Return the wraps of functions that read or write main weights and states; each optimizer has separate ones."""
     return [Wrap(**row, optional=True) for row in _ROWS]

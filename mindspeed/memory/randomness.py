@@ -1,4 +1,4 @@
-"""The states of random number generators, taken before a forward pass and put back while it is repeated."""
+"""The states of random number generators, saved before a forward pass and restored while it is repeated."""
 
 from __future__ import annotations
 

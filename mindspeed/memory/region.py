@@ -1,4 +1,4 @@
-"""A region of the forward pass whose graph stays, and whose storages are recomputed when backward reaches it.
+"""A region of the forward pass whose graph is kept, and whose storages are recomputed when backward reaches it.
 
 A checkpoint builds a second graph in the backward pass. Where a function uses its input twice, the gradients of that input are
 then summed before they meet those of its other users: another order than without the checkpoint. A region keeps the graph of
@@ -197,7 +197,7 @@ class Repetition(Source):
         """Raise RunError with MS614 unless a condition on what was recomputed holds."""
         if not holds:
             owner = self._part.owner
-            fix = f"remove {owner}, or let the function compute the same at each call with the same inputs"
+            fix = f"remove {owner}, or make the function compute the same values at each call with the same inputs"
             raise RunError([Problem("MS614", f"{owner}: {self._part.module} recomputed {found}", (owner,), fix=advice(fix))])
 
 

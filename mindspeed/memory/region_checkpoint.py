@@ -21,7 +21,7 @@ def make_region(function: Any, owner: str, module: str) -> Region:
 
 
 class RegionCheckpoint:
-    """Mixin of ``CheckpointWithoutOutput``: the function that is checkpointed has a region, or stays with Megatron."""
+    """Mixin of ``CheckpointWithoutOutput``: the checkpointed function has a region, or is left to Megatron."""
 
     _pass: RegionPass | None = None
     _output: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Copies between device and host that run beside the computation, on every platform."""
+"""Copies between device and host that overlap with compute, on every platform."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CopiesInFlight(Protocol):
 
 
 def transfer(pairs: Pairs, kind: str) -> CopiesInFlight:
-    """Copy each source to its target beside the computation; ``kind`` is the name of the transfer in the launch/wait log.
+    """Copy each source to its target overlapped with compute; ``kind`` is the name of the transfer in the launch/wait log.
 
     A source holds what has been computed on the current stream so far. Host tensors are page-locked.
     """

@@ -1,4 +1,4 @@
-"""Tokens of all ranks to every rank and sums of answers back: the routing and the transfers of one call.
+"""Tokens of all ranks to every rank and sums of outputs back: the routing and the transfers of one call.
 
 T tokens of a rank, N of all ranks, K experts of a token, E experts of this rank, H hidden size, R rows. Experts and
 probabilities travel as K numbers per token, not as one for each expert there is.
@@ -70,7 +70,7 @@ class AllGatherCall:
         return probabilities_of(spread.scatter(1, column_NK, probs_NK)[:, : self.experts], self.positions)
 
     def unpermute(self, answers: Tensor) -> Tensor:
-        """Sum the answers of each token: [N, H]."""
+        """Sum the expert outputs of each token: [N, H]."""
         return sum_rows(answers, self.token_R, self._local[0].shape[0])
 
     def gather(self, rows: Tensor) -> InFlight:
@@ -91,7 +91,7 @@ class GatheredCall(ExpertCall):
     probs: Callable[[], Tensor]
 
     def answer(self, experts: Any) -> Tensor:
-        """Wait for tokens and probabilities, and give the answers of each row."""
+        """Wait for tokens and probabilities, and return the outputs of each row."""
         call, weights = self.call, experts.weights()
         call.positions  # noqa: B018 - the read of its length waits for the indices, which travel before the tokens
         rows, ends = call.permute(self.tokens()), call.counts.cumsum(0)

@@ -162,7 +162,7 @@ class AllToAllCall:
         return self.arrange(received, part)
 
     def disarrange(self, answers: Tensor, part: int, dtype: torch.dtype) -> Tensor:
-        """Bring answers back into the order that `combine` sends, summed over tensor ranks in ``dtype``."""
+        """Return outputs in the order that `combine` sends, summed over tensor ranks in ``dtype``."""
         if self.place.part_size > 1:
             index, inverse = self._orders[part]
             answers = reorder(answers, inverse, index)

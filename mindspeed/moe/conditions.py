@@ -18,10 +18,10 @@ NO_LATENT_EXPERTS: Final = unset(
     "latent_expert_size", "experts work on latent vectors of width {world.latent_expert_size}, which {feature} does not support"
 )
 NO_PADDED_ROUTING: Final = unset(
-    "padded_routing", "the tokens of experts are padded for low-precision products, which {feature} does not support"
+    "padded_routing", "the inputs of experts are padded for low-precision products, which {feature} does not support"
 )
 NO_FORCED_BALANCING: Final = unset(
-    "forced_balancing", "the router spreads tokens evenly whatever their scores, which {feature} does not support"
+    "forced_balancing", "the router distributes tokens evenly and ignores their scores, which {feature} does not support"
 )
 NO_LINEAR_BIAS: Final = unset("linear_bias", "linear layers have biases, which {feature} does not support")
 
@@ -51,7 +51,7 @@ def experts_are_spread(args: Any, world: World) -> bool:
 
 
 @condition(
-    "recompute_modules has shared_experts, which {feature} overlaps with transfers",
+    "recompute_modules contains shared_experts, which {feature} overlaps with transfers",
     fix=(GiveField("recompute_modules", note="without shared_experts"), _REMOVE),
 )
 def shared_experts_are_kept(args: Any, world: World) -> bool:
@@ -61,7 +61,7 @@ def shared_experts_are_kept(args: Any, world: World) -> bool:
 
 
 def _overlap_is_not_known(args: Any, world: World) -> bool:
-    """Return whether the job does not yet say that shared experts hide transfers, which is refused by itself."""
+    """Return whether shared-expert overlap is not set in the job."""
     return not world.is_set("shared_expert_overlap")
 
 
@@ -85,7 +85,7 @@ def needs_dispatcher(kind: str) -> Condition:
     """Require that Megatron's dispatcher is of a kind, a ``moe_token_dispatcher_type``."""
 
     @condition(
-        f"Megatron's dispatcher is {{world.dispatcher}}, and {{feature}} replaces the {kind} dispatcher",
+        f"Megatron's dispatcher is {{world.dispatcher}}, but {{feature}} replaces the {kind} dispatcher",
         fix=(GiveField("dispatcher", kind), _REMOVE),
     )
     def dispatcher_fits(args: Any, world: World) -> bool:
@@ -107,7 +107,7 @@ _NOT_GROUPED: Final = (
 """Fields of a job whose experts grouped products cannot compute."""
 
 
-@condition("the experts are not one grouped module, and optimization level 1 does not group them", otherwise="skip")
+@condition("the experts are not grouped into one module, and optimization level 1 does not group them", otherwise="skip")
 def experts_are_grouped(args: Any, world: World) -> bool:
     """Check that the model has experts that are one module, whose products can be grouped."""
     if world.num_experts == 0 or not world.grouped_experts or any(map(world.is_set, _NOT_GROUPED)):

@@ -65,12 +65,12 @@ class AllToAllDispatch:
         return self.call.arrange(rows, 0), self.call.expert_counts(0), probs
 
     def combine_preprocess(self: Any, answers: Tensor) -> Tensor:
-        """Bring answers into the order in which their rows arrived."""
+        """Return outputs in the order in which their rows arrived."""
         arranged: Tensor = self.call.disarrange(answers, 0, self.dtype)
         return arranged
 
     def token_combine(self: Any, answers: Tensor, *options: Any, **more: Any) -> Tensor:
-        """Send answers back."""
+        """Send outputs back."""
         if self.call.place.ranks > 1:
             answers = send(answers, self.call.combine(0)).wait()
         if self.shared_experts is not None:
@@ -79,7 +79,7 @@ class AllToAllDispatch:
         return answers
 
     def combine_postprocess(self: Any, answers: Tensor) -> Tensor:
-        """Sum the answers of each token, in the shape of the layer's input, and add those of shared experts."""
+        """Sum the expert outputs of each token, in the shape of the layer's input, and add those of shared experts."""
         output: Tensor = self.call.unpermute(answers).view(self.hidden_shape)
         self.call.forget()
         self.call = self.source = None
@@ -102,11 +102,11 @@ class OverlappedAllToAll(AllToAllDispatch):
         return rows, self.experts_call, probs
 
     def combine_preprocess(self: Any, answers: Tensor) -> Tensor:
-        """Return what stands for the answers, which are on their way."""
+        """Return a placeholder for the outputs, which are in flight."""
         return answers
 
     def token_combine(self: Any, answers: Tensor, *options: Any, **more: Any) -> Tensor:
-        """Wait for the answers; the second product of shared experts hides them."""
+        """Wait for the outputs; overlapped with the second product of shared experts."""
         call, self.experts_call = self.experts_call, None
         if self.shared_experts is not None:
             self.shared_experts.linear_fc2_forward()
@@ -151,12 +151,12 @@ class AllGatherDispatch:
         return call.permute(posted.tokens()), counts, probs
 
     def combine_preprocess(self: Any, answers: Tensor) -> Tensor:
-        """Sum the answers of this rank's experts for each token of all ranks."""
+        """Sum the outputs of this rank's experts for each token of all ranks."""
         summed: Tensor = self.call.unpermute(answers)
         return summed
 
     def token_combine(self: Any, answers: Tensor, *options: Any, **more: Any) -> Tensor:
-        """Sum the answers of all ranks for each token of this one; the second product of shared experts hides it."""
+        """Sum the outputs of all ranks for each local token; overlapped with the second product of shared experts."""
         posted = None if self.call.alone else self.call.scatter(answers.to(self.dtype))
         if self.shared_experts is not None:
             self.shared_experts.linear_fc2_forward()
@@ -164,7 +164,7 @@ class AllGatherDispatch:
         return answers if posted is None else posted.wait().to(answers.dtype)
 
     def combine_postprocess(self: Any, answers: Tensor) -> Tensor:
-        """Give answers in the shape of the layer's input, and add those of shared experts."""
+        """Return outputs in the shape of the layer's input, and add those of shared experts."""
         self.call = None
         output = answers.view(self.hidden_shape)
         return output if self.shared_experts is None else output + self.shared_experts.get_output()
@@ -203,7 +203,8 @@ def check_routing(config: Any, hidden_states: Tensor, routing_map: Tensor, probs
     if tuple(routing_map.shape) == tuple(probs.shape) == expected and routing_map.dtype == torch.bool:
         return
     text = (
-        f"a router gave a map of {routing_map.dtype} and shape {tuple(routing_map.shape)} and probabilities of shape "
-        f"{tuple(probs.shape)}; a layer of {expected[0]} tokens and {expected[1]} experts needs booleans of shape {expected}"
+        f"a router returned a map of {routing_map.dtype} and shape {tuple(routing_map.shape)} and probabilities of shape "
+        f"{tuple(probs.shape)}, but a layer of {expected[0]} tokens and {expected[1]} experts needs booleans of shape "
+        f"{expected}"
     )
     raise MindSpeedError([Problem("MS640", text, fix=Advice("return one boolean and one probability per token and expert"))])

@@ -42,13 +42,16 @@ def refuse_other_experts(module: torch.nn.Module, state: dict[str, Any], prefix:
     """Raise MindSpeedError with MS642 for a state of single experts, or with weights of other shapes, before it is loaded."""
     shapes = {name: (tuple(weight.shape), state.get(f"{prefix}{name}")) for name, weight in module.named_parameters()}
     other = {name: (own, tuple(given.shape)) for name, (own, given) in shapes.items() if given is not None}
-    found = [f"{name} is {own} and that of the state {given}" for name, (own, given) in other.items() if own != given]
-    fix = "load it into a model with as many experts of this size, on as many ranks, or by a distributed checkpoint"
+    found = [f"{name} is {own}, but {given} in the loaded state" for name, (own, given) in other.items() if own != given]
+    fix = (
+        "load the state into a model with the same number and size of experts on the same number of ranks, or use a "
+        "distributed checkpoint"
+    )
     if any(key.startswith(f"{prefix}local_experts.") for key in state):
-        found = ["they are grouped and those of the state are single"]
-        fix = "load it by a distributed checkpoint, which knows both by the same keys, or into a layer of single experts"
+        found = ["the local experts are grouped, but those of the loaded state are single"]
+        fix = "use a distributed checkpoint, which stores both under the same keys, or load into a layer of single experts"
     if found:
-        text = f"a state has other experts than {prefix.removesuffix('.') or 'the layer'}: {', '.join(found)}"
+        text = f"the loaded state has experts other than {prefix.removesuffix('.') or 'the layer'}: {', '.join(found)}"
         raise MindSpeedError([Problem("MS642", text, fix=advice(fix))])
 
 
@@ -69,8 +72,11 @@ def _build(
     MindSpeedError with MS641 for a range of a flattened tensor, which only Megatron before 0.16 stores, by its own code.
     """
     if flattened_range is not None:
-        text = f"the optimizer's state of {key} is to be saved as a range of a flattened tensor, which Megatron no longer reads"
-        fix = "save with distrib_optim_sharding_type dp_reshardable or fully_reshardable instead of fully_sharded_model_space"
+        text = (
+            f"the optimizer state of {key} would be saved as a range of a flattened tensor, a format that Megatron no "
+            "longer reads"
+        )
+        fix = "set distrib_optim_sharding_type to dp_reshardable or fully_reshardable instead of fully_sharded_model_space"
         raise MindSpeedError([Problem("MS641", text, fix=advice(fix))])
     axis, tp_rank, tp_size = len(offsets), module.tp_group.rank(), module.tp_group.size()
     inner = module.config.hidden_size if is_first else -1

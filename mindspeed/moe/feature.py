@@ -1,4 +1,4 @@
-"""What declarations of features for experts have in common. Light: no torch."""
+"""Common parts of the declarations of features for experts. Light: no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 from mindspeed.plugins import Feature, Mixin, Numerics, Patch, hookimpl
 from mindspeed.plugins.feature import ArgsT
 
-REORDERED: Final = Numerics.reordered(reason="gradients of a layer's input are added in another order")
+REORDERED: Final = Numerics.reordered(reason="gradients of a layer's input are summed in a different order")
 
 
 class DispatcherFeature(Feature[ArgsT]):
@@ -20,7 +20,9 @@ class DispatcherFeature(Feature[ArgsT]):
     @hookimpl
     def patches(self) -> list[Patch]:
         place = f"megatron.core.transformer.moe.token_dispatcher:{self.target}"
-        return [Mixin(place, self.mixin, reason="its six methods take indices and counts that stay on the device")]
+        return [
+            Mixin(place, self.mixin, reason="replaces the dispatcher's six methods; indices and counts remain on the device")
+        ]
 
 
 class OverlapFeature(Feature[ArgsT]):

@@ -25,7 +25,7 @@ from mindspeed.plugins import with_parts
 
 
 class ExpertProducts:
-    """Answers of the experts of a rank by grouped products, whose `weights` a subclass lets enter the graph."""
+    """Outputs of local experts by grouped products, whose `weights` a subclass lets enter the graph."""
 
     config: Any
     activation_recompute: bool
@@ -33,7 +33,8 @@ class ExpertProducts:
     def forward(
         self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Give the experts' answers [R, H] to ``permuted_local_hidden_states`` [R, H], times ``permuted_probs`` [R] if given.
+        """Return the experts' outputs [R, H] for ``permuted_local_hidden_states`` [R, H], times ``permuted_probs`` [R] if
+        given.
 
         ``tokens_per_expert`` [E] are counts, on any device, or a call of `mindspeed.moe.overlap` that brings the rows itself.
         """
@@ -56,7 +57,7 @@ class ExpertProducts:
         first: int = 0,
         again: Redispatch | None = None,
     ) -> Tensor:
-        """Give the answers [R, H] of the experts from ``first`` on, whose last rows plus one are ``ends`` [E].
+        """Return the outputs [R, H] of the experts from ``first`` on, whose last rows plus one are ``ends`` [E].
 
         ``probs`` gives the probability [R] of each row as late as possible, None where all of them are 1.
         ``again`` sends the rows here once more.
@@ -74,7 +75,7 @@ class ExpertProducts:
         return y_RH
 
     def before_backward(self, received: Tensor, again: Redispatch) -> Tensor:
-        """Return ``received``, the answers on their way back; a subclass may have backward begin with something here."""
+        """Return ``received``, the outputs on their way back; a subclass may start backward with other work here."""
         return received
 
 
@@ -202,7 +203,7 @@ def with_expert_mixin(spec: Any, mixin: type) -> Any:
 
 
 class SeparateExperts(ExpertProducts, megatron_experts.TEGroupedMLP):  # type: ignore[misc]
-    """Experts in the roles of Transformer Engine's, whose weights are parameters of their own.
+    """Transformer Engine compatible experts with separate weight parameters.
 
     The products take a copy of the weights. Where weight gradients wait, and where the activation is a module, the layers give
     the answers.
@@ -211,7 +212,7 @@ class SeparateExperts(ExpertProducts, megatron_experts.TEGroupedMLP):  # type: i
     def forward(
         self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Give the answers as `ExpertProducts.forward` does."""
+        """Return the outputs as `ExpertProducts.forward` does."""
         by_layers = self.linear_fc1.weight_gradients_wait or isinstance(self.activation_func, torch.nn.Module)
         if by_layers and not isinstance(tokens_per_expert, ExpertCall):
             answers: tuple[Tensor, Tensor | None] = megatron_experts.TEGroupedMLP.forward(

@@ -1,4 +1,4 @@
-"""All-to-all in which a token goes once to each rank that has experts of it, and is copied for each of them there.
+"""All-to-all that sends a token once to each rank with experts of it, and copies it for each of them there.
 
 T tokens, E experts of all ranks, C experts of a part on one rank, H hidden size, P pairs of a token and a rank, R rows. What a
 rank's experts answer to a token is summed there, so partial sums return.
@@ -82,5 +82,5 @@ class OncePerRankCall(AllToAllCall):
         return take_rows(received, self._places[part])
 
     def disarrange(self, answers: Tensor, part: int, dtype: torch.dtype) -> Tensor:
-        """Sum the answers to each pair that was received: [P, H]."""
+        """Sum the outputs of each received pair: [P, H]."""
         return sum_rows(answers, self._places[part], sum(self.on_host[part].received))

@@ -61,10 +61,10 @@ class Redispatch:
 
 @runtime_checkable
 class ExpertCall(Protocol):
-    """Stand in for the counts of rows that experts get: the experts have it give their answers."""
+    """Replace the counts of rows that experts get: the experts call it for their outputs."""
 
     def answer(self, experts: Any) -> Tensor:
-        """Give the answers of grouped experts, or what stands for them."""
+        """Return the outputs of grouped experts, or a placeholder for them."""
 
 
 @dataclass(slots=True)
@@ -81,14 +81,14 @@ class OverlappedCall(ExpertCall):
     returned: list[InFlight] = field(default_factory=list)
 
     def post(self, rows: Tensor, probs: Tensor) -> Tensor:
-        """Send the rows and probabilities of every part; the result stands for them until `answer`."""
+        """Send the rows and probabilities of every chunk; the result is a placeholder for them until `answer`."""
         call = self.call
         for part, (rows_of_part, probs_of_part) in enumerate(zip(call.parts_of(rows), call.parts_of(probs), strict=True)):
             self.sent.append((send(rows_of_part, call.dispatch(part)), send(probs_of_part, call.dispatch(part))))
         return self.sent[0][0].received
 
     def answer(self, experts: Any) -> Tensor:
-        """Compute the experts of every part and send their answers back; the result stands for them until `collect`."""
+        """Compute the experts of every chunk and send their outputs back; the result is a placeholder until `collect`."""
         call, size = self.call, self.call.place.part_size
         weights = experts.weights()
         sent, self.sent = self.sent, []
@@ -105,7 +105,7 @@ class OverlappedCall(ExpertCall):
         return self.returned[0].received
 
     def collect(self) -> Tensor:
-        """Wait for the answers: a row for each that was sent."""
+        """Wait for the outputs: a row for each sent row."""
         returned, self.returned = self.returned, []
         arrived = [answers.wait() for answers in returned]
         return torch.cat(arrived) if len(arrived) > 1 else arrived[0]

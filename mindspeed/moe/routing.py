@@ -71,7 +71,7 @@ class _Reorder(torch.autograd.Function):
 
 
 def expert_indices(routing_map_TE: Tensor, topk: int) -> Tensor:
-    """The experts [T, k] of each token in ascending order, -1 where it goes to fewer."""
+    """The experts [T, k] of each token in ascending order, -1 where it has fewer."""
     tokens, experts = routing_map_TE.shape
     place = torch.where(routing_map_TE, routing_map_TE.cumsum(1) - 1, topk)
     numbers = torch.arange(experts, device=place.device).expand(tokens, -1)

@@ -22,7 +22,7 @@ Post = Callable[[Tensor], PendingCollective]
 
 @dataclass(slots=True)
 class TokenTransfer:
-    """One transfer of one call: ``forth`` starts it, ``back`` that of its gradient, ``pending`` is the one under way."""
+    """A transfer of one call: ``forth`` starts it, ``back`` starts that of its gradient, ``pending`` is the one in flight."""
 
     forth: Post
     back: Post
@@ -36,7 +36,7 @@ def post(sent: Tensor, transfer: TokenTransfer) -> Tensor:
 
 
 def wait(received: Tensor, transfer: TokenTransfer) -> Tensor:
-    """Give what a transfer received, once it is there."""
+    """Return what a transfer received, after waiting for it."""
     arrived: Tensor = _Wait.apply(received, transfer)  # type: ignore[no-untyped-call]
     return arrived
 

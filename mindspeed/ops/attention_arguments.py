@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class AttentionOptions(NamedTuple):
-    """Hold the arguments of a call beside its tensors, in the order of the schema."""
+    """Hold the arguments of a call other than its tensors, in the order of the schema."""
 
     heads: int
     layout: str

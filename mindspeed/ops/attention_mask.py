@@ -41,7 +41,7 @@ class AttentionVisibility:
 
     @property
     def causal(self) -> bool:
-        """Return whether a query sees every key up to its own place and none behind it, but for a mask."""
+        """Return whether a query attends to every key up to its position and none after it, apart from a mask."""
         return self.last == 0 and self.first is None and self.prefix is None
 
     def columns(self, start: int, end: int, keys: int) -> tuple[int, int]:

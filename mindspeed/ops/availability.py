@@ -25,21 +25,21 @@ _WORDS: Final = {"cuda": "GPU", "npu": "NPU"}
 _DEVICES: Final = {"cuda": "/dev/nvidia[0-9]*", "npu": "/dev/davinci[0-9]*"}
 _OPS: Final = Path(__file__).resolve().parent
 
-_COMPOSED: Final = "it is composed of the device's own matrix products and collectives"
+_COMPOSED: Final = "it combines the device's matrix products and collectives"
 EVERYWHERE: Final = {
-    "ffn": "it is composed of the device's own matrix products and an activation",
+    "ffn": "it combines the device's matrix products and an activation",
     "lcal_coc": _COMPOSED,
     "npu_all_to_all_all_gather_bmm": _COMPOSED,
     "npu_bmm_reduce_scatter_all_to_all": _COMPOSED,
     "npu_grouped_mat_mul_all_reduce": _COMPOSED,
     "npu_mm_all_reduce_add_rms_norm": _COMPOSED,
-    "npu_mm_all_reduce_add_rms_norm_": "it is npu_mm_all_reduce_add_rms_norm, written into its argument",
+    "npu_mm_all_reduce_add_rms_norm_": "it is npu_mm_all_reduce_add_rms_norm writing into its argument",
 }
 BY_PLATFORM: Final[dict[tuple[str, str], str]] = {
-    ("quant_gmm", "cuda"): "nobody has written a Triton kernel of integer products yet",
+    ("quant_gmm", "cuda"): "no Triton kernel for integer products exists yet",
 }
 
-NOT_YET: Final = "nobody has written one yet"
+NOT_YET: Final = "no kernel exists yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def standings(platform: str) -> list[VariantStatus]:
 
 
 def variant(op: str, platform: str) -> str:
-    """The best variant that is declared for a platform: C++, Triton, torch_npu, torch (its own kernels), or reference."""
+    """The best variant that is declared for a platform: C++, Triton, torch_npu, torch (built-in kernels), or reference."""
     if platform == "cpu" and op in native_variants(platform):
         return CPP
     if op not in python_variants(platform):
@@ -82,7 +82,7 @@ def variant(op: str, platform: str) -> str:
 
 
 def running(platform: str) -> Callable[[str, str], bool]:
-    """``(op, platform) -> bool``: whether a call on this machine runs more than the reference. Looks once, when first asked.
+    """``(op, platform) -> bool``: whether a call on this machine runs more than the reference. Looked up once, on first use.
 
     On a machine that cannot run the job, what is declared counts: the plan is for another machine.
     """
@@ -105,7 +105,7 @@ def build_obstacle(platform: str) -> str:
     """Return the reason why C++ operators that are not built cannot be built where `mindspeed ops build` puts them, or ''."""
     if not native_variants(platform) or reference_only() or not (reason := why_unwritable(cache_folder())):
         return ""
-    return "" if _Machine(platform).built else f"{cache_folder()} cannot be written: {reason}"
+    return "" if _Machine(platform).built else f"{cache_folder()} is not writable: {reason}"
 
 
 def is_here(platform: str) -> bool:
@@ -151,7 +151,7 @@ class _Machine:
     def obstacle(self, op: str) -> tuple[str, str]:
         """Return the reason why it does not, and the command that mends it, if there is one."""
         if not self.is_here:
-            return f"there is no {_WORDS[self.platform]} on this machine", ""
+            return f"this machine has no {_WORDS[self.platform]}", ""
         if reference_only():
             return "MINDSPEED_OPS is reference", ""
         kind = variant(op, self.platform)
@@ -174,7 +174,7 @@ class _Machine:
         other = build_cache.nearest(self._key)
         what = build_cache.why_not(self._key, other) if other is not None else "not built"
         if find_compiler(os.environ.get("CXX")) is None:
-            return f"{what}, and there is no C++ compiler here", ""
+            return f"{what}, and no C++ compiler is available", ""
         if obstacle := build_obstacle(self.platform):
             return f"{what}, and {obstacle}", ""
         return what, "mindspeed ops build"

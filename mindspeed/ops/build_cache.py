@@ -83,12 +83,12 @@ def others(key: Key, cache: Path | None = None) -> list[Built]:
 def why_not(key: Key, other: Built) -> str:
     """Give the reason why a process with this key cannot load the other library: "built for torch 2.12.0, here is 2.13.0"."""
     if other.key.torch != key.torch:
-        return f"built for torch {other.key.torch}, here is {key.torch}"
+        return f"the library was built for torch {other.key.torch}, but the process uses {key.torch}"
     if other.key.processor != key.processor:
-        return f"built for another processor ({_name(other.key.processor)}), here is {_name(key.processor)}"
+        return f"the library was built for another processor ({_name(other.key.processor)}), not {_name(key.processor)}"
     if other.key.libc != key.libc:
-        return f"built for {other.key.libc}, here is {key.libc}"
-    return "built from other sources"
+        return f"the library was built for {other.key.libc}, but the machine has {key.libc}"
+    return "the library was built from other sources"
 
 
 def nearest(key: Key, cache: Path | None = None) -> Built | None:
@@ -126,7 +126,7 @@ def write_record(built: Built) -> None:
 
 
 def read(record: Path) -> Built | None:
-    """A trusted record whose library is there in full and trusted too; None for another one."""
+    """A trusted record whose library is complete and trusted too; None for another one."""
     if _distrusted(record) is not None:
         return None
     try:
@@ -156,7 +156,7 @@ def _distrusted(record: Path) -> Problem | None:
     except (OSError, ValueError, TypeError, KeyError):
         return None
     if Path(str(name)).name != name or name in ("", ".."):
-        return untrusted(f"{record} names {name!r}, which is not a file beside it", f"rm {shlex.quote(str(record))}")
+        return untrusted(f"{record} names {name!r}, which is not a file in the same folder", f"rm {shlex.quote(str(record))}")
     return distrust(record.parent / name, cache)
 
 

@@ -72,7 +72,7 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
     """
     version = build_cache.torch_version()
     if version is None:
-        text = "torch is not installed, and operators are compiled against it"
+        text = "torch is not installed, but the operators are compiled against it"
         raise PlatformError([Problem("MS501", text, fix=RunCommand("pip install 'mindspeed[train]'"))])
     key = build_cache.wanted(version, sources)
     compiler = find_compiler(os.environ.get("CXX"))
@@ -93,8 +93,8 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
     except OSError as error:
         if error.errno not in _UNWRITABLE:
             raise
-        text = f"the folder of built operators cannot be written: {error.strerror}"
-        fix = "MINDSPEED_CACHE=FOLDER mindspeed ops build, and the same variable where training runs"
+        text = f"the folder of built operators is not writable: {error.strerror}"
+        fix = "MINDSPEED_CACHE=FOLDER mindspeed ops build, and set the same variable for training"
         raise PlatformError([Problem("MS514", text, where=str(library.parent), fix=advice(fix))]) from error
 
 
@@ -116,8 +116,8 @@ def _already(key: Key, compiler: Compiler | None, force: bool, cache: Path | Non
 
 def _no_compiler() -> Problem:
     named = os.environ.get("CXX")
-    tried = f"CXX, which is {named!r}, does not run" if named else f"none of {', '.join(CANDIDATES)} runs"
-    text = f"no C++ compiler was found: {tried}; operators run their slower references"
+    tried = f"CXX is {named!r}, which does not run" if named else f"none of {', '.join(CANDIDATES)} runs"
+    text = f"no C++ compiler was found: {tried}; operators use their plain-torch references, which are slower"
     return Problem("MS510", text, fix=Advice("apt-get install g++ (or dnf install gcc-c++), or set CXX"))
 
 
@@ -193,7 +193,7 @@ def _require(job: _Job, outcomes: Mapping[str, CompilerResult], what: str) -> No
     job.log.write_text("\n".join(f"$ {' '.join(each.command)}\n{each.output}" for each in failed.values()), encoding="utf-8")
     errors = tuple(line for outcome in failed.values() for line in outcome.errors()[:3])
     text = f"{', '.join(failed)} cannot {what} with {job.compiler.command[0]} {job.compiler.version}"
-    fix = "read the log; with an unchanged mindspeed, report it or name another compiler with CXX"
+    fix = "read the log; if mindspeed is unchanged, report it or set CXX to another compiler"
     raise PlatformError([Problem("MS511", text, chain=errors, where=str(job.log), fix=advice(fix))])
 
 
@@ -223,6 +223,6 @@ def _holder(file: Path) -> str:
     """Describe the process that builds."""
     try:
         who = json.loads(file.read_text(encoding="utf-8"))
-        return f"process {who['pid']} on {who['host']}, which builds since {who['since']}"
+        return f"process {who['pid']} on {who['host']}, building since {who['since']}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "another process, which builds"
+        return "another process, which is building"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
@@ -12,4 +13,4 @@ class OperatorError(MindSpeedError, ValueError):
 def require(condition: bool, op: str, sentence: str) -> None:
     """Raise OperatorError (MS505) saying ``op: sentence`` unless ``condition`` holds."""
     if not condition:
-        raise OperatorError([Problem("MS505", f"{op}: {sentence}")])
+        raise OperatorError([Problem("MS505", f"{op}: {sentence}", fix=Advice(f"see the docstring of {op}"))])

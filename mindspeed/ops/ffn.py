@@ -67,25 +67,27 @@ def ffn(
     group of rows. ``inner_precise`` changes nothing. Raises OperatorError for others.
     """
     op, name = "ffn", activation.lower()
-    require(name in PLAIN or name in GATED, op, f"activation is {activation}; it is one of {', '.join([*PLAIN, *GATED])}")
+    require(name in PLAIN or name in GATED, op, f"activation is {activation}, but must be one of {', '.join([*PLAIN, *GATED])}")
     both = expert_tokens is not None and expert_tokens_index is not None
-    require(not both, op, "expert_tokens and expert_tokens_index are both given")
+    require(not both, op, "expert_tokens and expert_tokens_index are both given, but only one is allowed")
     tokens = expert_tokens if expert_tokens_index is None else expert_tokens_index
     rank = 2 if tokens is None else 3
     fits = x.dim() >= 1 and weight1.dim() == weight2.dim() == rank and x.shape[-1] == weight1.shape[-2]
     shapes = f"x, weight1 and weight2 have shapes {tuple(x.shape)}, {tuple(weight1.shape)} and {tuple(weight2.shape)}"
-    require(fits, op, f"{shapes}; the weights have {rank} dimensions, and x the rows of weight1")
+    require(fits, op, f"{shapes}, but the weights must have {rank} dimensions and the columns of x must match weight1")
     inner = weight1.shape[-1] // 2 if name in GATED else weight1.shape[-1]
     halves = weight1.shape[-1] % 2 == 0 or name not in GATED
-    require(halves and weight2.shape[-2] == inner, op, f"{shapes}; {name} gives {inner} columns to weight2")
+    require(halves and weight2.shape[-2] == inner, op, f"{shapes}, but {name} gives {inner} columns to weight2")
     if tokens is not None:
         experts = len(tokens)
         same = 0 < experts <= _EXPERTS and weight1.shape[0] == weight2.shape[0] == experts
-        require(same, op, f"{experts} experts have tokens, the weights have {weight1.shape[0]} and {weight2.shape[0]}")
+        require(
+            same, op, f"{experts} experts have tokens, but the weights have {weight1.shape[0]} and {weight2.shape[0]} experts"
+        )
     leading = () if tokens is None else (weight1.shape[0],)
     for which, bias, weight in (("bias1", bias1, weight1), ("bias2", bias2, weight2)):
         shape = (*leading, weight.shape[-1])
-        require(bias is None or tuple(bias.shape) == shape, op, f"{which} is not of shape {shape}")
+        require(bias is None or tuple(bias.shape) == shape, op, f"{which} must have shape {shape}")
     antiquant = (antiquant_scale1, antiquant_scale2, antiquant_offset1, antiquant_offset2)
     quantization = Quantization(scale, offset, deq_scale1, deq_scale2, *antiquant)
     _check_types(x, weight1, weight2, quantization)
@@ -102,16 +104,18 @@ npu_ffn = ffn
 
 def _check_types(x: Tensor, weight1: Tensor, weight2: Tensor, quantization: Quantization) -> None:
     types = f"x, weight1 and weight2 are {x.dtype}, {weight1.dtype} and {weight2.dtype}"
-    require(weight1.dtype == weight2.dtype, "ffn", f"{types}; the weights must have one type")
+    require(weight1.dtype == weight2.dtype, "ffn", f"{types}, but the weights must have one type")
     if x.dtype == torch.int8:
         needed = (quantization.scale, quantization.deq_scale1, quantization.deq_scale2)
         given = weight1.dtype == torch.int8 and all(t is not None for t in needed)
-        require(given, "ffn", f"{types}; int8 needs int8 weights, scale, deq_scale1 and deq_scale2")
+        require(given, "ffn", f"{types}, but int8 needs int8 weights, scale, deq_scale1 and deq_scale2")
     elif weight1.dtype == torch.int8:
         given = quantization.antiquant_scale1 is not None and quantization.antiquant_scale2 is not None
-        require(given, "ffn", f"{types}; int8 weights need antiquant_scale1 and antiquant_scale2")
+        require(given, "ffn", f"{types}, but int8 weights need antiquant_scale1 and antiquant_scale2")
     else:
-        require(x.is_floating_point() and x.dtype == weight1.dtype, "ffn", f"{types}; they must have one floating-point type")
+        require(
+            x.is_floating_point() and x.dtype == weight1.dtype, "ffn", f"{types}, but they must have one floating-point type"
+        )
 
 
 def _expert(x: Tensor, weights: list[Tensor], biases: list[Tensor | None], how: Quantization, name: str) -> Tensor:
@@ -134,7 +138,7 @@ def _expert(x: Tensor, weights: list[Tensor], biases: list[Tensor | None], how: 
 
 
 def _given(scale: Tensor | None) -> Tensor:
-    require(scale is not None, "ffn", "a scale of the int8 form is missing")
+    require(scale is not None, "ffn", "int8 needs scale, deq_scale1 and deq_scale2, and one is missing")
     return float_scale(scale)  # type: ignore[arg-type]  # require has raised
 
 

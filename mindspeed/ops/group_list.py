@@ -14,7 +14,7 @@ def group_tensor(op: str, group_list: Tensor | Sequence[int]) -> Tensor:
     """The group list as an int64 vector. Raises OperatorError unless it is one of at least one integer."""
     groups = group_list if isinstance(group_list, Tensor) else torch.tensor(list(group_list), dtype=torch.int64)
     fits = groups.dim() == 1 and groups.shape[0] > 0 and groups.dtype in (torch.int32, torch.int64)
-    require(fits, op, f"group_list is {groups.dtype} of shape {tuple(groups.shape)}, not a vector of integers")
+    require(fits, op, f"group_list is {groups.dtype} of shape {tuple(groups.shape)}, but must be a vector of integers")
     return groups.long()
 
 
@@ -23,5 +23,5 @@ def group_ranges(op: str, groups: Tensor, rows: int, cumulative: bool) -> list[t
     ends = (groups if cumulative else groups.cumsum(0)).tolist()
     ranges = list(zip([0, *ends[:-1]], ends, strict=True))
     ascending = all(start <= end for start, end in ranges)
-    require(ascending and ends[-1] == rows, op, f"the groups end at {ends}, not ascending up to the {rows} rows")
+    require(ascending and ends[-1] == rows, op, f"the groups end at {ends}, but must be ascending up to the {rows} rows")
     return ranges

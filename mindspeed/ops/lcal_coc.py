@@ -38,7 +38,7 @@ def all_gather_matmul_v2(
     """`all_gather_matmul` that also writes the gathered ``x1`` [m, k] to ``comm_output``."""
     rows = x1.shape[0] * size_of(group)
     fits = comm_output.shape == (rows, *x1.shape[1:]) and comm_output.dtype == x1.dtype
-    require(fits, "lcal_coc.all_gather_matmul_v2", f"comm_output is not {x1.dtype} of shape {(rows, *x1.shape[1:])}")
+    require(fits, "lcal_coc.all_gather_matmul_v2", f"comm_output must be {x1.dtype} of shape {(rows, *x1.shape[1:])}")
     _run("all_gather_matmul_v2", (x1, x2, output), bias, [group], rows, comm_output)
 
 
@@ -46,7 +46,7 @@ def matmul_reduce_scatter(x1: Tensor, x2: Tensor, output: Tensor, group: Group, 
     """This rank's rows of the sum over ranks of ``x1 x2``, plus bias: [m, k] by [k, n] to [m / ranks, n]."""
     ranks = size_of(group)
     divides = x1.shape[0] % ranks == 0
-    require(divides, "lcal_coc.matmul_reduce_scatter", f"{ranks} ranks do not divide the {x1.shape[0]} rows of x1")
+    require(divides, "lcal_coc.matmul_reduce_scatter", f"the {x1.shape[0]} rows of x1 are not divisible by {ranks} ranks")
     _run("matmul_reduce_scatter", (x1, x2, output), bias, [group], x1.shape[0] // ranks)
 
 
@@ -59,7 +59,7 @@ def all_gather_matmul_reduce_scatter(
     """
     rows, ranks = x1.shape[0] * size_of(gather_group), size_of(scatter_group)
     divides = rows % ranks == 0
-    require(divides, "lcal_coc.all_gather_matmul_reduce_scatter", f"{ranks} ranks do not divide the {rows} rows of x1")
+    require(divides, "lcal_coc.all_gather_matmul_reduce_scatter", f"the {rows} rows of x1 are not divisible by {ranks} ranks")
     groups = [gather_group, scatter_group]
     _run("all_gather_matmul_reduce_scatter", (x1, x2, output), bias, groups, rows // ranks)
 
@@ -70,9 +70,9 @@ def _run(
     op, (x1, x2, output) = f"lcal_coc.{name}", tensors
     fits = all(t.dim() == 2 and t.dtype == x1.dtype for t in tensors) and x1.is_floating_point() and x1.shape[1] == x2.shape[0]
     shapes = f"x1, x2 and output have shapes {[tuple(t.shape) for t in tensors]} and types {[t.dtype for t in tensors]}"
-    require(fits and tuple(output.shape) == (rows, x2.shape[1]), op, f"{shapes}; output is the [{rows}, n] of a product")
+    require(fits and tuple(output.shape) == (rows, x2.shape[1]), op, f"{shapes}, but output must be [{rows}, n] of a product")
     flat = bias is None or tuple(bias.shape) in ((1, x2.shape[1]), (x2.shape[1],))
-    require(flat, op, f"bias is not of shape {(1, x2.shape[1])}")
+    require(flat, op, f"bias must have shape {(1, x2.shape[1])}")
     require_no_gradient(op, *tensors, bias)
     names = [name_of(op, group) for group in groups]
     getattr(torch.ops.mindspeed, f"lcal_coc_{name}")(x1, x2, bias, names, output, *gathered)

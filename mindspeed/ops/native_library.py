@@ -46,13 +46,13 @@ def _load() -> Built | None:
         if (problem := build_cache.not_trusted(key)) is not None:
             _warn(problem)
         elif (other := build_cache.nearest(key)) is not None:
-            text = f"the C++ operators are {build_cache.why_not(key, other)}; the references run"
+            text = f"{build_cache.why_not(key, other)}, so operators use their plain-torch references"
             _warn(Problem("MS513", text, where=str(other.library), fix=advice(BUILD)))
         return None
     try:
         torch.ops.load_library(str(built.library))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:
-        text = f"the C++ operators do not load, and the references run: {error}"
+        text = f"the C++ operators cannot be loaded, so operators use their plain-torch references: {error}"
         _warn(Problem("MS512", text, where=str(built.library), fix=Advice(f"{BUILD} --force")))
         return None
     return built

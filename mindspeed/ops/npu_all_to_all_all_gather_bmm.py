@@ -37,12 +37,12 @@ def npu_all_to_all_all_gather_bmm(
     """
     op, name = "npu_all_to_all_all_gather_bmm", act_type.lower()
     ep, tp = name_of_size(op, group_ep, group_ep_worldsize), name_of_size(op, group_tp, group_tp_worldsize)
-    require(name == "none" or name in PLAIN, op, f"act_type is {act_type}; it is one of none, {', '.join(PLAIN)}")
+    require(name == "none" or name in PLAIN, op, f"act_type is {act_type}, but must be one of none, {', '.join(PLAIN)}")
     check_operands(op, x, weight, shard_type)
     width = x.shape[-1] * (group_tp_worldsize if shard_type == 0 else 1) if x.dim() == 3 else -1
     fits = weight.dim() == 3 and weight.shape[1] == width and x.shape[0] == weight.shape[0] * group_ep_worldsize
     ranks = f"{group_ep_worldsize} expert and {group_tp_worldsize} tensor ranks"
-    require(fits, op, f"x of shape {tuple(x.shape)} and weight of shape {tuple(weight.shape)} do not fit {ranks}")
+    require(fits, op, f"x of shape {tuple(x.shape)} and weight of shape {tuple(weight.shape)} do not match {ranks}")
     flat = bias_by_expert(op, bias, weight.shape[0], weight.shape[2])
     y1, y2, y3 = torch.ops.mindspeed.npu_all_to_all_all_gather_bmm(x, weight, flat, ep, tp, shard_type, name)
     results: tuple[Tensor, ...] = (y1,)
@@ -53,15 +53,15 @@ def npu_all_to_all_all_gather_bmm(
 
 def check_operands(op: str, x: Tensor, weight: Tensor, shard_type: int) -> None:
     """Refuse other types and another ``shard_type`` than products of experts have."""
-    require(shard_type in (0, 1), op, f"shard_type is {shard_type}; it is 0 (width) or 1 (rows)")
-    types = f"x is {x.dtype} and weight is {weight.dtype}"
-    require(x.dtype == weight.dtype and x.is_floating_point(), op, f"{types}; they must have one floating-point type")
+    require(shard_type in (0, 1), op, f"shard_type is {shard_type}, but must be 0 (width) or 1 (rows)")
+    types = f"x is {x.dtype}, but weight is {weight.dtype}"
+    require(x.dtype == weight.dtype and x.is_floating_point(), op, f"{types}, but they must have one floating-point type")
 
 
 def bias_by_expert(op: str, bias: Tensor | None, experts: int, columns: int) -> Tensor | None:
     """A bias [experts, columns], or that with a 1 in the middle, as the latter. Raises OperatorError for others."""
     shapes = ((experts, columns), (experts, 1, columns))
-    require(bias is None or tuple(bias.shape) in shapes, op, f"bias is not of shape {shapes[0]} or {shapes[1]}")
+    require(bias is None or tuple(bias.shape) in shapes, op, f"bias must have shape {shapes[0]} or {shapes[1]}")
     return None if bias is None else bias.reshape(shapes[1])
 
 

@@ -37,10 +37,10 @@ def npu_bmm_reduce_scatter_all_to_all(
     check_operands(op, x, weight, shard_type)
     fits = x.dim() == weight.dim() == 3 and x.shape[0] == weight.shape[0] and x.shape[2] == weight.shape[1]
     shapes = f"x of shape {tuple(x.shape)} and weight of shape {tuple(weight.shape)}"
-    require(fits, op, f"{shapes} have no product")
+    require(fits, op, f"{shapes} cannot be multiplied")
     experts, rows, width = x.shape[0], x.shape[1], weight.shape[2]
     whole = rows % ranks == 0 if shard_type == 1 else rows % group_ep_worldsize == width % group_tp_worldsize == 0
-    require(whole, op, f"{shapes} cannot be cut for {group_ep_worldsize} expert and {group_tp_worldsize} tensor ranks")
+    require(whole, op, f"{shapes} cannot be split for {group_ep_worldsize} expert and {group_tp_worldsize} tensor ranks")
     columns = width if shard_type == 1 else width // group_tp_worldsize
     flat = bias_by_expert(op, bias, experts, columns)
     y: Tensor = torch.ops.mindspeed.npu_bmm_reduce_scatter_all_to_all(x, weight, flat, ep, tp, shard_type)

@@ -89,7 +89,7 @@ def npu_dropout_add_rms_norm(
     return_dropout_mask: bool = False,
 ) -> Any:
     """RMSNorm in place of LayerNorm, without mean and bias; else as `npu_dropout_add_layer_norm`."""
-    require(bias is None, "npu_dropout_add_rms_norm", "there is a bias, and RMSNorm has none")
+    require(bias is None, "npu_dropout_add_rms_norm", "a bias is given, but RMSNorm has no bias")
     inputs = NormInputs(x0, residual, weight, None, rowscale, layerscale, None, dropout_p, epsilon, x0.dtype, True)
     return _checked("npu_dropout_add_rms_norm", inputs, residual_in_fp32, prenorm, return_dropout_mask)
 
@@ -97,16 +97,20 @@ def npu_dropout_add_rms_norm(
 def _checked(op: str, inputs: NormInputs, residual_in_fp32: bool, prenorm: bool, with_mask: bool) -> Any:
     """Refuse what does not fit, draw the mask, and give those of the results that were requested."""
     x0, residual, weight, bias, rowscale, layerscale, _, p, *_ = inputs
-    require(x0.is_floating_point() and x0.dim() > 0, op, f"x0 is {x0.dtype} of shape {tuple(x0.shape)}, not rows of numbers")
-    require(0 <= p <= 1, op, f"dropout_p is {p}; it lies between 0 and 1")
+    require(
+        x0.is_floating_point() and x0.dim() > 0,
+        op,
+        f"x0 is {x0.dtype} of shape {tuple(x0.shape)}, but must be a floating-point matrix",
+    )
+    require(0 <= p <= 1, op, f"dropout_p is {p}, but must be between 0 and 1")
     rows, norm = x0.shape[:-1], x0.shape[-1:]
     shapes = {"residual": (residual, x0.shape), "weight": (weight, norm), "bias": (bias, norm)}
     shapes |= {"rowscale": (rowscale, rows), "layerscale": (layerscale, norm)}
     for name, (tensor, shape) in shapes.items():
         fits = tensor is None or (tensor.shape == shape and tensor.is_floating_point())
-        require(fits, op, f"{name} is not of a floating-point type and shape {tuple(shape)}, which x0 asks for")
+        require(fits, op, f"{name} must have a floating-point type and shape {tuple(shape)}, to match x0")
     mixed = {x0.dtype, weight.dtype} == {torch.bfloat16, torch.float16}
-    require(not mixed, op, f"x0 is {x0.dtype} and weight is {weight.dtype}, two 16-bit types")
+    require(not mixed, op, f"x0 is {x0.dtype} and weight is {weight.dtype}, but two different 16-bit types are not supported")
     dtype = residual.dtype if residual is not None else wide_type(x0.dtype) if residual_in_fp32 else x0.dtype
     mask = torch.empty(x0.shape, dtype=torch.uint8, device=x0.device).bernoulli_(1 - p) if p > 0 else None
     out, z, *_ = torch.ops.mindspeed.npu_dropout_add_layer_norm(*inputs._replace(mask=mask, residual_dtype=dtype))

@@ -1,4 +1,4 @@
-"""Tokens to rows of experts: each token once per expert that it goes to, in the order of the experts, stable within one.
+"""Tokens to rows of experts: one copy of each token per expert, in the order of the experts, stable within one.
 
 A copy, so exact. Its gradient sums the rows of a token in fp32 (fp64 for fp64) and rounds once.
 Saved for backward: the indices alone.
@@ -28,12 +28,12 @@ def npu_fused_moe_token_permute(
     Raises OperatorError for other shapes or types.
     """
     op = "npu_fused_moe_token_permute"
-    require(tokens.dim() == 2, op, f"tokens has shape {tuple(tokens.shape)}, not [tokens, width]")
-    require(indices.dtype in (torch.int32, torch.int64), op, f"indices is {indices.dtype}, not int32 or int64")
+    require(tokens.dim() == 2, op, f"tokens has shape {tuple(tokens.shape)}, but must be [tokens, width]")
+    require(indices.dtype in (torch.int32, torch.int64), op, f"indices is {indices.dtype}, but must be int32 or int64")
     rows = indices.numel()
     if not padded_mode:
         fits = indices.dim() in (1, 2) and indices.shape[0] == tokens.shape[0]
-        require(fits, op, f"indices of shape {tuple(indices.shape)} do not belong to {tokens.shape[0]} tokens")
+        require(fits, op, f"indices of shape {tuple(indices.shape)} do not match {tokens.shape[0]} tokens")
         asked = num_out_tokens or 0
         rows = min(asked, rows) if asked > 0 else max(rows + asked, 0)
     permuted, slots = torch.ops.mindspeed.npu_fused_moe_token_permute(tokens, indices, rows, padded_mode)

@@ -35,25 +35,28 @@ def npu_fused_moe_token_unpermute(
     op = "npu_fused_moe_token_unpermute"
     fits = permuted_tokens.dim() == 2 and permuted_tokens.is_floating_point()
     require(
-        fits, op, f"permuted_tokens is {permuted_tokens.dtype} of shape {tuple(permuted_tokens.shape)}, not rows of numbers"
+        fits,
+        op,
+        f"permuted_tokens is {permuted_tokens.dtype} of shape {tuple(permuted_tokens.shape)}, but must be a "
+        "floating-point matrix",
     )
     integer = sorted_indices.dtype in (torch.int32, torch.int64)
-    require(integer, op, f"sorted_indices is {sorted_indices.dtype}, not int32 or int64")
-    require(probs is None or probs.is_floating_point(), op, "probs is not of a floating-point type")
+    require(integer, op, f"sorted_indices is {sorted_indices.dtype}, but must be int32 or int64")
+    require(probs is None or probs.is_floating_point(), op, "probs must have a floating-point type")
     entries, (rows, width) = sorted_indices.numel(), permuted_tokens.shape
     if padded_mode:
         known = restore_shape is not None and len(restore_shape) == 2 and restore_shape[1] == width
-        require(known, op, f"padded_mode needs a restore_shape (tokens, {width}), got {restore_shape}")
-        require(entries == rows, op, f"sorted_indices has {entries} entries and permuted_tokens {rows} rows")
+        require(known, op, f"padded_mode needs restore_shape=(tokens, {width}), but restore_shape is {restore_shape}")
+        require(entries == rows, op, f"sorted_indices has {entries} entries, but permuted_tokens has {rows} rows")
         same = probs is None or probs.numel() == rows
-        require(same, op, f"probs does not have one number for each of {rows} rows")
+        require(same, op, f"probs must have one number for each of {rows} rows")
         tokens, topk = (restore_shape or (0,))[0], 1
     else:
         one = probs is None or (probs.dim() == 2 and probs.numel() == entries)
-        require(one, op, f"probs is not [tokens, K] with one number for each of the {entries} sorted_indices")
+        require(one, op, f"probs must be [tokens, K] with one number for each of the {entries} sorted_indices")
         tokens = probs.shape[0] if probs is not None else entries if restore_shape is None else restore_shape[0]
         topk = probs.shape[1] if probs is not None else entries // max(tokens, 1)
-        require(tokens * topk == entries, op, f"{entries} sorted_indices are not a number for each of {tokens} tokens")
+        require(tokens * topk == entries, op, f"{entries} sorted_indices are not a multiple of {tokens} tokens")
     y: Tensor = torch.ops.mindspeed.npu_fused_moe_token_unpermute(
         permuted_tokens, sorted_indices.flatten(), probs, tokens, topk, padded_mode
     )

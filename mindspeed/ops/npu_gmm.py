@@ -1,4 +1,4 @@
-"""Grouped matrix product: each group of consecutive rows times its own matrix, empty groups included.
+"""Grouped matrix product: each group of consecutive rows times its matrix, empty groups included.
 
 Products are accumulated in fp32 (fp64 for fp64) and rounded once. Saved for backward: ``x`` and ``weight``.
 """
@@ -66,27 +66,27 @@ def _checked(
     original: Tensor | None,
 ) -> Tensor:
     groups = group_tensor(op, group_list)
-    require(x.is_floating_point() and x.dtype == weight.dtype, op, f"x is {x.dtype} and weight is {weight.dtype}")
-    require(group_type in (GROUPED_ROWS, GROUPED_SUM), op, f"group_type is {group_type}; it is 0 or 2")
+    require(x.is_floating_point() and x.dtype == weight.dtype, op, f"x is {x.dtype}, but weight is {weight.dtype}")
+    require(group_type in (GROUPED_ROWS, GROUPED_SUM), op, f"group_type is {group_type}, but must be 0 or 2")
     wanted = 3 if group_type == GROUPED_ROWS else 2
     fits = x.dim() == 2 and weight.dim() == wanted and x.shape[1] == weight.shape[-2]
-    require(fits, op, f"x of shape {tuple(x.shape)} and weight of shape {tuple(weight.shape)} have no product")
+    require(fits, op, f"x of shape {tuple(x.shape)} and weight of shape {tuple(weight.shape)} cannot be multiplied")
     y: Tensor
     if group_type == GROUPED_SUM:
-        require(bias is None and original is None, op, "group_type 2 takes neither bias nor gemm_fusion")
+        require(bias is None and original is None, op, "group_type 2 supports neither bias nor gemm_fusion")
         y = torch.ops.mindspeed.npu_gmm_sum(x.t(), weight, groups, cumulative)
         return y
     experts = groups.shape[0]
-    require(weight.shape[0] == experts, op, f"weight has {weight.shape[0]} matrices and group_list {experts} groups")
+    require(weight.shape[0] == experts, op, f"weight has {weight.shape[0]} matrices, but group_list has {experts} groups")
     right = bias is None or (tuple(bias.shape) == (experts, weight.shape[2]) and bias.is_floating_point())
-    require(right, op, f"bias is not of a floating-point type and shape {(experts, weight.shape[2])}")
+    require(right, op, f"bias must have a floating-point type and shape {(experts, weight.shape[2])}")
     if original is None:
         y = torch.ops.mindspeed.npu_gmm(x, weight, bias, groups, cumulative)
         return y
-    require(bias is None, op, "gemm_fusion takes no bias")
+    require(bias is None, op, "gemm_fusion does not support bias")
     grad = getattr(original, "main_grad", None)
     ready = grad is not None and grad.numel() == weight.numel() and grad.dtype == wide_type(x.dtype) and grad.is_contiguous()
-    require(ready, op, "gemm_fusion needs original_weight.main_grad, contiguous, fp32, with the numbers of weight")
+    require(ready, op, "gemm_fusion needs original_weight.main_grad, which must be contiguous, fp32 and of the size of weight")
     ends = groups if cumulative else groups.cumsum(0)
     y = _AccumulatingWeight.apply(x, weight, ends, original)  # type: ignore[no-untyped-call]
     return y

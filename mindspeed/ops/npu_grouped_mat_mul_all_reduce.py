@@ -36,28 +36,28 @@ def npu_grouped_mat_mul_all_reduce(
     Raises OperatorError for others.
     """
     op = "npu_grouped_mat_mul_all_reduce"
-    require(reduce_op == "sum", op, f"reduce_op is {reduce_op}; it is sum")
-    require(split_item in (0, 1, 2, 3), op, f"split_item is {split_item}; it is 0, 1, 2 or 3")
+    require(reduce_op == "sum", op, f"reduce_op is {reduce_op}, but must be sum")
+    require(split_item in (0, 1, 2, 3), op, f"split_item is {split_item}, but must be 0, 1, 2 or 3")
     name, parts, weights = name_of(op, hcomm), list(x), list(weight)
     if split_item in (1, 3):
-        require(len(parts) == 1, op, f"split_item {split_item} takes one x, not {len(parts)}")
+        require(len(parts) == 1, op, f"split_item {split_item} needs one x, but {len(parts)} are given")
         require(group_list is not None, op, f"split_item {split_item} needs group_list")
         ranges = group_ranges(op, group_tensor(op, [] if group_list is None else group_list), parts[0].shape[0], True)
         parts = [parts[0][start:end] for start, end in ranges]
     else:
-        require(group_list is None, op, f"split_item {split_item} takes no group_list")
-    counts = f"{len(parts)} parts of x and {len(weights)} weights"
+        require(group_list is None, op, f"split_item {split_item} does not support group_list")
+    counts = f"x has {len(parts)} tensors, but there are {len(weights)} weights"
     require(0 < len(parts) == len(weights), op, f"there are {counts}")
-    require(bias is None or len(bias) == len(weights), op, f"there are not as many biases as {len(weights)} weights")
+    require(bias is None or len(bias) == len(weights), op, f"the number of biases differs from the {len(weights)} weights")
     biases: list[Tensor | None] = [None] * len(weights) if bias is None else list(bias)
     for i, (a, b, c) in enumerate(zip(parts, weights, biases, strict=True)):
         fits = a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0] and a.dtype == b.dtype and a.is_floating_point()
-        text = f"x of {a.dtype} {tuple(a.shape)} and weight of {b.dtype} {tuple(b.shape)} have no product"
+        text = f"x of {a.dtype} {tuple(a.shape)} and weight of {b.dtype} {tuple(b.shape)} cannot be multiplied"
         require(fits, op, f"number {i}: {text}")
-        require(c is None or tuple(c.shape) == (b.shape[1],), op, f"number {i}: bias is not of shape {(b.shape[1],)}")
+        require(c is None or tuple(c.shape) == (b.shape[1],), op, f"product {i}: bias must have shape {(b.shape[1],)}")
     single = split_item in (2, 3)
     one_width = not single or len({w.shape[1] for w in weights}) == 1
-    require(one_width, op, f"split_item {split_item} puts results of different widths into one")
+    require(one_width, op, f"split_item {split_item} needs results of equal width")
     results: list[Tensor] = torch.ops.mindspeed.npu_grouped_mat_mul_all_reduce(
         parts, weights, None if bias is None else list(bias), name
     )

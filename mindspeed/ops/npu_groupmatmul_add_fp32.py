@@ -21,13 +21,13 @@ def npu_groupmatmul_add_fp32(x: Tensor, dy: Tensor, group_list: Tensor | Sequenc
     """
     op = "npu_groupmatmul_add_fp32"
     groups = group_tensor(op, group_list)
-    require(x.is_floating_point() and x.dtype == dy.dtype, op, f"x is {x.dtype} and dy is {dy.dtype}")
+    require(x.is_floating_point() and x.dtype == dy.dtype, op, f"x is {x.dtype}, but dy is {dy.dtype}")
     fits = x.dim() == dy.dim() == 2 and x.shape[0] == dy.shape[0]
-    require(fits, op, f"x of shape {tuple(x.shape)} and dy of shape {tuple(dy.shape)} are not rows of the same tokens")
+    require(fits, op, f"x of shape {tuple(x.shape)} and dy of shape {tuple(dy.shape)} must have one row per token")
     shape = (groups.shape[0], x.shape[1], dy.shape[1])
     ready = grad.dtype == wide_type(x.dtype) and grad.is_contiguous() and not grad.requires_grad
     ready = ready and grad.numel() == shape[0] * shape[1] * shape[2]
-    require(ready, op, f"grad is not a contiguous {wide_type(x.dtype)} buffer without gradient for {shape}")
+    require(ready, op, f"grad must be a contiguous {wide_type(x.dtype)} buffer for {shape} that needs no gradient")
     torch.ops.mindspeed.npu_groupmatmul_add_fp32(x.detach(), dy.detach(), groups, grad)
 
 

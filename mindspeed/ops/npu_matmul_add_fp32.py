@@ -18,13 +18,13 @@ def npu_matmul_add_fp32(total_input: Tensor, grad_output: Tensor, grad: Tensor) 
     """
     op = "npu_matmul_add_fp32"
     one_type = total_input.is_floating_point() and total_input.dtype == grad_output.dtype
-    require(one_type, op, f"total_input is {total_input.dtype} and grad_output is {grad_output.dtype}")
+    require(one_type, op, f"total_input is {total_input.dtype}, but grad_output is {grad_output.dtype}")
     fits = total_input.dim() == grad_output.dim() == 2 and total_input.shape[0] == grad_output.shape[0]
     shapes = f"total_input of shape {tuple(total_input.shape)} and grad_output of shape {tuple(grad_output.shape)}"
-    require(fits, op, f"{shapes} are not rows of the same tokens")
+    require(fits, op, f"{shapes} must have one row per token")
     shape = (grad_output.shape[1], total_input.shape[1])
     ready = grad.dtype == wide_type(total_input.dtype) and tuple(grad.shape) == shape and not grad.requires_grad
-    require(ready, op, f"grad is not a {wide_type(total_input.dtype)} buffer without gradient of shape {shape}")
+    require(ready, op, f"grad must be a {wide_type(total_input.dtype)} buffer of shape {shape} that needs no gradient")
     torch.ops.mindspeed.npu_matmul_add_fp32(total_input.detach(), grad_output.detach(), grad)
 
 

@@ -67,25 +67,29 @@ def npu_mm_all_reduce_add_rms_norm(
 def check(op: str, inputs: ProductInputs, reduce_op: str, group_size: int) -> None:
     """Refuse what does not fit, and a scale whose rows are not one per ``group_size`` rows of ``x2``."""
     x1, x2, residual, gamma, bias, antiquant_scale, _, dequant_scale, _, _ = inputs
-    require(reduce_op == "sum", op, f"reduce_op is {reduce_op}; it is sum")
+    require(reduce_op == "sum", op, f"reduce_op is {reduce_op}, but must be sum")
     fits = x1.dim() >= 2 and x2.dim() == 2 and x1.shape[-1] == x2.shape[0]
-    require(fits, op, f"x1 of shape {tuple(x1.shape)} and x2 of shape {tuple(x2.shape)} have no product")
+    require(fits, op, f"x1 of shape {tuple(x1.shape)} and x2 of shape {tuple(x2.shape)} cannot be multiplied")
     rows, width = x1[..., 0].numel() if x1.shape[-1] else residual[..., 0].numel(), x2.shape[1]
     same = residual.dim() >= 1 and residual.shape[-1] == width and residual.numel() == rows * width
-    require(same, op, f"residual of shape {tuple(residual.shape)} does not have {rows} rows of {width}")
+    require(same, op, f"residual of shape {tuple(residual.shape)} must have {rows} rows of {width}")
     norm = tuple(gamma.shape) == (width,) and gamma.dtype == residual.dtype
-    require(norm, op, f"gamma is {gamma.dtype} of shape {tuple(gamma.shape)}, not {residual.dtype} of shape {(width,)}")
-    require(bias is None or tuple(bias.shape) == (width,), op, f"bias is not of shape {(width,)}")
+    require(norm, op, f"gamma is {gamma.dtype} of shape {tuple(gamma.shape)}, but must be {residual.dtype} of shape {(width,)}")
+    require(bias is None or tuple(bias.shape) == (width,), op, f"bias must have shape {(width,)}")
     types = f"x1, x2 and residual are {x1.dtype}, {x2.dtype} and {residual.dtype}"
     if x1.dtype == torch.int8:
-        require(x2.dtype == torch.int8 and dequant_scale is not None, op, f"{types}; int8 needs an int8 x2 and dequant_scale")
+        require(
+            x2.dtype == torch.int8 and dequant_scale is not None, op, f"{types}, but int8 needs an int8 x2 and dequant_scale"
+        )
     elif x2.dtype == torch.int8:
-        require(x1.dtype == residual.dtype and antiquant_scale is not None, op, f"{types}; an int8 x2 needs antiquant_scale")
+        require(
+            x1.dtype == residual.dtype and antiquant_scale is not None, op, f"{types}, but an int8 x2 needs antiquant_scale"
+        )
     else:
-        require(x1.dtype == x2.dtype == residual.dtype and x1.is_floating_point(), op, f"{types}; they must have one type")
+        require(x1.dtype == x2.dtype == residual.dtype and x1.is_floating_point(), op, f"{types}, but they must have one type")
     groups = 1 if antiquant_scale is None or antiquant_scale.dim() < 2 else antiquant_scale.shape[0]
     whole = groups == 1 if group_size == 0 else x2.shape[0] == groups * group_size
-    scales = f"antiquant_scale has {groups} rows and antiquant_group_size is {group_size}"
+    scales = f"antiquant_scale has {groups} rows, but antiquant_group_size is {group_size}"
     require(whole, op, f"{scales}, for {x2.shape[0]} rows of x2")
 
 

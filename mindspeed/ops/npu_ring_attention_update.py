@@ -37,20 +37,22 @@ def npu_ring_attention_update(
     """
     op, layout = "npu_ring_attention_update", layout.upper()
     outs, stats = (prev_attn_out, cur_attn_out), (prev_softmax_max, prev_softmax_sum, cur_softmax_max, cur_softmax_sum)
-    require(layout in ("SBH", "TND"), op, f"layout is {layout}; it is SBH or TND")
-    require(softmax_layout in ("", "TND"), op, f"softmax_layout is {softmax_layout}; it is empty or TND")
+    require(layout in ("SBH", "TND"), op, f"layout is {layout}, but must be SBH or TND")
+    require(softmax_layout in ("", "TND"), op, f"softmax_layout is {softmax_layout}, but must be empty or TND")
     shapes = [tuple(out.shape) for out in outs]
-    require(shapes[0] == shapes[1] and len(shapes[0]) == 3, op, f"the outputs have shapes {shapes[0]} and {shapes[1]}")
-    require(outs[0].dtype == outs[1].dtype, op, f"the outputs are {outs[0].dtype} and {outs[1].dtype}")
+    require(
+        shapes[0] == shapes[1] and len(shapes[0]) == 3, op, f"the outputs have different shapes, {shapes[0]} and {shapes[1]}"
+    )
+    require(outs[0].dtype == outs[1].dtype, op, f"the outputs have different types, {outs[0].dtype} and {outs[1].dtype}")
     same = all(stat.shape == stats[0].shape and stat.dtype == stats[0].dtype for stat in stats)
-    require(same and stats[0].is_floating_point(), op, "the four statistics have not one shape and floating-point type")
+    require(same and stats[0].is_floating_point(), op, "the four statistics must have the same shape and floating-point type")
     shape = tuple(stats[0].shape)
     if layout == "TND":
         fits = len(shape) == 3 and shape[:2] == shapes[0][:2] and shape[2] > 0
     else:
         s, b, h = shapes[0]
         fits = len(shape) == 4 and (shape[0], shape[2]) == (b, s) and shape[1] > 0 and h % shape[1] == 0 and shape[3] > 0
-    require(fits, op, f"statistics of shape {shape} do not belong to {layout} outputs of shape {shapes[0]}")
+    require(fits, op, f"statistics of shape {shape} do not match {layout} outputs of shape {shapes[0]}")
     ends = None
     if layout == "TND" and softmax_layout == "":
         require(actual_seq_qlen is not None, op, "the layout TND needs actual_seq_qlen, unless softmax_layout is TND")

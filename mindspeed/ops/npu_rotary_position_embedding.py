@@ -52,12 +52,12 @@ def _fits(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> bool:
 def _refuse(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> None:
     """Say which check failed."""
     op = "npu_rotary_position_embedding"
-    require(x.is_floating_point(), op, f"x is {x.dtype}, not a floating-point type")
+    require(x.is_floating_point(), op, f"x is {x.dtype}, but must have a floating-point type")
     same = cos.dtype == sin.dtype and cos.is_floating_point()
-    require(same, op, f"cos is {cos.dtype} and sin is {sin.dtype}; they must have one floating-point type")
-    require(mode in (HALF, INTERLEAVED), op, f"mode is {mode}; it is 0 (halves) or 1 (neighbours)")
-    require(x.dim() > 0 and x.shape[-1] % 2 == 0, op, f"x of shape {tuple(x.shape)} has no even last dimension")
-    require(cos.shape == sin.shape, op, f"cos has shape {tuple(cos.shape)} and sin {tuple(sin.shape)}; they must be equal")
+    require(same, op, f"cos is {cos.dtype} and sin is {sin.dtype}, but they must have one floating-point type")
+    require(mode in (HALF, INTERLEAVED), op, f"mode is {mode}, but must be 0 (halves) or 1 (neighbours)")
+    require(x.dim() > 0 and x.shape[-1] % 2 == 0, op, f"x of shape {tuple(x.shape)} needs an even last dimension")
+    require(cos.shape == sin.shape, op, f"cos has shape {tuple(cos.shape)} and sin {tuple(sin.shape)}, but they must be equal")
     require(False, op, f"cos of shape {tuple(cos.shape)} does not broadcast to x of shape {tuple(x.shape)}")
 
 

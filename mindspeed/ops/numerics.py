@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def wide_type(dtype: torch.dtype) -> torch.dtype:
-    """The type sums are taken in: fp64 for fp64, fp32 for every other floating-point type."""
+    """The type for sums: fp64 for fp64, fp32 for every other floating-point type."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def wide(x: Tensor) -> Tensor:
-    """``x`` in the type that sums are taken in."""
+    """``x`` in the type for sums."""
     return x.to(wide_type(x.dtype))
 
 

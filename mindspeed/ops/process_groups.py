@@ -24,7 +24,7 @@ Group: TypeAlias = dist.ProcessGroup | str
 def name_of(op: str, group: Group | None) -> str:
     """The name of a group. Raises OperatorError when it is no group that this process is in."""
     name = group if isinstance(group, str) else getattr(group, "group_name", None)
-    require(isinstance(name, str), op, f"{group} is not a process group that this process is in")
+    require(isinstance(name, str), op, f"{group} is not a process group of this process")
     return str(name)
 
 
@@ -48,7 +48,7 @@ def hccl_name(group: str) -> str:
 def name_of_size(op: str, group: Group, size: int) -> str:
     """The name of a group. Raises OperatorError unless it has ``size`` ranks."""
     name = name_of(op, group)
-    require(size_of(group) == size, op, f"the group {name} has {size_of(group)} ranks, not {size}")
+    require(size_of(group) == size, op, f"the group {name} has {size_of(group)} ranks, but {size} are needed")
     return name
 
 
@@ -89,7 +89,7 @@ class PendingCollective:
     _works: Sequence[dist.Work] = ()
 
     def wait(self) -> Tensor:
-        """Return what was received, once it is there. Later calls return at once."""
+        """Return the received tensor, after waiting for it. Later calls return at once."""
         works, self._works = self._works, ()
         for work in works:
             work.wait()

@@ -85,22 +85,24 @@ npu_quant_gmm = quant_gmm
 def _checked(op: str, inputs: QuantizedProduct, offset: Tensor | None) -> Tensor:
     x, weight, scale, per_token, bias, groups, dtype, activation, _ = inputs
     integers = x.dtype == weight.dtype == torch.int8
-    require(integers, op, f"x is {x.dtype} and weight is {weight.dtype}; both must be torch.int8")
+    require(integers, op, f"x is {x.dtype} and weight is {weight.dtype}, but both must be torch.int8")
     fits = x.dim() == 2 and weight.dim() == 3 and x.shape[1] == weight.shape[1]
-    require(fits, op, f"x of shape {tuple(x.shape)} and weight of shape {tuple(weight.shape)} have no product")
+    require(fits, op, f"x of shape {tuple(x.shape)} and weight of shape {tuple(weight.shape)} cannot be multiplied")
     experts, shape = groups.shape[0], (weight.shape[0], weight.shape[2])
-    require(weight.shape[0] == experts, op, f"weight has {weight.shape[0]} matrices and group_list {experts} groups")
+    require(weight.shape[0] == experts, op, f"weight has {weight.shape[0]} matrices, but group_list has {experts} groups")
     scales = tuple(scale.shape) == shape and scale.dtype in _SCALES
-    require(scales, op, f"scale is {scale.dtype} of shape {tuple(scale.shape)}; it is int64, bf16 or fp32 of shape {shape}")
+    require(
+        scales, op, f"scale is {scale.dtype} of shape {tuple(scale.shape)}, but must be int64, bf16 or fp32 of shape {shape}"
+    )
     biased = bias is None or (tuple(bias.shape) == shape and bias.dtype == torch.int32)
-    require(biased, op, f"bias is not int32 of shape {shape}")
+    require(biased, op, f"bias must be int32 of shape {shape}")
     tokens = per_token is None or (tuple(per_token.shape) == x.shape[:1] and per_token.dtype == torch.float32)
-    require(tokens, op, f"per_token_scale is not fp32 of shape {tuple(x.shape[:1])}")
+    require(tokens, op, f"per_token_scale must be fp32 of shape {tuple(x.shape[:1])}")
     require(offset is None, op, "offset is reserved and must be None")
-    require(dtype in _OUTPUTS, op, f"output_dtype is {dtype}; it is int8, bf16 or fp16")
-    require(activation in ACTIVATIONS, op, f"act_type is {activation}; it is one of {', '.join(map(str, ACTIVATIONS))}")
+    require(dtype in _OUTPUTS, op, f"output_dtype is {dtype}, but must be int8, bf16 or fp16")
+    require(activation in ACTIVATIONS, op, f"act_type is {activation}, but must be one of {', '.join(map(str, ACTIVATIONS))}")
     plain = dtype != torch.int8 or (per_token is None and activation == 0)
-    require(plain, op, "an int8 result takes neither per_token_scale nor activation")
+    require(plain, op, "an int8 result supports neither per_token_scale nor activation")
     y: Tensor = torch.ops.mindspeed.quant_gmm(*inputs)
     return y
 

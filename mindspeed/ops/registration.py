@@ -18,7 +18,7 @@ from mindspeed.ops.variants import python_variants, reference_only
 _LIBRARY: Final = torch.library.Library("mindspeed", "FRAGMENT")  # type: ignore[no-untyped-call]
 _KEYS: Final = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
 """Dispatch keys of the platforms."""
-_NO_GRADIENT: Final = "it has no gradient; call it on tensors that need none, or under torch.no_grad()"
+_NO_GRADIENT: Final = "the operator has no gradient; call it on tensors that need none, or under torch.no_grad()"
 _REFERENCES: Final[dict[str, Callable[..., Any]]] = {}
 native_library.load()
 
@@ -109,7 +109,7 @@ def _kernels(module: str) -> dict[str, Kernel]:
         if package == "mindspeed":
             raise
         op = module.rpartition(".")[2]
-        warnings.warn(f"{op} runs its reference: {package} is not installed", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{op} uses its plain-torch reference, because {package} is not installed", RuntimeWarning, stacklevel=3)
         return {}
     return kernels
 

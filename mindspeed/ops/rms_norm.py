@@ -36,8 +36,8 @@ def rms_norm_residual(x: Tensor, residual: Tensor, gamma: Tensor, epsilon: float
     """
     if not (_fits(x, gamma) and residual.dtype == x.dtype and residual.shape == x.shape):
         _refuse("rms_norm_residual", x, gamma)
-        sentence = f"residual is {residual.dtype} of shape {tuple(residual.shape)} and x {x.dtype} of {tuple(x.shape)}"
-        require(False, "rms_norm_residual", f"{sentence}; they must be alike")
+        sentence = f"residual is {residual.dtype} of shape {tuple(residual.shape)}, but x is {x.dtype} of {tuple(x.shape)}"
+        require(False, "rms_norm_residual", f"{sentence}; they must be equal")
     y, total, _ = _RMS_NORM_RESIDUAL(x, residual, gamma, epsilon)
     return y, total
 
@@ -50,10 +50,10 @@ def _fits(x: Tensor, gamma: Tensor) -> bool:
 
 def _refuse(op: str, x: Tensor, gamma: Tensor) -> None:
     """Say which check failed."""
-    require(x.is_floating_point(), op, f"x is {x.dtype}, not a floating-point type")
-    require(x.dtype == gamma.dtype, op, f"x is {x.dtype} and gamma is {gamma.dtype}; they must have one type")
+    require(x.is_floating_point(), op, f"x is {x.dtype}, but must have a floating-point type")
+    require(x.dtype == gamma.dtype, op, f"x is {x.dtype} and gamma is {gamma.dtype}, but they must have one type")
     fits = 0 < gamma.dim() <= x.dim() and x.shape[-gamma.dim() :] == gamma.shape
-    require(fits, op, f"gamma has shape {tuple(gamma.shape)}, which does not end x of shape {tuple(x.shape)}")
+    require(fits, op, f"gamma has shape {tuple(gamma.shape)}, which does not match the last dimensions of x, {tuple(x.shape)}")
 
 
 def _norm_dims(gamma: Tensor) -> list[int]:

@@ -26,7 +26,7 @@ def sources_digest(sources: Path = SOURCES) -> str:
 
 
 def source_digest(source: Path) -> str:
-    """A hash of one source and of those headers of ours that it includes, directly or not."""
+    """A hash of one source and of those headers of mindspeed that it includes, directly or not."""
     return digest(*(file.read_bytes() for file in _with_headers(source)))
 
 

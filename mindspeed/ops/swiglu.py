@@ -30,9 +30,9 @@ def swiglu(x: Tensor, dim: int = -1) -> Tensor:
 
 def _refuse(x: Tensor, dim: int) -> None:
     """Say which check failed."""
-    require(x.is_floating_point(), "swiglu", f"x is {x.dtype}, not a floating-point type")
+    require(x.is_floating_point(), "swiglu", f"x is {x.dtype}, but must have a floating-point type")
     require(-x.dim() <= dim < x.dim(), "swiglu", f"x of shape {tuple(x.shape)} has no dimension {dim}")
-    require(False, "swiglu", f"dimension {dim} of x has size {x.shape[dim]}, which has no halves")
+    require(False, "swiglu", f"dimension {dim} of x has size {x.shape[dim]}, which cannot be split into halves")
 
 
 def _halves(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:

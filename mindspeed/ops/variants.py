@@ -15,7 +15,7 @@ SOURCES: Final = Path(os.environ.get("MINDSPEED_CSRC") or _OPS.parent / "csrc")
 
 
 def reference_only() -> bool:
-    """Return whether ``MINDSPEED_OPS=reference`` asks for the references on every platform."""
+    """Return whether ``MINDSPEED_OPS=reference`` selects the references on every platform."""
     return os.environ.get("MINDSPEED_OPS") == "reference"
 
 
@@ -32,7 +32,7 @@ def native_variants(platform: str) -> frozenset[str]:
 
 
 def variants(platform: str) -> frozenset[str]:
-    """Operators with an implementation of their own on ``platform``, built here or not."""
+    """Operators with a specific implementation on ``platform``, built here or not."""
     return python_variants(platform) | native_variants(platform)
 
 

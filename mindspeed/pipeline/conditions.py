@@ -30,8 +30,8 @@ KEEPS_FORWARDS: Final = (
     *NO_OTHER_PASSES,
     unset(
         "partial_checkpoints",
-        "Megatron recomputes some micro-batches only (num_microbatches_with_partial_activation_checkpoints), and {feature} "
-        "decides which ones",
+        "Megatron recomputes only some micro-batches (num_microbatches_with_partial_activation_checkpoints), but "
+        "{feature} decides which ones",
     ),
 )
 """What every feature needs that decides the order of forward passes, and of those that are recomputed."""
@@ -39,9 +39,12 @@ KEEPS_FORWARDS: Final = (
 KEEPS_PASSES: Final = (
     *KEEPS_FORWARDS,
     NO_TRANSFORMER_ENGINE_LAYERS,
-    unset("ring_exchange", "stages send and receive at once (ring exchange), and {feature} orders messages one by one"),
     unset(
-        "delayed_weight_gradients", "Megatron already delays weight gradients (delay_wgrad_compute), as {feature} does itself"
+        "ring_exchange", "stages send and receive at the same time (ring exchange), but {feature} orders messages one by one"
+    ),
+    unset(
+        "delayed_weight_gradients",
+        "Megatron already delays weight gradients (delay_wgrad_compute), which {feature} does itself",
     ),
     unset(
         "deferred_embedding_gradients",
@@ -50,7 +53,7 @@ KEEPS_PASSES: Final = (
     ),
     ModelCondition(
         "mindspeed.pipeline.model_conditions:foreign_modules",
-        "the model has no linear layers of Transformer Engine and no fully sharded parameters",
+        "the model has no Transformer Engine linear layers and no fully sharded parameters",
     ),
 )
 """What every feature needs whose schedule has weight gradients as operations of their own."""

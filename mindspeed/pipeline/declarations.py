@@ -12,14 +12,14 @@ from mindspeed.plugins.patches import ArgOverride, Wrap
 WAITING_WEIGHTS: Final = Wrap(
     "megatron.core.tensor_parallel.layers:linear_with_grad_accumulation_and_async_allreduce",
     "mindspeed.pipeline.linear:with_queue",
-    reason="the backward pass of a linear layer computes the gradient of its input alone",
+    reason="computes only the input gradient in the backward pass of a linear layer and queues the weight gradient",
 )
 """The patch of a schedule with operations W."""
 
 LISTED_RECOMPUTE: Final = Wrap(
     "megatron.core.tensor_parallel.random:checkpoint",
     "mindspeed.pipeline.checkpoints:with_early_restore",
-    reason="the forward pass is repeated where the list of operations says so, before the gradient arrives",
+    reason="repeats the forward pass at the position in the schedule, before the gradient arrives",
 )
 """The patch of a schedule with operations R."""
 
@@ -35,8 +35,8 @@ def full_recompute(reason: str, num_layers: int = 1) -> list[ArgOverride]:
 
 
 class ScheduleArgs(FeatureArgs):
-    """Settings of every feature that brings a pipeline schedule."""
+    """Settings of every feature that provides a pipeline schedule."""
 
     trace: str | None = Field(
-        None, description="folder in which every rank records its operations of a step, for mindspeed schedule show --trace"
+        None, description="Folder in which every rank records the operations of a step, for mindspeed schedule show --trace"
     )

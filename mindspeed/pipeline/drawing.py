@@ -30,7 +30,8 @@ def read_traces(texts: Sequence[str]) -> Timeline:
 
 
 def as_text(timeline: Timeline, width: int = 100) -> list[str]:
-    """Return a line for each rank: its operation at each moment, lower case for odd chunks, a dot where it is idle."""
+    """Return a line for each rank: its operation at each moment, lower case for chunks 1, 3 and so on, a dot where it is
+    idle."""
     end = max((rank[-1].end for rank in timeline if rank), default=0.0)
     lines = []
     for number, rank in enumerate(timeline):
@@ -45,7 +46,7 @@ def as_text(timeline: Timeline, width: int = 100) -> list[str]:
 
 
 def as_svg(timelines: Sequence[tuple[str, Timeline]], width: int = 1100) -> str:
-    """Return a picture with the titled timelines below one another, each scaled to its own end."""
+    """Return a picture with the titled timelines below each other, each scaled separately."""
     rows = sum(len(timeline) + 2 for _, timeline in timelines) + 1
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + width + 10}" height="{rows * _ROW}" '

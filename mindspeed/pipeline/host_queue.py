@@ -12,7 +12,7 @@ from mindspeed.pipeline.recomputation import Unit
 
 
 class HostQueue:
-    """Moves what units of the queue keep to the host and back, beside the computation.
+    """Offloads and prefetches what units of the queue keep, overlapped with compute.
 
     ``storages_of(unit)`` are the storages of a unit, read by nobody else from the end of its backward pass to its W. Every call
     gets the units of the queue, the one whose W comes first in front, so that nothing but the order is decided there.

@@ -33,7 +33,7 @@ class Queue(Protocol):
 
 @dataclass(slots=True)
 class LinearCall:
-    """One call of a linear layer: everything but its input and its bias."""
+    """A call of a linear layer: everything except its input and its bias."""
 
     original: Linear
     queue: Queue

@@ -23,6 +23,7 @@ from mindspeed.pipeline.running_step import running
 from mindspeed.pipeline.simulator import judge, out_of_order
 from mindspeed.pipeline.transport import Channels, Links, moved, with_headers
 from mindspeed.plugins.active import active_features
+from mindspeed.plugins.fixes import RemoveFeature
 from mindspeed.plugins.problems import Problem, RunError
 
 _FOREIGN: Final = ("adjust_tensor_shapes_fn", "p2p_communicator", "pg_collection", "grad_finalize_pgs")
@@ -73,7 +74,8 @@ class Engine:
             except ValueError as error:
                 problems = [str(error)]
             if problems:
-                raise RunError([Problem("MS650", f"{self.owner}: {text}", (self.owner,)) for text in problems])
+                fix = RemoveFeature(self.owner)
+                raise RunError([Problem("MS650", f"{self.owner}: {text}", (self.owner,), fix=fix) for text in problems])
             if forward_only:
                 forwards = tuple(tuple(op for op in ops if op.kind == "F") for ops in schedule.ops)
                 schedule = Schedule(schedule.name, shape, forwards)
@@ -98,7 +100,7 @@ class Engine:
         """Run one step as Megatron's function does, and return the data of the loss function on the last pipeline rank."""
         for name in _FOREIGN:
             if others.get(name) is not None:
-                refuse(self.owner, f"the caller passes {name}, and the schedule has communication of its own")
+                refuse(self.owner, f"the caller passes {name}, but the schedule replaces the communication")
         chunks = list(model) if isinstance(model, list) else [model]
         iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator] * len(chunks)
         config = get_model_config(chunks[0])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def refuse(owner: str, text: str) -> NoReturn:
     """Raise MS651."""
-    raise RunError([Problem("MS651", f"{owner}: {text}", (owner,), fix=Advice(f"remove {owner}, or do not pass it"))])
+    raise RunError([Problem("MS651", f"{owner}: {text}", (owner,), fix=Advice(f"remove {owner}, or remove that argument"))])
 
 
 def _staying_weights(chunks: list[Any], output_layer: bool) -> Iterator[int]:
@@ -49,7 +49,7 @@ def _staying_weights(chunks: list[Any], output_layer: bool) -> Iterator[int]:
 
 def _shape_fix() -> str:
     """Return the line that allows tensors of other shapes between stages."""
-    return f"add {' or '.join(_features_that_set('variable_seq_lengths'))}, or give every micro-batch one length"
+    return f"add {' or '.join(_features_that_set('variable_seq_lengths'))}, or give all micro-batches the same length"
 
 
 def _features_that_set(argument: str) -> Iterator[str]:
@@ -77,7 +77,7 @@ def _known(function: Callable[..., Any], **optional: Any) -> dict[str, Any]:
 
 
 class MegatronStages:
-    """One call of the forward-backward function: the stages of a rank, and what Megatron keeps during a step."""
+    """A call of the forward-backward function: the stages of a rank, and what Megatron keeps during a step."""
 
     def __init__(
         self,
@@ -142,7 +142,10 @@ class MegatronStages:
         self.tokens += tokens
         if not last and self.expected is not None and tuple(output.shape) != self.expected:
             owner = self.options.owner
-            text = f"{owner}: a stage made a tensor of shape {tuple(output.shape)}, and the step was called for {self.expected}"
+            text = (
+                f"{owner}: a stage produced a tensor of shape {tuple(output.shape)}, but the step was called for "
+                f"{self.expected}"
+            )
             raise RunError([Problem("MS651", text, (owner,), fix=advice(_shape_fix()))])
         return output
 
@@ -236,9 +239,9 @@ class MegatronStages:
     def finish(self, force_all_reduce: bool | None) -> None:
         """Finish the gradients as Megatron does at the end of a step."""
         if self.queue is not None and len(self.queue):
-            refuse(self.options.owner, f"{len(self.queue)} weight gradients are left at the end of a step")
+            refuse(self.options.owner, f"{len(self.queue)} weight gradients are not computed at the end of a step")
         if len(self.checkpoints):
-            refuse(self.options.owner, f"{len(self.checkpoints)} checkpoints are left at the end of a step")
+            refuse(self.options.owner, f"{len(self.checkpoints)} checkpoints are not used at the end of a step")
         if self.config.finalize_model_grads_func is not None:
             more = {"force_all_reduce": True} if force_all_reduce else {}
             tokens = self.tokens if self.config.calculate_per_token_loss else None

@@ -41,7 +41,7 @@ def produced(op: Op, stage: int, stages: int) -> tuple[Message, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Order of the messages on each channel, and what each message tells of those in the other direction.
+    """Order of the messages on each channel, and what each message implies for those in the other direction.
 
     ``consumed[channel][i]`` is the number of messages that the sender of the i-th message had received from its receiver.
     """
@@ -59,7 +59,7 @@ class Routes:
 
 
 def routes(schedule: Schedule) -> Routes:
-    """Return the messages of a schedule. Those that a rank hands to itself are left out."""
+    """Return the messages of a schedule, without those that a rank sends to itself."""
     shape: PipelineShape = schedule.shape
     order: defaultdict[Channel, list[Message]] = defaultdict(list)
     steps = [

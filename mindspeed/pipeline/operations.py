@@ -44,9 +44,9 @@ class PipelineShape:
 
     def __post_init__(self) -> None:
         if min(self.pp, self.vpp, self.micro_batches) < 1:
-            raise ValueError(f"a pipeline has at least one rank, chunk and micro-batch: {self}")
+            raise ValueError(f"a pipeline has at least one rank, chunk and micro-batch, but this one is {self}")
         if self.placement == "v" and self.vpp != 2:
-            raise ValueError(f"a V has two stages on each rank, and vpp is {self.vpp}")
+            raise ValueError(f"placement v has two stages on each rank, but vpp is {self.vpp}")
 
     @property
     def stages(self) -> int:
@@ -123,5 +123,5 @@ class Schedule:
 def _op(words: Sequence[Any]) -> Op:
     kind, chunk, micro_batch = words
     if kind not in KINDS:
-        raise ValueError(f"{kind!r} is no kind of operation; there are {', '.join(KINDS)}")
+        raise ValueError(f"{kind!r} is not a kind of operation; the kinds are {', '.join(KINDS)}")
     return Op(kind, int(chunk), int(micro_batch))

@@ -66,15 +66,18 @@ def keeping_budgets(made: ActivationPlan, known: Catalog) -> ActivationPlan:
         except UnknownValue as unknown:
             flags = ", ".join(map(flag, unknown.fields))
             if made.strict:
-                text = f"{name}: the least that {what} may be is not known"
+                text = f"{name}: the minimum of {what} is unknown"
                 problems.append(Problem("MS307", text, (name,), fix=Advice(f"give {flags}")))
-            text = f"the least that {what} may be is not known; give {flags}"
+            text = f"the minimum of {what} is unknown; give {flags}"
             rows.append(PlanNote("not-checked", name, text, tuple(unknown.fields)))
             continue
         if budget * MIB < least:
             mib = math.ceil(least / MIB * 100) / 100
-            text = f"{name}: {what} is below {mib:g}, the memory of stage {stage} with everything away that {name} can move"
-            fix = f"--set {name}.{setting}={mib:g} or more, or more tensor or pipeline parallelism"
+            text = (
+                f"{name}: {what} is less than {mib:g}, the memory of stage {stage} after everything that {name} can "
+                "offload is offloaded"
+            )
+            fix = f"--set {name}.{setting}={mib:g} or more, or use more tensor or pipeline parallelism"
             problems.append(Problem("MS304", text, (name,), fix=advice(fix)))
     if problems:
         raise ResolutionError(problems)
@@ -100,7 +103,7 @@ def _certain(stage: Stage) -> int:
 
 
 def passes_of(made: ActivationPlan, known: Catalog) -> tuple[Live | None, Live | None]:
-    """The passes in flight of each stage and chunk, and those that are dropped meanwhile, by the schedule of a feature."""
+    """The passes in flight of each stage and chunk, and the dropped ones, by the schedule of a feature."""
     world = made.world
     classes = [(known.feature(planned.name), planned.args) for planned in made.features]
     features = [feature(feature.Args(**args), world) for feature, args in classes]

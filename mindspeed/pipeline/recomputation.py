@@ -15,7 +15,7 @@ class LimitTooSmallError(ValueError):
     """No list keeps a limit of activation sets; ``least`` is the smallest that one does."""
 
     def __init__(self, limit: int, least: int) -> None:
-        super().__init__(f"at least {least} activation sets are alive at once, and the limit is {limit}")
+        super().__init__(f"at least {least} activation sets exist at the same time, but the limit is {limit}")
         self.least = least
 
 

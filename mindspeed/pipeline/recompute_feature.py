@@ -23,7 +23,7 @@ _HANDLES: Final = tuple(
     Wrap(
         f"megatron.core.pipeline_parallel.p2p_communication:{name}",
         "mindspeed.pipeline.own_schedule:with_restoring_handles",
-        reason="the forward pass of a unit is repeated when Megatron's schedule begins to wait for its gradient",
+        reason="repeats the forward pass of a micro-batch when Megatron's schedule begins to wait for its gradient",
         optional=True,
     )
     for name in ("_p2p_ops", "_batched_p2p_ops")

@@ -1,4 +1,4 @@
-"""What the step that is running keeps for later, as the wraps of Megatron's functions find it.
+"""State of the running step for later use, as the wraps of Megatron's functions find it.
 
 A module variable and not a context variable: backward passes run in threads of autograd, which see no context.
 """

@@ -74,7 +74,7 @@ def incomplete(schedule: Schedule) -> Iterator[str]:
     """Yield a sentence for each chunk and micro-batch whose operations on a rank are not one of `COMPLETE`."""
     shape = schedule.shape
     if len(schedule.ops) != shape.pp:
-        yield f"there are lists for {len(schedule.ops)} ranks, and the pipeline has {shape.pp}"
+        yield f"the schedule has lists for {len(schedule.ops)} ranks, but the pipeline has {shape.pp}"
         return
     for rank, ops in enumerate(schedule.ops):
         done = {(chunk, micro_batch): "" for chunk in range(shape.vpp) for micro_batch in range(shape.micro_batches)}
@@ -83,13 +83,16 @@ def incomplete(schedule: Schedule) -> Iterator[str]:
         for (chunk, micro_batch), kinds in done.items():
             name = f"rank {rank}, chunk {chunk}, micro-batch {micro_batch}"
             if kinds.startswith("?"):
-                yield f"{name}: {kinds[1:]} is listed, outside of {shape.vpp} chunks and {shape.micro_batches} micro-batches"
+                yield (
+                    f"{name}: {kinds[1:]} is listed, but there are only {shape.vpp} chunks and {shape.micro_batches} "
+                    "micro-batches"
+                )
             elif kinds not in COMPLETE:
-                yield f"{name}: the order is {kinds or 'empty'}, and must be {', '.join(COMPLETE[:-1])} or {COMPLETE[-1]}"
+                yield f"{name}: the order is {kinds or 'empty'}, but must be {', '.join(COMPLETE[:-1])} or {COMPLETE[-1]}"
 
 
 def out_of_order(schedule: Schedule) -> Iterator[str]:
-    """Yield a sentence for each gradient whose micro-batches are summed in another order than Megatron's.
+    """Yield a sentence for each gradient whose micro-batches are summed in an order different from Megatron's.
 
     In Megatron's own schedules the backwards, and so the weight gradients, of a chunk run by ascending micro-batch.
     """

@@ -106,7 +106,9 @@ NAMES: Final[dict[str, Placement]] = {
 def named(name: str, shape: PipelineShape, costs: Costs) -> Schedule:
     """Return a schedule of `NAMES`. Raises ValueError for a number of chunks that it does not have."""
     if (name == "1f1b" and shape.vpp > 1) or (name == "interleaved" and shape.vpp == 1):
-        raise ValueError(f"{name} has {'one chunk' if name == '1f1b' else 'two chunks or more'} a rank, and vpp is {shape.vpp}")
+        raise ValueError(
+            f"{name} needs {'one chunk' if name == '1f1b' else 'two chunks or more'} per rank, but vpp is {shape.vpp}"
+        )
     if name == "zb-h1":
         return delayed(megatron(shape), range(shape.pp))
     if name == "zb-v":

@@ -87,7 +87,7 @@ class WeightGradients:
 
     @torch.no_grad()
     def run(self, unit: Unit) -> None:
-        """Run all products of a unit; the communication of each runs behind the product before it."""
+        """Run all products of a unit; the communication of each overlaps with the next product."""
         queue = self._queue.get(unit, deque())
         if self.host is not None:
             self.host.leave(list(self._queue)[2:])
@@ -141,5 +141,5 @@ class QueuedTensor:
     def take(self) -> Tensor:
         """Return the tensor. Raises RuntimeError if it was changed since."""
         if self.tensor._version != self.version:
-            raise RuntimeError("a tensor that waits for its weight gradient was changed in place")
+            raise RuntimeError("a tensor needed for a deferred weight gradient was changed in place")
         return self.tensor

@@ -50,7 +50,7 @@ class CollectiveCall:
 
     @property
     def group(self) -> str:
-        """Description of the process group, as Megatron names it, else its own name."""
+        """Description of the process group, as Megatron names it, else its name."""
         group = self.arguments.get("group")
         if group is None:
             return "default"

@@ -36,14 +36,14 @@ _C10D: Final = "torch.distributed.distributed_c10d"
 
 _TABLES: Final[dict[str, Any]] = table_beside(__file__)
 _NCCL_GROUPS: Final = (f"{_C10D}:ProcessGroupNCCL", "torch.distributed:ProcessGroupNCCL")
-_OPTIONS: Final = "scripts make options of NCCL's groups; a torch without CUDA lacks the class"
+_OPTIONS: Final = "scripts create options of NCCL groups, but torch without CUDA lacks the class"
 
 COLLECTIVES: Final = tuple(_TABLES["collectives"]["names"].split())
 """Functions of torch.distributed that move tensors."""
 
 
 @condition(
-    "the layers on the CPU are local, and their norm is torch's LayerNorm, which has no zero-centered weight",
+    "local layers on the CPU use torch's LayerNorm, which has no zero-centered weight",
     fix=(GiveField("zero_centered_norm", False), GiveField("normalization", "RMSNorm")),
 )
 def norm_is_not_zero_centered(args: Any, world: World) -> bool:
@@ -70,11 +70,11 @@ class CpuPlatform(Feature[FeatureArgs]):
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        patches: list[Patch] = [Set(f"{_HERE}:ACTIVE", "cpu", "one platform is active per process", phase="setup")]
+        patches: list[Patch] = [Set(f"{_HERE}:ACTIVE", "cpu", "a process can use only one platform", phase="setup")]
         for row in _TABLES["replaced"]:
             module, glue = row["module"], f"{_HERE}.{row['by']}"
             patches += (Replace(f"{module}:{name}", f"{glue}:{name}", row["reason"]) for name in row["names"].split())
-        patches.append(Set("torch.cuda:_initialized", True, "the CPU is always ready"))
+        patches.append(Set("torch.cuda:_initialized", True, "the CPU platform is always available"))
         patches += (Set(row["target"], Ref(f"{_HERE}.{row['to']}"), row["reason"]) for row in _TABLES["set"])
         types, reason = _TABLES["types"]["names"].split(), _TABLES["types"]["reason"]
         patches += (Set(f"torch.cuda:{name}", Ref(f"torch:{name}"), reason) for name in types)

@@ -107,7 +107,7 @@ def exchange_uneven(
 def gather_by_size(
     all_gather: Function, output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False
 ) -> Any:
-    """``all_gather_into_tensor``: nccl asks for the right number of elements, gloo also for fitting shapes."""
+    """``all_gather_into_tensor``: NCCL checks the number of elements, gloo also requires matching shapes."""
     if output_tensor.shape[1:] != input_tensor.shape[1:] and output_tensor.is_contiguous():
         output_tensor, input_tensor = output_tensor.view(-1), input_tensor.reshape(-1)
     return all_gather(output_tensor, input_tensor, group, async_op)
@@ -115,7 +115,7 @@ def gather_by_size(
 
 @wrapper
 def premultiply(reduction: Function, *args: Any, **kwargs: Any) -> Any:
-    """A reduction with ``ReduceOp.PREMUL_SUM``, which gloo does not know: scale what goes in, then sum."""
+    """A reduction with ``ReduceOp.PREMUL_SUM``, which gloo does not support: scale the input, then sum."""
     ops: list[Any] = [value for value in (*args, *kwargs.values()) if isinstance(value, ReduceOp)]
     if ReduceOp.PREMUL_SUM not in ops:
         return reduction(*args, **kwargs)

@@ -75,7 +75,7 @@ def device_count() -> int:
 
 
 def current_accelerator(check_available: bool = False) -> None:
-    """Return None: code that asks for any accelerator finds what it finds in a torch without CUDA."""
+    """Return None: code that looks for any accelerator finds the same as in a torch without CUDA."""
 
 
 def get_device_name(device: Any = None) -> str:
@@ -154,9 +154,9 @@ def get_arch_list() -> list[str]:
 
 @wrapper
 def refuse_cuda_sources(load: Function, *args: Any, **kwargs: Any) -> Any:
-    """``load_inline``: raise RuntimeError for sources of CUDA, as a torch without CUDA does; one with it asks for a device."""
+    """``load_inline``: raise RuntimeError for CUDA sources, as a torch without CUDA does; one with it needs a device."""
     if kwargs.get("with_cuda"):
-        raise RuntimeError("there is no device to compile CUDA sources for")
+        raise RuntimeError("no device is available to compile CUDA sources for")
     return load(*args, **kwargs)
 
 

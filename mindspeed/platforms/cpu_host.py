@@ -41,7 +41,7 @@ def mark_host(tensor: Any) -> Any:
 
 
 def is_host(tensor: Any) -> bool:
-    """Return whether a tensor stands for host memory; in a graph that is recorded none does."""
+    """Return whether a tensor represents host memory; in a recorded graph none does."""
     return hasattr(_storage(tensor), "is_host")
 
 

@@ -91,7 +91,7 @@ def hold_to_limit(tensor: torch.Tensor, used: int) -> torch.Tensor:
     size = tensor.numel() * tensor.element_size()
     if LIMIT is not None and used + size > LIMIT:
         raise torch.OutOfMemoryError(
-            f"CPU out of memory: a tensor takes {size >> 20} MiB, and {used >> 20} of {LIMIT >> 20} MiB are in use; "
+            f"CPU out of memory: a tensor needs {size >> 20} MiB, but {used >> 20} of {LIMIT >> 20} MiB are in use; "
             "torch.cuda.set_per_process_memory_fraction sets the limit"
         )
     return tensor

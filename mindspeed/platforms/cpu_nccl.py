@@ -11,7 +11,7 @@ def version() -> tuple[int, int, int]:
 
 
 class ProcessGroupNCCL:
-    """The class that no group has here; its options are taken, and dropped with the backend nccl."""
+    """The class that no group has here; its options are accepted, and dropped with the backend nccl."""
 
     class Options:
         """Options of a group; ``config`` takes any field."""

@@ -50,7 +50,7 @@ class _AnyGenerator(type):
 
 
 class Generator(metaclass=_AnyGenerator):
-    """Makes torch's own generators, on the CPU also when device cuda is asked for."""
+    """Makes torch's generators, on the CPU also when device cuda is requested."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return _TorchGenerator("cpu" if is_device(device) else device)
@@ -143,5 +143,5 @@ def _infer_device_type(*args: Any) -> str:
 
 
 def get_device_states(*args: Any) -> tuple[list[int], list[torch.Tensor]]:
-    """Stands for the function of this name in ``torch.utils.checkpoint``: every argument lives on the device."""
+    """Replaces the function of this name in ``torch.utils.checkpoint``: every argument is on the device."""
     return [current_device()], [get_rng_state()]

@@ -34,13 +34,13 @@ _coalesced: dict[Any, list[FutureWork]] = {}
 
 
 class FutureWork:
-    """Handle of collectives in flight, whose outputs are there when a future completes."""
+    """Handle of collectives in flight, whose outputs are complete when a future completes."""
 
     def __init__(self, future: Any) -> None:
         self._future = future
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait until the output is there. Raises what the transport raised, which a handle made by torch would swallow."""
+        """Wait until the output is complete. Raises what the transport raised, which a handle made by torch would swallow."""
         self._future.wait()
         return True
 
@@ -57,7 +57,7 @@ def collect(futures: Sequence[Any]) -> FutureWork:
 
 
 def finish(work: FutureWork, async_op: bool) -> FutureWork | None:
-    """Give the handle to a caller that asked for one; wait for any other."""
+    """Return the handle to a caller of an asynchronous call; wait for any other."""
     if async_op:
         return work
     work.wait()

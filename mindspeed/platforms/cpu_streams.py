@@ -1,4 +1,4 @@
-"""CUDA streams and events on the CPU, where work runs in program order: waiting is done before it is asked for."""
+"""CUDA streams and events on the CPU, where work runs in program order: waiting has nothing to do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Event:
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds from this event to ``end_event``. Raises RuntimeError unless both were recorded."""
         if self._recorded is None or end_event._recorded is None:
-            raise RuntimeError("both events must be recorded before their elapsed time is asked for")
+            raise RuntimeError("both events must be recorded before their elapsed time is read")
         return (end_event._recorded - self._recorded) * 1e3
 
     def ipc_handle(self) -> bytes:
@@ -120,7 +120,7 @@ def stream(stream: Stream | None) -> StreamContext:
 
 
 def mark(msg: Any = None) -> int:
-    """Nobody reads marks and ranges: the depth, or the number, of each is 0."""
+    """Return 0 as the depth, or the number, of marks and ranges, which no other code reads."""
     return 0
 
 

@@ -140,7 +140,7 @@ def record(record_stream: Function, self: Any, stream: Any) -> None:
 
 
 def type_name(type: Function) -> Function:
-    """``Tensor.type``: asked by Megatron, a tensor has its CUDA name. Anyone else gets the truth."""
+    """``Tensor.type``: returns the CUDA name to Megatron, and the real name to all other code."""
 
     @wraps(type)
     def named(self: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -17,4 +17,4 @@ class CudaPlatform(Feature[FeatureArgs]):
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        return [Set("mindspeed.platforms:ACTIVE", "cuda", "one platform is active per process", phase="setup")]
+        return [Set("mindspeed.platforms:ACTIVE", "cuda", "a process can use only one platform", phase="setup")]

@@ -1,4 +1,4 @@
-"""Settings of cpu-platform that a feature beside it has now, under their former names."""
+"""Settings of cpu-platform that another feature now has, under their former names."""
 
 from __future__ import annotations
 

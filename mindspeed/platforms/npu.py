@@ -31,10 +31,10 @@ class NpuPlatform(Feature[NpuPlatformArgs]):
     def megatron_args(self) -> list[ArgOverride]:
         if self.args.transformer_engine:
             return []
-        reason = "Transformer Engine is not installed (else: --set npu-platform.transformer_engine=true)"
+        reason = "Transformer Engine is not installed (if it is: --set npu-platform.transformer_engine=true)"
         return [ArgOverride("transformer_impl", "local", reason)]
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        reason = "one platform is active per process; torch_npu maps torch.cuda and nccl when it is named"
+        reason = "a process can use only one platform; torch_npu maps torch.cuda and NCCL to Ascend"
         return [Set("mindspeed.platforms:ACTIVE", Ref("mindspeed.platforms.npu_transfer:ACTIVE"), reason, phase="setup")]

@@ -24,7 +24,7 @@ class PlanAgreement(Feature[FeatureArgs]):
             Wrap(
                 "torch.distributed.distributed_c10d:init_process_group",
                 f"{__name__}:agree_first",
-                reason="the last moment at which ranks can compare their plans without a collective",
+                reason="compares the plans of all ranks here, the last point where no collective is needed",
                 phase="setup",
             )
         ]

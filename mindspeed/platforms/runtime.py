@@ -48,7 +48,7 @@ def take_device(rank_on_host: int) -> None:
     module, name = device_module(), platform()
     if not (count := module.device_count()):
         fix = f"--platform cpu, or install a torch that is built for {name}"
-        raise PlatformError([Problem("MS501", f"the platform is {name}, and torch finds no device of it", fix=advice(fix))])
+        raise PlatformError([Problem("MS501", f"the platform is {name}, but torch finds no such device", fix=advice(fix))])
     module.set_device(rank_on_host % count)
 
 

@@ -1,4 +1,4 @@
-"""The plan that is active in this process, as features see it: their own instances, and where they report problems."""
+"""The plan that is active in this process, as features see it: their instances, and where they report problems."""
 
 from __future__ import annotations
 

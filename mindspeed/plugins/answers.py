@@ -25,7 +25,7 @@ def implements(feature: type[Feature[Any]], hook: str) -> bool:
 
 
 def answer(feature: type[Feature[Any]], hook: str, args: Any, world: Any, **given: Any) -> Any:
-    """Return what a feature with these arguments, in this job, answers to a hook; None where it does not implement it."""
+    """Return what a feature with these arguments, in this job, returns from a hook; None where it does not implement it."""
     if not implements(feature, hook):
         return None
     return asked(hook, feature, lambda: getattr(feature, hook)(feature(args, world), **given))
@@ -44,7 +44,7 @@ def changed_tensors(feature: type[Feature[Any]], hook: str, args: Any, world: An
 
 
 def contribution(world: World, feature: type[Feature[Any]], args: Any, given: Collection[str] = ()) -> Contribution:
-    """Return what one active feature makes of a job: values nobody gave, arguments that it sets, layers of each chunk.
+    """Return what one active feature gives to a job: values that are not set, arguments that it sets, layers of each chunk.
 
     The fields ``given`` are the user's and stay as they are. Arguments count where Megatron has a default for every job. What
     a feature says that reads a value nobody gave stays out.
@@ -55,7 +55,7 @@ def contribution(world: World, feature: type[Feature[Any]], args: Any, given: Co
     with suppress(UnknownValue):
         values = answer(feature, "job_values", args, world) or {}
         if unknown := sorted(map(str, values.keys() - FIELDS.keys())):
-            text = f"returns {', '.join(unknown)}, which is no field of a job"
+            text = f"returns {', '.join(unknown)}, which is not a field of a job"
             raise MindSpeedError([wrong_answer("job_values", feature, text)])
         made |= {name: value for name, value in values.items() if not world.is_set(name)}
     changed = {name: value for name, value in made.items() if not (world.knows(name) and getattr(world, name) == value)}

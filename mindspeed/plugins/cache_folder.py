@@ -56,11 +56,11 @@ def _distrusted(place: Path) -> Problem | None:
     if stat.S_ISLNK(found.st_mode):
         return untrusted(f"{place} is a symbolic link", f"rm {name}")
     if found.st_uid not in (os.getuid(), 0):
-        text = f"{place} belongs to user {found.st_uid}, who is neither you nor root"
-        return untrusted(text, f"rm -r {name}, or {CACHE_VARIABLE}=FOLDER, of a folder of yours")
+        text = f"{place} belongs to user {found.st_uid}, who is neither the current user nor root"
+        return untrusted(text, f"rm -r {name}, or {CACHE_VARIABLE}=FOLDER with a folder of the current user")
     if found.st_mode & _OTHERS_WRITE:
-        text = f"{place} can be written by other users (mode {stat.S_IMODE(found.st_mode):04o})"
-        return untrusted(text, f"chmod -R go-w {name}, if you know what is in it")
+        text = f"{place} is writable for other users (mode {stat.S_IMODE(found.st_mode):04o})"
+        return untrusted(text, f"chmod -R go-w {name}, if its contents are trusted")
     return None
 
 

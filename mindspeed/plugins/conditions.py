@@ -1,4 +1,4 @@
-"""Conditions of a feature: named functions over its arguments and the job, asked at every stage by one piece of code.
+"""Conditions of a feature: named functions over its arguments and the job, evaluated at every stage by the same code.
 
 The stages are optimization level 1, the plan, the arguments that Megatron-LM has parsed, the configuration that a process
 builds, and the search of a layout. What only a live module can decide is a `ModelCondition`.
@@ -96,7 +96,7 @@ def condition(
 
 @dataclass(frozen=True, slots=True)
 class ModelCondition:
-    """A condition that only a live object can decide, such as the class of a layer that a script brings along.
+    """A condition that only a live object can decide, such as the class of a layer in a script.
 
     ``function`` is ``module:name`` of a function ``(feature, subject) -> Iterable[str]`` that returns what is wrong, imported
     when the ``subject`` exists: the layer ``spec`` (with its configuration as a third argument), the ``model`` chunks or the
@@ -200,7 +200,7 @@ def texts(condition: Condition, feature: str, args: Any, world: Any, other: Any 
     except UnknownValue:
         raise
     except Exception as error:  # a format string or values of a plugin may fail in any way
-        raise ConditionError(f"has texts that cannot be filled: {type(error).__name__}: {error}") from error
+        raise ConditionError(f"has a message or fix that cannot be formatted: {type(error).__name__}: {error}") from error
 
 
 class Loose:

@@ -1,4 +1,4 @@
-"""Constraints of a feature: what it needs, excludes and follows, as data for the resolver."""
+"""Constraints of a feature: requirements, conflicts and order, as data for the resolver."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SERVED_SIZES: Final[dict[str, str]] = {Slot.CONTEXT_PARALLEL: "cp"}
 
 @dataclass(frozen=True, slots=True)
 class Requires:
-    """The named feature must be active; it is added, and the plan says who asked for it.
+    """The named feature must be active; it is added, and the plan shows which feature requires it.
 
     ``settings`` are values that the named feature must have. Another value of the user, or of another requirement, is a
     problem.
@@ -70,7 +70,7 @@ class RequiresAny:
 
 @dataclass(frozen=True, slots=True)
 class RequiresSlot:
-    """Some active feature must hold the slot; never chosen for the user, unless ``setting`` says so.
+    """Some active feature must hold the slot; never chosen for the user, unless ``setting`` is auto.
 
     ``setting`` is a setting of the declaring feature, ``str | None``. A name makes that feature active, one of another
     distribution too. ``auto`` takes the one with the least `Cost` of those whose own conditions and conflicts hold;
@@ -133,7 +133,7 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class Supersedes:
-    """Let this feature's Replace win over the named feature's where both replace one site; the plan says so."""
+    """Let this feature's Replace win over the named feature's where both replace one site; the plan shows it."""
 
     name: str
     reason: str

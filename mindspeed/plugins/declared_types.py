@@ -33,7 +33,7 @@ _COLLECTIONS: Final = {tuple: "tuple", set: "set", frozenset: "set"}
 
 
 class DeclarationError(TypeError):
-    """A field of a declaration has another type than its class says."""
+    """A field of a declaration has another type than its class declares."""
 
 
 def require_types(declaration: Any) -> None:

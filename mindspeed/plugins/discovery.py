@@ -153,7 +153,9 @@ def _load(found: DiscoveredFeature) -> DiscoveredFeature:
         text = str(error)
         return found.broken("MS101", f"feature {found.name} cannot be loaded: {type(error).__name__}{text and ': '}{text}")
     if feature.spec.name != found.name:
-        text = f"feature {found.name} calls itself {feature.spec.name}; folder or entry point and spec.name must be equal"
+        text = (
+            f"the folder or entry point {found.name} and spec.name {feature.spec.name} of a feature differ; they must be equal"
+        )
         return found.broken("MS104", text)
     trace("loaded", f"{found.name} of {found.distribution} {found.version} in {(time.perf_counter() - start) * 1e3:.1f} ms")
     return replace(found, feature=feature)
@@ -191,7 +193,7 @@ def _only_feature(module: Any) -> type[Feature[Any]]:
         if isinstance(value, type) and issubclass(value, Feature) and value.__module__ == module.__name__
     ]
     if len(own) != 1:
-        raise TypeError(f"{module.__name__} defines {len(own)} features, not one")
+        raise TypeError(f"{module.__name__} must define exactly one feature, but defines {len(own)}")
     return own[0]
 
 
@@ -218,7 +220,7 @@ def _mistake(
         return row.broken("MS103", f"feature {row.name} declares {declared}, which no installed feature provides")
     other = specs.get(constraint.name) if isinstance(constraint, Requires) else None
     if other is not None and (shared := specs[row.name].slots & other.slots):
-        text = f"feature {row.name} requires {other.name} and holds the same slot {', '.join(sorted(shared))}"
+        text = f"feature {row.name} requires {other.name}, but both hold the slot {', '.join(sorted(shared))}"
         return row.broken("MS104", text)
     return None
 

@@ -24,7 +24,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a feature adds on the rank that has most; negative where it saves.
+    """Additions of a feature on the rank with the highest load; negative where it saves.
 
     ``weights``, ``gradients`` and ``optimizer`` are bytes, ``temporary`` bytes that a step needs once; activations come from
     the hook ``saved_tensors``, which the planner of memory asks as well. ``flops`` are operations of one layer and micro-batch

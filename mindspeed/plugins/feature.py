@@ -124,7 +124,7 @@ class CheckpointState:
         return self.settings.get(setting) or given or of_kind
 
     def __str__(self) -> str:
-        words = {"none": "adds nothing", "resharded": "is loaded by any other layout", "own": "data of its own"}[self.kind]
+        words = {"none": "adds nothing", "resharded": "any other layout can load it", "own": "separate data"}[self.kind]
         return f"{words}: {self.reason}" if self.reason else words
 
 
@@ -195,9 +195,9 @@ class FeatureSpec:
             require_types(constraint)
         names = Counter(c.name for c in self.constraints if isinstance(c, Condition))
         if twice := [name for name, count in names.items() if count > 1]:
-            raise DeclarationError(f"FeatureSpec.constraints has the condition {', '.join(twice)} twice")
+            raise DeclarationError(f"FeatureSpec.constraints contains the condition {', '.join(twice)} twice")
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"feature name {self.name!r} is not lower-case words joined by dashes")
+            raise ValueError(f"the feature name {self.name!r} must consist of lower-case words joined by dashes")
         if self.level not in (0, 1, 2):
             raise ValueError(f"{self.name}: level {self.level} is not 0, 1 or 2")
         _require_known("platforms", self.platforms, PLATFORMS)
@@ -211,7 +211,7 @@ class FeatureSpec:
         object.__setattr__(self, "platforms", frozenset(self.platforms))
 
     def is_idle(self, world: World) -> bool:
-        """Return whether the feature serves in its slot a parallel size that is 1: it is asked for nothing."""
+        """Return whether the parallel size that the feature serves in its slot is 1, so that it has nothing to do."""
         return bool(self.slots) and not self.sizes and self.idle_size(world) is not None
 
     def idle_size(self, world: World) -> str | None:
@@ -224,7 +224,9 @@ class FeatureSpec:
 
 def _require_known(field_name: str, given: Iterable[str], known: Sequence[str]) -> None:
     if unknown := [name for name in given if name not in known]:
-        raise DeclarationError(f"FeatureSpec.{field_name} has {', '.join(map(repr, unknown))}, not one of {', '.join(known)}")
+        raise DeclarationError(
+            f"FeatureSpec.{field_name} contains {', '.join(map(repr, unknown))}; allowed are {', '.join(known)}"
+        )
 
 
 ArgsT = TypeVar("ArgsT", bound=FeatureArgs)

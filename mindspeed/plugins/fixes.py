@@ -1,4 +1,4 @@
-"""Fixes of a problem, as data: each renderer says them in the words of its audience."""
+"""Fixes of a problem, as data: each renderer formats them for its audience."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ Fix = tuple[FixStep, ...]
 
 
 class SettingsError(ValueError):
-    """What a validator of an argument model raises: settings that do not fit each other, and the fix."""
+    """The error that a validator of an argument model raises: contradicting settings, and the fix."""
 
     def __init__(self, text: str, *fix: FixStep) -> None:
         super().__init__(text)
@@ -138,7 +138,7 @@ def advice(text: str) -> Fix:
 
 
 def filled(fix: Fix, feature: str, text: Callable[[str], str]) -> Fix:
-    """Return a fix in which ``text`` has filled every string, and the declaring ``feature`` every name that is left out."""
+    """Return a fix in which ``text`` has filled every string, and the declaring ``feature`` every missing name."""
     return tuple(_filled(step, feature, text) for step in fix)
 
 
@@ -248,7 +248,13 @@ class CommandLine:
         return (" " if all(isinstance(step, GiveField | GiveOption) for step in steps) else " and ").join(texts)
 
 
-_KEYWORDS: Final = {"--optimization-level": "level", "--strict": "strict", "--without": "without", "--features": "features"}
+_KEYWORDS: Final = {
+    "--optimization-level": "level",
+    "--strict": "strict",
+    "--only": "only",
+    "--without": "without",
+    "--features": "features",
+}
 
 
 class PythonApi(CommandLine):
@@ -258,7 +264,7 @@ class PythonApi(CommandLine):
         return f'world={{"{name}": {_as_python(value)}}}'
 
     def drop_field(self, name: str) -> str:
-        return f'leave "{name}" out of world'
+        return f'remove "{name}" from world'
 
     def give_setting(self, setting: str, value: Any) -> str:
         feature, _, name = setting.partition(".")

@@ -51,7 +51,7 @@ class DiscoveredFeature:
         return f"{self.distribution} {self.version}, {place}"
 
     def broken(self, code: str, message: str) -> DiscoveredFeature:
-        """The same row with a problem, whose fix is to repair whoever provides it."""
+        """The same row with a problem, whose fix is to repair or uninstall the distribution."""
         fix = f"fix or uninstall {self.distribution}" if self.distribution != BUILT_IN else "reinstall mindspeed"
         return replace(self, feature=None, problem=Problem(code, message, (self.name,), where=self.where, fix=advice(fix)))
 
@@ -153,4 +153,4 @@ def _without_clashes(rows: Iterable[DiscoveredFeature]) -> Iterator[DiscoveredFe
         yield from built_in[:1]
         providers = " and ".join(sorted(f"{row.distribution} {row.version}" for row in same))
         for row in same if not built_in else [row for row in same if row.distribution != BUILT_IN]:
-            yield row.broken("MS102", f"the feature name {name} is provided by {providers}")
+            yield row.broken("MS102", f"several packages provide the feature {name}: {providers}")

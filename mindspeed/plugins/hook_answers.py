@@ -1,4 +1,4 @@
-"""What the code of a feature gives back: errors and wrong answers of hooks as problems that name the feature."""
+"""Results of hooks: errors and wrong return values become problems that name the feature."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLUGINS: Final = os.path.join(os.path.dirname(__file__), "")
 
 
 def asked(hook: str, feature: Any, ask: Callable[[], Any]) -> Any:
-    """Return what a feature answers to a hook.
+    """Return the result of a hook of a feature.
 
     Raises MindSpeedError: MS901 for an exception in the hook, MS108 for an answer of another type than the hook has.
     """
@@ -58,7 +58,7 @@ def _type_of(hook: str) -> tuple[Test, str]:
 
 
 def wrong_answer(hook: str, feature: Any, what: str) -> Problem:
-    """MS108 for a hook of a feature that answers what it cannot."""
+    """MS108 for a hook of a feature that returns an unsupported value."""
     name, code = feature.spec.name, inspect.unwrap(getattr(feature, hook)).__code__
     author = provider_of(feature) or f"the feature {name}"
     where = _where(feature, f"{code.co_filename}:{code.co_firstlineno}")

@@ -101,7 +101,7 @@ class PlanHooks:
 
     @hook(HookFacts("plan", answers="each", proves=False))
     def notes(self) -> Iterable[str]:  # type: ignore[empty-body]
-        """Return sentences about what the settings mean in this job; each is a note of the plan."""
+        """Return sentences that explain the effect of the settings in this job. The plan shows each as a note."""
 
     @hook(HookFacts("plan", answers="each", none="every slot of the declaration", proves=False))
     def held_slots(self) -> Collection[str] | None:
@@ -109,7 +109,7 @@ class PlanHooks:
 
     @hook(HookFacts("plan", answers="merged", none="no values", proves=False))
     def job_values(self) -> Mapping[str, Any] | None:
-        """Return fields of the job that the settings decide; those that the user gave stay as they are."""
+        """Return job fields that follow from the settings. Values given by the user are not changed."""
 
     @hook(HookFacts("plan", answers="one", none="equal shares", proves=False))
     def layer_split(self) -> Sequence[int] | None:
@@ -117,7 +117,7 @@ class PlanHooks:
 
     @hook(HookFacts("plan", answers="merged", none="no variables", proves=False))
     def process_variables(self) -> Mapping[str, ProcessVariable] | None:
-        """Return environment variables that the processes of a job must have from their start."""
+        """Return environment variables that must be set before the processes of a job start."""
 
     @hook(HookFacts("plan", answers="each", none="every step", proves=False))
     def working_steps(self) -> tuple[int, int] | None:
@@ -127,34 +127,34 @@ class PlanHooks:
 class PlannerHooks:
     """Called by the planner of memory and by the search of a layout; pure, without torch and megatron."""
 
-    @hook(HookFacts("planner", answers="chained", none="the tensors as they were given", value="tensors", proves=False))
+    @hook(HookFacts("planner", answers="chained", none="the tensors, unchanged", value="tensors", proves=False))
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
-        """Return what layers keep for backward with this feature, from what they keep without it."""
+        """Return the tensors that layers save for backward with this feature, given those without it."""
 
-    @hook(HookFacts("planner", answers="chained", none="the tensors as they were given", value="tensors", proves=False))
+    @hook(HookFacts("planner", answers="chained", none="the tensors, unchanged", value="tensors", proves=False))
     def resting(self, tensors: SavedTensors) -> SavedTensors | None:
-        """Return what the optimizer keeps between steps with this feature, from what it keeps without it."""
+        """Return the tensors that the optimizer keeps between steps with this feature, given those without it."""
 
     @hook(HookFacts("planner", answers="each", none="nothing", proves=False))
     def estimate(self) -> Estimate | None:
-        """Return what the feature adds to memory, work and traffic of the rank that has most.
+        """Return the memory, work and traffic that the feature adds on the rank with the highest load.
 
         The sizes of ``self.world`` are arrays of many layouts, so formulas are plain arithmetic.
         """
 
-    @hook(HookFacts("planner", answers="each", none="the search does not try it", proves=False))
+    @hook(HookFacts("planner", answers="each", none="the search skips this configuration", proves=False))
     def variants(self) -> Sequence[Mapping[str, Any]] | None:
-        """Return the settings with which a search tries the feature, in addition to leaving it out."""
+        """Return the settings with which a search tries the feature, in addition to running without it."""
 
-    @hook(HookFacts("planner", answers="each", none="it cannot be chosen automatically", proves=False))
+    @hook(HookFacts("planner", answers="each", none="the feature cannot be chosen automatically", proves=False))
     def cost(self) -> Cost | None:
-        """Return the cost of the feature, for a slot whose holder mindspeed may choose."""
+        """Return the cost of the feature, so that mindspeed can choose among features for one slot."""
 
     @hook(HookFacts("planner", answers="each", none="no limit", proves=False))
     def budget(self) -> tuple[str, float] | None:
         """Return the setting that limits the device memory of a rank, and its value in MiB.
 
-        A plan whose ranks need more, by the planner of memory, is refused.
+        A plan is refused if the memory estimate of a rank exceeds this value.
         """
 
 
@@ -163,17 +163,17 @@ class SessionHooks:
 
     @hook(HookFacts("session", proves=False))
     def activated(self) -> None:
-        """Begin to work: the patches of the plan are in force in every module that is loaded."""
+        """Start working. The patches of the plan are now applied to every loaded module."""
 
     @hook(HookFacts("session", proves=False))
     def deactivated(self) -> None:
-        """Release everything that this feature holds outside its instance: the patches of the plan are undone."""
+        """Release all resources that this feature holds outside its instance. The patches of the plan are now undone."""
 
 
 class ArgumentHooks:
     @hook(HookFacts("megatron-core", "build", value="config"))
     def config_ready(self, config: Any) -> None:
-        """Inspect or change a TransformerConfig that has all overrides and that Megatron has accepted.
+        """Inspect or change a TransformerConfig after all overrides and after Megatron's validation.
 
         Runs after the outermost ``__post_init__`` that Megatron defines for the class of the configuration.
         """
@@ -182,37 +182,38 @@ class ArgumentHooks:
 class ParallelHooks:
     @hook(HookFacts("megatron-core", "setup"))
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        """Create process groups: those of model parallelism exist.
+        """Create process groups. Megatron's model-parallel groups exist already.
 
         ``sizes`` has tp, pp, cp, dp, ep; ``get_group("tp")`` returns the group of this rank.
         """
 
     @hook(HookFacts("megatron-core", "teardown"))
     def groups_destroyed(self) -> None:
-        """Destroy every group of this feature: the groups of model parallelism are about to be destroyed."""
+        """Destroy all process groups of this feature. Megatron destroys its model-parallel groups afterwards."""
 
-    @hook(HookFacts("megatron-core", "setup", "merged", "Megatron's own options", proves=False))
+    @hook(HookFacts("megatron-core", "setup", "merged", "Megatron's default options", proves=False))
     def group_options(self, group: str) -> Any:
         """Return the options of the process group that Megatron is about to create under this name, or None.
 
-        The answer is an options object of the backend, or a dictionary for a backend that takes one.
+        The return value is an options object of the backend, or a dictionary for backends that accept one.
         """
 
 
 class ModelHooks:
-    @hook(HookFacts("megatron-core", "build", "chained", "the specification as it was given", value="spec"))
+    @hook(HookFacts("megatron-core", "build", "chained", "the specification, unchanged", value="spec"))
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        """Return the TransformerBlockSubmodules to build, changed or as given."""
+        """Return the TransformerBlockSubmodules to build, changed or unchanged."""
 
     @hook(HookFacts("megatron-core", "build"))
     def model_built(self, chunks: Sequence[Any]) -> None:
-        """Inspect or change the model: all model chunks of this rank exist, before the optimizer does."""
+        """Inspect or change the model. All model chunks of this rank exist, but the optimizer does not yet."""
 
 
 class PipelineHooks:
     @hook(HookFacts("megatron-core", "step", "one", "Megatron's schedule"))
     def schedule(self, config: Any) -> Callable[..., Any] | None:
-        """Return the forward-backward function to use instead of Megatron's; only the holder of slot pipeline-schedule."""
+        """Return the forward-backward function to use instead of Megatron's. Called only for the feature in the slot
+        pipeline-schedule."""
 
     @hook(HookFacts("megatron-core", "step", "each", "nothing around this pass"))
     def around_schedule(
@@ -223,11 +224,13 @@ class PipelineHooks:
 
     @hook(HookFacts("megatron-core", "step", "each", "nothing around this unit"))
     def around_forward_step(self, unit: Unit) -> AbstractContextManager[None] | None:
-        """Return a context manager around the forward pass of one unit, in Megatron's schedules without combined steps."""
+        """Return a context manager around the forward pass of one micro-batch in one model chunk. Not called in Megatron's
+        schedules with combined forward-backward steps."""
 
     @hook(HookFacts("megatron-core", "step", "each", "nothing around this unit"))
     def around_backward_step(self, unit: Unit) -> AbstractContextManager[None] | None:
-        """Return a context manager around the backward pass of one unit, in Megatron's schedules without combined steps."""
+        """Return a context manager around the backward pass of one micro-batch in one model chunk. Not called in Megatron's
+        schedules with combined forward-backward steps."""
 
 
 class TrainHooks:
@@ -237,11 +240,12 @@ class TrainHooks:
 
     @hook(HookFacts("megatron-core", "step"))
     def gradients_ready(self, chunks: Sequence[Any], gradients: Sequence[tuple[str, Any]]) -> None:
-        """Inspect or change, in place, the gradients of a step, when Megatron has summed them over ranks and micro-batches.
+        """Inspect the gradients of a step or change them in place, after Megatron has summed them over ranks and
+        micro-batches.
 
-        ``gradients`` has the name and the tensor of each trained parameter of the model ``chunks``. The tensor is its
-        ``main_grad``, to which kernels may add outside of autograd, so that hooks of tensors see nothing; else its ``grad``.
-        With the distributed optimizer, only the share of this rank is summed.
+        ``gradients`` contains the name and the gradient of each trained parameter of the model ``chunks``. The gradient is
+        ``main_grad`` if the parameter has one, else ``grad``. With the distributed optimizer, only the shard of this rank
+        is summed.
         """
 
     @hook(HookFacts("megatron-core", "build"))
@@ -250,21 +254,22 @@ class TrainHooks:
 
     @hook(HookFacts("training loop", "step", "each", "no numbers", proves=False))
     def step_metrics(self, state: TrainState) -> Mapping[str, float] | None:
-        """Return numbers of the step that has ended, for the log of the loop.
+        """Return metrics of the finished step for the training log.
 
-        A name without a dot becomes ``feature.name``; one with a dot stands as it is, and in ``log.jsonl`` dots nest.
-        `mindspeed pretrain` logs those of rank 0, Megatron-LM those of the last pipeline stage, as means that are above zero.
+        A name without a dot becomes ``feature.name``; a name with a dot is used unchanged. In ``log.jsonl`` dots create
+        nested objects. `mindspeed pretrain` logs the values of rank 0. Megatron-LM logs the mean over its log interval on
+        the last pipeline stage, if it is greater than 0.
         """
 
 
 class CheckpointHooks:
     @hook(HookFacts("training loop", "checkpoint", "each"))
     def save_extra(self, state: TrainState) -> dict[str, Any]:  # type: ignore[empty-body]
-        """Return what this feature adds to a checkpoint, which stores it under the name of the feature."""
+        """Return data to store in a checkpoint under the name of this feature."""
 
     @hook(HookFacts("training loop", "checkpoint", proves=False))
     def load_extra(self, state: TrainState, data: dict[str, Any]) -> None:
-        """Take back what `save_extra` returned."""
+        """Restore the data that `save_extra` returned."""
 
 
 HOOK_CLASSES: Final = (

@@ -70,12 +70,12 @@ class FeatureManager(pluggy.PluginManager):
                 continue
             if name not in HOOKS:
                 fix = suggestion(near_names(name, HOOKS), "remove @hookimpl; docs/hooks.md lists the hooks")
-                text = f"feature {owner} implements {name}, which is not a hook"
+                text = f"feature {owner} implements {name}, but no such hook exists"
                 yield Problem("MS104", text, (owner,), where=_source_line(method), fix=advice(fix))
                 continue
             known = getattr(self.hook, name).spec.argnames
             if foreign := [parameter for parameter in _parameters(method) if parameter not in known]:
-                text = f"hook {name} of feature {owner} has the parameter {', '.join(foreign)}, which the hook does not have"
+                text = f"hook {name} of feature {owner} has the unknown parameter {', '.join(foreign)}"
                 fix = f"use any of {', '.join(known)}" if known else "remove the parameter"
                 yield Problem("MS104", text, (owner,), where=_source_line(method), fix=advice(fix))
 
@@ -88,7 +88,7 @@ class FeatureManager(pluggy.PluginManager):
         return [(name, call(arguments)) for name, call in self._implementations(hook) if name not in without]
 
     def answers(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
-        """Call ``hook`` and leave out the features that answered None."""
+        """Call ``hook`` and skip the features that returned None."""
         return [(name, answer) for name, answer in self.call(hook, **arguments) if answer is not None]
 
     def chain(self, hook: str, without: Collection[str] = (), **arguments: Any) -> Any:

@@ -12,5 +12,5 @@ def near_names(name: object, known: Iterable[str], cutoff: float = 0.5, number: 
 
 
 def suggestion(near: Sequence[str], otherwise: str = "") -> str:
-    """``did you mean a or b?``; without near names the text ``otherwise``."""
+    """``did you mean a or b?``; without similar names the text ``otherwise``."""
     return f"did you mean {' or '.join(near)}?" if near else otherwise

@@ -86,13 +86,13 @@ class _Reader:
                     self._scalar(event, line)
                 case yaml.AliasEvent():
                     if event.anchor not in self._anchors:
-                        raise PlainDataError(f"the alias *{event.anchor} stands for nothing before it", line)
+                        raise PlainDataError(f"the alias *{event.anchor} refers to nothing before it", line)
                     self._add(*self._anchors[event.anchor], line)
         return self._result
 
     def _begin(self, value: Any, anchor: str | None, line: int) -> None:
         if len(self._open) >= DEPTH:
-            raise PlainDataError(f"more than {DEPTH} lists and mappings are inside one another", line)
+            raise PlainDataError(f"lists and mappings are nested more than {DEPTH} levels deep", line)
         if self._wants_key:
             raise PlainDataError("a key is a list or a mapping, not text", line)
         self._open.append(_Open(value, anchor))
@@ -140,7 +140,7 @@ class _Reader:
         elif into.key == _MERGE:
             mappings = value if isinstance(value, list) else [value]
             if not all(isinstance(mapping, dict) for mapping in mappings):
-                raise PlainDataError(f"{_MERGE} takes a mapping, or a list of mappings", line)
+                raise PlainDataError(f"{_MERGE} needs a mapping, or a list of mappings", line)
             into.merged += mappings
             into.key = None
         else:

@@ -102,7 +102,7 @@ class Problem:
 
 
 class MindSpeedError(Exception):
-    """Base of every error that mindspeed raises; ``problems`` holds all of them, ``words`` says fixes to who reads them."""
+    """Base of every error that mindspeed raises; ``problems`` holds all of them, ``words`` formats fixes for the reader."""
 
     def __init__(self, problems: Iterable[Problem] | str, words: CommandLine = on_command_line) -> None:
         if isinstance(problems, str):  # of Megatron's build_module, which raises errors again by their type and a longer text
@@ -128,7 +128,7 @@ class PatchError(MindSpeedError):
 
 
 class PlatformError(MindSpeedError):
-    """The device layer cannot do what was asked."""
+    """The device layer cannot do what was requested."""
 
 
 class RunError(MindSpeedError):
@@ -139,7 +139,7 @@ class CollectedProblems(list[Problem]):
     """Problems of steps that do not depend on one another."""
 
     def collect(self, step: Callable[[], _Result]) -> _Result | None:
-        """The result of a step, or None after its problems were taken down."""
+        """The result of a step, or None after its problems were collected."""
         try:
             return step()
         except MindSpeedError as error:

@@ -42,6 +42,6 @@ def variable_problems(needed: Mapping[str, Variables], environ: Mapping[str, str
         if wrong:
             found = ", ".join(f"{name} is {environ[name]!r}" if name in environ else f"{name} is not set" for name in wrong)
             fix = f"export {' '.join(f'{name}={value}' for name, value in wrong.items())}"
-            text = f"{feature} needs variables that a process has from its start: {found}"
+            text = f"{feature} needs environment variables that must be set before the process starts: {found}"
             problems.append(Problem("MS517", text, (feature,), where="environment of this process", fix=advice(fix)))
     return problems

@@ -1,4 +1,4 @@
-"""What the layers of a model keep for backward, as data that features change and the memory planner adds up. Light."""
+"""The tensors that layers keep for backward, as data that features change and the memory planner adds up. Light."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def leave(
 
 
 def in_backward(tensors: Sequence[SavedTensor], by: str, layers: int = 1) -> SavedTensors:
-    """Return the tensors, and a place for those that a feature moved in ``layers`` layers, as they come back together."""
+    """Return the tensors, and an entry for those that a feature offloaded in ``layers`` layers, as they are restored
+    together."""
     parts = tuple(dict.fromkeys(t.name for t in tensors if t.by == by and t.layers))
     if not parts:
         return tuple(tensors)
@@ -66,6 +67,6 @@ def with_coming_back(tensors: Sequence[SavedTensor]) -> SavedTensors:
 
 
 def resized(tensors: Sequence[SavedTensor], sizes: dict[str, int]) -> SavedTensors:
-    """Return the tensors with other bytes for those that ``sizes`` names; those of 0 bytes are left out."""
+    """Return the tensors with other bytes for those in ``sizes``, without those of 0 bytes."""
     changed = (replace(t, bytes=sizes[t.name]) if t.name in sizes else t for t in tensors)
     return tuple(t for t in changed if t.name not in sizes or t.bytes)

@@ -20,7 +20,7 @@ NO_FSDP: Final = unset("fsdp", "parameters are fully sharded over data-parallel 
 
 
 @condition(
-    "layers are Transformer Engine's, and {feature} works on Megatron's local layers",
+    "layers are Transformer Engine's, but {feature} supports only Megatron's local layers",
     fix=(GiveField("transformer_engine_layers", False), _REMOVE),
 )
 def no_transformer_engine_layers(args: Any, world: World) -> bool:
@@ -48,7 +48,7 @@ NO_OTHER_PASSES: Final = (
 """What every feature needs that repeats forward passes or moves what they keep."""
 
 
-@condition("the model is dense, and {feature} works on experts", fix=(GiveField("num_experts"), _REMOVE), selects=True)
+@condition("the model is dense, but {feature} needs a MoE model", fix=(GiveField("num_experts"), _REMOVE), selects=True)
 def has_experts(args: Any, world: World) -> bool:
     """Check that the model has experts."""
     return bool(world.num_experts > 0)

@@ -1,4 +1,4 @@
-"""Tables that stand as YAML or JSON beside the module that reads them. Light."""
+"""Tables in YAML or JSON next to the module that reads them. Light."""
 
 from __future__ import annotations
 

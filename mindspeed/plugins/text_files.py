@@ -12,7 +12,7 @@ from mindspeed.plugins.problems import PlatformError, Problem
 
 
 def write_files(texts: Mapping[Path, str], fix: str = "") -> None:
-    """Write every text beside its place, then rename all of them; missing folders are made.
+    """Write every text to a temporary file next to its place, then rename all of them; missing folders are made.
 
     Raises PlatformError (MS516) with the path that cannot be written; files that existed are then unchanged.
     """

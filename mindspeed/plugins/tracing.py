@@ -11,12 +11,12 @@ TRACE_VARIABLE: Final = "MINDSPEED_TRACE"
 
 
 def tracing() -> bool:
-    """Return whether the environment asks for the trace."""
+    """Return whether the environment switches on the trace."""
     return os.environ.get(TRACE_VARIABLE, "").lower() in ("1", "true", "yes")
 
 
 def trace(step: str, text: str) -> None:
-    """Print ``mindspeed[RANK] STEP TEXT`` when the trace is on; the rank is left out in a process that has none."""
+    """Print ``mindspeed[RANK] STEP TEXT`` when the trace is on, without the rank in a process that has none."""
     if tracing():
         rank = os.environ.get("RANK")
         print(f"mindspeed{f'[{rank}]' if rank else ''} {step:<9} {text}", file=sys.stderr, flush=True)

@@ -95,5 +95,5 @@ def _slow(what: str, code: Any, frame: FrameType | None) -> Problem:
     what = f"{what} {name}".strip()
     line = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
     where = ", ".join(filter(None, (provider, line)))
-    fix = Advice(f"wait; if it does not end, do without the feature, and report it to the authors of {provider or what}")
-    return Problem("MS902", f"{what} runs for longer than {PATIENCE:.0f} s", where=where, fix=fix)
+    fix = Advice(f"wait; if it does not end, remove the feature, and report it to the authors of {provider or what}")
+    return Problem("MS902", f"{what} is running for more than {PATIENCE:.0f} s", where=where, fix=fix)

@@ -25,11 +25,12 @@ LINEAR_LAYERS: Final = (
     NO_TRANSFORMER_ENGINE_LAYERS,
     unset(
         "tensor_parallel_overlap",
-        "tp_comm_overlap overlaps collectives of Transformer Engine's layers only, and {feature} works on Megatron's",
+        "tp_comm_overlap overlaps collectives of Transformer Engine's layers only, but {feature} replaces Megatron's "
+        "local layers",
     ),
     ModelCondition(
         "mindspeed.tensor_parallel.layers:missing_linear_layers",
-        "the layers have ColumnParallelLinear and RowParallelLinear of Megatron",
+        "the layers use Megatron's ColumnParallelLinear and RowParallelLinear",
         subject="spec",
         fix=(GiveField("transformer_engine_layers", False), RemoveFeature()),
     ),

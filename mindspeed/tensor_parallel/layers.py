@@ -16,7 +16,7 @@ from mindspeed.tensor_parallel.weight_gradient import weight_gradient
 
 
 class ColumnLinear(ColumnParallelLinear, ABC):  # type: ignore[misc]  # megatron has no types
-    """Megatron's layer, but for its product: weights, bias, gather of the output and checkpoints are its own."""
+    """Megatron's layer with a different product: weights, bias, gather of the output and checkpoints are unchanged."""
 
     @abstractmethod
     def products(self, sequence_parallel: bool) -> Products | None:

@@ -37,6 +37,9 @@ def parts_that_fit(feature: str, asked: int, rows: int, fix: str = "") -> int:
     while parts > 1 and (rows % parts or rows // parts < LEAST_ROWS):
         parts //= 2
     if parts < asked:
-        text = f"{feature}: {rows} rows cannot be split into {asked} equal parts of at least {LEAST_ROWS} rows; {parts} used"
+        text = (
+            f"{feature}: {rows} rows cannot be split into {asked} equal chunks of at least {LEAST_ROWS} rows; {parts} "
+            "chunks are used"
+        )
         report_problem(Problem("MS414", text, (feature,), fix=advice(fix.format(parts=parts))))
     return parts

@@ -32,7 +32,9 @@ class _IndexReader(pickle.Unpickler):
             return getattr(torch, name)
         if name in _CLASSES.get(module, ()):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which no index of torch has; it was not run")
+        raise pickle.UnpicklingError(
+            f"the index refers to {module}.{name}, which no torch checkpoint contains; it was not executed"
+        )
 
 
 def read_index(checkpoint: Path) -> Any:
@@ -45,8 +47,10 @@ def read_index(checkpoint: Path) -> Any:
     with (checkpoint / INDEX).open("rb") as file:
         index = _IndexReader(file).load()
     if not isinstance(index, Metadata) or not isinstance(index.storage_data, dict):
-        raise pickle.UnpicklingError("it is no index of torch")
+        raise pickle.UnpicklingError("the file is not an index of torch")
     for stored in index.storage_data.values():
         if Path(stored.relative_path).name != stored.relative_path:
-            raise pickle.UnpicklingError(f"it has a tensor in {stored.relative_path}, which is not a file of the checkpoint")
+            raise pickle.UnpicklingError(
+                f"the index has a tensor in {stored.relative_path}, which is not a file of the checkpoint"
+            )
     return index

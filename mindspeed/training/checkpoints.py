@@ -113,8 +113,8 @@ def checkpoint_at(path: str | Path, step: int | None = None) -> Path:
 
 def folder_in_use(run: str) -> Problem:
     """Return MS602 for a folder in which a new run would replace the checkpoints of another one."""
-    fix = f"--resume {run} continues it, and another --run starts a new one"
-    return Problem("MS602", f"the folder {run} already holds a run with checkpoints", where=run, fix=advice(fix))
+    fix = f"--resume {run} continues that run; use another --run for a new one"
+    return Problem("MS602", f"the folder {run} already contains a run with checkpoints", where=run, fix=advice(fix))
 
 
 def remove_old(run: str | Path, keep: int) -> None:
@@ -130,14 +130,16 @@ def read_manifest(checkpoint: Path) -> Manifest:
     try:
         manifest = _parsed(checkpoint)
     except (*UNREADABLE, ValidationError) as error:
-        why = f"it has no {MANIFEST}" if isinstance(error, FileNotFoundError) else f"{MANIFEST} cannot be read: {_words(error)}"
+        why = (
+            f"{MANIFEST} is missing" if isinstance(error, FileNotFoundError) else f"{MANIFEST} cannot be read: {_words(error)}"
+        )
         text = f"{checkpoint} is not a checkpoint of mindspeed pretrain: {why}"
         raise RunError([Problem("MS602", text, where=str(checkpoint), fix=_way_back(checkpoint))]) from error
     sizes = file_sizes(checkpoint)
     needed = [*ESSENTIAL, *([COMMON] if keeps_common_file(checkpoint) else []), *manifest.files]
     missing = [f"{name} is missing" for name in dict.fromkeys(needed) if name not in sizes]
     cut = [
-        f"{name} has {sizes[name]} bytes of {size}" for name, size in manifest.files.items() if sizes.get(name, size) != size
+        f"{name} has {sizes[name]} of {size} bytes" for name, size in manifest.files.items() if sizes.get(name, size) != size
     ]
     if missing or cut:
         raise RunError([damaged(checkpoint, missing + cut)])
@@ -147,9 +149,9 @@ def read_manifest(checkpoint: Path) -> Manifest:
 def _parsed(checkpoint: Path) -> Manifest:
     data = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
     if not isinstance(data, dict):
-        raise ValueError("it is no object")
+        raise ValueError("the file does not contain a JSON object")
     if data.pop("format", None) != FORMAT:
-        raise ValueError(f"its format is not {FORMAT}; a newer mindspeed may read it")
+        raise ValueError(f"its format is not {FORMAT}; a newer mindspeed may be able to read it")
     return TypeAdapter(Manifest).validate_json(json.dumps(data))
 
 
@@ -162,7 +164,7 @@ def _words(error: Exception) -> str:
 
 def damaged(checkpoint: Path, reasons: Sequence[str]) -> Problem:
     """Return MS602 for a checkpoint that cannot be loaded, with the way back to an earlier one."""
-    fix = _way_back(checkpoint) or advice("copy it again from where it came, or start a new run")
+    fix = _way_back(checkpoint) or advice("copy it again from its source, or start a new run")
     return Problem("MS602", f"{checkpoint} is damaged", chain=tuple(reasons), where=str(checkpoint), fix=fix)
 
 
@@ -172,7 +174,7 @@ def _way_back(checkpoint: Path) -> Fix:
     earlier = [step for step in saved_steps(run) if name and step < int(name.group(1))]
     if not earlier:
         return ()
-    return advice(f"--resume {run} --step {earlier[-1]} --run {run}-{earlier[-1]} goes on from the checkpoint before it")
+    return advice(f"--resume {run} --step {earlier[-1]} --run {run}-{earlier[-1]} continues from the previous checkpoint")
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
@@ -232,13 +234,15 @@ def check_manifest(manifest: Manifest, model: Mapping[str, Any], optimizer: str,
     """MS602 for a checkpoint of another model, with every difference; and for one of another kind of optimizer."""
     pairs = {name: (manifest.model.get(name), model.get(name)) for name in (*manifest.model, *model)}
     unequal = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    different = [f"{name}: {saved} in the checkpoint, {own} in this job" for name, (saved, own) in unequal.items()]
+    different = [f"{name} is {saved} in the checkpoint, but {own} in this job" for name, (saved, own) in unequal.items()]
     problems = []
     if different:
         fix = "give this job the checkpoint's values, or start a new run"
-        problems.append(Problem("MS602", "the checkpoint is of another model", chain=different, where=where, fix=advice(fix)))
+        problems.append(
+            Problem("MS602", "the checkpoint belongs to another model", chain=different, where=where, fix=advice(fix))
+        )
     if manifest.optimizer != optimizer:
-        text = f"the checkpoint has the state of a {manifest.optimizer} optimizer, and this job's is {optimizer}"
-        fix = "switch the feature that distributes the optimizer as it was when the checkpoint was saved"
+        text = f"the checkpoint contains the state of a {manifest.optimizer} optimizer, but this job uses {optimizer}"
+        fix = "use the same kind of optimizer, sharded or not, as when the checkpoint was saved"
         problems.append(Problem("MS602", text, where=where, fix=advice(fix)))
     return problems

@@ -32,7 +32,7 @@ PlanOfJob = Callable[[str], ActivationPlan]
 
 @dataclass(frozen=True, slots=True)
 class JobSide:
-    """One of the two jobs: its facts (`fingerprint.Content`), where values come from, and the numbers of its steps."""
+    """A side of a comparison: its facts (`fingerprint.Content`), sources of its values, and the numbers of its steps."""
 
     path: str
     form: str
@@ -51,7 +51,7 @@ class JobSide:
         return f"{self.facts.get(key, 'not set')}{f' ({source})' if source else ''}"
 
     def says_more(self, key: str) -> bool:
-        """Return whether a fact that the other side lacks tells more than that a feature is active here."""
+        """Return whether a fact that the other side lacks means more than an additional active feature."""
         kind = kind_of(key)
         return kind != "source" and not (kind == "setting" and self.sources.get(key) == "default")
 
@@ -139,7 +139,7 @@ def _read_json(path: Path) -> JobSide:
             return _of_lock(path)
         return _of_plan(str(path), "plan", plan_from_json(data.get("plan", data)))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        text = f"this is neither a plan nor a lock file that can be read: {type(error).__name__}: {error}"
+        text = f"this is not a readable plan or lock file: {type(error).__name__}: {error}"
         raise MindSpeedError([Problem("MS305", text, where=str(path), fix=Advice(_FORMS))]) from error
 
 
@@ -188,7 +188,10 @@ def _options(path: Path) -> dict[str, str]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))["config"]
     except (OSError, ValueError, LookupError) as error:
-        raise RunError([Problem("MS602", f"the options of the run cannot be read: {error}", where=str(path))]) from error
+        text = f"the options of the run cannot be read: {error}"
+        raise RunError(
+            [Problem("MS602", text, where=str(path), fix=Advice("compare with another run, or with its job file"))]
+        ) from error
     return {f"option {name}": str(value) for name, value in config.items() if name != "run"}
 
 
@@ -216,7 +219,7 @@ def _of_checkpoint(folder: Path) -> JobSide:
 def _of_megatron(folder: Path) -> JobSide:
     facts = _arguments(folder)
     if not facts:
-        text = "this folder is neither a run nor a checkpoint whose arguments can be read"
+        text = "this folder is neither a run nor a checkpoint with readable arguments"
         raise RunError([Problem("MS602", text, where=str(folder), fix=Advice(_FORMS))])
     return JobSide(str(folder), "checkpoint of Megatron-LM", facts)
 
@@ -227,7 +230,7 @@ def _arguments(folder: Path) -> dict[str, str]:
         arguments = saved_arguments(folder)
     except UNREADABLE as error:
         text = f"the arguments in the checkpoint cannot be read: {type(error).__name__}: {error}"
-        raise RunError([Problem("MS602", text, where=str(folder))]) from error
+        raise RunError([Problem("MS602", text, where=str(folder), fix=Advice("compare with another checkpoint"))]) from error
     if arguments is None:
         return {}
     world = {f"world {name}": str(value) for name, (value, _) in world_of(arguments).items()}

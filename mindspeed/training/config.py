@@ -22,45 +22,51 @@ class TrainConfig(BaseModel):
 
     # model
     style: Literal["llama", "gpt2"] = Field(
-        "llama", description="RMSNorm, SwiGLU, rotary positions and GQA, or GPT-2's choices"
+        "llama", description="Architecture: llama = RMSNorm, SwiGLU, rotary positions and GQA; gpt2 = that of GPT-2"
     )
-    rotary_base: int = Field(10000, ge=1, description="base of the rotary position embedding")
-    norm_epsilon: float = Field(1e-5, gt=0, description="epsilon of the norms")
-    init_std: float = Field(0.02, gt=0, description="standard deviation of new weights")
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention and of both residual branches")
-    aux_loss_coeff: float = Field(1e-2, ge=0, description="weight of the load-balancing loss of a MoE model")
+    rotary_base: int = Field(10000, ge=1, description="Base of the rotary position embedding")
+    norm_epsilon: float = Field(1e-5, gt=0, description="Epsilon of the norms")
+    init_std: float = Field(0.02, gt=0, description="Standard deviation of initial weights")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of attention and of both residual branches")
+    aux_loss_coeff: float = Field(1e-2, ge=0, description="Weight of the load-balancing loss of a MoE model")
 
     # data
-    data: str | None = Field(None, description="prefix of Megatron's indexed data; without it Python's own sources are read")
+    data: str | None = Field(
+        None, description="Prefix of Megatron's indexed data (default: the sources of Python's standard library)"
+    )
     tokenizer: str | None = Field(None, description="'bytes' or a tokenizer.json, for data that mindspeed did not prepare")
-    held_out: float = Field(0.02, gt=0, lt=1, description="share of the data that is never trained on")
-    seed: int = Field(1234, ge=0, description="seed of weights, dropout and data order")
+    held_out: float = Field(0.02, gt=0, lt=1, description="Fraction of the data that is used for evaluation only")
+    seed: int = Field(1234, ge=0, description="Random seed of weights, dropout and data order")
 
     # schedule
-    train_iters: int = Field(300, ge=1, description="optimizer steps in all, those before a resume included")
-    lr: float = Field(3e-3, gt=0, description="highest learning rate")
-    min_lr: float = Field(1e-4, ge=0, description="learning rate at the end of the decay")
-    warmup_iters: int = Field(20, ge=0, description="steps over which the learning rate rises from 0")
-    decay_iters: int | None = Field(None, ge=1, description="steps after which the decay has ended; all steps if not given")
-    decay: Literal["cosine", "linear", "constant"] = Field("cosine", description="how the learning rate falls")
+    train_iters: int = Field(300, ge=1, description="Total number of optimizer steps, including those before a resume")
+    lr: float = Field(3e-3, gt=0, description="Maximum learning rate")
+    min_lr: float = Field(1e-4, ge=0, description="Learning rate at the end of the decay")
+    warmup_iters: int = Field(20, ge=0, description="Number of steps over which the learning rate rises from 0")
+    decay_iters: int | None = Field(None, ge=1, description="Number of steps after which the decay ends (default: all steps)")
+    decay: Literal["cosine", "linear", "constant"] = Field("cosine", description="Shape of the learning-rate decay")
 
     # optimizer
-    weight_decay: float = Field(0.1, ge=0, description="decoupled weight decay")
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="decay of Adam's first moment")
-    adam_beta2: float = Field(0.95, ge=0, lt=1, description="decay of Adam's second moment")
-    adam_eps: float = Field(1e-8, gt=0, description="epsilon of Adam")
-    clip_grad: float = Field(1.0, ge=0, description="largest norm of the gradient; 0 does not clip")
+    weight_decay: float = Field(0.1, ge=0, description="Decoupled weight decay")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of Adam's first moment")
+    adam_beta2: float = Field(0.95, ge=0, lt=1, description="Decay of Adam's second moment")
+    adam_eps: float = Field(1e-8, gt=0, description="Epsilon of Adam")
+    clip_grad: float = Field(1.0, ge=0, description="Maximum gradient norm; 0 = no clipping")
 
     # run
-    run: str | None = Field(None, description="folder of the run; runs/DATE-TIME if not given")
-    log_interval: int = Field(10, ge=1, description="steps between two lines of progress")
-    save_interval: int | None = Field(None, ge=1, description="steps between two checkpoints; only one at the end if not given")
-    keep: int = Field(2, ge=1, description="checkpoints that are kept, newest first")
-    eval_interval: int | None = Field(None, ge=1, description="steps between two evaluations; only one at the end if not given")
-    eval_iters: int = Field(20, ge=1, description="held-out batches of an evaluation")
-    prompt: str = Field("def ", description="start of the text that is generated at the end")
-    sample_tokens: int = Field(64, ge=0, description="tokens to generate at the end; 0 generates nothing")
-    top_k: int = Field(1, ge=1, description="generation draws from the k likeliest tokens; 1 is greedy")
+    run: str | None = Field(None, description="Run folder (default: runs/DATE-TIME)")
+    log_interval: int = Field(10, ge=1, description="Number of steps between two lines of progress")
+    save_interval: int | None = Field(
+        None, ge=1, description="Number of steps between two checkpoints (default: only one at the end)"
+    )
+    keep: int = Field(2, ge=1, description="Number of checkpoints to keep, newest first")
+    eval_interval: int | None = Field(
+        None, ge=1, description="Number of steps between two evaluations (default: only one at the end)"
+    )
+    eval_iters: int = Field(20, ge=1, description="Number of held-out batches per evaluation")
+    prompt: str = Field("def ", description="Start of the text that is generated at the end")
+    sample_tokens: int = Field(64, ge=0, description="Number of tokens to generate at the end; 0 = none")
+    top_k: int = Field(1, ge=1, description="Sample from the k most likely tokens; 1 = greedy")
 
 
 def train_config(sources: Mapping[str, Mapping[str, Any]]) -> tuple[TrainConfig, list[Problem]]:
@@ -94,11 +100,11 @@ def _explain(detail: Any, origin: Mapping[str, str]) -> Problem:
 def _disagreements(config: TrainConfig, origin: Mapping[str, str]) -> list[Problem]:
     problems = []
     if config.min_lr > config.lr:
-        text = f"train.min_lr is {config.min_lr}, which is above train.lr, {config.lr}"
+        text = f"train.min_lr is {config.min_lr}, which is greater than train.lr, {config.lr}"
         fix = Advice(f"--min-lr {config.lr / 10:g}")
         problems.append(Problem("MS301", text, where=origin.get("min_lr", "default"), fix=fix))
     last = config.decay_iters or config.train_iters
     if config.warmup_iters >= last and "warmup_iters" in origin:
-        text = f"train.warmup_iters is {config.warmup_iters}, and the decay ends at step {last}"
+        text = f"train.warmup_iters is {config.warmup_iters}, but the decay ends at step {last}"
         problems.append(Problem("MS301", text, where=origin["warmup_iters"], fix=GiveOption("--warmup-iters", last // 10)))
     return problems

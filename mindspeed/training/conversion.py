@@ -50,7 +50,7 @@ def convert(source: Path, target: Path, kind: LayerKind, step: int | None = None
         partial.rename(target)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        text, fix = f"{target} cannot be written: {error.strerror}", "give a folder that can be written, with enough space"
+        text, fix = f"{target} is not writable: {error.strerror}", "give a writable folder with enough space"
         raise RunError([Problem("MS603", text, where=str(target), fix=advice(fix))]) from error
     return target / checkpoint.relative_to(source)
 
@@ -65,7 +65,7 @@ def _require_convertible(checkpoint: Path, kind: LayerKind) -> None:
         text = f"{checkpoint} is not a checkpoint of a transformer in the format torch_dist"
         raise _refusal(checkpoint, text, "save it with --ckpt-format torch_dist")
     if before == kind:
-        raise _refusal(checkpoint, f"{checkpoint} is already of {NAMES[kind]}", "load it as it is")
+        raise _refusal(checkpoint, f"{checkpoint} already contains {NAMES[kind]}", "load it without conversion")
 
 
 def _refusal(where: Path, text: str, fix: str) -> RunError:
@@ -79,7 +79,7 @@ def _read_index(checkpoint: Path) -> Any:
     except UNREADABLE as error:
         raise RunError([damaged(checkpoint, [f"{INDEX} cannot be read: {error}"])]) from error
     if any(_BUCKETS in key for key in index.state_dict_metadata):
-        text = f"{checkpoint} has optimizer state in buckets, in the order that parameters have in the layers that saved it"
+        text = f"{checkpoint} stores optimizer state in buckets, in the parameter order of the layers that saved it"
         raise _refusal(checkpoint, text, "save it with --dist-ckpt-optim-fully-reshardable, or with --no-save-optim")
     return index
 

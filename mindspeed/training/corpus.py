@@ -38,20 +38,23 @@ def prepare(inputs: Sequence[str], prefix: str, tokenizer: str = BYTES, overwrit
     files: list[Path] = []
     problems: list[Problem] = []
     if Path(prefix).name in ("", "..") or prefix.endswith(("/", "/.")):
-        text = f"the output {prefix!r} has no name for the files"
+        text = f"the output {prefix!r} contains no file name"
         problems.append(Problem("MS603", text, fix=Advice("-o NAME, or -o FOLDER/NAME")))
     if existing := [str(path) for path in (bin_path(prefix), idx_path(prefix)) if path.exists() and not overwrite]:
-        fix = "--overwrite replaces the data, and another -o keeps it"
-        problems.append(Problem("MS603", f"there is data already: {', '.join(existing)}", where=prefix, fix=advice(fix)))
+        fix = "--overwrite to replace the data, or use another -o"
+        problems.append(Problem("MS603", f"data already exists: {', '.join(existing)}", where=prefix, fix=advice(fix)))
     for name in inputs:
         path = Path(name)
         texts = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
         files += texts
         if not texts:
-            text = f"there is no text in {name}" if path.exists() else f"there is no file or folder {name}"
+            text = f"{name} contains no text" if path.exists() else f"{name} does not exist"
             problems.append(Problem("MS601", text, where=name, fix=Advice("give a text file or a folder")))
     closed = [str(file) for file in files if not os.access(file, os.R_OK)]
-    problems += [Problem("MS601", f"{file} cannot be read: permission denied", where=file) for file in closed]
+    problems += [
+        Problem("MS601", f"{file} cannot be read: permission denied", where=file, fix=Advice(f"chmod u+r {file}"))
+        for file in closed
+    ]
     if problems:
         raise RunError(problems)
     return _write(files, prefix, tokenizer)
@@ -63,7 +66,7 @@ def standard_library() -> str:
     files = sorted(path for path in root.rglob("*.py") if _LEFT_OUT.isdisjoint(path.relative_to(root).parts))
     if not files:
         text = f"this Python has no sources of its standard library in {root}"
-        raise RunError([Problem("MS601", text, fix=Advice("--data PREFIX, which mindspeed data prepare makes from text"))])
+        raise RunError([Problem("MS601", text, fix=Advice("--data PREFIX of data that mindspeed data prepare created"))])
     random.Random(_ORDER).shuffle(files)
     listing = "".join(f"{path.relative_to(root).as_posix()} {path.stat().st_size}\n" for path in files)
     digest = hashlib.blake2b(f"{PIECE} {listing}".encode(), digest_size=6).hexdigest()
@@ -79,8 +82,8 @@ def standard_library() -> str:
             except RunError:
                 _write(files, str(prefix), BYTES)
     except OSError as error:
-        text = f"the folder for prepared data cannot be written: {error.strerror}"
-        fix = f"{CACHE_VARIABLE}=FOLDER, of a folder that can be written, or --data PREFIX"
+        text = f"the folder for prepared data is not writable: {error.strerror}"
+        fix = f"{CACHE_VARIABLE}=FOLDER with a writable folder, or --data PREFIX"
         raise RunError([Problem("MS603", text, where=str(prefix.parent), fix=advice(fix))]) from error
     return str(prefix)
 
@@ -92,7 +95,8 @@ def _write(files: Sequence[Path], prefix: str, source: str) -> Index:
         index = write_indexed(prefix, documents, tokenizer.vocab_size)
         describe(prefix, source)
     except OSError as error:
-        raise RunError([Problem("MS603", f"{prefix} cannot be written: {error.strerror}", where=prefix)]) from error
+        text = f"{prefix} cannot be written: {error.strerror}"
+        raise RunError([Problem("MS603", text, where=prefix, fix=Advice("use a writable -o with enough space"))]) from error
     return index
 
 

@@ -1,4 +1,4 @@
-"""Evaluate a model: its loss on held-out text, the entropy that it must beat, and text of its own."""
+"""Evaluate a model: its loss on held-out text, the entropy to beat, and generated text."""
 
 from __future__ import annotations
 

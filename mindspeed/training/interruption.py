@@ -18,7 +18,7 @@ SAVING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.S
 
 
 class StopRequest:
-    """Whether a signal has asked this process to stop; ranks agree on it before they act."""
+    """Detect whether a signal requests this process to stop; ranks agree on it before they act."""
 
     def __init__(self) -> None:
         self.is_made = False
@@ -68,7 +68,7 @@ def children_without(signals: Iterable[signal.Signals]) -> Iterator[None]:
 def ended_unsaved(run: str, number: int) -> Problem:
     """Return MS604 for a job that a signal ended before it had trained a step that it could save."""
     steps = saved_steps(run)
-    before = f"the checkpoint of step {steps[-1]} is untouched" if steps else "there is no checkpoint"
-    fix = f"mindspeed pretrain --resume {run} continues it" if steps else "start it again"
+    before = f"the checkpoint of step {steps[-1]} is unchanged" if steps else "no checkpoint exists"
+    fix = f"mindspeed pretrain --resume {run}" if steps else "start the job again"
     text = f"{signal.Signals(number).name} ended the job before its first step; nothing was saved, and {before}"
     return Problem("MS604", text, where=run, fix=advice(fix))

@@ -180,7 +180,7 @@ def _folder_problems(run: str, resume: str | None) -> list[Problem]:
     except OSError as error:
         reason = str(error.strerror)
     text = f"the run folder {run} cannot be used: {reason}"
-    return [Problem("MS603", text, where=run, fix=Advice("--run FOLDER, where files can be written"))]
+    return [Problem("MS603", text, where=run, fix=Advice("--run FOLDER with a writable folder"))]
 
 
 def _window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem]:
@@ -194,8 +194,8 @@ def _window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem
             continue
         first, end = window
         if end <= done or first > last:
-            text = f"{name} works in steps {first} to {end}, and this run has steps {done + 1} to {last}"
-            problems.append(Problem("MS301", text, (name,), fix=Advice(f"move its steps, or remove {name}")))
+            text = f"{name} works in steps {first} to {end}, but this run has steps {done + 1} to {last}"
+            problems.append(Problem("MS301", text, (name,), fix=Advice(f"change its steps, or remove {name}")))
     return problems
 
 
@@ -216,7 +216,8 @@ def write_job(job: Job, folder: str | Path | None = None) -> dict[str, str]:
         process = json.dumps({"config": job.config.model_dump(), **fields}, indent=2) + "\n"
         (folder / "process.json").write_text(process, encoding="utf-8")
     except OSError as error:
-        raise RunError([Problem("MS603", f"the folder {folder} cannot be written: {error.strerror}")]) from error
+        text = f"the folder {folder} is not writable: {error.strerror}"
+        raise RunError([Problem("MS603", text, fix=Advice("--run FOLDER with a writable folder"))]) from error
     return {registry.PLAN_VARIABLE: str(folder / "plan.json"), JOB_VARIABLE: str(folder / "process.json")}
 
 
@@ -233,7 +234,7 @@ def _enough_data(data: DataSource, share: float, seq_length: int) -> list[Proble
     for what, part in (("training", data.index.lengths[:first]), ("held-out", data.index.lengths[first:])):
         tokens = int(part.sum())
         if tokens <= seq_length:
-            text = f"the {what} part of {data.index.prefix} has {tokens} tokens, and a sample needs {seq_length + 1}"
+            text = f"the {what} part of {data.index.prefix} has {tokens} tokens, but a sample needs {seq_length + 1}"
             fix = "prepare more text, or change --held-out or --seq-length"
             problems.append(Problem("MS601", text, where=data.index.prefix, fix=advice(fix)))
     return problems

@@ -182,7 +182,7 @@ def _problems(rank: int, failure: ProcessFailure) -> list[Problem]:
         end += f": {message['message']}"
         chain = tuple(message["extraInfo"]["py_callstack"].rstrip().splitlines())
     elif failure.exitcode == -signal.SIGKILL:
-        fix = "if nobody killed it, the machine may have run out of memory; its kernel log says so"
+        fix = "if it was not killed on purpose, the machine may be out of memory; see its kernel log"
     return [Problem("MS604", f"rank {rank} {end}; the other ranks were stopped", chain=chain, fix=advice(fix))]
 
 

@@ -56,7 +56,7 @@ def build_optimizer(chunks: list[DistributedDataParallel], config: TrainConfig) 
 
 
 def build_scheduler(optimizer: Any, config: TrainConfig) -> OptimizerParamScheduler:
-    """The learning rate over optimizer steps. A schedule given anew wins over that of a checkpoint."""
+    """The learning rate over optimizer steps. A schedule of the job overrides that of a checkpoint."""
     last = config.decay_iters or config.train_iters
     return OptimizerParamScheduler(
         optimizer,

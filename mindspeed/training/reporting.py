@@ -45,10 +45,10 @@ class Reporter:
         self._since, self._at = first, time.perf_counter()
         self._losses: list[float] = []
         if self._scalars is None:
-            self.note("tensorboard is not installed: the run keeps no scalars")
+            self.note("tensorboard is not installed, so the run logs no scalars")
 
     def note(self, text: str) -> None:
-        """A line that stays on the terminal."""
+        """A line that is kept on the terminal."""
         with suppress(OSError):  # of a terminal that has hung up
             self._bar.console.print(text)
 

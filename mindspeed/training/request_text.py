@@ -28,7 +28,7 @@ def job_file(layers: Sequence[Layer], train: Mapping[str, Mapping[str, Any]]) ->
         "world": {name: value for name, value in world.items() if name != "world_size"},
         "train": {name: value for name, value in values.items() if name != "run" and value is not None},
     }
-    for name in ("level", "strict", "platform"):
+    for name in ("level", "strict", "only", "platform"):
         data[name] = next((value for layer in reversed(layers) if (value := getattr(layer, name)) is not None), None)
     return yaml.safe_dump({key: value for key, value in data.items() if value not in (None, [], {})}, sort_keys=False)
 

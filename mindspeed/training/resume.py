@@ -57,7 +57,7 @@ def merge_spellings(
 def leave_out(
     saved: Layer, above: Sequence[Layer], lowest: Layer, catalog: Catalog, environment: Environment
 ) -> tuple[Layer, list[str]]:
-    """Remove the features from a saved layer that the layers above exclude, or that no longer apply to their sizes.
+    """Remove features of a saved layer that conflict with the layers above, or that no longer apply to their sizes.
 
     Returns the layer and a sentence for each feature that applied before and does not now.
     """
@@ -67,7 +67,7 @@ def leave_out(
     asked = [name for name in saved.features if name not in without | named]
     idle = {name for name in asked if _applies(name, before, catalog) and not _applies(name, after, catalog)}
     kept = tuple(name for name in saved.features if name not in without | idle)
-    return replace(saved, features=kept), [f"{name} was left out: it has nothing to do in this layout" for name in sorted(idle)]
+    return replace(saved, features=kept), [f"{name} was skipped: it has no effect in this layout" for name in sorted(idle)]
 
 
 def keep_schedule(saved: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -81,7 +81,7 @@ def keep_schedule(saved: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[d
     kept = {**saved, "decay_iters": before.train_iters}
     if given.get("decay_iters") is not None or before.decay == "constant":
         return kept, []
-    stretch = f"--decay-iters {given['train_iters']} stretches it"
+    stretch = f"--decay-iters {given['train_iters']} extends it"
     return kept, [f"the learning rate keeps its schedule, whose decay ends at step {before.train_iters}; {stretch}"]
 
 
@@ -89,14 +89,14 @@ def schedule_changes(before: TrainConfig, after: TrainConfig) -> list[str]:
     """Return a sentence for each value of the schedule and the optimizer that differs from the saved run's."""
     names = "lr min_lr warmup_iters decay_iters decay weight_decay adam_beta1 adam_beta2 adam_eps clip_grad dropout seed"
     pairs = ((name, getattr(before, name), getattr(after, name)) for name in names.split())
-    return [f"{name} was {old} and is {new}" for name, old, new in pairs if old != new]
+    return [f"{name} changed from {old} to {new}" for name, old, new in pairs if old != new]
 
 
 def check_steps(config: TrainConfig, step: int, where: str) -> list[Problem]:
     """MS301 when the steps that are wanted are fewer than those of the checkpoint."""
     if config.train_iters >= step:
         return []
-    text = f"train.train_iters is {config.train_iters}, and the checkpoint is of step {step}"
+    text = f"train.train_iters is {config.train_iters}, but the checkpoint is of step {step}"
     fix = f"--train-iters {2 * step}, or --step N for an earlier checkpoint"
     return [Problem("MS301", text, where=where, fix=advice(fix))]
 
@@ -109,8 +109,8 @@ def check_folder(resume: str, run: str, step: int) -> list[Problem]:
     later = [str(saved) for saved in steps if saved > step]
     if not later:
         return []
-    text = f"{run} has checkpoints after step {step}, of step {', '.join(later)}, which would be replaced"
-    fix = f"--resume {resume} --step {step} --run {resume.rstrip('/')}-{step} goes on in a folder of its own"
+    text = f"{run} contains later checkpoints than step {step}, of step {', '.join(later)}, which would be replaced"
+    fix = f"--resume {resume} --step {step} --run {resume.rstrip('/')}-{step} continues in a separate folder"
     return [Problem("MS602", text, where=run, fix=advice(fix))]
 
 

@@ -39,10 +39,10 @@ def hold_folder(run: str | Path, patience: float = PATIENCE) -> Iterator[None]:
         with suppress(NotImplementedError):
             lock.acquire()
     except Timeout as error:
-        fix = "wait until it has ended, or give another --run FOLDER"
+        fix = "wait until that job has ended, or give another --run FOLDER"
         raise RunError([Problem("MS608", f"another job is running in {folder}", where=str(folder), fix=advice(fix))]) from error
     except OSError as error:
-        text, fix = f"the run folder {folder} cannot be written: {error.strerror}", "--run FOLDER, where files can be written"
+        text, fix = f"the run folder {folder} is not writable: {error.strerror}", "--run FOLDER with a writable folder"
         raise RunError([Problem("MS603", text, where=str(folder), fix=advice(fix))]) from error
     try:
         yield
@@ -62,7 +62,7 @@ def disk_problem(error: BaseException, run: str) -> Problem | None:
     while cause is not None and not isinstance(cause, MindSpeedError):
         if isinstance(cause, OSError) and (cause.errno in _FULL or _NUMPY_SHORT_WRITE in str(cause)):
             steps = saved_steps(run)
-            again = f"mindspeed pretrain --resume {run}, which goes on from step {steps[-1]}" if steps else "start again"
+            again = f"mindspeed pretrain --resume {run} (continues from step {steps[-1]})" if steps else "start again"
             text = f"{cause.filename or run} cannot be written: {cause.strerror or cause}"
             return Problem("MS603", text, where=run, fix=Advice(f"free some space, then {again}"))
         cause = cause.__cause__ or cause.__context__

@@ -27,7 +27,7 @@ UNREADABLE: Final = (OSError, ValueError, EOFError, LookupError, TypeError, zipf
 
 
 class Unread:
-    """Stand for an object whose class was not called; it prints as the class and what it would have been made of."""
+    """Replace an object whose class was not called; it prints as the class and its arguments."""
 
     name = "object"
 
@@ -66,7 +66,7 @@ def saved_arguments(folder: Path) -> dict[str, Any] | None:
     with zipfile.ZipFile(path) as archive:
         name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
         if name is None:
-            raise ValueError("it has no data.pkl")
+            raise ValueError("data.pkl is missing")
         saved = _Reader(io.BytesIO(archive.read(name))).load()
     arguments = saved.get("args") if isinstance(saved, dict) else None
     return dict(vars(arguments)) if isinstance(arguments, argparse.Namespace) else None

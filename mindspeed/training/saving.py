@@ -49,7 +49,7 @@ class TrainerState(LoopState):
 
 
 def save(job: Job, state: TrainerState, data: str) -> None:
-    """Write a checkpoint beside the others, and give it its name only when it is complete; collective.
+    """Write a checkpoint to a temporary folder, and rename it only when it is complete; collective.
 
     ``data`` identifies the data that the samples were of. Raises RunError with MS603 when a rank cannot write; what was
     saved before is then untouched. A rank whose error the others do not see ends, and takes the job with it.
@@ -82,7 +82,7 @@ def save(job: Job, state: TrainerState, data: str) -> None:
 
 
 def load(job: Job, state: TrainerState, data: str) -> list[str]:
-    """Continue from the job's checkpoint; collective. Returns sentences about what could not be taken over."""
+    """Continue from the job's checkpoint; collective. Returns sentences about what could not be restored."""
     checkpoint = Path(job.checkpoint)
     manifest, record = read_manifest(checkpoint), read_record(checkpoint)
     same_layout = manifest.layout == _layout()
@@ -97,7 +97,7 @@ def load(job: Job, state: TrainerState, data: str) -> list[str]:
     except (CheckpointException, OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
         cause = _cause(error)
         text = f"{checkpoint} cannot be loaded: {type(cause).__name__}: {''.join(str(cause).splitlines()[:1])}"
-        fix = f"mindspeed checkpoint inspect {checkpoint} names the features and the layout that it was saved with"
+        fix = f"mindspeed checkpoint inspect {checkpoint} shows the features and the layout that it was saved with"
         raise RunError([Problem("MS602", text, where=str(checkpoint), fix=advice(fix))]) from error
     for key, chunk in _model_keys(state):
         chunk.load_state_dict(loaded[key])
@@ -111,10 +111,10 @@ def load(job: Job, state: TrainerState, data: str) -> list[str]:
         _set_random_state(loaded["random"])
     else:
         tensor_parallel.model_parallel_cuda_manual_seed(job.config.seed + manifest.step, force_reset_rng=True)
-        notes.append("the layout differs from the checkpoint's, so dropout draws other random numbers from here on")
+        notes.append("the layout differs from the checkpoint's, so dropout draws different random numbers from this step on")
     if manifest.data != data:
         state.samples = 0
-        notes.append("the data differs from the checkpoint's, so it is read from its beginning")
+        notes.append("the data differs from the checkpoint's, so it is read from the beginning")
     for feature, extra in loaded.get("extra", {}).items():
         session.tell("load_extra", feature, state=state, data=extra)
     return notes
@@ -219,7 +219,7 @@ def _not_saved(job: Job, step: int, reason: str) -> RunError:
     path = checkpoint_path(job.run, step)
     shutil.rmtree(partial_path(path), ignore_errors=True)
     steps = saved_steps(job.run)
-    before = f"the checkpoint of step {steps[-1]} is untouched" if steps else "there is no earlier checkpoint"
+    before = f"the checkpoint of step {steps[-1]} is unchanged" if steps else "no earlier checkpoint exists"
     fix = f"free some space, then mindspeed pretrain --resume {job.run}" if steps else "free some space, then start again"
     free = shutil.disk_usage(job.run).free // 2**20
     chain = (f"writing failed: {reason.splitlines()[0] if reason else 'unknown'}", f"the disk of {job.run} has {free} MiB left")

@@ -1,4 +1,4 @@
-"""The trainer's own choices for values of the world that nobody gave: the lowest layer of a request. Light."""
+"""The trainer's choices for world values that are not set: the lowest layer of a request. Light."""
 
 from __future__ import annotations
 
@@ -104,19 +104,19 @@ def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
     problems = []
     activation = world.get("activation")
     if activation in FIELDS["activation"].words and activation not in ACTIVATIONS:
-        text = f"activation is {activation!r}, and the trainer knows {', '.join(ACTIVATIONS)}"
+        text = f"activation is {activation!r}, but the trainer supports only {', '.join(ACTIVATIONS)}"
         problems.append(Problem("MS301", text, fix=GiveField("activation", ACTIVATIONS[0])))
     for name in NOT_BUILT:
         if (value := world.get(name)) and value != FIELDS[name].default:
-            text = f"{name} is {value}, and the trainer does not build such a model"
-            fix = "train it by a script of your own, or Megatron-LM's, under mindspeed run"
+            text = f"{name} is {value}, but the trainer does not build such a model"
+            fix = "train it with a custom script or Megatron-LM's, under mindspeed run"
             problems.append(Problem("MS301", text, fix=advice(fix)))
     if pattern := world.get(PATTERN):
         problems += _check_pattern(pattern, world.get("megatron") or megatron_version())
     rows = world.get("vocab_size")
     if isinstance(rows, int) and rows < vocab_size:
-        text = f"vocab_size is {rows}, and the tokenizer of the data has {vocab_size} tokens"
-        problems.append(Problem("MS302", text, fix=Advice("leave vocab_size out, then it follows from the data")))
+        text = f"vocab_size is {rows}, but the tokenizer of the data has {vocab_size} tokens"
+        problems.append(Problem("MS302", text, fix=Advice("remove vocab_size; it then follows from the data")))
     heads, hidden = world.get("num_attention_heads"), world.get("hidden_size")
     if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 and hidden % heads:
         text = f"hidden size {hidden} is not a multiple of the {heads} attention heads"

@@ -87,12 +87,12 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def description_path(prefix: str) -> Path:
-    """The file beside prepared data that says which tokenizer made it."""
+    """The file next to prepared data that names the tokenizer."""
     return Path(prefix + ".json")
 
 
 def describe(prefix: str, source: str) -> None:
-    """Note beside the data that the tokenizer ``source`` made it; a ``tokenizer.json`` is copied there."""
+    """Note next to the data that the tokenizer ``source`` made it; a ``tokenizer.json`` is copied there."""
     if source != BYTES:
         copy = Path(prefix + ".tokenizer.json")
         copy.write_bytes(Path(source).read_bytes())
@@ -107,14 +107,14 @@ def tokenizer_of(prefix: str) -> Tokenizer:
         source = str(json.loads(path.read_text(encoding="utf-8"))["tokenizer"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        text = f"{prefix} does not say which tokenizer made it: {path} {reason}"
+        text = f"{prefix} does not contain the tokenizer that created it: {path} {reason}"
         fix = "--tokenizer bytes, or --tokenizer with its tokenizer.json"
         raise RunError([Problem("MS601", text, where=str(path), fix=advice(fix))]) from error
     return load_tokenizer(source if source == BYTES else str(path.parent / source))
 
 
 class DatasetTokenizer:
-    """The part of a tokenizer that Megatron's datasets use: its size, its end of document, and what tells it from others."""
+    """The part of a tokenizer that Megatron's datasets use: its size, its end of document, and what identifies it."""
 
     pad = -1
 

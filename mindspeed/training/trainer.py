@@ -33,7 +33,7 @@ REPORT: Final = "report.json"
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Train as the job says, on the process group that exists. Returns the result of the run, equal on every rank."""
+    """Train the job on the existing process group. Returns the result of the run, equal on every rank."""
     with hold_folder(job.run) if dist.get_rank() == 0 else nullcontext():
         parallel_state.initialize_model_parallel()
         _seed(job.config.seed)
@@ -170,7 +170,7 @@ class Trainer:
             text = f"a gradient is not finite in step {self.state.step}"
         else:
             text = f"the loss of step {self.state.step} is {loss}"
-        again = f"--resume {self.job.run} goes back to step {steps[-1]}; try" if steps else "try"
+        again = f"--resume {self.job.run} returns to step {steps[-1]}; try" if steps else "try"
         fix = Advice(f"{again} a lower --lr or a longer --warmup-iters")
         return RunError([Problem("MS606", text, where=self.job.run, fix=fix)])
 

@@ -20,7 +20,7 @@ from mindspeed.training.run_folder import disk_problem
 
 
 def main() -> None:
-    """Train the job that the environment names; what goes wrong is left to the launcher."""
+    """Train the job that the environment names; errors are left to the launcher."""
     end_with_launcher()
     try:
         work(read_job(os.environ), os.environ)
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def work(job: Job, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Train as the rank that ``environ`` says (RANK, WORLD_SIZE, LOCAL_RANK and the rendezvous). Returns the result."""
+    """Train as the rank in ``environ`` (RANK, WORLD_SIZE, LOCAL_RANK and the rendezvous). Returns the result."""
     warnings.filterwarnings("ignore", module=r"megatron\.|torch\.")
     registry.activate(job.plan)
 

@@ -30,7 +30,7 @@ class Kept(NamedTuple):
 
 
 class KeptTables:
-    """One table of `Kept` for each set of features that change what layers keep, made as `mindspeed.memory.estimate` does."""
+    """A table of `Kept` for each set of features that change what layers keep, made as `mindspeed.memory.estimate` does."""
 
     def __init__(self, catalog: Catalog, layouts: Layouts) -> None:
         self.catalog, self.layouts = catalog, layouts

@@ -136,16 +136,20 @@ class SearchJob:
             freed = replace(self, pinned={key: value for key, value in self.pinned.items() if key != name})
             again = search(freed.question(Machine(DEFAULTS["cpu"]), float("inf")), self.catalog, has_variant, _takes, 1)
             if again.feasible:
-                text = f"no configuration has {name} {self.pinned[name]}; {again.feasible} have another one"
+                text = f"no configuration has {name}={self.pinned[name]}; {again.feasible} configurations have another value"
                 option = f"--{name.replace('_', '-')}"
                 problems.append(Problem("MS345", text, fix=DropOption(option)))
         if problems:
             return problems
         ranks = self.model["world_size"]
-        text = f"no layout of {ranks} ranks divides {self.model['num_layers']} layers, the heads and the batch of this model"
+        text = (
+            f"no layout of {ranks} ranks divides the {self.model['num_layers']} layers, the heads and the batch of this model"
+        )
         return [
             Problem(
-                "MS345", text, fix=Advice("use another --world-size or --global-batch-size; features check explains one layout")
+                "MS345",
+                text,
+                fix=Advice("use another --world-size or --global-batch-size; mindspeed features check explains one layout"),
             )
         ]
 
@@ -157,7 +161,7 @@ class SearchJob:
         least = exact.bytes if exact is not None and exact.bytes is not None else smallest.predicted_bytes
         text = (
             f"none of {found.feasible} configurations fits: the smallest needs {least:,} bytes, "
-            f"{least - device_bytes:,.0f} too many, and is {smallest.key}"
+            f"{least - device_bytes:,.0f} too many ({smallest.key})"
         )
         saved = {name: least - size for name, size in self._with_one_more(smallest.choice, world) if size < least}
         if not saved:
@@ -192,7 +196,7 @@ def make_search(
     problems += [
         Problem(
             "MS201",
-            f"there is no feature {name!r}",
+            f"the feature {name!r} does not exist",
             (name,),
             fix=advice(f"--try {near[0]}" if (near := catalog.near(name)) else ""),
         )

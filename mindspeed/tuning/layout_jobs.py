@@ -1,4 +1,4 @@
-"""The layouts of a search as jobs of the resolver, which asks once for each combination of the sizes that an answer reads."""
+"""The layouts of a search as jobs of the resolver, which decides once for each combination of the sizes that it reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class FixedRequest:
-    """What every configuration of a search has: requested features, settings, removed features, level."""
+    """The common parts of every configuration of a search: requested features, settings, removed features, level."""
 
     features: tuple[str, ...] = ()
     settings: Settings = field(default_factory=dict)
@@ -61,7 +61,7 @@ VARIED: Final = frozenset({*SIZES, "dp", "num_micro_batches"})
 
 
 class Answers(NamedTuple):
-    """The answers of a function of the job that has read these fields of what features contributed."""
+    """The results of a function of the job that has read these fields of what features contributed."""
 
     read: frozenset[str]
     contributed: Contribution
@@ -81,7 +81,7 @@ class LayoutJobs:
     def values(
         self, key: Hashable, given: World, contribution: Contribution, function: Callable[[World], Any]
     ) -> Mapping[Any, JobSet]:
-        """Ask a function once for each combination of the fields that it reads, and keep the answers."""
+        """Call a function once for each combination of the fields that it reads, and keep the results."""
         kept = self._kept.setdefault(key, [])
         for answers in kept:
             if answers.contributed == _among(contribution, answers.read):

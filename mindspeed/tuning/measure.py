@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.tuning.search import Configuration
 from mindspeed.tuning.store import Measurement, Store
@@ -56,7 +57,7 @@ def measure(
     for number, row in enumerate(missing, 1):
         spent = time.monotonic() - start
         if spent > budget:
-            say(f"the budget of {budget:.0f} s is spent; {len(missing) - number + 1} runs are left for the next time")
+            say(f"the time budget of {budget:.0f} s is used up; {len(missing) - number + 1} runs remain for the next search")
             break
         left = spent / (number - 1) * (len(missing) - number + 1) if number > 1 else float("nan")
         say(f"run {number}/{len(missing)}: {row.key}" + (f"; {left:.0f} s left" if number > 1 else ""))
@@ -67,7 +68,7 @@ def measure(
 
 
 def run_job(job: Mapping[str, Any], ranks: int, steps: int) -> float:
-    """Train a few steps in processes of their own and return the median seconds of a step. Raises RunError with MS604."""
+    """Train a few steps in separate processes and return the median seconds of a step. Raises RunError with MS604."""
     with tempfile.TemporaryDirectory(prefix="mindspeed-tune-") as folder:
         path, run = Path(folder) / "job.yaml", Path(folder) / "run"
         train = {**job.get("train", {}), "train_iters": steps + WARM_UP, "sample_tokens": 0, "eval_iters": 1}
@@ -76,7 +77,8 @@ def run_job(job: Mapping[str, Any], ranks: int, steps: int) -> float:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             text = f"a run of a configuration ended with exit status {done.returncode}"
-            raise RunError([Problem("MS604", text, chain=tuple(done.stderr.splitlines()[-8:]))])
+            fix = Advice("check the lines above; --mode white predicts without measuring")
+            raise RunError([Problem("MS604", text, chain=tuple(done.stderr.splitlines()[-8:]), fix=fix)])
         rows = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
         seconds = [row["seconds"] for row in rows if "seconds" in row]
         return float(statistics.median(seconds[WARM_UP:]))

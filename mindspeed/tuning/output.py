@@ -1,4 +1,4 @@
-"""What a search gives: JSON, a table, a picture of time against memory, and job files."""
+"""The output of a search: JSON, a table, a picture of time against memory, and job files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def write(found: Found, job_of: JobOf, folder: Path, store: Store) -> list[Path]
     try:
         return _write(found, job_of, folder, store)
     except OSError as error:
-        text = f"the folder {folder} cannot be written: {error.strerror}"
+        text = f"the folder {folder} is not writable: {error.strerror}"
         raise RunError([Problem("MS516", text, fix=Advice("name another --output"))]) from error
 
 

@@ -1,4 +1,4 @@
-"""The search: score every feasible configuration, and give the best as rows that the resolver has taken."""
+"""The search: score every feasible configuration, and return the best as rows that the resolver has accepted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TRIES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One configuration with what is predicted of it, and the work of its step by kind."""
+    """A configuration with its predictions, and the work of its step by kind."""
 
     choice: Choice
     sizes: Mapping[str, int]
@@ -80,7 +80,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is searched: layouts and choices, the request that all have, the machine, and the bytes of a device."""
+    """The search space: layouts and choices, the common request, the machine, and the bytes of a device."""
 
     layouts: Layouts
     choices: Sequence[Choice]
@@ -180,7 +180,8 @@ class Scores:
         return self._seconds[key]
 
     def bytes(self, choice: Choice, rows: Column, active: Mapping[str, Mask]) -> memory.Numbers:
-        """Return the bytes of the fullest rank in these layouts; ``active`` says where the choice has which features."""
+        """Return the bytes of the fullest rank in these layouts; ``active`` gives the layouts in which the choice has each
+        feature."""
         kept = self._kept.of(rows, active, {**self.request.settings, **choice.settings})
         return memory.peak_bytes(self._memory, rows, kept, self.estimates(choice))
 

@@ -1,4 +1,4 @@
-"""Formulas for one job, asked for many layouts at once. Their authors need not know it."""
+"""Formulas for one job, evaluated for many layouts at once. Their authors need not know it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LayoutsDifferError(Exception):
     """A formula needs one value where layouts have several; ``values`` has that of each layout."""
 
     def __init__(self, values: NDArray[Any]) -> None:
-        super().__init__("the layouts that a formula is asked for differ in a value")
+        super().__init__("the layouts of one formula differ in a value")
         self.values = values
 
 

@@ -24,7 +24,7 @@ Column = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Features that are switched on in a configuration beside those of the request, with their settings."""
+    """Features that are switched on in a configuration in addition to those of the request, with their settings."""
 
     features: tuple[str, ...] = ()
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

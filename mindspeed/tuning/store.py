@@ -30,7 +30,7 @@ class Measurement:
 
 
 def machine_facts(device: str) -> dict[str, str]:
-    """Return what a measurement depends on beside the job: a store of other facts is stale."""
+    """Return the facts that a measurement depends on in addition to the job: a store of other facts is stale."""
     return {
         "mindspeed": f"{__version__} {_source_digest()}",
         "torch": installed_version("torch") or "none",
@@ -59,7 +59,7 @@ def digest(content: Mapping[str, Any]) -> str:
 
 
 class Store:
-    """The measurements of one model on one machine, in a folder of its own."""
+    """The measurements of one model on one machine, in a separate folder."""
 
     def __init__(self, folder: Path, facts: Mapping[str, str], model: Mapping[str, Any]) -> None:
         self.root, self.facts = folder, dict(facts)
@@ -90,7 +90,8 @@ class Store:
             partial.write_text(json.dumps(asdict(measurement)) + "\n", encoding="utf-8")
             partial.replace(path)
         except OSError as error:
-            raise RunError([Problem("MS516", f"the store {path} cannot be written: {error.strerror}")]) from error
+            text = f"the store {path} is not writable: {error.strerror}"
+            raise RunError([Problem("MS516", text, fix=Advice("--store FOLDER with a writable folder"))]) from error
 
     def staleness(self) -> Problem | None:
         """Return MS346 where the store has measurements of other machines or versions, and none of this one."""
@@ -102,7 +103,7 @@ class Store:
         different = [
             f"{name} is {self.facts[name]}, was {then.get(name)}" for name in self.facts if then.get(name) != self.facts[name]
         ]
-        text = f"the store {self.root} was measured elsewhere: {'; '.join(different)}"
+        text = f"the store {self.root} was measured on another machine or version: {'; '.join(different)}"
         return Problem(
-            "MS346", text, where=str(self.root), fix=Advice("measure again with --calibrate N, or name another --store")
+            "MS346", text, where=str(self.root), fix=Advice("measure again with --calibrate N, or use another --store")
         )

@@ -189,7 +189,7 @@ def _replicas(base: TimeBasis, estimates: Sequence[Estimate]) -> dict[str, Any]:
 
 
 def exposed(work: Mapping[str, Any], machine: Machine, crowd: float = 1.0) -> dict[str, Any]:
-    """Return the work of `KINDS`, with overlapped messages as far as they take longer than the passes beside them.
+    """Return the work of `KINDS`, with overlapped messages as far as they take longer than the passes that they overlap with.
 
     Gradients are reduced beside the last backward pass, weights gathered beside the first forward pass of a step.
     """

@@ -74,7 +74,7 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name in _PARTS.get(module.replace("numpy._core", "numpy.core"), ()):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which no result has")
+        raise pickle.UnpicklingError(f"the file names {module}.{name}, which no result contains")
 
 
 def _can_be_kept(plan: ActivationPlan) -> bool:

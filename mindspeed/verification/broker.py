@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.runtime import parent_process
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import Problem
 from mindspeed.verification import worker as work
 from mindspeed.verification.job import Answer, WorkerCall
@@ -168,8 +169,9 @@ class Broker:
         now = time.monotonic()
         for run in [run for run in self._running if run.deadline <= now]:
             ranks = ", ".join(map(str, run.waiting()))
-            message = f"verification ranks {ranks} did not answer for {self._time_limit:g} s"
-            stuck = Problem("MS604", message, chain=_tail(run.workers[run.waiting()[0]]))
+            message = f"verification ranks {ranks} did not respond for {self._time_limit:g} s"
+            fix = Advice("raise the time limit, or check the lines above for a rank that waits")
+            stuck = Problem("MS604", message, chain=_tail(run.workers[run.waiting()[0]]), fix=fix)
             self._end(run, run.failure or stuck)
 
     def _end(self, run: _Running, problem: Problem) -> None:
@@ -185,7 +187,13 @@ class Broker:
         worker.pid = 0
         code = os.waitstatus_to_exitcode(status)
         end = f"signal {-code}" if code < 0 else f"exit status {code}"
-        return Problem("MS604", f"verification rank {rank} ended with {end}; the others were stopped", chain=_tail(worker))
+        text = f"verification rank {rank} ended with {end}; the others were stopped"
+        return Problem(
+            "MS604",
+            text,
+            chain=_tail(worker),
+            fix=Advice("check the lines above; after signal 9, check the memory of the machine"),
+        )
 
     def _start_worker(self, warm: bool) -> _Worker:
         if warm and not self._warm and sys.platform == "linux":

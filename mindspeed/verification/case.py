@@ -117,7 +117,7 @@ class CaseRequest:
 
     @property
     def default_sizes(self) -> dict[str, int]:
-        """The parallel sizes under test that nobody gave."""
+        """The parallel sizes under test that are not set."""
         names = (*self.also, *self.beside, *self.features)
         return {size: DEFAULT_SIZE for size in self.sizes_of(names) if size != "dp" and not self._given(size)}
 

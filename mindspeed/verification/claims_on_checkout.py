@@ -1,4 +1,4 @@
-"""Verify the claims of features on a Megatron checkout, in processes beside each other, within a time for each and for all."""
+"""Verify the claims of features on a Megatron checkout, in parallel processes, with a time limit for each and for all."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Verifier:
         self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()[-_ERROR_LINES:]
-        return f"the process of the claims has ended with {self._process.returncode}: {' '.join(lines)}"
+        return f"the process that verifies claims ended with {self._process.returncode}: {' '.join(lines)}"
 
 
 def verify_on(checkout: Path, version: str, specs: Mapping[str, FeatureSpec], limits: Limits) -> list[Row]:
@@ -122,7 +122,7 @@ def _in_turn(checkout: Path, waiting: deque[str], limits: Limits, end: float) ->
         name = waiting.popleft()
         left = end - time.monotonic()
         if left <= 0:
-            yield _row(name, f"not verified: {limits.total:.0f} s were over", "not-verified")
+            yield _row(name, f"not verified: the time limit of {limits.total:.0f} s was reached", "not-verified")
             continue
         verifier = verifier or Verifier(checkout)
         yield verifier.verify(name, limits.feature)

@@ -50,7 +50,7 @@ def fake_tensors() -> Iterator[None]:
 
 
 class ComputedIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Compute what depends on integer tensors alone, above a mode of fake tensors, and answer reads of fake ones with 0."""
+    """Compute integer tensors with real values within a mode of fake tensors, and return 0 for reads of fake ones."""
 
     only_watches = True
 

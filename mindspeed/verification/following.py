@@ -75,7 +75,7 @@ def follow(
     except MindSpeedError as error:
         notes += [str(problem) for problem in error.problems]
     if not any(row.diff for row in comparisons) and any(row.verdict == "body changed" for row in comparisons):
-        notes.append(f"there are no diffs without the source of {before}: --since CHECKOUT")
+        notes.append(f"the diffs need the sources of {before}: --since CHECKOUT")
     verdicts: dict[str, list[str]] = {}
     for row in comparisons:
         verdicts.setdefault(row.feature, []).append(row.verdict)

@@ -14,6 +14,7 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.plugins import Category
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.conditions import obstacle
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.verification.case import VerificationCase
 from mindspeed.verification.comparison import ComparisonResult, Tolerances, compare, zero_or_not_finite
@@ -25,9 +26,9 @@ _BYTES_OF: Final = "bytes of "
 _BYTES: Final = 0.01
 _KEPT: Final = {
     "saved activations": ("activations.device", "activations"),
-    "saved activations on the host": ("activations.host", "swapped"),
-    "optimizer at rest": ("optimizer.device", "optimizer.device"),
-    "optimizer at rest on the host": ("optimizer.host", "optimizer.host"),
+    "saved activations in host memory": ("activations.host", "swapped"),
+    "optimizer between steps": ("optimizer.device", "optimizer.device"),
+    "optimizer in host memory between steps": ("optimizer.host", "optimizer.host"),
 }
 """Bytes that a run keeps: where the record of a rank has them, and where the stage that the planner foretells."""
 
@@ -124,12 +125,12 @@ def missing_effects(
             continue
         phases = {planned.patch.phase for planned in case.plan.patches if planned.owner == name and not planned.skipped}
         if phases == {"checkpoint"}:
-            reason = "it acts when a checkpoint is written, and verification writes none"
+            reason = "it acts when a checkpoint is written, but verification writes none"
             yield _idle(name, reason)
         elif arguments:
-            yield _failed(name, "the configuration that reached the model equals the baseline's")
+            yield _failed(name, "the configuration of the model equals the baseline's")
         elif not spec.sizes:
-            yield _failed(name, "no patch site was reached, and no hook changed anything")
+            yield _failed(name, "no patch target was called, and no hook changed anything")
 
 
 def byte_checks(formula: Mapping[str, tuple[int, int]], counted: Mapping[str, tuple[int, int]]) -> Iterator[ComparisonResult]:
@@ -225,8 +226,8 @@ def _problem(feature: str, check: ComparisonResult) -> Problem:
     if check.largest_difference is None:
         text = check.what if "effect of" in check.what or " is " in check.what else f"{check.what} could not be compared"
     elif check.what.startswith(_BYTES_OF):
-        wrong = f"{check.largest_difference:.1%} from the one of the formula, and {check.tolerance:.0%} is allowed"
+        wrong = f"{check.largest_difference:.1%} from the value of the formula, but {check.tolerance:.0%} is allowed"
         text = f"the change of the {check.what} differs by {wrong}"
     else:
-        text = f"{check.what} differs by {check.largest_difference:.3g}, and {check.tolerance:.3g} is allowed"
-    return Problem("MS607", text, tuple(feature.split(", ")))
+        text = f"{check.what} differs by {check.largest_difference:.3g}, but only {check.tolerance:.3g} is allowed"
+    return Problem("MS607", text, tuple(feature.split(", ")), fix=Advice("report it to the author of the feature"))

@@ -1,4 +1,4 @@
-"""The work of one rank as it travels over the broker to a worker of the pool, and its answer."""
+"""The work of one rank as it is sent over the broker to a worker of the pool, and its result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class WorkerCall:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of one rank: its pickled result or problem, the CPU seconds that it took, and the number of threads after it.
+    """The result of one rank: its pickled result or problem, the CPU seconds that it took, and the number of threads after
+    it.
 
     ``leftover`` describes threads or dispatch modes that the job should have ended; empty when there are none.
     """

@@ -26,7 +26,7 @@ class ShardedParameter:
 
     @property
     def main_grad(self) -> torch.Tensor:
-        """The accumulated gradient that Megatron's data parallelism keeps beside the parameter."""
+        """The accumulated gradient that Megatron's data parallelism keeps with the parameter."""
         gradient: torch.Tensor = self.parameter.main_grad  # type: ignore[attr-defined]
         return gradient
 
@@ -71,7 +71,7 @@ def placed_parameters(chunks: Sequence[torch.nn.Module]) -> list[ShardedParamete
                 found.setdefault(id(sharded.data), ShardedParameter(sharded.data, replace(sharded, key=name_of(sharded.key))))
         missing = [name for name, parameter in chunk.named_parameters() if id(parameter) not in found]
         if missing:
-            raise ValueError(f"parameters without a place in the full model: {', '.join(missing)}")
+            raise ValueError(f"parameters without a position in the full model: {', '.join(missing)}")
     return list(found.values())
 
 
@@ -105,7 +105,7 @@ def fill_weights(chunks: Sequence[torch.nn.Module], seed: int) -> None:
 
 
 def pieces_of(kind: str, placed: ShardedParameter, tensor: torch.Tensor) -> Iterator[TensorShard]:
-    """The pieces of ``tensor``, a gradient or the weight of ``placed``."""
+    """The shards of ``tensor``, a gradient or the weight of ``placed``."""
     for name, shape, index, view in placed.views(tensor.detach()):
         yield TensorShard(kind, name, shape, index, view.to("cpu", torch.float32, copy=True).numpy())
 

@@ -1,4 +1,4 @@
-"""A pool of worker processes that outlives single runs: the client of a broker, its own or one that several share."""
+"""A pool of worker processes that outlives single runs: the client of a broker, private or shared."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.verification import baselines
 from mindspeed.verification.job import Answer, WorkerCall
@@ -102,7 +103,7 @@ class WorkerPool:
         return self._work(_TRAINING, "measure", world_size, (recipe,), plan)
 
     def dry_run(self, plan: ActivationPlan, recipe: Recipe) -> list[tuple[int, int]]:
-        """What `measure` returns, for the first rank of each pipeline stage of a job of any size: one process, no contents.
+        """The result of `measure`, for the first rank of each pipeline stage of a job of any size: one process, no contents.
 
         Raises RunError as `run` does, and where a feature reads what a tensor contains.
         """
@@ -149,7 +150,8 @@ class WorkerPool:
             self._connection.send(jobs)
             answers: list[Answer] | Problem = self._connection.recv()
         except (EOFError, OSError) as error:
-            raise RunError([Problem("MS604", f"the broker of the verification workers has ended: {error}")]) from None
+            text = f"the broker of the verification workers has ended: {error}"
+            raise RunError([Problem("MS604", text, fix=Advice("run the command again"))]) from None
         except BaseException:  # Ctrl-C or a time limit: the answer of this run is not that of the next
             left, self._connection = self._connection, Client(self._address)
             left.close()

@@ -16,7 +16,7 @@ from mindspeed.plugins.problems import Problem, ResolutionError
 
 @dataclass(frozen=True, slots=True)
 class DeclaredSurroundings:
-    """Features, settings and sizes beside a set under test.
+    """Features, settings and sizes in addition to a set under test.
 
     Features in ``both`` are in the baseline as well, those in ``tested`` are not. ``note`` says what of the declared
     surroundings is missing, and why.
@@ -29,7 +29,7 @@ class DeclaredSurroundings:
 
 
 def surroundings_of(names: Sequence[str], known: Catalog) -> Iterator[DeclaredSurroundings]:
-    """Yield what the set may be verified in: all that its members declare, then with one thing changed, then none of it.
+    """Yield the surroundings in which the set may be verified: all that its members declare, then with one change, then none.
 
     Changed is that all of it is under test, that a feature is added that could serve a member too, that a setting is missing,
     or that the features are missing that one member declares. Raises ResolutionError where members contradict one another.
@@ -113,7 +113,7 @@ def _add(merged: dict[str, Any], given: Mapping[str, Any], name: str, owners: di
         numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (before, value))
         if value != before and not numbers:
             what = f"{feature}.{key}" if feature else key
-            text = f"{owners[feature, key]} is verified with {what} {before} and {name} with {what} {value}"
+            text = f"{owners[feature, key]} is verified with {what} {before}, but {name} with {what} {value}"
             fix = GiveSetting(what) if feature else GiveField(key)
             raise ResolutionError([Problem("MS304", text, (owners[feature, key], name), fix=fix)])
         merged[key] = max(before, value) if numbers else value

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.verification.job import Answer, WorkerCall
 
@@ -96,7 +97,12 @@ def _outcome(job: WorkerCall) -> bytes | Problem:
         return replace(first, chain=(f"on verification rank {job.rank}", *first.chain, *map(str, others)))
     except Exception as error:  # whatever a feature raises belongs to the caller
         text = f"verification rank {job.rank} failed: {type(error).__name__}: {error}"
-        return Problem("MS607", text, chain=tuple(traceback.format_exc().splitlines()[-6:]))
+        return Problem(
+            "MS607",
+            text,
+            chain=tuple(traceback.format_exc().splitlines()[-6:]),
+            fix=Advice("read the lines above; they end in the feature or code that failed"),
+        )
 
 
 def _call(job: WorkerCall) -> bytes:
@@ -129,7 +135,7 @@ def _function(file: str, name: str) -> Callable[..., Any]:
     """A top-level function of a file, which is run anew: as a test file has no name to import it by, and may change."""
     spec = spec_from_file_location(f"_called_{Path(file).stem}", file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file")
+        raise ImportError(f"{file} is not a Python file")
     module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     function: Callable[..., Any] = getattr(module, name)

@@ -27,12 +27,12 @@ def test_a_valid_request_names_its_features_and_the_digest(mindspeed):
 
 
 def test_an_unknown_feature_gets_near_names(check):
-    assert check("swigl") == "MS201 there is no feature 'swigl'\n  where: command line\n  fix: did you mean swiglu?\n"
+    assert check("swigl") == ("MS201 the feature 'swigl' does not exist\n  where: command line\n  fix: did you mean swiglu?\n")
 
 
 def test_a_name_like_no_other_is_sent_to_the_list(check):
     assert check("zzz") == (
-        "MS201 there is no feature 'zzz'\n  where: command line\n  fix: mindspeed features list shows every name\n"
+        "MS201 the feature 'zzz' does not exist\n  where: command line\n  fix: mindspeed features list shows every name\n"
     )
 
 
@@ -46,19 +46,19 @@ def test_an_ill_typed_setting_gets_a_line_that_is_accepted(check):
     assert check("tensor-parallel", "--set", "tensor-parallel.size=many") == (
         "MS301 tensor-parallel.size is 'many': input should be a valid integer, unable to parse string as an integer\n"
         "  where: command line\n"
-        "  fix: --set tensor-parallel.size=1 (number of ranks over which the weights of a layer are split)\n"
+        "  fix: --set tensor-parallel.size=1 (Number of ranks over which the weights of a layer are split)\n"
     )
 
 
 def test_a_setting_without_a_field_is_a_problem(check):
     assert check("--set", "size=2") == (
-        "MS301 'size=2' is not of the form feature.field=value\n  where: --set\n  fix: --set FEATURE.SETTING=VALUE\n"
+        "MS301 'size=2' does not have the form feature.field=value\n  where: --set\n  fix: --set FEATURE.SETTING=VALUE\n"
     )
 
 
 def test_a_value_that_a_fix_gives_can_be_typed_as_it_stands(check, mindspeed):
     (fix,) = [line for line in check("profiler", "--set", "profiler.ranks=(0,)").splitlines() if line.startswith("  fix: ")]
-    assert fix == "  fix: --set 'profiler.ranks=[0]' (ranks that are traced; -1 is all)"
+    assert fix == "  fix: --set 'profiler.ranks=[0]' (Ranks to trace; -1 = all)"
     words = shlex.split(fix.removeprefix("  fix: ").partition(" (")[0])
     assert mindspeed("features", "check", "profiler", "--platform", "cpu", *words).exit_code == 0
 
@@ -74,7 +74,8 @@ def test_a_value_from_the_job_file_is_removed_there(check, tmp_path):
 def test_a_word_after_a_switch_is_no_feature(mindspeed):
     done = mindspeed("features", "check", "rms-norm", "--gated-linear-unit", "true")
     assert done.exit_code == 2
-    assert "'true' is no feature; a switch takes no value: --NAME switches it on, --no-NAME off" in done.stderr
+    text = "'true' is not a feature; a switch takes no value: use --NAME to switch it on and --no-NAME to switch it off"
+    assert text in done.stderr
 
 
 def test_a_size_that_does_not_divide_the_heads_says_which(check):
@@ -90,8 +91,9 @@ def test_a_size_that_does_not_divide_the_heads_says_which(check):
 def test_a_zero_centered_norm_that_no_layer_on_the_cpu_has_is_a_problem(check, mindspeed):
     norm = ("--platform", "cpu", "--zero-centered-norm", "--normalization")
     assert check(*norm, "LayerNorm") == (
-        "MS304 cpu-platform: the layers on the CPU are local, and their norm is torch's LayerNorm, which has no zero-centered "
-        "weight\n  fix: --no-zero-centered-norm, or --normalization RMSNorm\n"
+        "MS304 cpu-platform: local layers on the CPU use torch's LayerNorm, which "
+        "has no zero-centered weight\n"
+        "  fix: --no-zero-centered-norm, or --normalization RMSNorm\n"
     )
     assert mindspeed("features", "check", *LAPTOP, *norm, "RMSNorm").exit_code == 0
 
@@ -100,13 +102,14 @@ def test_a_zero_centered_norm_that_no_layer_on_the_cpu_has_is_a_problem(check, m
 def test_a_world_that_is_no_multiple_of_the_sizes_is_a_problem(check):
     assert check("--world-size", 4, "--tp", 3, "--optimization-level", 0) == (
         "MS302 world size 4 is not a multiple of tp x pp x cp = 3 x 1 x 1 = 3\n"
-        "  fix: --world-size 6, or smaller parallel sizes\n"
+        "  fix: --world-size 6, or use smaller parallel sizes\n"
     )
 
 
 def test_strict_names_the_missing_requirement_instead_of_adding_it(check):
     assert check("distributed-optimizer", "--strict", "--optimization-level", 0) == (
-        "MS204 distributed-optimizer requires data-parallel, because it shards the optimizer over the replicas\n"
+        "MS204 distributed-optimizer requires data-parallel, because distributed-optimizer shards the optimizer state "
+        "over data-parallel replicas\n"
         "  because: distributed-optimizer: requested\n"
         f"  where: {_where('distributed-optimizer')}; {_where('data-parallel')}\n"
         "  fix: add data-parallel to the features, or remove --strict\n"
@@ -118,7 +121,7 @@ def test_features_that_exclude_each_other_are_told_with_the_chain_behind_each(ch
     install("acme", {"acme-clip": "", "acme-root": 'Requires("acme-clip", reason="it builds on it"),'}, slots="()")
     install("bolt", {"bolt-clip": 'Conflicts("acme-clip", reason="both clip the gradient"),'})
     assert check("acme-root", "bolt-clip", "--optimization-level", 2, "--without", "rms-norm,swiglu") == (
-        "MS202 acme-clip and bolt-clip exclude each other, because both clip the gradient\n"
+        "MS202 acme-clip conflicts with bolt-clip, because both clip the gradient\n"
         "  because: acme-clip: required by acme-root, because it builds on it\n"
         "  because: acme-root: requested\n"
         "  because: bolt-clip: requested\n"
@@ -131,7 +134,7 @@ def test_two_features_in_one_slot_conflict_though_neither_knows_the_other(check,
     install("acme", {"acme-clip": ""}, slots='("clipping",)')
     install("bolt", {"bolt-clip": ""}, slots='("clipping",)')
     assert check("acme-clip", "bolt-clip", "--optimization-level", 2, "--without", "rms-norm,swiglu") == (
-        "MS203 acme-clip and bolt-clip all hold the slot clipping\n"
+        "MS203 acme-clip and bolt-clip all hold the slot clipping, which only one feature can hold\n"
         "  because: acme-clip: requested\n"
         "  because: bolt-clip: requested\n"
         "  where: acme 1.0, acme_features.py:2; bolt 1.0, bolt_features.py:2\n"
@@ -155,7 +158,7 @@ def test_an_unsupported_megatron_is_a_problem_of_the_environment(mindspeed):
     done = mindspeed("features", "check", "--platform", "cpu", "--megatron", "0.12.1")
     assert (done.exit_code, done.stdout) == (3, "")
     assert done.stderr == (
-        "MS502 megatron-core 0.12.1 is not supported, which needs >=0.14,<0.21\n"
+        "MS502 megatron-core 0.12.1 is not supported; supported is >=0.14,<0.21\n"
         "  where: command line\n"
         "  fix: pip install megatron-core==0.16.1\n"
     )
@@ -163,9 +166,9 @@ def test_an_unsupported_megatron_is_a_problem_of_the_environment(mindspeed):
 
 def test_both_spellings_of_a_size_must_agree(check):
     assert check("--tp", 2, "--set", "tensor-parallel.size=4", "--optimization-level", 0) == (
-        "MS303 command line gives tensor-parallel size twice: tp = 2 and tensor-parallel.size = 4\n"
+        "MS303 command line gives the tensor-parallel size twice: tp = 2 and tensor-parallel.size = 4\n"
         "  where: command line\n"
-        "  fix: keep one of the two, they are spellings of the same value (--tp)\n"
+        "  fix: keep one of the two; they set the same value (--tp)\n"
     )
 
 
@@ -180,8 +183,13 @@ def test_a_job_file_and_a_setting_that_cannot_be_read_are_reported_together(chec
     job = tmp_path / "job.yaml"
     job.write_text("feature: [recompute]\n")
     assert check("-f", job, "--set", "size") == (
-        f"MS305 unknown key 'feature' in the job file\n  where: {job}\n  fix: did you mean features?\n"
-        "MS301 'size' is not of the form feature.field=value\n  where: --set\n  fix: --set FEATURE.SETTING=VALUE\n"
+        "MS305 unknown key 'feature' in the job file\n"
+        f"  where: {job}\n"
+        "  fix: did you mean features?\n"
+        "MS301 'size' does not have the form feature.field=value\n"
+        "  where: --set\n"
+        "  fix: --set FEATURE.FIELD=VALUE\n"
+        "  fix: --set FEATURE.SETTING=VALUE\n"
         "2 problems\n"
     )
 
@@ -191,7 +199,7 @@ def test_json_holds_the_problems_and_nothing_else(mindspeed):
     done = mindspeed("features", "check", *LAPTOP, "swigl", "--json")
     assert (done.exit_code, done.stderr) == (1, "")
     advice = {"kind": "advice", "text": "did you mean swiglu?"}
-    near = {"code": "MS201", "message": "there is no feature 'swigl'", "features": ["swigl"], "chain": []}
+    near = {"code": "MS201", "message": "the feature 'swigl' does not exist", "features": ["swigl"], "chain": []}
     assert json.loads(done.stdout) == {
         "problems": [near | {"where": "command line", "fix": "did you mean swiglu?", "fixes": [advice], "facts": []}],
         "plan": None,

@@ -58,7 +58,7 @@ def test_a_job_file_with_problems_ends_with_1(mindspeed, folder):
 def test_a_missing_or_unreadable_script_is_a_problem(mindspeed, folder):
     result = mindspeed("check", *LAPTOP, "nowhere.sh", "jobs/good.sh")
     assert result.exit_code == 1
-    assert "MS305 nowhere.sh cannot be read: it is no file" in result.stdout
+    assert "MS305 nowhere.sh cannot be read: it is not a file" in result.stdout
     assert "jobs/good.sh:1: no problems" in result.stdout
 
 
@@ -67,8 +67,11 @@ def test_a_missing_or_unreadable_script_is_a_problem(mindspeed, folder):
     [
         (
             "from megatron.bridge.training.config import ConfigContainer\n",
-            "a recipe of Megatron-Bridge needs torch, transformers and its models to be imported\n  where: x.py\n"
-            "  fix: run its ConfigContainer.validate() where they are installed\n",
+            (
+                "a recipe of Megatron-Bridge needs torch, transformers and its models to be imported\n"
+                "  where: x.py\n"
+                "  fix: run its ConfigContainer.validate() where these packages are installed\n"
+            ),
         ),
         (
             "from megatron.training import pretrain\n",
@@ -164,7 +167,8 @@ def test_a_command_that_stops_at_its_first_step_is_wrong(mindspeed, folder):
     result = mindspeed("check", *CUDA, "--", *words.split())
     assert result.exit_code == 1
     assert (
-        "MS115 Megatron-LM fails at the first step: --num-query-groups does not divide --num-attention-heads" in result.stdout
+        "MS115 Megatron-LM fails at the first step: --num-attention-heads is not divisible by --num-query-groups"
+        in result.stdout
     )
 
 
@@ -190,6 +194,7 @@ def test_missing_rules_are_told(mindspeed, folder):
     result = mindspeed("check", "--platform", "cuda", "--megatron", "0.16.1", "jobs/good.sh")
     assert result.exit_code == 0
     assert (
-        "not checked: megatron-lm: Megatron-LM's own rules are not run: megatron/training/arguments.py is not" in result.stdout
+        "not checked: megatron-lm: Megatron-LM's rules are not run, because megatron/training/arguments.py is neither"
+        in result.stdout
     )
     assert "own rules" not in mindspeed("check", *CUDA, "jobs/good.sh").stdout

@@ -19,8 +19,8 @@ SHAPE = (
 )
 AUTO = ("--set", "context-parallel.algorithm=auto")
 CHOSEN = (
-    "context-parallel.algorithm is auto, and ulysses-attention is chosen, which costs least: "
-    "a rank sends 16,384 bytes for a layer and a sequence, forward and backward"
+    "context-parallel.algorithm is auto, so ulysses-attention is chosen, which costs least: a rank sends 16,384 bytes "
+    "per layer and sequence, forward and backward"
 )
 
 
@@ -40,7 +40,7 @@ def test_check_and_plan_show_choice_reason_and_alternatives(run):
 def test_json_carries_the_choice(run):
     plan = json.loads(run("plan", *LAPTOP, *SHAPE, *AUTO, "--json").stdout)["plan"]
     rows = [row for row in plan["rows"] if row["kind"] == "choice"]
-    assert rows[0] == {"kind": "choice", "feature": "context-parallel", "text": CHOSEN}
+    assert rows[0] == {"kind": "choice", "feature": "context-parallel", "text": CHOSEN, "fields": []}
     assert json.loads(run("check", *LAPTOP, *SHAPE, *AUTO, "--json").stdout)["plan"] == plan
     (problem,) = json.loads(run("check", *LAPTOP, *AUTO, "--json").stdout)["problems"]
     assert (problem["code"], problem["features"]) == ("MS341", ["context-parallel"])
@@ -57,4 +57,4 @@ def test_a_feature_of_another_distribution_can_be_named_and_takes_part(run, inst
     done = run("check", *LAPTOP, *SHAPE, "--set", "context-parallel.algorithm=acme-ring")
     assert (done.exit_code, "acme-ring" in done.stdout.partition(";")[0]) == (0, True)
     done = run("check", *LAPTOP, *SHAPE, *AUTO)
-    assert "choice       context-parallel: acme-ring: cannot, it does not say what it costs\n" in done.stdout
+    assert "choice       context-parallel: acme-ring: cannot, it declares no cost\n" in done.stdout

@@ -70,7 +70,10 @@ def test_of_two_runs_the_first_step_with_another_loss_is_named(mindspeed, job, t
     assert differences(done) == {("option", "lr"): ("0.003", "0.001")}
     assert json.loads(done.stdout)["step"] == {"step": 3, "number": "loss", "first": 3.0, "second": 3.5}
     equal = mindspeed("features", "diff", a, a)
-    assert (equal.exit_code, equal.stdout.splitlines()[1:]) == (0, ["3 steps that both logged are equal", "no difference"])
+    assert (equal.exit_code, equal.stdout.splitlines()[1:]) == (
+        0,
+        ["the 3 steps that both runs logged are equal", "no difference"],
+    )
 
 
 class Harm:

@@ -61,7 +61,8 @@ def test_nothing_is_written_while_a_built_in_feature_does_not_load(mindspeed, mo
     done = mindspeed("docs", "--write", tmp_path / "docs")
     assert done.exit_code == 1
     assert done.stderr.startswith(
-        "MS101 feature swiglu cannot be loaded: TypeError: mindspeed.features.swiglu.feature defines 0"
+        "MS101 feature swiglu cannot be loaded: TypeError: mindspeed.features.swiglu.feature must define exactly one feature, "
+        "but defines 0"
     )
     assert not (tmp_path / "docs").exists()
 
@@ -70,15 +71,15 @@ def test_a_name_that_is_neither_guide_nor_feature_is_a_usage_error_with_similar_
     done = mindspeed("docs", "zzz")
     assert done.exit_code == 2
     assert (
-        "Error: there is no guide and no feature zzz; mindspeed docs lists every guide, mindspeed features list every feature\n"
+        "Error: no guide or feature is named zzz; mindspeed docs lists every guide, mindspeed features list every feature\n"
         in done.stderr
     )
     done = mindspeed("docs", "troubleshoting")
     assert done.exit_code == 2
-    assert "Error: there is no guide and no feature troubleshoting; did you mean troubleshooting?\n" in done.stderr
+    assert "Error: no guide or feature is named troubleshoting; did you mean troubleshooting?\n" in done.stderr
     done = mindspeed("docs", "swiglu", "--write", tmp_path)
     assert done.exit_code == 2
-    assert "Error: name pages to print them, or give --write FOLDER to write all\n" in done.stderr
+    assert "Error: give names of pages to print them, or --write FOLDER to write all pages\n" in done.stderr
 
 
 def test_without_a_name_every_guide_is_listed_with_its_title(mindspeed):
@@ -100,7 +101,9 @@ def test_the_support_matrix_is_printed_and_says_what_nobody_ran(mindspeed):
     rows = {tuple(line.split()[:2]): line for line in done.stdout.splitlines()}
     assert rows["mindspeed", __version__].split()[2] == "tested"
     assert "not tested" in rows["hardware", "Ascend"]
-    assert done.stdout.endswith("not tested: nobody has run it; it is meant to work, or is listed because users ask\n")
+    assert done.stdout.endswith(
+        "not tested: it was never run; it is expected to work, or is listed because users ask about it\n"
+    )
 
 
 def test_the_support_matrix_is_there_for_programs(mindspeed):
@@ -126,8 +129,8 @@ def test_outside_a_checkout_pages_come_from_the_package_and_other_features_have_
     done = mindspeed("docs", "acme-clip")
     assert (done.exit_code, done.stdout) == (3, "")
     assert done.stderr == (
-        "MS501 only a checkout of mindspeed can make the page of another package's feature\n"
-        "  fix: run mindspeed docs of a checkout: pip install -e . there\n"
+        "MS501 only a checkout of mindspeed can create the page of another package's feature\n"
+        "  fix: in a checkout of mindspeed: pip install -e ., then mindspeed docs\n"
     )
 
 

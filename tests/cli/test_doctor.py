@@ -63,14 +63,14 @@ def test_every_copy_of_megatron_is_shown_and_the_first_wins(examined, tmp_path, 
         monkeypatch.syspath_prepend(str(root.parent))
     winner, loser, *_ = examined()["megatron-core"]
     assert (winner["value"], winner["state"]) == (f"0.16.1 ({roots[0]})", "ok")
-    assert (loser["value"], loser["state"]) == (f"0.12.1 ({roots[1]}), never imported: the first one wins", "warning")
+    assert (loser["value"], loser["state"]) == (f"0.12.1 ({roots[1]}), never imported: the first one is used", "warning")
 
 
 def test_an_unsupported_megatron_says_what_is_needed(examined, tmp_path, monkeypatch):
     root = fake_megatron(tmp_path, "0.12.1")
     monkeypatch.syspath_prepend(str(tmp_path))
     winner = examined(status=3)["megatron-core"][0]
-    assert winner["value"] == f"0.12.1 ({root}) is not supported, which needs >=0.14,<0.21"
+    assert winner["value"] == f"0.12.1 ({root}) is not supported; supported is >=0.14,<0.21"
     assert winner["fix"] == "pip install megatron-core==0.16.1"
 
 

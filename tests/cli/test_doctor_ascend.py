@@ -105,7 +105,7 @@ def test_a_shell_that_sourced_nothing_is_told_which_file_to_source(complete):
     assert (rows["ASCEND_HOME_PATH"].value, rows["ASCEND_HOME_PATH"].fix) == ("not set", source)
     assert rows["CANN toolkit"].state == "ok"
     nnal = rows["NNAL (ATB)"]
-    assert nnal.value == f"installed in {root}/usr/local/Ascend/nnal/atb/latest, and ATB_HOME_PATH is not set"
+    assert nnal.value == f"installed in {root}/usr/local/Ascend/nnal/atb/latest, but ATB_HOME_PATH is not set"
     assert nnal.fix == f"source {root}/usr/local/Ascend/nnal/atb/set_env.sh in this shell and in job scripts"
 
 
@@ -181,7 +181,7 @@ def test_a_tool_that_never_answers_does_not_hold_up_the_report(complete, npu_smi
     (root / "bin" / "npu-smi").write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(ascend, "SECONDS", 0.2)
     row = found(root, environ | {"PATH": path})["npu-smi"]
-    assert (row.value, row.state) == (f"{root}/bin/npu-smi does not run: no answer within 0.2 seconds", "missing")
+    assert (row.value, row.state) == (f"{root}/bin/npu-smi does not run: no result within 0.2 seconds", "missing")
 
 
 @pytest.fixture
@@ -210,11 +210,11 @@ def test_a_torch_npu_that_cannot_be_imported_is_a_finding(packages):
 
 def test_a_torch_npu_of_another_torch_is_a_finding(packages):
     packages(torch="", torch_npu="__version__ = '2.8.0.post2'")
-    assert torch_npu() == [("torch_npu", "2.8.0.post2 was made for another torch than 2.9.0+cpu", "warning")]
+    assert torch_npu() == [("torch_npu", "2.8.0.post2 was built for another torch than 2.9.0+cpu", "warning")]
 
 
 @pytest.mark.guards(36, processes=True)
 def test_transformer_engine_for_cuda_beside_torch_npu_is_a_finding(packages):
     packages(torch="", torch_npu="__version__ = '2.9.0'", transformer_engine="", transformer_engine_torch="")
-    text = "its build for CUDA is installed beside torch_npu; Megatron imports it, and that ends in a search for cuDNN"
+    text = "a CUDA build is installed together with torch_npu; Megatron imports it and fails in a search for cuDNN"
     assert torch_npu() == [("torch_npu", "2.9.0", "ok"), ("transformer_engine", text, "warning")]

@@ -65,11 +65,11 @@ def test_a_feature_that_is_on_says_why_where_its_settings_come_from_and_who_orde
     assert found["why"] == ["the tensor-parallel size is 2"]
     assert found["settings"] == [
         "tensor-parallel.size = 2  (command line, overrode job file: 4)",
-        "  number of ranks over which the weights of a layer are split",
+        "  Number of ranks over which the weights of a layer are split",
     ]
     assert (
-        "tensor-parallel comes before sequence-parallel: sequence-parallel declares Requires, "
-        "because the sequence is shared out among its ranks"
+        "tensor-parallel comes before sequence-parallel: sequence-parallel declares Requires, because sequence-parallel "
+        "splits the sequence over tensor-parallel ranks"
     ) in next(lines for title, lines in found.items() if title.startswith("position"))
     assert "tensor_model_parallel_size = 2  tensor-parallel.size" in found["Megatron arguments"]
 
@@ -91,11 +91,11 @@ def test_a_patch_says_where_its_target_and_its_code_are_and_what_else_stands_at_
 
 def test_a_feature_that_is_off_says_why_and_what_would_switch_it_on(explain):
     first, found = explain("async-param-gather", "--world-size", 2, "--optimization-level", 0)
-    assert first.startswith("async-param-gather is off: ")
-    assert found["why not"] == ["nothing asked for it, and no active feature requires it"]
+    assert first.startswith("async-param-gather is not active: ")
+    assert found["why not"] == ["not requested, and not required by any active feature"]
     assert found["switched on by"] == ["--features async-param-gather"]
-    assert found["it would bring"] == ["data-parallel", "async-ddp", "distributed-optimizer"]
-    assert "asking for it now gives" not in found
+    assert found["it would add"] == ["data-parallel", "async-ddp", "distributed-optimizer"]
+    assert "result of requesting it" not in found
 
 
 def test_a_feature_that_belongs_to_a_size_is_off_while_the_size_is_one(explain):
@@ -109,8 +109,8 @@ def test_a_feature_that_belongs_to_a_size_is_off_while_the_size_is_one(explain):
 def test_what_asking_for_it_would_give_is_said_with_its_fix(explain, install):
     install("acme", {"acme-clip": 'Conflicts("recompute", reason="both clip"),'})
     _, found = explain("acme-clip", "--features", "recompute", "--optimization-level", 2, "--without", "rms-norm,swiglu")
-    assert found["asking for it now gives"][0] == "MS202 acme-clip and recompute exclude each other, because both clip"
-    assert found["asking for it now gives"][-1] == "  fix: remove acme-clip or recompute"
+    assert found["result of requesting it"][0] == "MS202 acme-clip conflicts with recompute, because both clip"
+    assert found["result of requesting it"][-1] == "  fix: remove acme-clip or recompute"
 
 
 def test_a_broken_feature_is_off_with_its_problem_and_fix(explain, install, tmp_path):
@@ -118,13 +118,13 @@ def test_a_broken_feature_is_off_with_its_problem_and_fix(explain, install, tmp_
     (tmp_path / "acme_features.py").write_text("import no_such_package")
     first, found = explain("acme-clip")
     text = "feature acme-clip cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'"
-    assert (first, found["why not"], found["switched on by"]) == ("acme-clip is off", [text], ["fix or uninstall acme"])
+    assert (first, found["why not"], found["switched on by"]) == ("acme-clip is not active", [text], ["fix or uninstall acme"])
 
 
 def test_what_level_one_leaves_out_has_its_reason(explain, monkeypatch):
     monkeypatch.setattr("mindspeed.ops.variants.variants", lambda platform: frozenset())
     _, found = explain("swiglu", "--activation", "silu", "--gated-linear-unit", "--optimization-level", 2)
-    assert found["why not"] == ["only the reference of swiglu runs on cpu"]
+    assert found["why not"] == ["swiglu has only a plain-torch reference on cpu"]
 
 
 def test_json_has_the_same_of_a_feature_that_is_on(mindspeed, two_wraps):
@@ -150,16 +150,16 @@ def test_json_has_the_same_of_a_feature_that_is_off(mindspeed):
 def test_a_feature_of_the_base_plan_is_explained_too(explain):
     first, found = explain("cpu-platform")
     assert first == "cpu-platform is on: Run code written for CUDA and NCCL on the CPU with gloo"
-    assert found["why"] == ["every plan has it"]
+    assert found["why"] == ["part of every plan"]
 
 
 def test_an_unknown_name_gets_near_names(mindspeed):
     done = mindspeed("features", "explain", *LAPTOP, "swigl")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr.startswith("MS201 there is no feature 'swigl'\n")
+    assert done.stderr.startswith("MS201 the feature 'swigl' does not exist\n")
 
 
 @pytest.mark.parametrize("verb", [("explain",), ("features", "explain")])
 def test_a_code_is_explained_by_both_verbs(mindspeed, verb):
     done = mindspeed(*verb, "ms207")
-    assert done.stdout == "MS207: A requested feature is above the optimisation level of this job.\n"
+    assert done.stdout == "MS207: A requested feature has a higher optimization level than the job allows.\n"

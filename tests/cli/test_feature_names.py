@@ -43,7 +43,7 @@ def test_an_underscore_is_a_dash_in_names_and_in_settings(mindspeed):
         assert (done.exit_code, done.stderr) == (0, "")
         plans.append(json.loads(done.stdout)["plan"])
     assert plans[0] == plans[1]
-    assert mindspeed("features", "explain", "ring_attention", *LAPTOP).stdout.startswith("ring-attention is off: ")
+    assert mindspeed("features", "explain", "ring_attention", *LAPTOP).stdout.startswith("ring-attention is not active: ")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_features_are_words_or_an_option_of_a_verb_with_a_job(mindspeed, verb):
     ]
     for done in refusals:
         assert done.exit_code == 1, done.output
-        text = "there is no feature 'ring-attenton'"
+        text = "the feature 'ring-attenton' does not exist"
         assert text in done.stderr
         assert "did you mean ring-attention or " in done.stderr
 

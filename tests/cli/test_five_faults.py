@@ -25,18 +25,23 @@ PROBLEMS = {
     (
         "MS302",
         "world size 1024 is not a multiple of tp x pp x cp = 3 x 1 x 1 = 3",
-        "--world-size 1026, or smaller parallel sizes",
+        "--world-size 1026, or use smaller parallel sizes",
     ),
-    ("MS201", "there is no feature 'swigl'", "did you mean swiglu?"),
+    ("MS201", "the feature 'swigl' does not exist", "did you mean swiglu?"),
     (
         "MS301",
         "recompute.num_layers is 0: input should be greater than or equal to 1",
-        "--set recompute.num_layers=1 (layers per group (uniform), or recomputed layers per chunk (block))",
+        (
+            "--set recompute.num_layers=1 (Number of layers per group (uniform), or number of recomputed layers per chunk: "
+            "(block))"
+        ),
     ),
     (
         "MS210",
-        "async-param-gather requires async-ddp, because both work on the same buckets, which exist only with overlapped "
-        "reduction, and job file removes async-ddp",
+        (
+            "async-param-gather requires async-ddp, because both features use the gradient buckets that Megatron creates "
+            "only with overlapped reduction, and job file removes async-ddp"
+        ),
         "drop --without async-ddp, or remove async-param-gather",
     ),
     ("MS304", "tensor-parallel: 32 attention heads are not divisible by tp=3", "--tp N (a divisor of 32)"),
@@ -102,6 +107,6 @@ def test_five_faults_are_five_problems_where_only_the_runtime_dependencies_are_i
     build = subprocess.run([str(folder / "bin" / "mindspeed"), "ops", "build"], capture_output=True, text=True, check=False)
     assert (build.returncode, build.stderr.partition("\n")[0]) == (
         3,
-        "MS501 torch is not installed, and operators are compiled against it",
+        "MS501 torch is not installed, but the operators are compiled against it",
     )
     five([str(folder / "bin" / "mindspeed"), "features", "check", "-f", job, *ARGUMENTS])

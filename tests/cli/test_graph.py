@@ -18,10 +18,12 @@ def test_a_job_has_its_own_features_in_activation_order(mindspeed):
     done = mindspeed("features", "graph", *LAPTOP, "sequence-parallel", "--tp", 2, "--world-size", 2, "--optimization-level", 0)
     assert done.stdout.splitlines() == [
         "tensor-parallel",
-        "  needs one of sequence-parallel (with some settings), because Megatron trains MoE layers under tensor "
-        "parallelism only with sequence parallelism",
+        (
+            "  needs one of sequence-parallel (with some settings), because Megatron trains MoE layers with tensor "
+            "parallelism only when sequence parallelism is on"
+        ),
         "sequence-parallel",
-        "  requires tensor-parallel, because the sequence is shared out among its ranks",
+        "  requires tensor-parallel, because sequence-parallel splits the sequence over tensor-parallel ranks",
     ]
 
 
@@ -60,6 +62,6 @@ def test_json_names_features_relations_and_holders_of_slots(mindspeed):
         "source": "distributed-optimizer",
         "kind": "requires",
         "target": "data-parallel",
-        "reason": "it shards the optimizer over the replicas",
+        "reason": "distributed-optimizer shards the optimizer state over data-parallel replicas",
         "conditional": False,
     } in data["relations"]

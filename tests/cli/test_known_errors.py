@@ -78,4 +78,4 @@ def test_json_holds_the_symptoms(mindspeed):
 def test_an_unknown_text_is_a_usage_error(mindspeed):
     done = mindspeed("explain", "it rains")
     assert done.exit_code == 2
-    assert "Error: no known symptom is like this text, and it is no code; see docs/troubleshooting.md" in done.stderr
+    assert "Error: no known error matches this text, and it is not an error code; see docs/troubleshooting.md" in done.stderr

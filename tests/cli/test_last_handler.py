@@ -46,7 +46,7 @@ def test_with_the_trace_the_traceback_comes_first(mindspeed, fail, monkeypatch, 
     fail(RuntimeError("boom"))
     shown = mindspeed("features", "list").stderr
     assert shown.startswith("Traceback (most recent call last):\n")
-    assert "  fix: report it; MINDSPEED_TRACE=1 in front of the command shows the traceback\n" in shown
+    assert "  fix: report it; MINDSPEED_TRACE=1 before the command shows the traceback\n" in shown
 
 
 def test_under_json_it_is_one_object(mindspeed, fail):
@@ -64,7 +64,7 @@ def test_a_missing_package_is_a_problem_of_the_environment(mindspeed, fail, pack
     fail(ModuleNotFoundError(f"No module named '{package}'", name=f"{package}.core"))
     done = mindspeed("features", "list")
     name = fix.split()[-1] if package == "yaml" else package
-    assert (done.exit_code, done.stderr) == (3, f"MS501 {name} is not installed, and this command needs it\n  fix: {fix}\n")
+    assert (done.exit_code, done.stderr) == (3, (f"MS501 {name} is not installed, but this command needs it\n  fix: {fix}\n"))
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,7 @@ def test_an_interrupt_ends_with_the_status_of_a_shell(mindspeed, fail):
 def test_where_no_file_can_be_written_the_variable_is_named(mindspeed, fail, monkeypatch):
     fail(RuntimeError("boom"))
     monkeypatch.setattr("tempfile.mkstemp", raising(OSError()))
-    assert (
-        "fix: report it; MINDSPEED_TRACE=1 in front of the command shows the traceback\n"
-        in mindspeed("features", "list").stderr
-    )
+    assert "fix: report it; MINDSPEED_TRACE=1 before the command shows the traceback\n" in mindspeed("features", "list").stderr
 
 
 def test_code_of_a_package_is_named(mindspeed, install, monkeypatch):

@@ -57,7 +57,7 @@ def test_a_job_with_problems_gives_no_lock(mindspeed, tmp_path):
     path = tmp_path / "job.lock"
     done = mindspeed("lock", "--features", "swigl", "-o", path, *LAPTOP)
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr.startswith("MS201 there is no feature 'swigl'\n")
+    assert done.stderr.startswith("MS201 the feature 'swigl' does not exist\n")
     assert not path.exists()
 
 
@@ -103,11 +103,11 @@ def test_the_first_difference_from_a_lock_is_named_and_the_others_follow(locked)
         require_match(replace(locked, content=content), registry.content_of(locked.plan, {}), "job.lock")
     (problem,) = caught.value.problems
     assert (problem.code, problem.where) == ("MS618", "job.lock")
-    assert problem.message == "this job is not the one that was locked: it has megatron 0.16.1, the lock has 0.15.3"
+    assert problem.message == "this job differs from the locked one: it has megatron 0.16.1, the lock has 0.15.3"
     assert problem.chain[0] == "optimization level 2, the lock has 1"
     digest = locked.content["source mindspeed.features.swiglu.layers"]
     assert problem.chain[1:] == (f"mindspeed.features.swiglu.layers with content {digest}, the lock has content 0",)
-    assert problem.fix_text == "start it as it was locked, or lock it again with mindspeed lock"
+    assert problem.fix_text == "start the locked job, or lock this one with mindspeed lock"
 
 
 def test_a_size_that_only_the_launcher_knows_is_no_difference():
@@ -132,7 +132,7 @@ def test_a_job_that_is_not_the_locked_one_does_not_start(mindspeed, verb, tmp_pa
     rest = ["--", script] if verb == "run" else ["--run", tmp_path / "run"]
     done = mindspeed(verb, "--lock", path, *request, "--seq-length", "32", *rest)
     assert done.exit_code == 1
-    assert done.stderr.startswith("MS618 this job is not the one that was locked: it has seq_length=32, the lock has 64")
+    assert done.stderr.startswith("MS618 this job differs from the locked one: it has seq_length=32, the lock has 64")
 
 
 def test_the_locked_job_starts(mindspeed, tmp_path, monkeypatch):

@@ -159,11 +159,11 @@ def test_a_new_hook_changes_gradients_that_kernels_add_to_the_buffer(package_of)
 
 
 REFUSED = {
-    "a malformed name": (["Acme_Cap", "--package"], "'Acme_Cap' is not lower-case words joined by dashes"),
-    "the name of a feature": (["recompute", "--package"], "the feature name recompute is taken by mindspeed 0.2.0"),
+    "a malformed name": (["Acme_Cap", "--package"], "'Acme_Cap' does not consist of lower-case words joined by dashes"),
+    "the name of a feature": (["recompute", "--package"], "mindspeed 0.2.0 already provides a feature named recompute"),
     "the name of a package": (
         ["click", "--package"],
-        "a package click can be imported already, which a new one would hide or be hidden by",
+        "a package click can already be imported, and the new one would conflict with it",
     ),
 }
 
@@ -187,7 +187,7 @@ def test_it_writes_over_nothing(mindspeed, package, checkout):
 def test_a_built_in_feature_needs_a_checkout(mindspeed, tmp_path):
     done = mindspeed("features", "new", "grad-cap", "-o", tmp_path)
     assert done.stderr == (
-        f"MS106 {tmp_path} is no checkout of mindspeed\n  fix: -o CHECKOUT, or --package for a distribution of your own\n"
+        f"MS106 {tmp_path} is not a checkout of mindspeed\n  fix: -o CHECKOUT, or --package for a separate distribution\n"
     )
 
 
@@ -195,7 +195,7 @@ def test_a_name_that_is_a_word_of_python_is_refused(mindspeed, tmp_path):
     done = mindspeed("features", "new", "class", "--package", "-o", tmp_path)
     assert (done.exit_code, list(tmp_path.iterdir())) == (1, [])
     assert done.stderr == (
-        "MS106 'class' is a word of Python, so no module of that name can be imported\n"
+        "MS106 'class' is a keyword of Python, so no module with that name can be imported\n"
         "  fix: choose another name, as in acme-class\n"
     )
 
@@ -217,4 +217,4 @@ def test_a_feature_is_added_to_a_package_of_ones_own(mindspeed, tmp_path):
 
 def test_a_folder_that_is_no_package_is_refused(mindspeed, tmp_path):
     done = mindspeed("features", "new", "acme-clip", "--into", tmp_path)
-    assert done.stderr == f"MS106 {tmp_path} is no package: it has no __init__.py\n  fix: --into FOLDER/PACKAGE\n"
+    assert done.stderr == (f"MS106 {tmp_path} is not a package: it has no __init__.py\n  fix: --into FOLDER/PACKAGE\n")

@@ -77,7 +77,7 @@ def test_it_passes_the_conformance_suite_a_line_for_each_check(installed):
     lines = done.stdout.splitlines()
     assert lines[:4] == [
         "acme",
-        "  schema       ok       1 setting, all described, defaults valid, round trips by --set, YAML and JSON",
+        "  schema       ok       1 setting, all described; defaults are valid; values survive --set, YAML and JSON",
         "  metadata     ok       0 constraints, all on known names; hooks match",
         "  references   ok       1 of 1 resolve",
     ]

@@ -179,8 +179,10 @@ def test_a_lock_needs_a_version_of_megatron(mindspeed, monkeypatch, tmp_path):
     done = mindspeed("lock", "-o", tmp_path / "job.lock", "--platform", "cpu")
     assert (done.exit_code, done.stderr) == (
         3,
-        "MS502 megatron-core is not installed here, and a lock holds its version\n"
-        "  fix: --megatron 0.16.1, or the version that the job has\n",
+        (
+            "MS502 megatron-core is not installed, but a lock file contains its version\n"
+            "  fix: --megatron 0.16.1, or the version of the job\n"
+        ),
     )
 
 
@@ -188,7 +190,7 @@ def test_a_lock_needs_a_version_of_megatron(mindspeed, monkeypatch, tmp_path):
 def test_a_check_that_knows_no_megatron_warns_that_its_digest_is_another_one(without_torch):
     warning, last = without_torch("features", "check", "--platform", "cpu").splitlines()
     assert warning == (
-        "warning      megatron-core: no megatron-core is installed here, so patches are not checked and the digest is not "
-        "that of a job; give --megatron VERSION"
+        "warning      megatron-core: megatron-core is not installed, so patches are not checked and the digest differs "
+        "from that of a job; give --megatron VERSION"
     )
     assert last.startswith("no problems: flash-attention")

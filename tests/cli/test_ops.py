@@ -45,7 +45,7 @@ def test_what_is_not_built_says_how_to_build_it(cache, listed):
 
 def test_without_a_compiler_it_says_that(cache, listed, monkeypatch):
     monkeypatch.setattr(availability, "find_compiler", lambda named: None)
-    assert listed("swiglu", "--platform", "cpu") == ("C++", "reference", "not built, and there is no C++ compiler here")
+    assert listed("swiglu", "--platform", "cpu") == ("C++", "reference", "not built, and no C++ compiler is available")
 
 
 def test_what_is_built_runs(cache, listed):
@@ -56,7 +56,7 @@ def test_what_is_built_runs(cache, listed):
 def test_built_for_another_torch_it_says_which(cache, listed):
     pretend_built(cache, torch="2.6.0")
     here = availability.build_cache.torch_version()
-    why = f"built for torch 2.6.0, here is {here}: mindspeed ops build"
+    why = f"the library was built for torch 2.6.0, but the process uses {here}: mindspeed ops build"
     assert listed("swiglu", "--platform", "cpu") == ("C++", "reference", why)
 
 
@@ -66,7 +66,7 @@ def test_the_variable_that_asks_for_references_is_named(cache, listed, monkeypat
 
 
 def test_what_has_no_variant_says_why(cache, listed):
-    why = "it is composed of the device's own matrix products and an activation"
+    why = "it combines the device's matrix products and an activation"
     assert listed("ffn", "--platform", "cpu") == ("reference", "reference", why)
 
 
@@ -80,7 +80,7 @@ def test_every_reference_has_a_reason_and_no_reason_is_out_of_date():
 def test_for_another_platform_nothing_runs_here(cache, listed, monkeypatch):
     monkeypatch.setattr(availability, "is_here", lambda platform: platform == "cpu")
     monkeypatch.setattr(availability, "python_variants", lambda platform: {"swiglu"})
-    assert listed("swiglu", "--platform", "npu") == ("torch_npu", "", "there is no NPU on this machine")
+    assert listed("swiglu", "--platform", "npu") == ("torch_npu", "", "this machine has no NPU")
 
 
 def test_a_package_that_a_variant_needs_is_named(cache, listed, monkeypatch):
@@ -105,7 +105,7 @@ def sources(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ on this machine")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="this machine has no g++")
 def test_build_says_what_it_made_and_the_second_time_that_it_is_there(mindspeed, sources, cache):
     first = mindspeed("ops", "build", "--verbose")
     (library,) = cache.glob("ops/*/*.so")
@@ -115,7 +115,7 @@ def test_build_says_what_it_made_and_the_second_time_that_it_is_there(mindspeed,
     assert first.stderr.splitlines()[0] == "compiling 2 of 2 sources, once for this machine"
     assert sorted(line.split()[0] for line in first.stderr.splitlines()[1:]) == ["first.cpp", "second.cpp"]
     second = mindspeed("ops", "build")
-    assert (second.stdout, second.stderr) == (f"2 C++ operators are built already: {library}\n", "")
+    assert (second.stdout, second.stderr) == (f"2 C++ operators are already built: {library}\n", "")
     data = json.loads(mindspeed("ops", "build", "--json").stdout)
     assert list(data) == ["library", "key", "compiler", "operators", "size", "seconds", "compiled"]
     assert (data["library"], data["operators"], data["compiled"]) == (str(library), ["first", "second"], False)
@@ -141,7 +141,7 @@ def test_where_a_compiler_is_optional_its_absence_is_said_and_no_error(mindspeed
 def test_without_sources_there_is_nothing_to_build(mindspeed, tmp_path, monkeypatch):
     monkeypatch.setattr(ops, "SOURCES", tmp_path)
     done = mindspeed("ops", "build")
-    assert (done.exit_code, done.stdout) == (0, f"nothing to build: there are no C++ sources in {tmp_path / 'cpu'}\n")
+    assert (done.exit_code, done.stdout) == (0, f"nothing to build: {tmp_path / 'cpu'} contains no C++ sources\n")
 
 
 PLAN = ("features", "plan", "swiglu", "--platform", "cpu", "--activation", "silu", "--gated-linear-unit")
@@ -149,7 +149,7 @@ PLAN = ("features", "plan", "swiglu", "--platform", "cpu", "--activation", "silu
 
 def test_a_plan_for_this_machine_says_that_an_operator_runs_its_reference(cache, mindspeed):
     (row,) = [row for row in planned(mindspeed, *PLAN)["rows"] if row["feature"] == "swiglu"]
-    text = "only the reference of swiglu runs on cpu, which is slower; mindspeed ops list says why"
+    text = "swiglu has only a plain-torch reference on cpu, which is slower; mindspeed ops list shows why"
     assert (row["kind"], row["text"]) == ("note", text)
 
 
@@ -157,8 +157,8 @@ def test_strict_refuses_it(cache, mindspeed):
     done = mindspeed(*PLAN, "--strict", "--json")
     (problem,) = json.loads(done.stdout)["problems"]
     assert (done.exit_code, problem["code"]) == (3, "MS515")
-    assert problem["message"] == "swiglu: only the reference of swiglu runs on cpu"
-    assert problem["fix"] == "mindspeed ops list says why; mindspeed ops build builds those in C++"
+    assert problem["message"] == "swiglu: swiglu has only a plain-torch reference on cpu"
+    assert problem["fix"] == "mindspeed ops build, or see mindspeed ops list for the cause"
 
 
 def test_a_plan_for_another_machine_takes_what_is_declared(cache, mindspeed, monkeypatch):
@@ -177,7 +177,7 @@ def test_level_one_takes_an_operator_whether_it_is_built_here_or_not(cache, mind
     )
     assert "swiglu" in [feature["name"] for feature in here["features"]]
     assert here["digest"] == made_up["digest"]
-    text = "only the reference of swiglu runs on cpu, which is slower; mindspeed ops list says why"
+    text = "swiglu has only a plain-torch reference on cpu, which is slower; mindspeed ops list shows why"
     assert {"kind": "note", "feature": "swiglu", "text": text} in here["rows"]
 
 
@@ -185,7 +185,7 @@ def test_level_one_leaves_operators_out_that_run_their_reference_on_request(cach
     monkeypatch.setenv("MINDSPEED_OPS", "reference")
     level_one = [argument for argument in PLAN if argument != "swiglu"]
     left_out = {row["feature"]: row["text"] for row in planned(mindspeed, *level_one)["rows"] if row["kind"] == "left-out"}
-    assert left_out["swiglu"] == "only the reference of swiglu runs on cpu"
+    assert left_out["swiglu"] == "swiglu has only a plain-torch reference on cpu"
 
 
 def planned(mindspeed, *arguments):

@@ -108,7 +108,8 @@ def test_a_folder_without_megatron_is_refused(mindspeed, tmp_path):
     result = mindspeed("patches", "drift", "--megatron", tmp_path)
     assert result.exit_code == 3
     assert result.stderr == (
-        f"MS502 {tmp_path} holds no megatron/core\n  fix: give the folder that holds megatron/, or a recorded version\n"
+        f"MS502 {tmp_path} does not contain megatron/core\n"
+        "  fix: give the folder that contains megatron/, or a recorded version\n"
     )
 
 
@@ -136,7 +137,7 @@ def test_recording_writes_the_same_file_again(mindspeed, checkout, tmp_path):
 def test_a_tree_that_does_not_say_its_version_is_not_recorded(mindspeed, checkout, tmp_path):
     (checkout / "megatron/core/package_info.py").unlink()
     result = mindspeed("patches", "record", "--megatron", checkout, "--into", tmp_path / "recorded")
-    assert result.stderr == f"MS502 {checkout} does not say its version\n  fix: look at megatron/core/package_info.py\n"
+    assert result.stderr == (f"MS502 {checkout} does not contain a version\n  fix: check megatron/core/package_info.py\n")
     assert not (tmp_path / "recorded").exists()
 
 
@@ -155,5 +156,6 @@ def test_a_folder_without_megatron_is_not_followed(mindspeed, tmp_path: Path) ->
     result = mindspeed("patches", "follow", tmp_path, "--no-claims", "--into", tmp_path / "out")
     assert result.exit_code == 3
     assert result.stderr == (
-        f"MS502 {tmp_path} holds no megatron/core\n  fix: give the folder that holds megatron/, or a recorded version\n"
+        f"MS502 {tmp_path} does not contain megatron/core\n"
+        "  fix: give the folder that contains megatron/, or a recorded version\n"
     )

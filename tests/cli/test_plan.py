@@ -45,11 +45,11 @@ def test_every_feature_says_why_and_every_setting_where_from(sections, tmp_path)
 
 def test_a_patch_says_what_who_and_why(sections):
     lines = sections("swiglu", "--activation", "silu", "--gated-linear-unit", "--optimization-level", 2)["patches"]
-    start = lines.index("swiglu: the activation of an MLP")
+    start = lines.index("swiglu: computes the activation of an MLP")
     assert lines[start : start + 4] == [
-        "swiglu: the activation of an MLP",
+        "swiglu: computes the activation of an MLP",
         "  wrap megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl",
-        "swiglu: the activation of an expert, times the routing probability of each token",
+        "swiglu: computes the activation of an expert, multiplied by the routing probability of each token",
         "  wrap megatron.core.fusions.fused_bias_swiglu:weighted_bias_swiglu_impl",
     ]
 
@@ -58,7 +58,7 @@ def test_the_base_plan_is_counted_by_reason_unless_its_targets_are_asked_for(sec
     found = sections()
     counted = found["patches of the base plan"]
     (line,) = [line for line in counted if line.startswith("cpu-platform: work runs in program order, so")]
-    assert line == "cpu-platform: work runs in program order, so every stream is the current one  (4)"
+    assert line == "cpu-platform: work runs in program order, so every stream is the current stream  (4)"
     listed = sections("--base")["patches of the base plan"]
     assert listed[listed.index(line.removesuffix("  (4)")) + 1] == "  replace torch.cuda:current_stream"
     assert sum(int(line.rsplit("(", 1)[1][:-1]) for line in counted) == sum(line.startswith("  ") for line in listed)
@@ -150,7 +150,7 @@ def test_the_screen_shows_why_and_what_is_no_default_and_adds_the_rest_to_counts
     assert lines[lines.index("added by optimization level 1") + 1].startswith("  flash-attention, ")
     (counts,) = [line for line in lines if " by the base plan; " in line]
     assert "patches by " in counts
-    assert lines[-1] == "--all lists patches, notes and the base plan; --why NAME explains one feature"
+    assert lines[-1] == "--all shows patches, notes and the base plan; --why NAME explains one feature"
     assert not [line for line in lines if "megatron.core" in line]
 
 
@@ -177,7 +177,7 @@ def test_why_explains_one_feature_as_features_explain_does(mindspeed):
         explained = mindspeed("features", "explain", name, *job[1:], "--features", "sequence-parallel")
         assert done.exit_code == explained.exit_code == 0
         assert done.stdout == explained.stdout
-        assert done.stdout.splitlines()[0].startswith(f"{name.replace('_', '-')} is o")
+        assert done.stdout.splitlines()[0].startswith(f"{name.replace('_', '-')} is")
 
 
 def test_twenty_columns_are_readable(screen):

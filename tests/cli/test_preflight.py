@@ -98,7 +98,7 @@ def test_a_patch_file_with_another_content_is_named(node):
     row = rows[f"source-{name}"]
     assert re.fullmatch(f"{name} with content [0-9a-f]{{16}}", row["found"])
     assert row["wanted"] == "content 0123456789abcdef"
-    assert row["fix"] == "install the packages that the lock was made with, or lock the job again"
+    assert row["fix"] == "install the packages that the lock file was made with, or lock the job again"
 
 
 def test_of_many_files_with_another_content_the_first_are_named(node):
@@ -107,7 +107,7 @@ def test_of_many_files_with_another_content_the_first_are_named(node):
 
     rows = node(1, edit=changed)
     assert [name.partition("-")[0] for name in failed(rows)] == ["megatron", *["target"] * 12]
-    assert re.fullmatch(r"\d+ more facts that differ", rows["megatron-contents"]["found"])
+    assert re.fullmatch(r"\d+ more differences", rows["megatron-contents"]["found"])
 
 
 def test_a_request_that_becomes_another_plan_here_says_what_differs(node):
@@ -115,7 +115,7 @@ def test_a_request_that_becomes_another_plan_here_says_what_differs(node):
     assert failed(rows) == ["world-seq_length"]
     assert (rows["world-seq_length"]["found"], rows["world-seq_length"]["wanted"]) == ("seq_length=128", "64")
     rows = node(1, edit=lambda data: data["job"].update(features=["swigl"]))
-    assert rows["plan"]["found"] == "MS201 there is no feature 'swigl'"
+    assert rows["plan"]["found"] == "MS201 the feature 'swigl' does not exist"
     assert rows["plan"]["fix"] == "did you mean swiglu?"
 
 
@@ -127,7 +127,7 @@ def test_a_difference_is_one_line_that_names_both_sides_and_what_to_do(mindspeed
     (line,) = [line for line in done.stdout.splitlines() if not line.startswith("pass  ")]
     here = metadata.version("torch")
     fix = "pip install torch==2.6.0"
-    assert line == f"FAIL  version-torch          this node has torch {here}, the lock has 2.6.0; fix: {fix}"
+    assert line == f"FAIL  version-torch          this node has torch {here}, but the lock file has 2.6.0; fix: {fix}"
 
 
 def test_a_lock_without_the_facts_of_a_machine_holds_on_every_machine(node):
@@ -136,8 +136,8 @@ def test_a_lock_without_the_facts_of_a_machine_holds_on_every_machine(node):
         data["content"] = {key: value for key, value in data["content"].items() if not key.startswith(kinds)}
 
     rows = node(0, edit=as_made_in_ci)
-    assert rows["version-torch"]["found"] == f"{metadata.version('torch')} (not in the lock)"
-    assert rows["megatron-contents"]["found"] == "not in the lock"
+    assert rows["version-torch"]["found"] == f"{metadata.version('torch')} (not in the lock file)"
+    assert rows["megatron-contents"]["found"] == "not in the lock file"
 
 
 def test_a_node_on_which_the_operators_are_not_built_would_hold_up_the_others(node, monkeypatch, tmp_path):
@@ -146,7 +146,7 @@ def test_a_node_on_which_the_operators_are_not_built_would_hold_up_the_others(no
     assert failed(rows) == ["operator-swiglu"]
     row = rows["operator-swiglu"]
     assert (row["found"], row["wanted"]) == ("the operator swiglu as reference", "C++")
-    assert row["fix"] == "mindspeed ops build, or install what is missing; see mindspeed ops list"
+    assert row["fix"] == "mindspeed ops build, or install the missing packages; see mindspeed ops list"
 
 
 def test_operators_that_a_lock_does_not_know_are_to_be_the_best_ones(node, monkeypatch, tmp_path):
@@ -194,7 +194,7 @@ def test_a_build_lock_that_nobody_holds_is_named_with_its_age_and_left_alone(nod
     rows = node(3)
     assert failed(rows) == ["build-locks"]
     assert rows["build-locks"]["found"] == f"{left} held by no process on this host, 1 h old"
-    assert rows["build-locks"]["fix"] == f"rm {left}, unless another host builds in that folder"
+    assert rows["build-locks"]["fix"] == f"rm {left}, unless another host is building in that folder"
     assert left.exists()
 
 

@@ -46,4 +46,4 @@ def test_a_folder_without_traces_is_a_problem(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["profile", str(tmp_path), "--json"])
     (problem,) = json.loads(done.stdout)["problems"]
     assert (done.exit_code != 0, problem["code"]) == (True, "MS601")
-    assert problem["message"] == f"the folder {tmp_path} has no trace, a file that ends in rank<N>.json.gz"
+    assert problem["message"] == f"the folder {tmp_path} contains no trace, a file whose name ends in rank<N>.json.gz"

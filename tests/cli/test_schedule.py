@@ -59,11 +59,11 @@ def test_bad_input_is_refused_in_one_line(mindspeed, tmp_path):
     (tmp_path / "bad.json").write_text('{"pp": 1}')
     for words, text in (
         (("--schedule", "zb-9"), "MS201 there is no schedule zb-9"),
-        (("--schedule", "1f1b", "--vpp", 2), "MS650 1f1b: 1f1b has one chunk a rank, and vpp is 2"),
-        (("--schedule", "zb-v", "--vpp", 3), "MS650 zb-v: a V has two stages on each rank, and vpp is 3"),
+        (("--schedule", "1f1b", "--vpp", 2), "MS650 1f1b: 1f1b needs one chunk per rank, but vpp is 2"),
+        (("--schedule", "zb-v", "--vpp", 3), "MS650 zb-v: placement v has two stages on each rank, but vpp is 3"),
         (("--schedule", "1f1b", "--recompute", "least", "--limit", 0), "0 is not in the range x>=1"),
         (("--schedule", "1f1b", "--cost", "1:x"), "could not convert string to float: 'x'"),
-        (("--schedule", "1f1b", "--weights", "1,2"), "there are 2 weights for 4 stages"),
+        (("--schedule", "1f1b", "--weights", "1,2"), "2 weights are given, but there are 4 stages"),
         (("--schedule", tmp_path / "bad.json"), "not a schedule: KeyError('vpp')"),
         (("--schedule", "no-such.json"), "MS650 no-such.json: No such file or directory"),
     ):

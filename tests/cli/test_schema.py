@@ -33,7 +33,17 @@ def errors(schema):
 def test_it_is_a_valid_schema_of_its_dialect(schema):
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     jsonschema.Draft202012Validator.check_schema(schema)
-    assert tuple(schema["properties"]) == ("features", "without", "settings", "world", "level", "platform", "strict", "train")
+    assert tuple(schema["properties"]) == (
+        "features",
+        "without",
+        "settings",
+        "world",
+        "level",
+        "platform",
+        "strict",
+        "only",
+        "train",
+    )
     assert set(schema["properties"]) == set(JOB_KEYS)
 
 

@@ -35,9 +35,9 @@ def test_a_disabled_feature_is_taken_out_recorded_and_announced_once(run, disabl
     done = run("plan", *LAPTOP, "recompute", "--optimization-level", "0", "--json")
     plan = json.loads(done.stdout)["plan"]
     assert plan["features"] == []
-    row = {"kind": "disabled", "feature": "recompute"}
+    row = {"kind": "disabled", "feature": "recompute", "fields": []}
     assert plan["rows"] == [row | {"text": "removed by MINDSPEED_DISABLE, though requested (command line)"}]
-    assert done.stderr == "mindspeed: MINDSPEED_DISABLE takes recompute out of every plan\n"
+    assert done.stderr == "mindspeed: MINDSPEED_DISABLE removes recompute from every plan\n"
     again = run("plan", *LAPTOP, "recompute", "--optimization-level", "0")
     assert again.stderr == ""
     assert "disabled\n  recompute: removed by MINDSPEED_DISABLE, though requested (command line)\n" in again.stdout
@@ -55,10 +55,10 @@ def test_what_requires_a_disabled_feature_cannot_be_planned(run, disable):
     done = run("check", *LAPTOP, "distributed-optimizer", "--optimization-level", "0", "--json")
     assert done.exit_code == 1
     (problem,) = json.loads(done.stdout)["problems"]
-    assert (problem["code"], problem["fix"]) == ("MS211", "disable distributed-optimizer too, or leave data-parallel on")
+    assert (problem["code"], problem["fix"]) == ("MS211", "also disable distributed-optimizer, or keep data-parallel enabled")
     assert problem["message"] == (
-        "distributed-optimizer requires data-parallel, because it shards the optimizer over the replicas, "
-        "and MINDSPEED_DISABLE removes data-parallel"
+        "distributed-optimizer requires data-parallel, because distributed-optimizer shards the optimizer state over "
+        "data-parallel replicas, and MINDSPEED_DISABLE removes data-parallel"
     )
 
 
@@ -66,7 +66,7 @@ def test_a_size_whose_owner_is_disabled_cannot_be_planned(run, disable):
     disable("tensor-parallel")
     done = run("check", *LAPTOP, "--tp", "2", "--optimization-level", "0", "--json")
     (problem,) = json.loads(done.stdout)["problems"]
-    text = "the tensor-parallel size is 2, and MINDSPEED_DISABLE removes tensor-parallel, which provides it"
+    text = "the tensor-parallel size is 2, but MINDSPEED_DISABLE removes tensor-parallel, which provides it"
     assert (problem["code"], problem["message"]) == ("MS211", text)
 
 
@@ -77,7 +77,8 @@ def test_a_disabled_name_that_means_nothing_is_said_to_mean_nothing(run, disable
         {
             "kind": "warning",
             "feature": "swigl",
-            "text": "MINDSPEED_DISABLE names swigl, which is no feature; did you mean swiglu?",
+            "text": "MINDSPEED_DISABLE names swigl, which is not a feature; did you mean swiglu?",
+            "fields": [],
         }
     ]
 
@@ -88,9 +89,9 @@ def test_a_plan_made_before_is_not_activated_with_a_disabled_feature(disable):
     with pytest.raises(MindSpeedError) as caught:
         registry.activate(plan)
     assert str(caught.value) == (
-        "MS211 the plan has recompute, which MINDSPEED_DISABLE takes out\n"
+        "MS211 the plan contains recompute, which MINDSPEED_DISABLE removes\n"
         "  where: MINDSPEED_DISABLE\n"
-        "  fix: make the plan again, or leave recompute on"
+        "  fix: make the plan again, or remove recompute from the variable"
     )
 
 
@@ -129,7 +130,7 @@ def test_a_conflict_with_a_feature_that_is_not_loaded_is_no_mistake(run, install
     install("acme", {"acme-top": 'Conflicts("bolt-clip"),'})
     install("bolt", {"bolt-clip": ""})
     assert run("check", *LAPTOP, "acme-top", *OWN).exit_code == 0
-    assert run("check", *LAPTOP, "acme-top", "bolt-clip", *OWN).stderr.startswith("MS202 acme-top and bolt-clip exclude")
+    assert run("check", *LAPTOP, "acme-top", "bolt-clip", *OWN).stderr.startswith("MS202 acme-top conflicts with bolt-clip")
 
 
 def test_near_names_include_what_is_not_loaded(run, install):
@@ -159,13 +160,13 @@ def test_only_the_allowed_distributions_may_load(run, two, monkeypatch, wanted):
 def test_none_leaves_every_third_party_out_and_the_list_says_so(run, two, monkeypatch):
     monkeypatch.setenv("MINDSPEED_PLUGINS", "none")
     assert {state for state, _ in states(run).values()} == {"left out"}
-    assert run("list").stdout.splitlines()[-1] == "2 left out, because MINDSPEED_PLUGINS is 'none'"
+    assert run("list").stdout.splitlines()[-1] == "2 not loaded, because MINDSPEED_PLUGINS is 'none'"
 
 
 def test_an_allowed_name_that_nobody_has_is_said(run, two, monkeypatch):
     monkeypatch.setenv("MINDSPEED_PLUGINS", "Bolt,crow")
     last = run("list").stdout.splitlines()[-1]
-    assert last == "MINDSPEED_PLUGINS names crow, and no distribution with features is called so"
+    assert last == "MINDSPEED_PLUGINS names crow, but no distribution with features has that name"
 
 
 def test_asking_for_what_is_left_out_is_a_problem_with_its_fix(run, two, monkeypatch):
@@ -251,3 +252,18 @@ def test_the_trace_has_a_line_for_each_step_patch_and_hook(tmp_path, on):
     assert "patched   fakelib:traced: wrap of acme-trace" in lines
     assert "hook      optimizer_built of acme-trace" in lines
     assert any(line.startswith("undone    ") for line in lines)
+
+
+@pytest.mark.parametrize("way", ["option", "job file"])
+def test_only_leaves_out_what_level_one_adds_and_the_replicas_of_a_size(run, tmp_path, way):
+    job = tmp_path / "job.yaml"
+    job.write_text("only: true\n")
+    given = ["--only"] if way == "option" else ["-f", str(job)]
+    plan = json.loads(run("plan", *LAPTOP, "recompute", "--world-size", "2", *given, "--json").stdout)["plan"]
+    assert [feature["name"] for feature in plan["features"]] == ["recompute"]
+
+
+def test_a_script_of_megatron_lm_with_only_keeps_the_layers_that_its_default_needs(run):
+    command = ("--", "pretrain_gpt.py", "--features", "recompute", "--only")
+    plan = json.loads(run("plan", *LAPTOP, "--json", *command).stdout)["plan"]
+    assert [feature["name"] for feature in plan["features"]] == ["recompute", "transformer-engine-layers"]

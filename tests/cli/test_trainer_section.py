@@ -41,16 +41,17 @@ def test_mistakes_of_the_section_are_found_with_all_others(mindspeed, job, verb)
     assert done.exit_code == 1
     assert [line for line in done.stderr.splitlines() if line.startswith("MS")] == [
         "MS305 unknown key 'lrr' in train",
-        "MS301 dtype is 'fp8', which is none of fp32, bf16, fp16",
-        "MS201 there is no feature 'swigl'",
+        "MS301 dtype is 'fp8', which is not one of fp32, bf16, fp16",
+        "MS201 the feature 'swigl' does not exist",
     ]
 
 
 def test_a_word_that_no_field_knows_is_a_problem_with_a_line_to_copy(mindspeed):
     done = mindspeed("features", "check", "swiglu", "--activation", "siluu", *LAPTOP)
     assert done.stderr == (
-        "MS301 activation is 'siluu', which is none of gelu, silu, relu, squared_relu, quick_gelu\n"
-        "  where: command line\n  fix: --activation silu\n"
+        "MS301 activation is 'siluu', which is not one of gelu, silu, relu, squared_relu, quick_gelu\n"
+        "  where: command line\n"
+        "  fix: --activation silu\n"
     )
 
 
@@ -69,7 +70,7 @@ def test_without_takes_out_a_feature_of_the_job_file(mindspeed, job):
     done = mindspeed("features", "plan", "-f", file, "--without", "async-ddp", *LAPTOP, "--json")
     plan = json.loads(done.stdout)["plan"]
     assert "async-ddp" not in {feature["name"] for feature in plan["features"]}
-    assert ("note", "async-ddp", "job file asks for it, command line removes it") in {
+    assert ("note", "async-ddp", "job file requests it, but command line removes it") in {
         (row["kind"], row["feature"], row["text"]) for row in plan["rows"]
     }
 
@@ -82,5 +83,6 @@ def test_one_source_that_asks_for_a_feature_and_takes_it_out_contradicts_itself(
 def test_a_launch_of_too_few_processes_names_the_option_that_starts_more(mindspeed, tmp_path):
     done = mindspeed("pretrain", "--tp", 2, "--platform", "cpu", "--run", tmp_path / "run")
     assert done.stderr == (
-        "MS302 world size 1 is not a multiple of tp x pp x cp = 2 x 1 x 1 = 2\n  fix: --nproc 2, or smaller parallel sizes\n"
+        "MS302 world size 1 is not a multiple of tp x pp x cp = 2 x 1 x 1 = 2\n"
+        "  fix: --nproc 2, or use smaller parallel sizes\n"
     )

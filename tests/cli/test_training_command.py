@@ -57,11 +57,11 @@ def test_every_problem_of_a_script_is_told_at_once_with_its_line(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--nosuch", "--nosuch is an option of neither Megatron-LM"),
+        ("--nosuch", "--nosuch is not an option of Megatron-LM 0.16.1 or mindspeed"),
         ("--lr", "--lr has no value"),
-        ("--swiglu 3", "--swiglu takes no value, and is followed by 3"),
-        ("--seed 1 2", "--seed takes one value, not 1 2"),
-        ("--normalization Other", "--normalization is 'Other', which Megatron-LM does not know"),
+        ("--swiglu 3", "--swiglu takes no value, but is followed by 3"),
+        ("--seed 1 2", "--seed takes one value, but 1 2 are given"),
+        ("--normalization Other", "--normalization is 'Other', which Megatron-LM does not accept"),
     ],
 )
 def test_what_megatrons_parser_would_refuse_is_a_problem(words, message):
@@ -75,8 +75,8 @@ def test_an_empty_word_is_shown_as_it_is_typed(tmp_path):
     script = tmp_path / "pretrain.sh"
     script.write_text(f'python pretrain_gpt.py {SIZES} --swiglu "$NONE" --lr 1 "$NONE"\n')
     assert [(row["message"], row["fix"]) for row in problems_of("--script", str(script))] == [
-        ("--swiglu takes no value, and is followed by ''", "remove ''"),
-        ("--lr takes one value, not 1 ''", "give --lr one value"),
+        ("--swiglu takes no value, but is followed by ''", "remove ''"),
+        ("--lr takes one value, but 1 '' are given", "give --lr one value"),
     ]
 
 
@@ -95,10 +95,10 @@ def test_paths_to_fill_in_and_processes_that_nobody_gave_are_warnings(tmp_path):
     result = run("check", "--script", str(script))
     assert result.exit_code == 0, result.output
     for text in (
-        "--save is your path here (line 2): fill it in, or quote it",
-        "--load is empty (line 2): fill it in, or quote it",
-        "variables that the script does not set are empty: NOWHERE",
-        "planned for 8, the least that the sizes need (--world-size N)",
+        "--save is your path here (line 2): give it a value, or quote it",
+        "--load is empty (line 2): give it a value, or quote it",
+        "variables that the script does not set are treated as empty: NOWHERE",
+        "planned for 8, the minimum for these sizes (--world-size N)",
     ):
         assert text in result.output
 

@@ -20,7 +20,7 @@ def test_ops_build_names_the_folder_and_the_variable(mindspeed, monkeypatch):
     done = mindspeed("ops", "build")
     assert done.exit_code == 3
     first, where, fix = done.stderr.splitlines()
-    assert first == "MS514 the folder of built operators cannot be written: No such file or directory"
+    assert first == "MS514 the folder of built operators is not writable: No such file or directory"
     assert where.startswith("  where: /proc/no/such/ops/")
     assert fix.startswith("  fix: MINDSPEED_CACHE=FOLDER mindspeed ops build")
 
@@ -30,17 +30,17 @@ def test_pretrain_names_the_folder_of_prepared_data_and_the_variable(mindspeed, 
     done = mindspeed("pretrain", "--run", tmp_path / "run")
     assert done.exit_code == 1
     assert done.stderr == (
-        "MS603 the folder for prepared data cannot be written: Not a directory\n"
+        "MS603 the folder for prepared data is not writable: Not a directory\n"
         f"  where: {blocked}\n"
-        "  fix: MINDSPEED_CACHE=FOLDER, of a folder that can be written, or --data PREFIX\n"
+        "  fix: MINDSPEED_CACHE=FOLDER with a writable folder, or --data PREFIX\n"
     )
 
 
 def test_a_plan_says_that_the_operators_cannot_be_built(mindspeed, blocked, monkeypatch):
     monkeypatch.setenv("MINDSPEED_CACHE", str(blocked))
     monkeypatch.setattr(availability, "native_variants", lambda platform: {"swiglu"} if platform == "cpu" else set())
-    obstacle = f"{blocked} cannot be written: {blocked.parent} is not a folder"
-    text = f"the C++ operators are not built, so their references run, and {obstacle}"
+    obstacle = f"{blocked} is not writable: {blocked.parent} is not a folder"
+    text = f"the C++ operators are not built, so operators use their plain-torch references; {obstacle}"
     for verb in ("check", "plan"):
         plan = json.loads(mindspeed("features", verb, "swiglu", "--platform", "cpu", "--json").stdout)["plan"]
         assert {"kind": "warning", "feature": "MINDSPEED_CACHE", "text": text} in plan["rows"]

@@ -31,7 +31,7 @@ def test_a_command_that_megatron_refuses_has_problems_with_line_and_rule(script)
     assert result.exit_code == 1, result.output
     (problem,) = json.loads(result.stdout)["problems"]
     assert problem["code"] == "MS115"
-    assert problem["message"] == "Megatron-LM 0.16.1 refuses this: not args.fp16"
+    assert problem["message"] == "Megatron-LM 0.16.1 refuses this command: not args.fp16"
     assert problem["where"].startswith(f"{script}:3 (megatron/training/arguments.py:")
     assert problem["fix"] == "remove --fp16"
 
@@ -44,7 +44,7 @@ def test_without_its_rules_or_with_features_of_ours_it_is_planned(script):
     )
     result = check("--platform", "cuda", "--script", str(script))
     assert result.exit_code == 0, result.output
-    assert "warning      megatron-lm: Megatron-LM 0.16.1 refuses this: not args.fp16" in result.stdout
+    assert "warning      megatron-lm: Megatron-LM 0.16.1 refuses this command: not args.fp16" in result.stdout
 
 
 @pytest.mark.budget(20)

@@ -103,12 +103,15 @@ MISTAKES = {
     "a claim without reason": (
         "metadata",
         ("Category.TOOL,", "Category.TOOL, numerics=Numerics.reordered(),"),
-        "the numerics are reordered, and nothing says why",
+        "the numerics are reordered, but no reason is given",
     ),
     "a message that cannot be formatted": (
         "metadata",
         ("{args.rate}", "{args.speed}"),
-        "the condition is_slow has texts that cannot be filled: AttributeError: 'MadeArgs' object has no attribute 'speed'",
+        (
+            "the condition is_slow has a message or fix that cannot be formatted: AttributeError: 'MadeArgs' object has no "
+            "attribute 'speed'"
+        ),
     ),
     "a condition without docstring": (
         "metadata",
@@ -123,17 +126,17 @@ MISTAKES = {
     "a hook without its marker": (
         "metadata",
         ("    @hookimpl\n    def patches(self):", "    def patches(self):"),
-        "the method patches has the name of a hook and lacks @hookimpl, so nothing calls it",
+        "the method patches has the name of a hook but lacks @hookimpl, so it is never called",
     ),
     "a method that is nearly a hook": (
         "metadata",
         ("def around(original):", "    def config_redy(self, config):\n        pass\n\ndef around(original):"),
-        "the method config_redy is no hook; did you mean config_ready, with @hookimpl?",
+        "the method config_redy is not a hook; did you mean config_ready, with @hookimpl?",
     ),
     "code in a module that does not exist": (
         "references",
         ("acme_made:around", "acme_layers:around"),
-        "acme_layers:around: there is no module acme_layers",
+        "acme_layers:around: module acme_layers does not exist",
     ),
     "code that does not exist": (
         "references",
@@ -167,14 +170,14 @@ def test_a_module_that_imports_torch_fails_with_its_cure(acme):
 def test_a_light_module_passes_with_its_time(acme):
     (outcome,) = import_cost([acme()])
     assert outcome.state == "ok"
-    assert outcome.text.endswith(" ms, no torch and no megatron at import")
+    assert outcome.text.endswith(" ms, and neither torch nor megatron is imported")
 
 
 @pytest.mark.long
 def test_a_feature_that_leaves_something_behind_is_not_reversible(acme):
     leaves = "def around(original):\n    original.__globals__['left_behind'] = object()\n"
     outcome = application([acme(("def around(original):\n", leaves))])[0]
-    assert (outcome.state, outcome.text) == ("failed", "not as before: megatron.core.utils")
+    assert (outcome.state, outcome.text) == ("failed", "not restored: megatron.core.utils")
 
 
 def test_without_torch_what_needs_it_says_so(acme, monkeypatch):
@@ -201,8 +204,7 @@ def test_a_name_that_nobody_has_gets_near_names(acme):
     with pytest.raises(MindSpeedError) as caught:
         rows_of("acme-mad")
     assert str(caught.value) == (
-        "MS201 there is neither a distribution with features nor a feature called 'acme-mad'\n"
-        "  fix: did you mean acme-made or acme?"
+        "MS201 'acme-mad is neither a distribution with features nor a feature'\n  fix: did you mean acme-made or acme?"
     )
 
 

@@ -109,14 +109,14 @@ def test_wrong_shapes_of_a_ring_are_refused(pool: WorkerPool) -> None:
         (
             [q, k[1:], v[1:]],
             {},
-            "query, key and value of shapes (4, 1, 2, 4), (3, 1, 1, 4), (3, 1, 1, 4) are not shares of one sequence",
+            "query, key and value of shapes (4, 1, 2, 4), (3, 1, 1, 4), (3, 1, 1, 4) are not chunks of one sequence",
         ),
-        ([q, q[:, :, [0, 0, 1]], q[:, :, [0, 0, 1]]], {}, "3 key heads do not divide 2 query heads"),
-        ([q[:3], k[:3], v[:3]], {}, "3 tokens here are not 2 equal pieces"),
-        ([q, k, v], {"window": 2}, "a window of 2 does not divide 1 ranks"),
-        ([q, k, v], {"mask": torch.ones(4, 8).bool()}, "mask has shape (4, 8); expected is (4, 4) or (1, 1, 4, 4)"),
-        ([q, k, v], {"ends": [[2, 3]]}, "ends do not give 1 rows whose last document ends at 4"),
-        ([q, k, v], {"layout": zigzag(2)}, "the layout is for 2 ranks and the group has 1"),
+        ([q, q[:, :, [0, 0, 1]], q[:, :, [0, 0, 1]]], {}, "2 query heads are not divisible by 3 key heads"),
+        ([q[:3], k[:3], v[:3]], {}, "3 local tokens cannot be split into 2 equal chunks"),
+        ([q, k, v], {"window": 2}, "window=2 does not divide 1 ranks"),
+        ([q, k, v], {"mask": torch.ones(4, 8).bool()}, "mask has shape (4, 8), but (4, 4) or (1, 1, 4, 4) is expected"),
+        ([q, k, v], {"ends": [[2, 3]]}, "the document ends do not describe 1 rows whose last document ends at 4"),
+        ([q, k, v], {"layout": zigzag(2)}, "the layout is for 2 ranks, but the group has 1"),
     ]
     (messages,) = pool.call(refusals, 1, RING, [case[:2] for case in cases])
     assert messages == [f"MS505 ring_attention: {message}" for _, _, message in cases]
@@ -135,6 +135,6 @@ def test_heads_that_the_ranks_do_not_divide_are_refused(pool: WorkerPool) -> Non
     q4, k2, v2, _ = made(4, 1, 4, 2, 4, 4)
     for messages in pool.call(refusals, 2, ULYSSES, [([q, k, v], {}), ([q4, k2, v2], {"kv_allgather": True})]):
         assert messages == [
-            "MS505 ulysses_attention: 3 query heads do not divide among 2 ranks",
-            "MS505 ulysses_attention: 2 key heads are here, and only a single one is gathered",
+            "MS505 ulysses_attention: 3 query heads are not divisible by 2 ranks",
+            "kv_allgather gathers a single key head, but this rank has MS505 ulysses_attention: 2",
         ]

@@ -94,8 +94,8 @@ def test_a_row_that_is_not_equal_pieces_is_refused() -> None:
     with pytest.raises(MindSpeedError) as refused:
         shares_of(zigzag(2), torch.arange(22)[None])
     assert str(refused.value) == (
-        "MS336 a row of packed sequences has 22 tokens, which are not 4 equal pieces\n"
-        "  fix: pad the row to a multiple of 4; its documents may have any length"
+        "MS336 a row of packed sequences has 22 tokens, which cannot be split into 4 equal chunks\n"
+        "  fix: pad the row to a multiple of 4 tokens; its documents may have any length"
     )
 
 
@@ -104,5 +104,5 @@ def test_sequences_longer_than_their_row_are_refused() -> None:
     with pytest.raises(MindSpeedError) as refused:
         ends_of_packed(packed, "q", 16)
     assert str(refused.value) == (
-        "MS337 packed sequences end at 20 and their row has 16 tokens\n  fix: give cu_seqlens that are of this row"
+        "MS337 packed sequences end at 20, but their row has 16 tokens\n  fix: give cu_seqlens that match this row"
     )

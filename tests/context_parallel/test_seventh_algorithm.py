@@ -80,10 +80,10 @@ def test_an_algorithm_that_provides_what_a_feature_needs_is_accepted(other: str)
 def test_one_that_does_not_is_refused_with_those_that_do(other: str, capability: str) -> None:
     (problem,) = resolved(other, UNABLE).problems
     assert problem.code == "MS202"
-    needed = f"{other} needs {capability} of the feature for context-parallel, and {NAME} does not provide it"
+    needed = f"{other} needs {capability} of the feature for context-parallel, but {NAME} does not provide it"
     assert problem.message.startswith(needed)
     able = sorted(name for name in CATALOG.usable if capability in CATALOG.specs[name].provides)
-    assert problem.fix_text == f"use {' or '.join(able)} in its place, or remove {other} or {NAME}"
+    assert problem.fix_text == f"use {' or '.join(able)} instead, or remove {other} or {NAME}"
 
 
 @pytest.mark.parametrize("other", ["alibi", "eod-reset"])
@@ -107,4 +107,4 @@ def test_a_choice_that_is_left_to_mindspeed_takes_none_that_an_active_feature_ca
     resolution = resolve([layer], catalog(UNABLE), made_up("cpu", "0.16.1"), has_variant=lambda op, platform: False)
     assert resolution.problems == []
     rows = [row.text for row in resolution.rows if row.kind == "choice"]
-    assert f"{NAME}: cannot, it and eod-reset exclude each other" in rows
+    assert f"{NAME}: cannot, it conflicts with eod-reset" in rows

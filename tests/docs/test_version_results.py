@@ -15,7 +15,7 @@ def test_every_feature_has_a_cell_for_every_version() -> None:
 
 
 def test_results_of_a_version_take_the_place_of_what_it_had() -> None:
-    refused = "MS208 grouped-matmul-add needs megatron-core <0.17, this is 0.19.1\n  fix: another megatron-core"
+    refused = "MS208 grouped-matmul-add needs megatron-core <0.17, but the version is 0.19.1\n  fix: another megatron-core"
     cases = {
         "swiglu": {"holds": True, "problems": [], "alone": True},
         "grouped-matmul-add": {"holds": False, "problems": [refused], "alone": True},
@@ -58,6 +58,6 @@ def test_a_feature_without_a_verdict_says_so() -> None:
 def test_the_version_that_a_feature_needs_is_told_before_its_other_problems() -> None:
     problems = [
         "MS205 piped needs one of a, b\n  fix: add one",
-        "MS208 piped needs megatron-core <0.17, this is 0.19.1\n  fix: another",
+        ("MS208 piped needs megatron-core <0.17, but the version is 0.19.1\n  fix: another"),
     ]
     assert reason(problems) == "needs megatron-core <0.17"

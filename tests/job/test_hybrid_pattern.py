@@ -36,11 +36,11 @@ def test_a_pattern_has_segments_and_depths_of_prediction():
 @pytest.mark.parametrize(
     ("text", "at", "sentence"),
     [
-        ("", 0, "the pattern has no layer of the decoder"),
-        ("*-X-", 2, "'X' is no layer that Megatron builds, which are * + D - E M G"),
+        ("", 0, "the pattern contains no layer of the decoder"),
+        ("*-X-", 2, "'X' is not a layer of Megatron; the layers are * + D - E M G"),
         ("*-/*|-", 4, "multi-token prediction is not split into segments"),
-        ("*-/*-/*", 6, "each depth of multi-token prediction has the same layers, '*-'"),
-        ("*-+-", 2, "a model has no attention of two kinds, * and +"),
+        ("*-/*-/*", 6, "each depth of multi-token prediction must have the same layers, '*-'"),
+        ("*-+-", 2, "a model cannot have two kinds of attention, * and +"),
     ],
 )
 def test_a_mistake_has_its_place(text, at, sentence):

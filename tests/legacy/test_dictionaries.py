@@ -14,7 +14,7 @@ from mindspeed.legacy.activation import repatch
 from tests.legacy.dictionaries import ENGINE, TRAINER, UNREAD
 
 ROOT = Path(__file__).resolve().parents[2]
-DEFAULT_ALGORITHM = "context_parallel_algo is not given: megatron_cp_algo, MindSpeed's default, is ring-attention"
+DEFAULT_ALGORITHM = "context_parallel_algo is not given: megatron_cp_algo, MindSpeed's default, maps to ring-attention"
 
 
 @pytest.fixture

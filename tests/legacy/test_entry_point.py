@@ -61,7 +61,7 @@ def test_an_old_class_in_an_entry_point_is_listed_and_planned(old_acme):
     assert plan.features[0].args == {"greeting_word": "hi"}
     assert [planned.site for planned in plan.patches if planned.owner == "compat:greeting"] == ["old_acme_target:greet"]
     near = CliRunner().invoke(main, ["features", "check", "greeting"])
-    assert "there is no feature 'greeting'" in near.output
+    assert "the feature 'greeting' does not exist" in near.output
     assert "did you mean compat:greeting" in near.output
 
 

@@ -61,7 +61,7 @@ def test_a_refusal_of_a_feature_of_the_example_ends_it_before_anything_is_built(
     done = train(tmp_path, "--scale-embedding", "--scale-embedding-factor", "-1")
     assert done.returncode == 1
     assert (
-        "MS304 compat:scale-embedding: its own checks refuse the arguments: --scale-embedding-factor must be positive\n"
-        in done.stderr
-    )
+        "MS304 compat:scale-embedding: the checks of the feature refuse the arguments: --scale-embedding-factor must be "
+        "positive\n"
+    ) in done.stderr
     assert "step" not in done.stdout

@@ -67,7 +67,9 @@ def test_a_feature_is_switched_on_by_name_and_is_a_row_of_the_list_with_its_sett
 def test_what_its_validation_refuses_is_a_problem_that_names_feature_and_place():
     (problem,) = problems_of(apply, features.ScaleMlpFeature(), argv=["--scale-mlp", "--scale-mlp-factor", "-1"])
     assert problem.code == "MS304"
-    assert problem.message == "compat:scale-mlp: its own checks refuse the arguments: --scale-mlp-factor must be positive"
+    assert problem.message == (
+        "compat:scale-mlp: the checks of the feature refuse the arguments: --scale-mlp-factor must be positive"
+    )
     assert problem.where == f"tests not installed, {place(features.ScaleMlpFeature)}"
     assert session.current() is None
 
@@ -95,8 +97,8 @@ def test_an_argument_of_a_feature_that_it_cannot_switch_on_is_an_error():
     (problem,) = problems_of(apply, features.SchemeFeature(), argv=["--quant-scheme", "w4a4"])
     assert problem.code == "MS110"
     assert problem.message == (
-        "--quant-scheme is given to compat:quant-engine, and no argument switches it on: "
-        "--quant-engine does not exist, it registers --quant-scheme"
+        "--quant-scheme is given to compat:quant-engine, but no argument switches it on: --quant-engine does not exist, "
+        "it registers --quant-scheme"
     )
     assert problem.where == place(features.SchemeFeature)
 
@@ -106,19 +108,19 @@ def test_a_check_against_a_name_that_nobody_has_is_an_error_of_the_feature():
     (problem,) = problems_of(apply, features.DeadCheckFeature(), argv=["--dead-check"])
     assert problem.features == ("compat:dead-check",)
     assert problem.message == (
-        "compat:dead-check: its own checks refuse the arguments: dead_check excludes fused_ema_adamw, "
-        "which is neither a feature nor an argument of Megatron or of any feature"
+        "compat:dead-check: the checks of the feature refuse the arguments: dead_check excludes fused_ema_adamw, which "
+        "is neither a feature nor an argument of Megatron or of any feature"
     )
 
 
 def test_the_two_checks_raise_what_they_mean():
     feature = features.CheckingFeature()
     (problem,) = problems_of(feature.incompatible_check, Namespace(checking=True, num_layers=4), "num_layers")
-    assert problem.message == "checking and num_layers exclude each other"
+    assert problem.message == "checking and num_layers conflict"
     assert problem.fix_text == "remove checking or num_layers"
     feature.incompatible_check(Namespace(checking=False), "num_layers")
     (problem,) = problems_of(feature.dependency_check, Namespace(checking=True), "sequence_parallel")
-    assert problem.message == "checking requires sequence_parallel, which is not on"
+    assert problem.message == "checking requires sequence_parallel, which is not active"
     (problem,) = problems_of(feature.dependency_check, Namespace(checking=True), "sequence_paralel")
     assert problem.code == "MS110"
     assert problem.fix_text.startswith("did you mean sequence_parallel")
@@ -128,24 +130,24 @@ def test_two_old_features_that_exclude_each_other_are_refused():
     (problem,) = problems_of(
         apply, features.ScaleMlpFeature(), features.ExcludingFeature(), argv=["--scale-mlp", "--excluding"]
     )
-    assert (
-        problem.message == "compat:excluding: its own checks refuse the arguments: excluding and scale_mlp exclude each other"
+    assert problem.message == (
+        "compat:excluding: the checks of the feature refuse the arguments: excluding and scale_mlp conflict"
     )
 
 
 def test_a_validation_that_reads_a_size_nobody_gave_is_listed_as_not_checked():
     apply(features.CheckingFeature(), argv=["--checking"])
-    text = "'its own checks refuse the arguments: ?' depends on num_layers; give --num-layers"
+    text = "'the checks of the feature refuse the arguments: ?' depends on num_layers; give --num-layers"
     assert ("compat:checking", text) in rows("not-checked")
     registry.deactivate()
     (problem,) = problems_of(repatch, {"num_layers": 3})
-    assert problem.message == "compat:checking: its own checks refuse the arguments: an odd number of layers"
+    assert problem.message == "compat:checking: the checks of the feature refuse the arguments: an odd number of layers"
 
 
 def test_the_forced_replacement_of_a_later_feature_wins_and_is_said(capsys):
     apply(features.ReplacingFeature(), features.ForcingFeature())
     assert targets.double(1) == 4
-    text = "patch of tests.legacy.targets.double with triple: compat:forcing replaces it by force with quadruple"
+    text = "patch of tests.legacy.targets.double with triple: compat:forcing replaces it with quadruple and force=True"
     assert ("compat:replacing", text) in rows("left-out")
     assert f"mindspeed: compat:replacing: {text}\n" in capsys.readouterr().err
 
@@ -157,7 +159,9 @@ def test_two_replacements_without_force_are_a_conflict():
             self.feature_name = "other"
 
     (problem,) = problems_of(apply, features.ReplacingFeature(), Other())
-    assert problem.message == "compat:other and compat:replacing replace tests.legacy.targets:double; only one can"
+    assert problem.message == (
+        "compat:other and compat:replacing replace tests.legacy.targets:double, but only one feature can"
+    )
 
 
 def test_a_broken_feature_does_not_take_the_others_with_it():
@@ -190,7 +194,7 @@ def test_features_of_ours_are_switched_on_by_their_old_flags_and_only_while_they
     Manager.set_features_list([features.AlwaysFeature()])
     Manager.apply_features_patches(get_mindspeed_args())
     assert session.current().plan.names == ("compat:always",)
-    assert ("compat", "--use-fused-rmsnorm does nothing: rms-norm is not in the list of features") in rows()
+    assert ("compat", "--use-fused-rmsnorm has no effect: rms-norm is not in the list of features") in rows()
 
 
 @pytest.mark.guards(29)
@@ -291,7 +295,7 @@ def test_what_fails_inside_a_feature_is_a_problem_of_that_feature():
     assert [(problem.code, problem.message) for problem in problems] == [
         (
             "MS901",
-            "compat:unsure failed when it was asked whether it is on: 'Namespace' object has no attribute 'of_nobody'",
+            "compat:unsure raised an error when its switch was read: 'Namespace' object has no attribute 'of_nobody'",
         ),
         ("MS901", "compat:failing failed when it registered its patches: 'nothing here'"),
     ]
@@ -310,7 +314,8 @@ def test_a_feature_that_needs_a_package_that_is_missing_says_so():
     (problem,) = problems_of(apply, Needy())
     assert problem.code == "MS406"
     assert problem.message == (
-        "compat:needy imports what is not installed here when it registers its patches: No module named 'no_such_accelerator'"
+        "compat:needy imports a package that is not installed when it registers its patches: No module named "
+        "'no_such_accelerator'"
     )
     assert problem.fix_text == "install no_such_accelerator"
 
@@ -326,4 +331,4 @@ def test_a_feature_that_is_written_for_another_version_of_a_package_says_so():
             patch_manager.register_patch("tests.legacy.targets.double", no_longer_there)
 
     (problem,) = problems_of(apply, Elsewhere())
-    assert (problem.code, problem.fix_text) == ("MS406", "use the version of tests that it was written for")
+    assert (problem.code, problem.fix_text) == ("MS406", "use the version of tests that the feature was written for")

@@ -68,7 +68,7 @@ WORKING = [
 REPLACED = {
     "from mindspeed.core.context_parallel.get_batch_utils import set_actual_seq_len": (
         "mindspeed.core.context_parallel.get_batch_utils",
-        "context-parallel slices every batch, and eod-reset reads from the batch where documents end: nothing has to be set",
+        "context-parallel splits every batch, and eod-reset reads document ends from the batch: no call is needed",
     ),
     "from mindspeed.core.context_parallel.adaptor import MindSpeedCPDotProductAttention": (
         "mindspeed.core.context_parallel.adaptor",
@@ -76,11 +76,11 @@ REPLACED = {
     ),
     "import mindspeed.te.pytorch.attention.dot_product_attention.dot_product_attention": (
         "mindspeed.te.pytorch.attention.dot_product_attention.dot_product_attention",
-        "Megatron's core attention is used; context-parallel and flash-attention act on it",
+        "Megatron's core attention is used; context-parallel and flash-attention change it",
     ),
     "from mindspeed.core.ssm.chunk_gated_delta_rule import chunk_gated_delta_rule": (
         "mindspeed.core.ssm.chunk_gated_delta_rule",
-        "nothing here replaces it",
+        "no feature replaces it",
     ),
     "from mindspeed.core.fusions.fused_rms_norm import RMSNorm": (
         "mindspeed.core.fusions.fused_rms_norm",
@@ -88,19 +88,19 @@ REPLACED = {
     ),
     "from mindspeed.core.memory.reuse_param.adaptor import reuse_fp32_param_init_wrapper": (
         "mindspeed.core.memory.reuse_param.adaptor",
-        "--features reuse-fp32-param takes its place",
+        "use --features reuse-fp32-param instead",
     ),
     "from mindspeed.arguments import parse_args_wrapper": (
         "parse_args_wrapper of mindspeed.arguments",
-        "process_args is the name that exists in it; Megatron-LM's parser reads everything else",
+        "only process_args exists in it; Megatron-LM's parser reads all other arguments",
     ),
     "from mindspeed.features_manager import NothingFeature": (
         "NothingFeature of mindspeed.features_manager",
-        "'mindspeed features list' shows the features; MindSpeed's list has no class of this name",
+        "'mindspeed features list' shows the features; MindSpeed's list has no class with this name",
     ),
     "from mindspeed.op_builder import AlgorithmOpBuilder": (
         "AlgorithmOpBuilder of mindspeed.op_builder",
-        "--features reuse-fp32-param shares the storage of parameters without a library",
+        "reuse-fp32-param shares the storage of parameters without a library",
     ),
     "from mindspeed.ops import npu_swiglu": ("npu_swiglu of mindspeed.ops", "did you mean mindspeed.ops.swiglu?"),
 }
@@ -148,7 +148,10 @@ def test_a_name_that_is_not_there_says_what_does_its_work(statement):
     (problem,) = caught.value.problems
     name, fix = REPLACED[statement]
     assert problem.code == "MS112"
-    assert (problem.message, problem.fix_text) == (f"{name} is an import name of MindSpeed that does not exist here", fix)
+    assert (problem.message, problem.fix_text) == (
+        f"{name} is an import name of MindSpeed that this package does not provide",
+        fix,
+    )
     assert caught.value.name == statement.split()[1]
 
 
@@ -201,7 +204,9 @@ def test_a_name_that_one_of_them_lacks_is_told_when_it_is_imported(module):
     with pytest.raises(OldNameError) as caught:
         exec(f"from mindspeed.{module} import nowhere", {})
     (problem,) = caught.value.problems
-    assert problem.message == f"nowhere of mindspeed.{module} is an import name of MindSpeed that does not exist here"
+    assert problem.message == (
+        f"nowhere of mindspeed.{module} is an import name of MindSpeed that this package does not provide"
+    )
 
 
 def test_an_old_name_works_where_an_update_has_left_a_folder_with_bytecode(tmp_path):
@@ -246,11 +251,11 @@ def test_every_replacement_names_features_and_operators_that_exist():
 
 
 def test_what_does_the_work_of_a_module_is_said_for_one_feature_and_for_several():
-    assert replacement("mindspeed.core.tensor_parallel.mc2_feature") == "--features mc2 takes its place"
+    assert replacement("mindspeed.core.tensor_parallel.mc2_feature") == "use --features mc2 instead"
     assert replacement("mindspeed.core.pipeline_parallel.ripipe_schedules") == (
-        "the features recompute-in-bubble and recompute-in-advance take its place"
+        "use the features recompute-in-bubble and recompute-in-advance instead"
     )
-    assert replacement("mindspeed.core.qat") == "nothing here replaces it"
+    assert replacement("mindspeed.core.qat") == "no feature replaces it"
 
 
 def test_an_operator_that_does_not_exist_suggests_near_ones():

@@ -23,7 +23,7 @@ def test_a_replacement_is_applied_listed_and_attributed_to_the_old_names():
     assert owners(f"{HERE}:double") == ("compat:patches",)
     (planned,) = [p for p in session.current().plan.patches if p.owner == "compat:patches"]
     assert (planned.patch.kind, planned.patch.value) == ("replace", f"{HERE}:triple")
-    assert planned.patch.reason == "registered through the old names; a replacement, since it is not named a wrapper"
+    assert planned.patch.reason == "registered through the old names as a replacement, because its name is not a wrapper's"
 
 
 @pytest.mark.parametrize("wrapper", [targets.bracket_wrapper, targets.star_decorator])
@@ -33,7 +33,7 @@ def test_a_name_with_a_suffix_wraps_and_the_plan_says_by_which_rule(wrapper):
     suffix = wrapper.__name__.partition("_")[2]
     assert targets.double(4) == (wrapper.__name__.partition("_")[0], 8)
     (planned,) = [p for p in session.current().plan.patches if p.owner == "compat:patches"]
-    reason = f"registered through the old names; a wrapper, since its name {wrapper.__name__} ends in {suffix}"
+    reason = f"registered through the old names as a wrapper, because its name {wrapper.__name__} ends in {suffix}"
     assert planned.patch.reason == reason
 
 
@@ -62,7 +62,7 @@ def test_a_wrapper_without_the_suffix_is_refused_before_it_fails_in_a_call():
     (problem,) = problems_of(Manager.apply_patches)
     assert problem.code == "MS409"
     assert problem.message == (f"compat:patches replaces {HERE}.double with forgotten_suffix, which is written as a wrapper")
-    assert problem.fix_text == "end its name with a suffix that says so: forgotten_suffix_wrapper"
+    assert problem.fix_text == "use a name that ends like a wrapper's: forgotten_suffix_wrapper"
     assert targets.double(1) == 2
 
 
@@ -84,9 +84,9 @@ def test_a_dummy_in_a_package_that_exists_is_refused():
     Manager.register_patch("megatron.core.transformer.mlp.brand_new", targets.triple, create_dummy=True)
     codes = {problem.code: problem for problem in problems_of(Manager.apply_patches)}
     assert codes["MS409"].message == (
-        "compat:patches asks for a dummy megatron.core.transformer.mlp.brand_new, which does not exist"
+        "compat:patches requests a dummy module megatron.core.transformer.mlp.brand_new, which does not exist"
     )
-    assert codes["MS409"].fix_text == "mindspeed never plants a name: define it in your own package and call it there"
+    assert codes["MS409"].fix_text == ("mindspeed creates no dummy modules: define the name in your package and call it there")
 
 
 def test_a_dummy_of_a_package_that_is_not_installed_is_left_out_and_said(capsys):
@@ -96,7 +96,7 @@ def test_a_dummy_of_a_package_that_is_not_installed_is_left_out_and_said(capsys)
     said = capsys.readouterr().err
     assert (
         "mindspeed: compat:patches: patch of no_such_engine.pytorch.Linear with Shape: its package is not installed, and "
-        "a dummy is never planted\n"
+        "mindspeed creates no dummy modules\n"
     ) in said
     assert f"patch of {HERE}.double with triple: create_dummy is not needed: the target exists\n" in said
     with pytest.raises(ModuleNotFoundError):
@@ -106,12 +106,12 @@ def test_a_dummy_of_a_package_that_is_not_installed_is_left_out_and_said(capsys)
 def test_patching_with_nothing_is_refused():
     Manager.register_patch(f"{HERE}.double")
     (problem,) = problems_of(Manager.apply_patches)
-    assert (problem.code, problem.message) == ("MS409", f"compat:patches patches {HERE}.double with nothing")
+    assert (problem.code, problem.message) == ("MS409", f"compat:patches patches {HERE}.double with None")
 
 
 def test_a_target_without_a_module_is_refused_at_once():
     (problem,) = problems_of(Manager.register_patch, "double", targets.triple)
-    assert problem.message == "'double' is not a target of the form package.module.name"
+    assert problem.message == "'double' does not have the form package.module.name"
 
 
 def test_two_replacements_are_a_conflict_and_by_force_the_last_wins_with_a_row(capsys):
@@ -125,7 +125,7 @@ def test_two_replacements_are_a_conflict_and_by_force_the_last_wins_with_a_row(c
     Manager.register_patch(f"{HERE}.double", targets.quadruple, force_patch=True)
     Manager.apply_patches()
     assert targets.double(1) == 4
-    row = f"patch of {HERE}.double with triple: compat:patches replaces it by force with quadruple"
+    row = f"patch of {HERE}.double with triple: compat:patches replaces it with quadruple and force=True"
     assert row in [row.text for row in session.current().plan.rows if row.kind == "left-out"]
     assert row in capsys.readouterr().err
 

@@ -29,11 +29,14 @@ def test_the_record_adds_up_and_pages_are_made_from_it():
         (Problem("MS113", "--a, --b belong to MindSpeed-LLM: a model"), "belongs to MindSpeed-LLM: a model"),
         (Problem("MS113", "--a has no equivalent: none"), "no equivalent: none"),
         (Problem("MS304", "tensor-parallel: 25 heads of 2 ranks"), "tensor-parallel: N heads of N ranks"),
-        (Problem("MS114", "--lr takes one value, not a b c"), "--lr takes one value, not ..."),
-        (Problem("MS114", "--x is 'secret', which Megatron-LM does not know"), "--x is ..., which Megatron-LM does not know"),
+        (Problem("MS114", "--lr takes one value, but a b c are given"), "--lr takes one value, but ..."),
         (
-            Problem("MS304", "a: layers are Transformer Engine's, and 'x' works on Megatron's"),
-            "a: layers are Transformer Engine's, and ... works on Megatron's",
+            Problem("MS114", "--x is 'secret', which Megatron-LM does not accept"),
+            "--x is ..., which Megatron-LM does not accept",
+        ),
+        (
+            Problem("MS304", "a: layers are Transformer Engine's, and 'x' supports only Megatron's"),
+            "a: layers are Transformer Engine's, and ... supports only Megatron's",
         ),
     ],
 )

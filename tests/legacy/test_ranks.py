@@ -52,4 +52,4 @@ def test_ranks_that_repatch_differently_stop_and_name_the_difference(tmp_path):
     assert done.returncode != 0
     assert "ended" not in done.stdout
     for rank in (0, 1):
-        assert f"rank {rank}: MS610 the ranks do not have the same plan: rank 1 has no feature sequence-parallel" in done.stderr
+        assert f"rank {rank}: MS610 the ranks have different plans: rank 1 has no feature sequence-parallel" in done.stderr

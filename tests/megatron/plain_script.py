@@ -49,7 +49,7 @@ def parse(argv=None):
     parser.add_argument("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32")
     parser.add_argument("--llama", action="store_true", help="RMSNorm, SwiGLU, rotary positions, grouped queries")
     parser.add_argument("--latent", action="store_true", help="multi-latent attention")
-    parser.add_argument("--further-tokens", type=int, help="layers of multi-token prediction")
+    parser.add_argument("--further-tokens", type=int, help="layers for multi-token prediction")
     parser.add_argument("--per-token", action="store_true", help="divide by the tokens of a whole step")
     parser.add_argument("--share-sequence", action="store_true", help="slice every batch over context-parallel ranks")
     parser.add_argument("--layers", type=int, default=4)

@@ -155,10 +155,10 @@ def test_a_script_that_wants_something_else_is_told_where(activate):
     with pytest.raises(MindSpeedError) as error:
         config(size=4, names=["b"])
     assert str(error.value) == (
-        "MS605 the script sets size=4, the plan sets 2 (tensor-parallel)\n"
+        "MS605 the script sets size=4, but the plan sets 2 (tensor-parallel)\n"
         f"  where: Config at {__file__}:{line}\n"
         "  fix: remove size from the script, or change the settings of tensor-parallel\n"
-        "MS605 the script sets names=['b'], the plan sets ('a',) (recompute, other)\n"
+        "MS605 the script sets names=['b'], but the plan sets ('a',) (recompute, other)\n"
         f"  where: Config at {__file__}:{line}\n"
         "  fix: remove names from the script, or change the settings of recompute, other"
     )
@@ -175,7 +175,7 @@ def test_a_script_that_wants_something_else_than_a_level_one_feature_keeps_its_v
     )
     assert config_class([])(size=4).size == 4
     assert [f"{row.code} {row.message}" for row in rows] == [
-        "MS413 swiglu: the script sets size=4, and 2 is needed; that part stays as Megatron has it"
+        "MS413 swiglu: the script sets size=4, but 2 is needed; this part of the model is unchanged"
     ]
 
 
@@ -199,7 +199,7 @@ def test_a_function_gets_the_plans_values_however_it_is_called(activate):
     with pytest.raises(MindSpeedError) as error:
         wrapped(8)
     (problem,) = error.value.problems
-    assert problem.message == "the script sets tensor_size=8, the plan sets 2 (tensor-parallel)"
+    assert problem.message == "the script sets tensor_size=8, but the plan sets 2 (tensor-parallel)"
     assert problem.where.startswith(f"initialize at {__file__}:")
 
 

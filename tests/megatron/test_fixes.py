@@ -100,9 +100,9 @@ def test_the_kernels_that_megatron_lm_imports_at_start_load_without_triton():
     with pytest.raises(PlatformError) as refused:
         batch_kernels.matmul_persistent(torch.ones(2, 2), torch.ones(2, 2))
     assert str(refused.value) == (
-        "MS501 megatron.core.transformer.custom_layers.batch_invariant_kernels.matmul_kernel_persistent is a Triton kernel, "
-        "and Triton is not installed here\n"
-        "  fix: pip install triton, or do without the Megatron option that calls it (batch_invariant_mode, paged stash, "
+        "MS501 megatron.core.transformer.custom_layers.batch_invariant_kernels.matmul_kernel_persistent is a Triton "
+        "kernel, but Triton is not installed\n"
+        "  fix: pip install triton, or remove the Megatron option that needs it (batch_invariant_mode, paged stash, "
         "Mamba inference)"
     )
 

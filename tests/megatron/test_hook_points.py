@@ -56,8 +56,8 @@ def test_only_what_a_plan_needs_is_wrapped():
         ("_get_mtp_block_submodules", "hook layer_spec"),
     ]
     assert lines([], ["overlap_param_gather"]) == [
-        ("DistributedDataParallelConfig.__post_init__", "the plan's arguments reach DistributedDataParallelConfig"),
-        ("OptimizerConfig.__post_init__", "the plan's arguments reach OptimizerConfig"),
+        ("DistributedDataParallelConfig.__post_init__", "passes the plan's arguments to DistributedDataParallelConfig"),
+        ("OptimizerConfig.__post_init__", "passes the plan's arguments to OptimizerConfig"),
     ]
     assert lines([], [], phases=True) == [
         ("initialize_model_parallel", "set-up ends, the model is built next"),
@@ -73,7 +73,7 @@ def test_an_upstream_function_has_one_wrap_whatever_a_plan_needs_of_it():
     assert len(set(targets)) == len(targets)
     reasons = {patch.target.partition(":")[2]: patch.reason for patch in needed}
     assert reasons["initialize_model_parallel"] == (
-        "the plan's arguments reach initialize_model_parallel; set-up ends, the model is built next; hook groups_created"
+        "passes the plan's arguments to initialize_model_parallel; set-up ends, the model is built next; hook groups_created"
     )
     assert reasons["get_forward_backward_func"] == "a step or an evaluation begins; hooks schedule, around_schedule"
 
@@ -243,9 +243,9 @@ def test_options_that_disagree_are_named_with_both_features(activate):
     with pytest.raises(MindSpeedError) as error:
         get_options("tp", {})
     assert str(error.value) == (
-        "MS402 the options config.max_ctas of process group tp cannot have two values: first sets 8, second sets 16\n"
+        "MS402 the options config.max_ctas of process group tp have two values: first sets 8, second sets 16\n"
         "  fix: remove first or second\n"
-        "MS402 the options of process group tp cannot have two values: first gives _Options, third gives dict\n"
+        "MS402 the options of process group tp have two values: first gives _Options, third gives dict\n"
         "  fix: remove first or third"
     )
 

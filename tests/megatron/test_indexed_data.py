@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from mindspeed.megatron.indexed_data import MAGIC, bin_path, idx_path, read_index, write_indexed
 from mindspeed.plugins.problems import RunError
 
-REMAKE = "make it again with mindspeed data prepare, or copy it again from where it came"
+REMAKE = "create it again with mindspeed data prepare, or copy it again from its source"
 
 
 @pytest.fixture
@@ -38,8 +38,9 @@ def test_a_large_vocabulary_is_stored_in_32_bits(tmp_path):
 def test_missing_files_are_all_named(tmp_path):
     prefix = str(tmp_path / "none")
     assert problem_of(prefix) == (
-        f"MS601 there is no {prefix}.idx and no {prefix}.bin\n  where: data {prefix}\n"
-        "  fix: mindspeed data prepare INPUT... -o PREFIX makes both files"
+        f"MS601 there is no {prefix}.idx and no {prefix}.bin\n"
+        f"  where: data {prefix}\n"
+        "  fix: mindspeed data prepare INPUT... -o PREFIX creates both files"
     )
 
 
@@ -47,15 +48,19 @@ def test_a_foreign_file_is_told_from_a_damaged_one(prefix):
     path = idx_path(prefix)
     path.write_bytes(b"PK\x03\x04" + bytes(100))
     assert problem_of(prefix) == (
-        f"MS601 {path} cannot be read: it does not start like an index of Megatron's indexed format, "
-        f"so it is another kind of file\n  where: {path}\n  fix: {REMAKE}"
+        f"MS601 {path} cannot be read: the file is not an index of Megatron's indexed format, because it starts "
+        "differently\n"
+        f"  where: {path}\n"
+        f"  fix: {REMAKE}"
     )
 
 
 def test_an_unknown_version_is_refused(prefix):
     path = idx_path(prefix)
     path.write_bytes(MAGIC + bytes(200))
-    assert problem_of(prefix).startswith(f"MS601 {path} cannot be read: it has version 0 and type code 0, which are not known")
+    assert problem_of(prefix).startswith(
+        f"MS601 {path} cannot be read: the file has version 0 and type code 0, which are unknown"
+    )
 
 
 @given(st.data())
@@ -71,7 +76,7 @@ def test_data_that_was_cut_off_is_noticed(prefix):
     path = bin_path(prefix)
     path.write_bytes(path.read_bytes()[:-2])
     assert problem_of(prefix) == (
-        f"MS601 {path} cannot be read: it has 22 bytes, and the index describes 24\n  where: {path}\n  fix: {REMAKE}"
+        f"MS601 {path} cannot be read: the file has 22 bytes, but the index describes 24\n  where: {path}\n  fix: {REMAKE}"
     )
 
 

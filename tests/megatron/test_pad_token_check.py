@@ -42,8 +42,8 @@ def data(tmp_path):
 
 
 EFFECT = (
-    "no document end counts in the loss, and a sample of nothing else makes the norm of the gradient NaN; "
-    "give the tokenizer a padding token of its own, or prepare the data without --append-eod"
+    "document ends are then excluded from the loss, and a sample of only document ends makes the gradient norm NaN; use "
+    "a tokenizer with a separate padding token, or prepare the data without --append-eod"
 )
 
 
@@ -60,7 +60,9 @@ def test_two_tokens_are_no_warning(tokenizer, data):
 
 def test_documents_that_end_with_the_token_are_a_warning(tokenizer, data):
     folder = tokenizer()
-    assert warning(folder, [data(END)], "0.15.3") == f"the token <|end|> of {folder} both pads and ends documents: {EFFECT}"
+    assert warning(folder, [data(END)], "0.15.3") == (
+        f"the token <|end|> of {folder} is used both for padding and as the end of documents: {EFFECT}"
+    )
 
 
 def test_documents_that_end_with_other_tokens_are_none(tokenizer, data):
@@ -70,7 +72,10 @@ def test_documents_that_end_with_other_tokens_are_none(tokenizer, data):
 
 def test_data_that_is_not_here_is_a_warning_with_an_if(tokenizer):
     folder = tokenizer()
-    what = f"the token <|end|> of {folder} both pads and ends documents: if the data was prepared with --append-eod, "
+    what = (
+        f"the token <|end|> of {folder} is used both for padding and as the end of documents: if the data was prepared "
+        "with --append-eod, "
+    )
     assert warning(folder, ["gone"], "0.14.0") == what + EFFECT
 
 
@@ -100,6 +105,6 @@ def test_checking_a_job_file_warns_for_those_who_train_it_with_megatron_lm(token
     done = CliRunner().invoke(main, ["features", "check", "-f", str(job), "--platform", "cpu", "--megatron", "0.15.3"])
     assert done.exit_code == 0, done.output
     assert (
-        f"warning      Megatron-LM: the token <|end|> of {tmp_path}/tokenizer both pads and ends documents: {EFFECT} "
-        in done.stdout
-    )
+        f"warning      Megatron-LM: the token <|end|> of {tmp_path}/tokenizer is used both for padding and as the end of "
+        f"documents: {EFFECT} "
+    ) in done.stdout

@@ -76,12 +76,14 @@ def test_what_megatron_accepts_is_planned(words: str, layers: tuple[int, ...] | 
         (
             "--num-layers 8 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 12 "
             "--microbatch-group-size-per-virtual-pipeline-stage 5",
-            "virtual-pipeline: 6 micro-batches per step are not a multiple of groups of 5, each of at least pp=4",
+            ("virtual-pipeline: 6 micro-batches per step are not a multiple of the group size 5, which must be at least pp=4"),
         ),
         (
             "--num-layers 8 --context-parallel-size 2 --transformer-impl local",
-            "context-parallel needs a feature for context-parallel, because attention has to look beyond the tokens of a rank: "
-            "name ring-attention, ulysses-attention or another",
+            (
+                "context-parallel needs a feature for context-parallel, because attention needs keys that other ranks hold; "
+                "name an algorithm such as ring-attention or ulysses-attention"
+            ),
         ),
     ],
 )
@@ -109,7 +111,7 @@ def test_the_layers_of_a_hybrid_model_are_those_of_its_pattern_where_megatron_ov
 
 def test_a_megatron_that_compares_both_refuses_another_number_of_layers_than_the_pattern() -> None:
     (message, *_) = messages("--num-layers 12 --hybrid-override-pattern M*M-")
-    assert message.startswith("num_layers is 12, and the pattern has 4 layers")
+    assert message.startswith("num_layers is 12, but the pattern has 4 layers")
 
 
 def test_a_sign_of_equality_alone_is_a_value() -> None:

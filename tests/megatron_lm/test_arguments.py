@@ -107,8 +107,9 @@ def test_an_argument_that_a_file_set_otherwise_is_a_problem():
     with pytest.raises(MindSpeedError) as caught:
         put_arguments(active(recompute_granularity="selective", distributed_backend="gloo"), args)
     assert str(caught.value) == (
-        "MS605 Megatron's argument recompute_granularity gives 'full', and some-feature needs 'selective': it needs that\n"
-        "  where: Megatron's argument recompute_granularity\n  fix: change it where Megatron reads it, or remove some-feature"
+        "MS605 Megatron's argument recompute_granularity sets 'full', but some-feature needs 'selective': it needs that\n"
+        "  where: Megatron's argument recompute_granularity\n"
+        "  fix: change the value where Megatron reads it, or remove some-feature"
     )
     assert args.distributed_backend == "gloo"
 
@@ -118,12 +119,12 @@ def test_a_size_that_megatron_makes_another_one_is_a_problem():
     assert differences(active({"num_layers": 8, "tp": 2, "dtype": "bf16", "num_query_groups": 4}), args) == []
     found = differences(active({"num_layers": 4, "tp": 2, "dtype": "fp32", "vpp": 2}), args)
     assert [problem.message for problem in found] == [
-        "the plan was made for vpp 2, and Megatron's num_virtual_stages_per_pipeline_rank makes it 1",
-        "the plan was made for num_layers 4, and Megatron's num_layers makes it 8",
-        "the plan was made for dtype fp32, and Megatron's bf16 makes it bf16",
+        "the plan was made for vpp=2, but Megatron's num_virtual_stages_per_pipeline_rank makes it 1",
+        "the plan was made for num_layers=4, but Megatron's num_layers makes it 8",
+        "the plan was made for dtype=fp32, but Megatron's bf16 makes it bf16",
     ]
     assert found[1].fix_text == (
-        "give --num-layers on the command line, where mindspeed reads it too, or change the plan's num_layers"
+        "give --num-layers on the command line, where mindspeed reads it too, or change num_layers in the plan"
     )
 
 
@@ -141,8 +142,8 @@ def test_a_size_that_a_feature_makes_of_others_is_no_difference(plan, count):
     assert differences(session, args) == []
     args.moe_ffn_hidden_size = 48
     assert [problem.message for problem in differences(session, args)] == [
-        "the plan was made for moe_ffn_hidden_size 96, and Megatron's moe_ffn_hidden_size makes it 48",
-        "the plan was made for shared_expert_hidden_size 192, and Megatron's moe_shared_expert_intermediate_size makes it 96",
+        "the plan was made for moe_ffn_hidden_size=96, but Megatron's moe_ffn_hidden_size makes it 48",
+        ("the plan was made for shared_expert_hidden_size=192, but Megatron's moe_shared_expert_intermediate_size makes it 96"),
     ]
 
 
@@ -229,8 +230,9 @@ def test_problems_are_shown_as_problems_and_not_as_a_traceback(run):
     done, printed = run("--features swigl --tensor-model-parallel-size 2 --set tensor-parallel.size=4")
     assert (done.returncode, printed) == (1, {})
     assert done.stderr == (
-        "MS303 Megatron's --tensor-model-parallel-size is 2, and --set tensor-parallel.size=4 says otherwise\n"
-        "  where: command line\n  fix: keep one of the two, they are one value\n"
+        "MS303 Megatron's --tensor-model-parallel-size is 2, but --set tensor-parallel.size=4 sets another value\n"
+        "  where: command line\n"
+        "  fix: keep one of them, they are one value\n"
     )
 
 

@@ -66,6 +66,7 @@ def test_a_checkpoint_that_only_newer_releases_read_is_refused_with_its_format(t
     refused = Checkout(tmp_path).adapted(1, *model, "--load", str(saved))
     assert refused.status != 0
     assert (
-        "MS602 the checkpoint has the torch_dist format of megatron-core 0.19 and newer, without common.pt, and megatron-core "
+        "MS602 the checkpoint uses the torch_dist format of megatron-core 0.19 and newer, without common.pt, "
+        "which megatron-core "
     ) in refused.log
     assert "fix: resume it with megatron-core 0.19 or newer, which reads both forms" in refused.log

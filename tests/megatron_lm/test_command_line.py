@@ -38,7 +38,9 @@ def notes_of(plan):
     """The notes of a plan but those on the contracts of Megatron's functions, which the stub does not keep, and on
     operators, of which it has references alone."""
     notes = [row.text for row in plan.rows if row.kind == "note" and row.feature != "megatron-hook-points"]
-    return [text for text in notes if not text.startswith(("only the reference of ", "megatron.training."))]
+    return [
+        text for text in notes if "has only a plain-torch reference" not in text and not text.startswith("megatron.training.")
+    ]
 
 
 def sources(plan, feature):
@@ -87,9 +89,9 @@ def test_a_line_that_megatron_will_refuse_is_left_to_it():
 def test_every_mistake_of_our_flags_is_reported_at_once():
     found = problems_of(read, "--set swiglu --features --bf16 --optimization-level 3 --mindspeed-config none.yaml --without")
     assert [problem.code for problem in found] == ["MS301", "MS301", "MS305", "MS301", "MS301"]
-    assert found[0].message == "--features needs names of features, separated by commas"
-    assert found[1].message == "--without needs names of features to leave out, separated by commas"
-    assert found[3].message == "'swiglu' is not of the form feature.field=value"
+    assert found[0].message == "--features needs Names of features, separated by commas"
+    assert found[1].message == "--without needs names of features to remove, separated by commas"
+    assert found[3].message == "'swiglu' does not have the form feature.field=value"
     assert str(found[4]) == (
         "MS301 optimization level 3 is not 0, 1 or 2\n  where: command line\n  fix: --optimization-level 2"
     )
@@ -206,10 +208,17 @@ def test_the_two_command_lines_of_one_value_must_agree(plan):
     line = f"{SHAPE} --tensor-model-parallel-size 4 --set tensor-parallel.size=2 --recompute-granularity full"
     found = problems_of(plan, f"{line} --set recompute.granularity=selective", 4)
     assert [str(problem) for problem in found] == [
-        "MS303 Megatron's --tensor-model-parallel-size is 4, and --set tensor-parallel.size=2 says otherwise\n"
-        "  where: command line\n  fix: keep one of the two, they are one value",
-        "MS303 Megatron's --recompute-granularity is full, and --set recompute.granularity=selective says otherwise\n"
-        "  where: command line\n  fix: keep one of the two, they are one value",
+        (
+            "MS303 Megatron's --tensor-model-parallel-size is 4, but --set tensor-parallel.size=2 sets another value\n"
+            "  where: command line\n"
+            "  fix: keep one of them, they are one value"
+        ),
+        (
+            "MS303 Megatron's --recompute-granularity is full, but --set recompute.granularity=selective sets another "
+            "value\n"
+            "  where: command line\n"
+            "  fix: keep one of them, they are one value"
+        ),
     ]
     assert plan(f"{SHAPE} --tensor-model-parallel-size 4 --set tensor-parallel.size=4", 4).world.tp == 4
 
@@ -217,7 +226,7 @@ def test_the_two_command_lines_of_one_value_must_agree(plan):
 def test_options_of_mindspeed_run_must_agree_with_megatrons_flags():
     also = [Layer("command line", world={"tp": 2})]
     (problem,) = problems_of(read, "--tensor-model-parallel-size 4", also=also, world_size=4)
-    assert problem.message == "Megatron's --tensor-model-parallel-size is 4, and --tp 2 says otherwise"
+    assert problem.message == "Megatron's --tensor-model-parallel-size is 4, but --tp 2 sets another value"
 
 
 @pytest.mark.guards(43)
@@ -250,8 +259,8 @@ def test_a_mask_that_is_reset_is_refused_where_it_would_not_be_read(plan):
     line = f"{SHAPE} --reset-attention-mask --context-parallel-size 2 --features adaptive-cp"
     problem = problems_of(plan, line, 2)[1]
     assert problem.message == (
-        "eod-reset needs documents of the feature for context-parallel, and adaptive-cp does not provide it, "
-        "because every batch has other documents"
+        "eod-reset needs documents of the feature for context-parallel, but adaptive-cp does not provide it, because "
+        "every batch has different documents"
     )
 
 
@@ -300,9 +309,12 @@ def test_flags_without_a_buffer_for_gradients_take_matmul_add_out(plan, flag, re
 def test_a_flag_that_contradicts_the_plan_is_a_problem_and_not_overridden(plan):
     found = problems_of(plan, f"{SHAPE} --transformer-impl local --features transformer-engine-layers")
     assert [str(problem) for problem in found] == [
-        "MS605 Megatron's --transformer-impl gives 'local', and transformer-engine-layers needs 'transformer_engine': its "
-        "layers are built\n  where: Megatron's --transformer-impl\n"
-        "  fix: remove --transformer-impl or transformer-engine-layers",
+        (
+            "MS605 Megatron's --transformer-impl sets 'local', but transformer-engine-layers needs 'transformer_engine': "
+            "transformer-engine-layers builds the layers of Transformer Engine's specs\n"
+            "  where: Megatron's --transformer-impl\n"
+            "  fix: remove --transformer-impl or transformer-engine-layers"
+        ),
     ]
 
 
@@ -311,7 +323,7 @@ def test_layers_of_transformer_engine_bring_in_the_feature_that_has_them(plan):
     assert "transformer-engine-layers" not in plan(SHAPE).names
     default = SHAPE.replace(" --transformer-impl local", "")
     (feature,) = plan(default).features
-    assert feature.why[0].line == "transformer-engine-layers: layers are those of Transformer Engine"
+    assert feature.why[0].line == "transformer-engine-layers: layers are Transformer Engine's"
     assert plan(f"{default} --without transformer-engine-layers --features rms-norm --normalization RMSNorm").names == (
         "rms-norm",
     )
@@ -320,7 +332,7 @@ def test_layers_of_transformer_engine_bring_in_the_feature_that_has_them(plan):
 def test_what_only_a_real_transformer_engine_does_is_refused(plan):
     (problem,) = problems_of(plan, f"{SHAPE.replace('local', 'transformer_engine')} --fp8-format hybrid")
     assert problem.message == (
-        "transformer-engine-layers: linear layers multiply in fp8 or fp4, which only a real Transformer Engine does"
+        "transformer-engine-layers: linear layers multiply in fp8 or fp4, which only Transformer Engine supports"
     )
 
 
@@ -329,7 +341,7 @@ def test_the_layers_step_aside_where_an_engine_is_installed():
     _, made = plan_training(split("--num-layers 2"), {}, environment)
     assert "transformer-engine-layers" not in made.names
     rows = {(row.kind, row.feature): row.text for row in made.rows}
-    assert rows["left-out", "transformer-engine-layers"] == "a Transformer Engine is installed, and its layers are used"
+    assert rows["left-out", "transformer-engine-layers"] == "Transformer Engine is installed, so its layers are used"
     _, made = plan_training(split("--num-layers 2 --set transformer-engine-layers.replace=true"), {}, environment)
     assert "transformer-engine-layers" in made.names
 
@@ -338,14 +350,14 @@ def test_a_feature_that_is_requested_and_that_a_flag_of_megatron_takes_out_is_a_
     (problem,) = problems_of(plan, f"{SHAPE} --swiglu --features swiglu --no-bias-swiglu-fusion")
     assert str(problem) == (
         "MS210 swiglu is requested (command line) and removed (Megatron's --no-bias-swiglu-fusion)\n"
-        "  fix: drop swiglu from one of the two"
+        "  fix: remove swiglu from one of the two"
     )
 
 
 def test_a_backend_that_the_platform_can_serve_stays_and_is_said(plan):
     made = plan(f"{SHAPE} --distributed-backend nccl")
     assert "distributed_backend" not in {one.override.argument for one in made.overrides}
-    assert notes_of(made) == ["Megatron's --distributed-backend nccl stays: nccl is served by gloo"]
+    assert notes_of(made) == ["Megatron's --distributed-backend nccl stays: gloo serves requests for NCCL"]
 
 
 def test_a_fix_names_megatrons_flags(plan):
@@ -407,10 +419,10 @@ def test_a_feature_that_is_left_out_takes_megatrons_arguments_of_it_along(plan):
     request = read(f"{line} --recompute-modules core_attn mlp --lr 1e-3 --without recompute")
     assert request.rest == tuple(split(f"{SHAPE} --bf16 --lr 1e-3"))
     assert [note.text for note in request.notes] == [
-        "Megatron's --recompute-granularity is removed: command line leaves recompute out",
-        "Megatron's --recompute-method is removed: command line leaves recompute out",
-        "Megatron's --recompute-modules is removed: command line leaves recompute out",
-        "Megatron's --recompute-num-layers is removed: command line leaves recompute out",
+        "Megatron's --recompute-granularity is ignored: command line removes recompute",
+        "Megatron's --recompute-method is ignored: command line removes recompute",
+        "Megatron's --recompute-modules is ignored: command line removes recompute",
+        "Megatron's --recompute-num-layers is ignored: command line removes recompute",
     ]
     assert "recompute" not in plan(f"{line} --without recompute").names
     (problem,) = problems_of(plan, f"{line} --features recompute --without recompute")
@@ -424,7 +436,7 @@ def test_a_feature_that_is_left_out_takes_megatrons_arguments_of_it_along(plan):
 def test_a_feature_that_is_left_out_takes_megatrons_argument_of_its_size_along(feature, size):
     request = read(f"{SHAPE} {size} 2 --without {feature}")
     assert request.rest == tuple(split(SHAPE))
-    assert [note.text for note in request.notes] == [f"Megatron's {size} is removed: command line leaves {feature} out"]
+    assert [note.text for note in request.notes] == [f"Megatron's {size} is ignored: command line removes {feature}"]
 
 
 def test_an_option_of_mindspeed_run_leaves_megatrons_arguments_out_too():
@@ -436,7 +448,10 @@ def test_an_abbreviated_option_is_named_with_its_full_spelling():
     assert [(note.kind, note.text) for note in read("--num-attention-h 4 --my-own 3 --num-layers 2").notes] == [
         (
             "warning",
-            "--num-attention-h is no option of Megatron-LM, whose parser takes no abbreviations: --num-attention-heads",
+            (
+                "--num-attention-h is not an option of Megatron-LM, which accepts no abbreviations; similar options: "
+                "--num-attention-heads"
+            ),
         )
     ]
 
@@ -446,20 +461,30 @@ def test_an_abbreviated_option_is_named_with_its_full_spelling():
     [
         (
             "--fp8-format hybrid",
-            "MS605 Megatron's --fp8-format gives 'hybrid', and the layers are local (transformer_impl): they ignore it and "
-            "compute without fp8\n  where: Megatron's --fp8-format\n  fix: remove --fp8-format",
+            (
+                "MS605 Megatron's --fp8-format sets 'hybrid', but the layers are local (transformer_impl): local layers "
+                "ignore it and compute without fp8\n"
+                "  where: Megatron's --fp8-format\n"
+                "  fix: remove --fp8-format"
+            ),
         ),
         (
             "--delay-wgrad-compute",
-            "MS605 Megatron's --delay-wgrad-compute gives True, and the layers are local (transformer_impl): only Transformer "
-            "Engine's compute the gradients of weights later\n  where: Megatron's --delay-wgrad-compute\n"
-            "  fix: remove --delay-wgrad-compute",
+            (
+                "MS605 Megatron's --delay-wgrad-compute sets True, but the layers are local (transformer_impl): only "
+                "Transformer Engine's layers can delay weight gradients\n"
+                "  where: Megatron's --delay-wgrad-compute\n"
+                "  fix: remove --delay-wgrad-compute"
+            ),
         ),
         (
             "--apply-layernorm-1p",
-            "MS605 Megatron's --apply-layernorm-1p gives True, and the layers are local (transformer_impl): their norm is "
-            "torch's LayerNorm, which has no zero-centered weight\n  where: Megatron's --apply-layernorm-1p\n"
-            "  fix: remove --apply-layernorm-1p",
+            (
+                "MS605 Megatron's --apply-layernorm-1p sets True, but the layers are local (transformer_impl): the norm of "
+                "local layers is torch's LayerNorm, which has no zero-centered weight\n"
+                "  where: Megatron's --apply-layernorm-1p\n"
+                "  fix: remove --apply-layernorm-1p"
+            ),
         ),
     ],
 )
@@ -492,23 +517,23 @@ def test_an_algorithm_that_is_requested_wins_over_the_communication_type(plan):
     line = f"{SHAPE} --context-parallel-size 2 --cp-comm-type p2p"
     made = plan(f"{line} --features ulysses-attention", 2)
     assert "ring-attention" not in made.names
-    assert "Megatron's --cp-comm-type p2p is not read: ulysses-attention is requested" in notes_of(made)
+    assert "Megatron's --cp-comm-type p2p is ignored, because ulysses-attention is requested" in notes_of(made)
     chosen = plan(f"{line} --set context-parallel.algorithm=auto", 2)
-    assert "Megatron's --cp-comm-type p2p is not read: context-parallel.algorithm is requested" in notes_of(chosen)
+    assert "Megatron's --cp-comm-type p2p is ignored, because context-parallel.algorithm is requested" in notes_of(chosen)
 
 
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ("p2p a2a p2p a2a", "p2p a2a differs by layer; all layers need the same"),
-        ("ring", "ring is not one of a2a, a2a+p2p, all_gather, p2p"),
+        ("p2p a2a p2p a2a", "p2p a2a differs between layers, but all layers need the same value"),
+        ("ring", "ring must be one of a2a, a2a+p2p, all_gather, p2p"),
     ],
 )
 def test_a_communication_type_that_no_feature_serves_is_a_problem(plan, values, text):
     (problem,) = problems_of(plan, f"{SHAPE} --context-parallel-size 2 --cp-comm-type {values}", 2)
     known = "a2a, a2a+p2p, all_gather, p2p"
     assert str(problem) == (
-        f"MS605 Megatron's --cp-comm-type {text}\n  where: Megatron's --cp-comm-type\n  fix: give one of {known}"
+        f"MS605 Megatron's --cp-comm-type {text}\n  where: Megatron's --cp-comm-type\n  fix: use one of {known}"
     )
 
 
@@ -518,7 +543,7 @@ def test_without_a_spread_sequence_the_communication_type_says_nothing(plan):
 
 def test_the_two_spellings_of_a_context_parallel_size_must_agree(plan):
     found = problems_of(plan, f"{SHAPE} --context-parallel-size 2 --set context-parallel.size=4 --features ring-attention", 4)
-    assert found[0].message == "Megatron's --context-parallel-size is 2, and --set context-parallel.size=4 says otherwise"
+    assert found[0].message == ("Megatron's --context-parallel-size is 2, but --set context-parallel.size=4 sets another value")
 
 
 def test_layers_on_the_npu_are_in_the_roles_of_an_engine_unless_one_is_declared():

@@ -79,8 +79,8 @@ def test_a_file_without_a_training_command_is_a_problem(tmp_path, name, text):
     [
         ("deep.json", "[" * 100_000, "{path} is no JSON: "),
         ("deep.sh", "run " + "${a:-" * 100, "{path} cannot be read: line 1 is nested more than 50 levels deep"),
-        ("long.sh", "#" * 2_000_000, "{path} cannot be read: it has 1000001 characters, more than 1000000"),
-        ("folder.sh", None, "{path} cannot be read: it is no file"),
+        ("long.sh", "#" * 2_000_000, "{path} cannot be read: the script has 1000001 characters, more than 1000000"),
+        ("folder.sh", None, "{path} cannot be read: it is not a file"),
     ],
 )
 def test_a_file_that_goes_beyond_a_limit_is_a_problem(tmp_path, name, text, message):

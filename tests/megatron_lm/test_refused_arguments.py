@@ -14,7 +14,7 @@ SHAPE = (
 )
 PIPELINE = f"{SHAPE} --untie-embeddings-and-output-weights --pipeline-model-parallel-size 2"
 V = "--num-virtual-stages-per-pipeline-rank 2 --features zero-bubble --set zero-bubble.placement=v"
-UNEVEN = "placement v needs equal stages, but the job"
+UNEVEN = "placement=v needs equal stages, but the job"
 
 LISTS, AHEAD = ("nano-pipe", "zero-bubble"), ("recompute-in-advance", "recompute-in-bubble")
 PARTS = ("norm-recompute", "activation-recompute", "swap-attention")
@@ -42,7 +42,7 @@ REFUSED = [
     (
         LISTS,
         "--use-ring-exchange-p2p",
-        "stages send and receive at once (ring exchange), and {name} orders messages one by one",
+        "stages send and receive at the same time (ring exchange), but {name} orders messages one by one",
     ),
     (
         LISTS,
@@ -84,8 +84,10 @@ def test_layers_of_transformer_engine_are_refused_where_it_is_installed(plan):
     for name in (*LISTS, *PARTS):
         line = f"{PIPELINE.replace('impl local', 'impl transformer_engine')} --features {name}"
         assert refusals(plan_on_cuda, line) == [
-            f"MS304 {name}: layers are Transformer Engine's, and {name} works on Megatron's local layers "
-            f"| --transformer-impl local, or remove {name}"
+            (
+                f"MS304 {name}: layers are Transformer Engine's, but {name} supports only Megatron's local layers | "
+                f"--transformer-impl local, or remove {name}"
+            )
         ]
         assert len(refusals(plan, line)) == (name in ("norm-recompute", "swap-attention"))
 
@@ -93,12 +95,16 @@ def test_layers_of_transformer_engine_are_refused_where_it_is_installed(plan):
 def test_features_that_need_norms_of_their_own_say_so(plan):
     line = PIPELINE.replace("impl local", "impl transformer_engine")
     assert refusals(plan, f"{line} --features norm-recompute") == [
-        "MS304 norm-recompute: norms are parts of the linear layers that follow them, and norm-recompute recomputes norms of "
-        "their own | --transformer-impl local, or remove norm-recompute"
+        (
+            "MS304 norm-recompute: norms are fused into the linear layers that follow them, but norm-recompute recomputes "
+            "separate norms | --transformer-impl local, or remove norm-recompute"
+        )
     ]
     assert refusals(plan, f"{line} --features swap-attention") == [
-        "MS304 swap-attention: linear_qkv contains the norm, whose input the residual needs too | "
-        "--set swap-attention.modules=VALUE (without linear_qkv), or --transformer-impl local"
+        (
+            "MS304 swap-attention: linear_qkv includes the norm, whose input the residual connection needs too | --set "
+            "swap-attention.modules=VALUE (without linear_qkv), or --transformer-impl local"
+        )
     ]
     others = "--set swap-attention.modules=['core_attention','linear_proj']"
     assert refusals(plan, f"{line} --features swap-attention {others}") == []

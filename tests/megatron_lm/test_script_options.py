@@ -58,4 +58,4 @@ def test_a_command_may_use_the_options_of_its_script(checkout: Path) -> None:
     ((plan, _),) = check_jobs([job])
     assert isinstance(plan, ResolutionError)
     *_, problem = plan.problems
-    assert problem.message == "--gamma is an option of neither Megatron-LM 0.16.1 nor mindspeed"
+    assert problem.message == "--gamma is not an option of Megatron-LM 0.16.1 or mindspeed"

@@ -106,14 +106,17 @@ def test_a_blank_that_bash_does_not_split_at_is_part_of_its_word(blank: str) -> 
 
 
 LIMITS = {
-    "doubled": ("A=x\n" + 'A="$A $A"\n' * 40, "its expansions take more than 2000000 steps, at line"),
+    "doubled": ("A=x\n" + 'A="$A $A"\n' * 40, "the expansions of the script take more than 2000000 steps, at line"),
     "nested expansions": ("run " + "${a:-" * 20_000, "line 1 is nested more than 50 levels deep"),
     "closed expansions": ("run " + "${a:-" * 20_000 + "}" * 20_000, "line 1 is nested more than 50 levels deep"),
     "nested arrays": ("A=(" * 20_000, "line 1 is nested more than 50 levels deep"),
     "nested conditions": ("if\n" * 20_000, "line 51 is nested more than 50 levels deep"),
-    "words of the grammar": ("! " * 50_000, "its expansions take more than 2000000 steps, at line 1"),
-    "a long text trimmed": ("A=" + "a" * 100_000 + "\necho ${A%%*b}", "its expansions take more than 2000000 steps, at line 2"),
-    "a large script": ("#" * 1_000_001, "it has 1000001 characters, more than 1000000"),
+    "words of the grammar": ("! " * 50_000, "the expansions of the script take more than 2000000 steps, at line 1"),
+    "a long text trimmed": (
+        "A=" + "a" * 100_000 + "\necho ${A%%*b}",
+        "the expansions of the script take more than 2000000 steps, at line 2",
+    ),
+    "a large script": ("#" * 1_000_001, "the script has 1000001 characters, more than 1000000"),
 }
 
 

@@ -16,8 +16,8 @@ from mindspeed.memory.region import Region
 from mindspeed.plugins.problems import RunError
 
 READ = (
-    "MS617 acme: {} read a tensor of layer 3 norm while its contents were away\n"
-    "  fix: read a copy that is made in the forward pass, or remove acme"
+    "MS617 acme: {} read a tensor of layer 3 norm while it was offloaded\n"
+    "  fix: read a copy made in the forward pass, or remove acme"
 )
 
 

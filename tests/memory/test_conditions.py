@@ -24,23 +24,27 @@ SELECTIVE = {"recompute_granularity": "selective"}
 OF_PARTS: list[tuple[dict[str, Any], str]] = [
     (
         UNIFORM,
-        "every layer is recomputed as a whole, so there is nothing left for {name} "
-        "| --recompute-granularity selective, or remove {name}",
+        (
+            "every layer is recomputed as a whole, so {name} has nothing to do | --recompute-granularity selective, or "
+            "remove {name}"
+        ),
     ),
     (
         BLOCK | {"recompute_num_layers": 8},
-        "{name} needs 1 layers of each model chunk, but block recomputation leaves 0 of 8 "
-        "| --recompute-num-layers N (fewer than 8), or remove {name}",
+        (
+            "{name} needs 1 layers of each model chunk, but block recomputation leaves only 0 of 8 | --recompute-num-layers "
+            "N (fewer than 8), or remove {name}"
+        ),
     ),
 ]
-MUON = "the optimizer muon does not update each element by itself, as {name} needs | --optimizer adam, or remove {name}"
+MUON = "the optimizer muon does not update each element independently, which {name} needs | --optimizer adam, or remove {name}"
 MLP_TAKEN = (
-    "recompute_modules has mlp, which already recomputes the activation function "
-    "| --recompute-modules N (without mlp), or remove {name}"
+    "recompute_modules contains mlp, which already recomputes the activation function | --recompute-modules N (without "
+    "mlp), or remove {name}"
 )
 ATTENTION_TAKEN = (
-    "recompute_modules has core_attn, which then saves nothing to offload "
-    "| --recompute-modules N (without core_attn), or remove {name}"
+    "recompute_modules contains core_attn, which then keeps no activations to offload | --recompute-modules N (without "
+    "core_attn), or remove {name}"
 )
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *((name, job, text) for name in (NORM, ACTIVATION, SWAP, ADAPTIVE) for job, text in OF_PARTS),
@@ -49,7 +53,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         (
             REUSE,
             {"dtype": dtype},
-            f"weights are {dtype}, but a 16-bit residual completes bf16 weights only | --dtype bf16, or remove {REUSE}",
+            f"weights are {dtype}, but {REUSE} supports only bf16 weights with a 16-bit residual | "
+            f"--dtype bf16, or remove {REUSE}",
         )
         for dtype in ("fp32", "fp16")
     ),
@@ -63,7 +68,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         SELECTIVE,
         ATTENTION_TAKEN,
     ),
-    (SWAP, {"num_layers": 1}, "the model has one layer, whose backward directly follows its forward | remove {name}"),
+    (
+        SWAP,
+        {"num_layers": 1},
+        ("the model has one layer, so no other layer can overlap with its transfers | remove {name}"),
+    ),
 ]
 
 
@@ -105,8 +114,7 @@ def test_a_configuration_that_is_built_gets_the_same_answer(name: str, config: d
 
 
 NOTHING_LEFT = (
-    "every layer is recomputed as a whole, so there is nothing left for {name} "
-    "| --recompute-granularity selective, or remove {name}"
+    "every layer is recomputed as a whole, so {name} has nothing to do | --recompute-granularity selective, or remove {name}"
 )
 
 
@@ -148,7 +156,7 @@ def test_the_configuration_of_an_optimizer_is_judged_before_megatron_builds_it(m
         get_megatron_optimizer(lambda config, chunks: built.append(chunks))(config, [])
     assert [problem.message for problem in error.value.problems] == [
         f"{HOST}: the precision-aware optimizer already manages main weights",
-        f"{HOST}: the optimizer muon does not update each element by itself, as {HOST} needs",
+        f"{HOST}: the optimizer muon does not update each element independently, which {HOST} needs",
     ]
     assert built == []
 
@@ -164,11 +172,11 @@ class LayerWiseDistributedOptimizer(SimpleNamespace):
         (SimpleNamespace(chained_optimizers=[SimpleNamespace(ddp_config=SimpleNamespace(use_megatron_fsdp=False))]), []),
         (
             SimpleNamespace(chained_optimizers=[SimpleNamespace(ddp_config=SimpleNamespace(use_megatron_fsdp=True))]),
-            ["Megatron FSDP manages main weights by itself"],
+            ["Megatron FSDP manages main weights itself"],
         ),
         (
             LayerWiseDistributedOptimizer(),
-            ["the optimizer is split by layers and does not update each element by itself"],
+            ["the optimizer is split by layers and does not update each element independently"],
         ),
     ],
 )

@@ -62,16 +62,16 @@ def test_layers_are_chosen_in_each_chunk_behind_those_of_a_block_recompute():
 def test_a_count_that_a_chunk_does_not_have_is_refused():
     assert found(missing_layers, Block(), Block(taken=1), num_layers=3) == []
     assert found(missing_layers, Block(taken=1), num_layers=4) == [
-        "4 layers are needed, but a model chunk has 4, 1 of them in block recomputation"
+        "4 layers are needed, but a model chunk has 4, and 1 of them are in block recomputation"
     ]
     assert found(missing_layers, Block(taken=4)) == [
-        "1 layers are needed, but a model chunk has 4, 4 of them in block recomputation"
+        "1 layers are needed, but a model chunk has 4, and 4 of them are in block recomputation"
     ]
 
 
 def test_sharded_weights_are_refused():
     assert found(missing_layers, FullyShardedDataParallel(), Block()) == [
-        "weights are fully sharded (FSDP) and not present when acme needs them"
+        "weights are fully sharded (FSDP) and not gathered when acme needs them"
     ]
 
 
@@ -79,30 +79,30 @@ def test_a_norm_inside_a_linear_layer_has_no_region():
     assert recompute_norms(Layer(fused=True), "acme") == []
     assert len(recompute_norms(Layer(), "acme")) == 2
     assert found(fused_norms, Block(layers=1), num_layers=None) == []
-    assert found(fused_norms, Block(fused=True), num_layers=1) == ["layer 1 has a norm inside a fused linear layer"]
+    assert found(fused_norms, Block(fused=True), num_layers=1) == ["layer 1 has a norm fused into a linear layer"]
 
 
 def test_an_activation_inside_another_function_has_no_region():
     assert recompute_activations(Layer(), "acme") == []
     assert found(fused_activations, Block(), num_layers=1) == [
-        "the activation of layer 1 (Identity) is part of another function"
+        "the activation of layer 1 (Identity) is fused into another function"
     ]
 
 
 def test_a_model_of_which_nothing_can_leave_is_refused():
     assert found(fused_parts, Block()) == []
-    assert found(fused_parts, Block(fused=True)) == ["every norm and every activation is part of another function"]
+    assert found(fused_parts, Block(fused=True)) == ["every norm and every activation is fused into another function"]
 
 
 def test_parts_of_attention_are_known_by_their_exact_names():
     assert found(parts_of_attention, Block(), modules=tuple(ATTENTION)) == []
     assert found(parts_of_attention, Block(), modules=("linear_qkw",)) == [
-        "no attention of the model has a module linear_qkw; use linear_qkv, linear_proj"
+        "no attention layer of the model has a module linear_qkw; use linear_qkv, linear_proj"
     ]
 
 
 def test_the_input_of_a_linear_layer_with_its_norm_stays():
     assert found(parts_of_attention, Block(fused=True), modules=("core_attention", "linear_proj")) == []
     assert found(parts_of_attention, Block(fused=True), modules=("linear_qkv",)) == [
-        "linear_qkv contains the norm, whose input the residual needs too; leave it out of the modules"
+        "linear_qkv includes the norm, whose input the residual connection needs too; remove linear_qkv from the modules"
     ]

@@ -14,7 +14,7 @@ from tests.verification.test_verification import each_long_but, failing, planted
 
 PARKED, MAIN = "mindspeed.memory.parked:Parked", "mindspeed.memory.windows:MainWeight"
 FAULTS = "tests.memory.faults"
-KEPT, AT_REST = "bytes of saved activations", "bytes of optimizer at rest"
+KEPT, AT_REST = "bytes of saved activations", "bytes of optimizer between steps"
 PARKS = [
     (NORM, f"{PARKED}.park", KEPT),
     (ACTIVATION, f"{PARKED}.park", KEPT),

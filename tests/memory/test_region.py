@@ -237,5 +237,5 @@ def test_what_differs_in_the_backward_pass_is_an_error(function, change, what):
         backward_of(function, hidden, lambda: change(hidden))
     assert str(error.value) == (
         f"MS614 norms: a region recomputed {what}\n"
-        "  fix: remove norms, or let the function compute the same at each call with the same inputs"
+        "  fix: remove norms, or make the function compute the same values at each call with the same inputs"
     )

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 REFUSED: Final[dict[str, tuple[Any, str, str]]] = {
-    "num_experts": (0, "the model is dense, and {name} works on experts", "--num-experts N"),
+    "num_experts": (0, "the model is dense, but {name} needs a MoE model", "--num-experts N"),
     "low_precision": (
         True,
         "linear layers multiply in fp8 or fp4, which {name} does not support",
@@ -11,7 +11,7 @@ REFUSED: Final[dict[str, tuple[Any, str, str]]] = {
     ),
     "transformer_engine_experts": (
         True,
-        "experts are Transformer Engine's grouped ones, and {name} works on Megatron's local ones",
+        "experts are Transformer Engine's grouped experts, but {name} needs Megatron's local experts",
         "--no-transformer-engine-experts",
     ),
 }

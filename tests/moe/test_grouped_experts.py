@@ -93,9 +93,10 @@ def test_flattened_shards_of_an_optimizer_are_refused() -> None:
             None, (), True, False, "optimizer.state.exp_avg.experts.linear_fc1.weight", torch.zeros(2), (0, 0, 0), slice(0, 2)
         )
     assert str(error.value) == (
-        "MS641 the optimizer's state of optimizer.state.exp_avg.experts.linear_fc1.weight is to be saved as a range of a "
-        "flattened tensor, which Megatron no longer reads\n  fix: save with distrib_optim_sharding_type dp_reshardable or "
-        "fully_reshardable instead of fully_sharded_model_space"
+        "MS641 the optimizer state of optimizer.state.exp_avg.experts.linear_fc1.weight would be saved as a range of a "
+        "flattened tensor, a format that Megatron no longer reads\n"
+        "  fix: set distrib_optim_sharding_type to dp_reshardable or fully_reshardable instead of "
+        "fully_sharded_model_space"
     )
 
 
@@ -115,10 +116,17 @@ def test_a_state_of_other_experts_is_refused() -> None:
             layer.load_state_dict({**state, name: weight})
         texts.append(str(error.value))
     assert texts == [
-        "MS642 a state has other experts than experts: weight2 is (18, 4) and that of the state (12, 4)\n"
-        "  fix: load it into a model with as many experts of this size, on as many ranks, or by a distributed checkpoint",
-        "MS642 a state has other experts than experts: they are grouped and those of the state are single\n"
-        "  fix: load it by a distributed checkpoint, which knows both by the same keys, or into a layer of single experts",
+        (
+            "MS642 the loaded state has experts other than experts: weight2 is (18, 4), but (12, 4) in the loaded state\n"
+            "  fix: load the state into a model with the same number and size of experts on the same number of ranks, or use "
+            "a distributed checkpoint"
+        ),
+        (
+            "MS642 the loaded state has experts other than experts: the local experts are grouped, but those of the loaded "
+            "state are single\n"
+            "  fix: use a distributed checkpoint, which stores both under the same keys, or load into a layer of single "
+            "experts"
+        ),
     ]
 
 
@@ -142,6 +150,6 @@ def test_routing_of_another_shape_is_refused(dispatch: Any, routing_map: Any, pr
     with pytest.raises(MindSpeedError) as error:
         dispatcher.dispatch_preprocess(torch.zeros(3, 2, 8), routing_map, probs)
     assert str(error.value) == (
-        f"MS640 a router gave a map of {given}; a layer of 6 tokens and 4 experts needs booleans of shape (6, 4)\n"
+        f"MS640 a router returned a map of {given}, but a layer of 6 tokens and 4 experts needs booleans of shape (6, 4)\n"
         "  fix: return one boolean and one probability per token and expert"
     )

@@ -14,7 +14,7 @@ from mindspeed.ops.building import build
 from mindspeed.plugins.problems import PlatformError
 from tests.ops.built import write_compiler, write_sources
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ on this machine")
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="this machine has no g++")
 
 BUILD = """
 import sys
@@ -57,7 +57,7 @@ def test_two_processes_at_once_compile_once_and_both_succeed(sources, cache, tmp
     (maker,) = [number for number in range(2) if outputs[number][-1] == f"compiled {library}"]
     waiter = outputs[1 - maker]
     assert waiter[-1] == f"found {library}"
-    assert waiter[-2].startswith(f"waiting for process {builders[maker].pid} on {os.uname().nodename}, which builds since ")
+    assert waiter[-2].startswith(f"waiting for process {builders[maker].pid} on {os.uname().nodename}, building since ")
     assert sorted(line.split()[0] for line in outputs[maker][:-1]) == ["compiling", "first.cpp", "second.cpp"]
 
 
@@ -103,7 +103,7 @@ def test_only_what_changed_is_compiled_again(sources, cache):
     (sources / "common" / "shared.h").write_text("#pragma once\n// other words\n")
     steps, second = steps_of(sources, cache)
     assert steps == ["second.cpp compiled"]
-    assert build_cache.why_not(second.key, first) == "built from other sources"
+    assert build_cache.why_not(second.key, first) == "the library was built from other sources"
     (sources / "common" / "shared.h").write_text("#pragma once\n")
     assert steps_of(sources, cache) == ([], first)
 
@@ -149,7 +149,7 @@ def test_a_source_that_does_not_compile_is_one_problem_with_its_first_errors(sou
         f"{file}:1:18: error: 'missing' was not declared in this scope",
         f"{file}:2:24: error: expected primary-expression before ';' token",
     )
-    assert problem.fix_text == "read the log; with an unchanged mindspeed, report it or name another compiler with CXX"
+    assert problem.fix_text == "read the log; if mindspeed is unchanged, report it or set CXX to another compiler"
     with open(problem.where, encoding="utf-8") as log:
         assert log.readline().startswith("$ g++ -std=c++17 -O3 -march=native ")
     assert not list(cache.glob("ops/*/*.json"))
@@ -178,21 +178,22 @@ def test_a_cache_that_cannot_be_written_is_said_with_the_way_out(sources, tmp_pa
     problem = problem_of(sources, tmp_path / "file")
     assert (problem.code, problem.message) == (
         "MS514",
-        "the folder of built operators cannot be written: Not a directory",
+        "folder of built operators is not writable: Not a directory",
     )
-    assert problem.fix_text == "MINDSPEED_CACHE=FOLDER mindspeed ops build, and the same variable where training runs"
+    assert problem.fix_text == "MINDSPEED_CACHE=FOLDER mindspeed ops build, and set the same variable for training"
 
 
 def test_without_a_compiler_the_problem_says_what_to_install(sources, cache, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     assert str(problem_of(sources, cache)) == (
-        "MS510 no C++ compiler was found: none of g++, c++, clang++ runs; operators run their slower references\n"
+        "MS510 no C++ compiler was found: none of g++, c++, clang++ runs; operators use their plain-torch references, "
+        "which are slower\n"
         "  fix: apt-get install g++ (or dnf install gcc-c++), or set CXX"
     )
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert str(problem_of(sources, cache)).startswith(
-        "MS510 no C++ compiler was found: CXX, which is 'no-such-compiler', does not run; "
+        "MS510 no C++ compiler was found: CXX is 'no-such-compiler', which does not run; "
     )
 
 

@@ -302,45 +302,57 @@ def test_wrong_arguments_are_refused(pool):
     x1, x2, residual, gamma, x, weight, back = plain_cases()
     group = "npu_all_to_all_all_gather_bmm"
     scatter, grouped = "npu_bmm_reduce_scatter_all_to_all", "npu_grouped_mat_mul_all_reduce"
-    gradient = "it has no gradient; call it on tensors that need none, or under torch.no_grad()"
+    gradient = "the operator has no gradient; call it on tensors that need none, or under torch.no_grad()"
     needs = x1.clone().requires_grad_()
     cases = {
-        f"{MM}: x1 of shape (6, 4) and x2 of shape (5, 4) have no product": (MM, [x1, x2.t(), residual, gamma, "WORLD"], {}),
-        f"{MM}: reduce_op is max; it is sum": (MM, [x1, x2, residual, gamma, "WORLD", "max"], {}),
-        f"{MM}: 3 is not a process group that this process is in": (MM, [x1, x2, residual, gamma, 3], {}),
-        f"{MM}: residual of shape (5, 5) does not have 6 rows of 5": (MM, [x1, x2, residual[1:], gamma, "WORLD"], {}),
-        f"{MM}: x1, x2 and residual are torch.float32, torch.int8 and torch.float32; an int8 x2 needs antiquant_scale": (
+        f"{MM}: x1 of shape (6, 4) and x2 of shape (5, 4) cannot be multiplied": (
+            MM,
+            [x1, x2.t(), residual, gamma, "WORLD"],
+            {},
+        ),
+        f"{MM}: reduce_op is max, but must be sum": (MM, [x1, x2, residual, gamma, "WORLD", "max"], {}),
+        f"{MM}: 3 is not a process group of this process": (MM, [x1, x2, residual, gamma, 3], {}),
+        f"{MM}: residual of shape (5, 5) must have 6 rows of 5": (MM, [x1, x2, residual[1:], gamma, "WORLD"], {}),
+        f"{MM}: x1, x2 and residual are torch.float32, torch.int8 and torch.float32, but an int8 x2 needs antiquant_scale": (
             MM,
             [x1, x2.char(), residual, gamma, "WORLD"],
             {},
         ),
         f"{MM}_: {gradient}": (f"{MM}_", [needs, x2, residual, gamma, "WORLD"], {}),
-        f"{grouped}: there are 1 parts of x and 2 weights": (grouped, [[x1], [x2, x2], "WORLD"], {}),
+        f"x has {grouped}: there are 1 tensors, but there are 2 weights": (grouped, [[x1], [x2, x2], "WORLD"], {}),
         f"{grouped}: split_item 1 needs group_list": (grouped, [[x1], [x2], "WORLD"], {"split_item": 1}),
-        f"{grouped}: split_item 2 takes no group_list": (grouped, [[x1], [x2], "WORLD"], {"split_item": 2, "group_list": [6]}),
-        "lcal_coc.matmul_all_reduce: bias is not of shape (1, 5)": (
+        f"{grouped}: split_item 2 does not support group_list": (
+            grouped,
+            [[x1], [x2], "WORLD"],
+            {"split_item": 2, "group_list": [6]},
+        ),
+        "lcal_coc.matmul_all_reduce: bias must have shape (1, 5)": (
             "lcal_coc.matmul_all_reduce",
             [x1, x2, residual, "WORLD"],
             {"bias": x2},
         ),
         f"lcal_coc.pure_matmul: {gradient}": ("lcal_coc.pure_matmul", [needs, x2, residual], {}),
-        f"{group}: shard_type is 2; it is 0 (width) or 1 (rows)": (group, [x, weight, "EP", 1, "TP", 1], {"shard_type": 2}),
-        f"{group}: act_type is tanh; it is one of none, gelu, fastgelu, relu, silu": (
+        f"{group}: shard_type is 2, but must be 0 (width) or 1 (rows)": (
+            group,
+            [x, weight, "EP", 1, "TP", 1],
+            {"shard_type": 2},
+        ),
+        f"{group}: act_type is tanh, but must be one of none, gelu, fastgelu, relu, silu": (
             group,
             [x, weight, "EP", 1, "TP", 1],
             {"act_type": "tanh"},
         ),
-        f"{group}: x of shape (2, 4, 3) and weight of shape (2, 4, 3) do not fit 1 expert and 1 tensor ranks": (
+        f"{group}: x of shape (2, 4, 3) and weight of shape (2, 4, 3) do not match 1 expert and 1 tensor ranks": (
             group,
             [x, back, "EP", 1, "TP", 1],
             {},
         ),
-        f"{scatter}: x of shape (2, 4, 3) and weight of shape (2, 4, 3) have no product": (
+        f"{scatter}: x of shape (2, 4, 3) and weight of shape (2, 4, 3) cannot be multiplied": (
             scatter,
             [x, back, "EP", 1, "TP", 1],
             {},
         ),
-        f"{scatter}: bias is not of shape (2, 4) or (2, 1, 4)": (scatter, [back, weight, "EP", 1, "TP", 1], {"bias": gamma}),
+        f"{scatter}: bias must have shape (2, 4) or (2, 1, 4)": (scatter, [back, weight, "EP", 1, "TP", 1], {"bias": gamma}),
     }
     (messages,) = pool.call(communicating.refusals, 1, list(cases.values()))
     assert messages == [f"MS505 {message}" for message in cases]

@@ -122,7 +122,7 @@ def test_int8_weights_alone_are_widened_by_channel_or_by_group(groups):
 
 def test_backward_through_it_says_that_it_has_none():
     x, (w1, w2, *_) = randn(7, 4), tensors()
-    with refused("ffn: it has no gradient; call it on tensors that need none, or under torch.no_grad()"):
+    with refused("ffn: the operator has no gradient; call it on tensors that need none, or under torch.no_grad()"):
         ffn(x, w1, w2, "gelu").sum().backward()
 
 
@@ -133,26 +133,36 @@ def test_the_name_of_mindspeed_is_the_same_function():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"activation": "tanh"}, "activation is tanh; it is one of gelu, fastgelu, relu, silu, geglu, swiglu, reglu"),
-        ({"expert_tokens": [7], "expert_tokens_index": [7]}, "expert_tokens and expert_tokens_index are both given"),
+        ({"activation": "tanh"}, "activation is tanh, but must be one of gelu, fastgelu, relu, silu, geglu, swiglu, reglu"),
+        (
+            {"expert_tokens": [7], "expert_tokens_index": [7]},
+            "expert_tokens and expert_tokens_index are both given, but only one is allowed",
+        ),
         (
             {"x": torch.ones(7, 3)},
-            "x, weight1 and weight2 have shapes (7, 3), (4, 6) and (6, 5); "
-            "the weights have 2 dimensions, and x the rows of weight1",
+            (
+                "x, weight1 and weight2 have shapes (7, 3), (4, 6) and (6, 5), but the weights must have 2 dimensions and "
+                "the columns of x must match weight1"
+            ),
         ),
         (
             {"activation": "swiglu"},
-            "x, weight1 and weight2 have shapes (7, 4), (4, 6) and (6, 5); swiglu gives 3 columns to weight2",
+            "x, weight1 and weight2 have shapes (7, 4), (4, 6) and (6, 5), but swiglu gives 3 columns to weight2",
         ),
-        ({"bias1": torch.ones(5)}, "bias1 is not of shape (6,)"),
+        ({"bias1": torch.ones(5)}, "bias1 must have shape (6,)"),
         (
             {"x": torch.ones(7, 4).half()},
-            "x, weight1 and weight2 are torch.float16, torch.float32 and torch.float32; they must have one floating-point type",
+            (
+                "x, weight1 and weight2 are torch.float16, torch.float32 and torch.float32, but they must have one "
+                "floating-point type"
+            ),
         ),
         (
             {"weight1": torch.ones(4, 6).char(), "weight2": torch.ones(6, 5).char()},
-            "x, weight1 and weight2 are torch.float32, torch.int8 and torch.int8; "
-            "int8 weights need antiquant_scale1 and antiquant_scale2",
+            (
+                "x, weight1 and weight2 are torch.float32, torch.int8 and torch.int8, but int8 weights need antiquant_scale1 "
+                "and antiquant_scale2"
+            ),
         ),
     ],
 )
@@ -164,7 +174,7 @@ def test_wrong_arguments_are_refused(change, message):
 
 def test_tokens_that_no_expert_has_are_refused():
     weights = torch.ones(2, 4, 6), torch.ones(2, 6, 5)
-    with refused("ffn: the groups end at [3, 6], not ascending up to the 7 rows"):
+    with refused("ffn: the groups end at [3, 6], but must be ascending up to the 7 rows"):
         ffn(torch.ones(7, 4), *weights, "gelu", expert_tokens=[3, 3])
-    with refused("ffn: 1 experts have tokens, the weights have 2 and 2"):
+    with refused("ffn: 1 experts have tokens, but the weights have 2 and 2 experts"):
         ffn(torch.ones(7, 4), *weights, "gelu", expert_tokens=[7])

@@ -96,9 +96,9 @@ def test_a_bias_that_needs_no_gradient_agrees_too(mode, pse_type):
 def refusal(layout, mode, pse_type):
     if mode not in ALLOWED[layout]:
         modes = "0 to 4 and 6 to 8" if layout == "TND" else "0 to 6"
-        return f"sparse_mode is {mode}; the layout {layout} takes {modes}"
+        return f"sparse_mode is {mode}, but the layout {layout} supports {modes}"
     if mode in (7, 8):
-        return f"the sparse_mode {mode} takes no pse"
+        return f"sparse_mode {mode} does not support pse"
     return "a pse of 1024 rows needs as many keys as queries and sparse_mode 0, 2 or 3"
 
 

@@ -38,7 +38,7 @@ maps = open("/proc/self/maps").read()
 print(len(set(re.findall(r"\\S*/lib(?:gomp|iomp5|omp)\\S*", maps))))
 """
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ on this machine")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="this machine has no g++")
 
 
 def lines(program, cache, sources, **variables):
@@ -73,7 +73,10 @@ def test_a_library_of_another_torch_is_left_alone_and_said(sources, cache):
     built = pretend_built(cache, sources, torch="2.6.0")
     here = build_cache.torch_version()
     assert lines(LOAD, cache, sources) == [
-        f"OperatorWarning: MS513 the C++ operators are built for torch 2.6.0, here is {here}; the references run",
+        (
+            f"OperatorWarning: MS513 the library was built for torch 2.6.0, but the process uses {here}, so operators use "
+            "their plain-torch references"
+        ),
         f"  where: {built.library}",
         "  fix: mindspeed ops build",
         "None",
@@ -85,7 +88,7 @@ def test_a_library_of_other_sources_is_left_alone_and_said(sources, cache):
     built = pretend_built(cache, sources)
     (sources / "cpu" / "first.cpp").write_text("// changed\n")
     assert lines(LOAD, cache, sources)[:2] == [
-        "OperatorWarning: MS513 the C++ operators are built from other sources; the references run",
+        "OperatorWarning: MS513 the library was built from other sources, so operators use their plain-torch references",
         f"  where: {built.library}",
     ]
 
@@ -94,7 +97,9 @@ def test_a_library_of_other_sources_is_left_alone_and_said(sources, cache):
 def test_a_library_that_does_not_load_is_said(sources, cache):
     built = pretend_built(cache, sources)
     first, where, fix, loaded = lines(LOAD, cache, sources)
-    assert first.startswith("OperatorWarning: MS512 the C++ operators do not load, and the references run: ")
+    assert first.startswith(
+        "OperatorWarning: MS512 the C++ operators cannot be loaded, so operators use their plain-torch references: "
+    )
     assert (where, fix, loaded) == (f"  where: {built.library}", "  fix: mindspeed ops build --force", "None")
 
 
@@ -113,8 +118,11 @@ def test_the_nearest_of_several_libraries_says_what_is_different(sources, cache)
     key = replace(near.key, processor="x86_64 avx512 fedcba9876543210")
     found = build_cache.nearest(key, cache)
     assert found == near
-    assert build_cache.why_not(key, near) == "built for another processor (x86_64 avx2), here is x86_64 avx512"
-    assert build_cache.why_not(replace(near.key, libc="glibc 2.17"), near) == f"built for {near.key.libc}, here is glibc 2.17"
+    assert build_cache.why_not(key, near) == "the library was built for another processor (x86_64 avx2), not x86_64 avx512"
+    assert (
+        build_cache.why_not(replace(near.key, libc="glibc 2.17"), near)
+        == f"the library was built for {near.key.libc}, but the machine has glibc 2.17"
+    )
 
 
 def test_the_place_of_the_sources_is_no_part_of_what_they_are(sources, tmp_path):

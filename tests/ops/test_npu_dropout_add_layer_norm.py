@@ -138,15 +138,15 @@ def test_backward_keeps_the_sum_and_not_the_input():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"residual": torch.ones(2, 4)}, "residual is not of a floating-point type and shape (2, 3, 4), which x0 asks for"),
-        ({"weight": torch.ones(3)}, "weight is not of a floating-point type and shape (4,), which x0 asks for"),
-        ({"rowscale": torch.ones(2)}, "rowscale is not of a floating-point type and shape (2, 3), which x0 asks for"),
-        ({"layerscale": torch.ones(4).int()}, "layerscale is not of a floating-point type and shape (4,), which x0 asks for"),
-        ({"x0": torch.ones(2, 3, 4).int()}, "x0 is torch.int32 of shape (2, 3, 4), not rows of numbers"),
-        ({"dropout_p": 1.5}, "dropout_p is 1.5; it lies between 0 and 1"),
+        ({"residual": torch.ones(2, 4)}, "residual must have a floating-point type and shape (2, 3, 4), to match x0"),
+        ({"weight": torch.ones(3)}, "weight must have a floating-point type and shape (4,), to match x0"),
+        ({"rowscale": torch.ones(2)}, "rowscale must have a floating-point type and shape (2, 3), to match x0"),
+        ({"layerscale": torch.ones(4).int()}, "layerscale must have a floating-point type and shape (4,), to match x0"),
+        ({"x0": torch.ones(2, 3, 4).int()}, "x0 is torch.int32 of shape (2, 3, 4), but must be a floating-point matrix"),
+        ({"dropout_p": 1.5}, "dropout_p is 1.5, but must be between 0 and 1"),
         (
             {"x0": torch.ones(2, 3, 4).bfloat16(), "weight": torch.ones(4).half()},
-            "x0 is torch.bfloat16 and weight is torch.float16, two 16-bit types",
+            "x0 is torch.bfloat16 and weight is torch.float16, but two different 16-bit types are not supported",
         ),
     ],
 )
@@ -157,5 +157,5 @@ def test_wrong_arguments_are_refused(change, message):
 
 
 def test_rms_norm_refuses_a_bias():
-    with refused("npu_dropout_add_rms_norm: there is a bias, and RMSNorm has none"):
+    with refused("npu_dropout_add_rms_norm: a bias is given, but RMSNorm has no bias"):
         npu_dropout_add_rms_norm(torch.ones(2, 4), None, torch.ones(4), torch.ones(4), 0.0, 1e-5)

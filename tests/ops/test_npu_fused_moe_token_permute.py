@@ -62,7 +62,7 @@ def test_rows_of_several_experts_are_summed_without_probabilities_for_a_given_nu
     tokens, indices = randn(6, 3), experts(6, 2)
     rows, slots = permute(tokens, indices)
     torch.testing.assert_close(unpermute(rows, slots, restore_shape=(6, 3)), combined(rows, indices, None))
-    with refused("npu_fused_moe_token_unpermute: 12 sorted_indices are not a number for each of 5 tokens"):
+    with refused("npu_fused_moe_token_unpermute: 12 sorted_indices are not a multiple of 5 tokens"):
         unpermute(rows, slots, restore_shape=(5, 3))
 
 
@@ -167,36 +167,39 @@ def test_backward_of_unpermute_keeps_the_rows_only_for_the_probabilities():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: permute(torch.ones(4), torch.zeros(4).long()), "permute: tokens has shape (4,), not [tokens, width]"),
-        (lambda: permute(torch.ones(4, 2), torch.zeros(4)), "permute: indices is torch.float32, not int32 or int64"),
+        (lambda: permute(torch.ones(4), torch.zeros(4).long()), "permute: tokens has shape (4,), but must be [tokens, width]"),
+        (lambda: permute(torch.ones(4, 2), torch.zeros(4)), "permute: indices is torch.float32, but must be int32 or int64"),
         (
             lambda: permute(torch.ones(4, 2), torch.zeros(3, 1).int()),
-            "permute: indices of shape (3, 1) do not belong to 4 tokens",
+            "permute: indices of shape (3, 1) do not match 4 tokens",
         ),
         (
             lambda: unpermute(torch.ones(4), torch.zeros(4).int()),
-            "unpermute: permuted_tokens is torch.float32 of shape (4,), not rows of numbers",
+            "unpermute: permuted_tokens is torch.float32 of shape (4,), but must be a floating-point matrix",
         ),
-        (lambda: unpermute(torch.ones(4, 2), torch.zeros(4)), "unpermute: sorted_indices is torch.float32, not int32 or int64"),
+        (
+            lambda: unpermute(torch.ones(4, 2), torch.zeros(4)),
+            "unpermute: sorted_indices is torch.float32, but must be int32 or int64",
+        ),
         (
             lambda: unpermute(torch.ones(4, 2), torch.zeros(4).int(), torch.ones(2, 2).int()),
-            "unpermute: probs is not of a floating-point type",
+            "unpermute: probs must have a floating-point type",
         ),
         (
             lambda: unpermute(torch.ones(4, 2), torch.zeros(4).int(), torch.ones(2, 3)),
-            "unpermute: probs is not [tokens, K] with one number for each of the 4 sorted_indices",
+            "unpermute: probs must be [tokens, K] with one number for each of the 4 sorted_indices",
         ),
         (
             lambda: unpermute(torch.ones(4, 2), torch.zeros(4).int(), None, True),
-            "unpermute: padded_mode needs a restore_shape (tokens, 2), got None",
+            "unpermute: padded_mode needs restore_shape=(tokens, 2), but restore_shape is None",
         ),
         (
             lambda: unpermute(torch.ones(4, 2), torch.zeros(3).int(), None, True, (2, 2)),
-            "unpermute: sorted_indices has 3 entries and permuted_tokens 4 rows",
+            "unpermute: sorted_indices has 3 entries, but permuted_tokens has 4 rows",
         ),
         (
             lambda: unpermute(torch.ones(4, 2), torch.zeros(4).int(), torch.ones(3), True, (2, 2)),
-            "unpermute: probs does not have one number for each of 4 rows",
+            "unpermute: probs must have one number for each of 4 rows",
         ),
     ],
 )

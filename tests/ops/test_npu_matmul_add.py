@@ -109,25 +109,25 @@ def test_inference_mode_takes_a_buffer_from_outside():
             torch.ones(3, 2).half(),
             torch.ones(3, 4),
             torch.ones(4, 2),
-            "total_input is torch.float16 and grad_output is torch.float32",
+            "total_input is torch.float16, but grad_output is torch.float32",
         ),
         (
             torch.ones(3, 2),
             torch.ones(2, 4),
             torch.ones(4, 2),
-            "total_input of shape (3, 2) and grad_output of shape (2, 4) are not rows of the same tokens",
+            "total_input of shape (3, 2) and grad_output of shape (2, 4) must have one row per token",
         ),
         (
             torch.ones(3, 2),
             torch.ones(3, 4),
             torch.ones(2, 4),
-            "grad is not a torch.float32 buffer without gradient of shape (4, 2)",
+            "grad must be a torch.float32 buffer of shape (4, 2) that needs no gradient",
         ),
         (
             torch.ones(3, 2),
             torch.ones(3, 4),
             torch.ones(4, 2).half(),
-            "grad is not a torch.float32 buffer without gradient of shape (4, 2)",
+            "grad must be a torch.float32 buffer of shape (4, 2) that needs no gradient",
         ),
     ],
 )
@@ -139,15 +139,15 @@ def test_wrong_arguments_are_refused(x, dy, grad, message):
 @pytest.mark.parametrize(
     ("dy", "groups", "grad", "message"),
     [
-        (torch.ones(3, 4).half(), [3], torch.ones(8), "x is torch.float32 and dy is torch.float16"),
-        (torch.ones(2, 4), [3], torch.ones(8), "x of shape (3, 2) and dy of shape (2, 4) are not rows of the same tokens"),
+        (torch.ones(3, 4).half(), [3], torch.ones(8), "x is torch.float32, but dy is torch.float16"),
+        (torch.ones(2, 4), [3], torch.ones(8), "x of shape (3, 2) and dy of shape (2, 4) must have one row per token"),
         (
             torch.ones(3, 4),
             [3],
             torch.ones(9),
-            "grad is not a contiguous torch.float32 buffer without gradient for (1, 2, 4)",
+            "grad must be a contiguous torch.float32 buffer for (1, 2, 4) that needs no gradient",
         ),
-        (torch.ones(3, 4), [2], torch.ones(8), "the groups end at [2], not ascending up to the 3 rows"),
+        (torch.ones(3, 4), [2], torch.ones(8), "the groups end at [2], but must be ascending up to the 3 rows"),
     ],
 )
 def test_wrong_groups_are_refused(dy, groups, grad, message):

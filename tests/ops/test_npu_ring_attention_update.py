@@ -119,19 +119,21 @@ def test_it_leaves_its_arguments_alone():
 def test_backward_through_it_says_that_it_has_none():
     _, first, second = sides([5])
     first[0].requires_grad_()
-    with refused("npu_ring_attention_update: it has no gradient; call it on tensors that need none, or under torch.no_grad()"):
+    with refused(
+        "npu_ring_attention_update: the operator has no gradient; call it on tensors that need none, or under torch.no_grad()"
+    ):
         update(*first, *second)[0].sum().backward()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layout": "BSND"}, "layout is BSND; it is SBH or TND"),
-        ({"softmax_layout": "NTD"}, "softmax_layout is NTD; it is empty or TND"),
-        ({"out": torch.ones(3, 2, 8)}, "the outputs have shapes (5, 2, 12) and (3, 2, 8)"),
-        ({"out": torch.ones(S, B, N * D).half()}, "the outputs are torch.float32 and torch.float16"),
-        ({"stat": torch.ones(B, N, S, 1)}, "the four statistics have not one shape and floating-point type"),
-        ({"layout": "TND"}, "statistics of shape (2, 3, 5, 8) do not belong to TND outputs of shape (5, 2, 12)"),
+        ({"layout": "BSND"}, "layout is BSND, but must be SBH or TND"),
+        ({"softmax_layout": "NTD"}, "softmax_layout is NTD, but must be empty or TND"),
+        ({"out": torch.ones(3, 2, 8)}, "the outputs have different shapes, (5, 2, 12) and (3, 2, 8)"),
+        ({"out": torch.ones(S, B, N * D).half()}, "the outputs have different types, torch.float32 and torch.float16"),
+        ({"stat": torch.ones(B, N, S, 1)}, "the four statistics must have the same shape and floating-point type"),
+        ({"layout": "TND"}, "statistics of shape (2, 3, 5, 8) do not match TND outputs of shape (5, 2, 12)"),
     ],
 )
 def test_wrong_arguments_are_refused(change, message):

@@ -76,12 +76,12 @@ def test_backward_keeps_the_tables_and_the_input_only_where_they_need_gradients(
 @pytest.mark.parametrize(
     ("x", "cos", "sin", "mode", "message"),
     [
-        ((2, 3), (2, 3), (2, 3), 0, "x of shape (2, 3) has no even last dimension"),
-        ((2, 4), (2, 4), (1, 4), 0, "cos has shape (2, 4) and sin (1, 4); they must be equal"),
+        ((2, 3), (2, 3), (2, 3), 0, "x of shape (2, 3) needs an even last dimension"),
+        ((2, 4), (2, 4), (1, 4), 0, "cos has shape (2, 4) and sin (1, 4), but they must be equal"),
         ((2, 4), (3, 4), (3, 4), 0, "cos of shape (3, 4) does not broadcast to x of shape (2, 4)"),
         ((2, 4), (2, 2), (2, 2), 0, "cos of shape (2, 2) does not broadcast to x of shape (2, 4)"),
         ((2, 4), (4,), (4,), 0, "cos of shape (4,) does not broadcast to x of shape (2, 4)"),
-        ((2, 4), (2, 4), (2, 4), 2, "mode is 2; it is 0 (halves) or 1 (neighbours)"),
+        ((2, 4), (2, 4), (2, 4), 2, "mode is 2, but must be 0 (halves) or 1 (neighbours)"),
     ],
 )
 def test_wrong_shapes_and_modes_are_refused(x, cos, sin, mode, message):
@@ -90,6 +90,6 @@ def test_wrong_shapes_and_modes_are_refused(x, cos, sin, mode, message):
 
 
 def test_tables_of_different_types_are_refused():
-    message = "cos is torch.float32 and sin is torch.float16; they must have one floating-point type"
+    message = "cos is torch.float32 and sin is torch.float16, but they must have one floating-point type"
     with refused(f"npu_rotary_position_embedding: {message}"):
         rotary(torch.ones(2, 4), torch.ones(2, 4), torch.ones(2, 4).half())

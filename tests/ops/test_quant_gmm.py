@@ -95,16 +95,16 @@ def test_no_row_and_strided_operands_are_no_problem():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x": torch.ones(9, 17)}, "x is torch.float32 and weight is torch.int8; both must be torch.int8"),
-        ({"x": integers(9, 16)}, "x of shape (9, 16) and weight of shape (3, 17, 4) have no product"),
-        ({"group_list": [9]}, "weight has 3 matrices and group_list 1 groups"),
-        ({"scale": torch.ones(3)}, "scale is torch.float32 of shape (3,); it is int64, bf16 or fp32 of shape (3, 4)"),
-        ({"bias": torch.ones(3, 4)}, "bias is not int32 of shape (3, 4)"),
-        ({"per_token_scale": torch.ones(8)}, "per_token_scale is not fp32 of shape (9,)"),
+        ({"x": torch.ones(9, 17)}, "x is torch.float32, but weight is torch.int8, but both must be torch.int8"),
+        ({"x": integers(9, 16)}, "x of shape (9, 16) and weight of shape (3, 17, 4) cannot be multiplied"),
+        ({"group_list": [9]}, "weight has 3 matrices, but group_list has 1 groups"),
+        ({"scale": torch.ones(3)}, "scale is torch.float32 of shape (3,), but must be int64, bf16 or fp32 of shape (3, 4)"),
+        ({"bias": torch.ones(3, 4)}, "bias must be int32 of shape (3, 4)"),
+        ({"per_token_scale": torch.ones(8)}, "per_token_scale must be fp32 of shape (9,)"),
         ({"offset": torch.ones(1)}, "offset is reserved and must be None"),
-        ({"output_dtype": torch.float32}, "output_dtype is torch.float32; it is int8, bf16 or fp16"),
-        ({"act_type": 3}, "act_type is 3; it is one of 0, 1, 2, 4, 5"),
-        ({"output_dtype": torch.int8, "act_type": 1}, "an int8 result takes neither per_token_scale nor activation"),
+        ({"output_dtype": torch.float32}, "output_dtype is torch.float32, but must be int8, bf16 or fp16"),
+        ({"act_type": 3}, "act_type is 3, but must be one of 0, 1, 2, 4, 5"),
+        ({"output_dtype": torch.int8, "act_type": 1}, "an int8 result supports neither per_token_scale nor activation"),
     ],
 )
 def test_wrong_arguments_are_refused(change, message):

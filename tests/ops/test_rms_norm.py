@@ -100,14 +100,14 @@ def test_backward_keeps_what_was_normed_and_one_number_per_row(function):
         (
             torch.ones(2, 3),
             torch.ones(4),
-            "residual is torch.float32 of shape (2, 3) and x torch.float32 of (2, 4); they must be alike",
+            "residual is torch.float32 of shape (2, 3), but x is torch.float32 of (2, 4); they must be equal",
         ),
         (
             torch.ones(2, 4).half(),
             torch.ones(4),
-            "residual is torch.float16 of shape (2, 4) and x torch.float32 of (2, 4); they must be alike",
+            "residual is torch.float16 of shape (2, 4), but x is torch.float32 of (2, 4); they must be equal",
         ),
-        (torch.ones(2, 4), torch.ones(3), "gamma has shape (3,), which does not end x of shape (2, 4)"),
+        (torch.ones(2, 4), torch.ones(3), "gamma has shape (3,), which does not match the last dimensions of x, (2, 4)"),
     ],
 )
 def test_a_wrong_residual_is_refused(residual, gamma, message):
@@ -118,15 +118,15 @@ def test_a_wrong_residual_is_refused(residual, gamma, message):
 @pytest.mark.parametrize(
     ("x", "gamma", "message"),
     [
-        (torch.ones(2, 4), torch.ones(3), "gamma has shape (3,), which does not end x of shape (2, 4)"),
-        (torch.ones(4), torch.ones(2, 4), "gamma has shape (2, 4), which does not end x of shape (4,)"),
-        (torch.ones(2, 4), torch.tensor(1.0), "gamma has shape (), which does not end x of shape (2, 4)"),
+        (torch.ones(2, 4), torch.ones(3), "gamma has shape (3,), which does not match the last dimensions of x, (2, 4)"),
+        (torch.ones(4), torch.ones(2, 4), "gamma has shape (2, 4), which does not match the last dimensions of x, (4,)"),
+        (torch.ones(2, 4), torch.tensor(1.0), "gamma has shape (), which does not match the last dimensions of x, (2, 4)"),
         (
             torch.ones(2, 4),
             torch.ones(4).half(),
-            "x is torch.float32 and gamma is torch.float16; they must have one type",
+            "x is torch.float32 and gamma is torch.float16, but they must have one type",
         ),
-        (torch.ones(4).int(), torch.ones(4).int(), "x is torch.int32, not a floating-point type"),
+        (torch.ones(4).int(), torch.ones(4).int(), "x is torch.int32, but must have a floating-point type"),
     ],
 )
 def test_wrong_tensors_are_refused(x, gamma, message):

@@ -49,9 +49,9 @@ def test_strided_input_gives_the_same(dim):
 @pytest.mark.parametrize(
     ("x", "dim", "message"),
     [
-        (torch.ones(2, 5), -1, "dimension -1 of x has size 5, which has no halves"),
+        (torch.ones(2, 5), -1, "dimension -1 of x has size 5, which cannot be split into halves"),
         (torch.ones(2, 4), 2, "x of shape (2, 4) has no dimension 2"),
-        (torch.ones(2, 4).long(), -1, "x is torch.int64, not a floating-point type"),
+        (torch.ones(2, 4).long(), -1, "x is torch.int64, but must have a floating-point type"),
     ],
 )
 def test_wrong_tensors_are_refused(x, dim, message):

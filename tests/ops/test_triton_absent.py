@@ -31,7 +31,7 @@ def test_without_triton_the_reference_runs_and_a_warning_says_so_once(op, monkey
     for name in [m for m in sys.modules if m.startswith(("mindspeed.ops.cuda", "mindspeed.ops.triton"))]:
         monkeypatch.delitem(sys.modules, name)
     kernel = _at_first_call(op, f"mindspeed.ops.cuda.{op}", torch.neg)
-    with pytest.warns(RuntimeWarning, match=rf"^{op} runs its reference: triton is not installed$"):
+    with pytest.warns(RuntimeWarning, match=rf"^{op} uses its plain-torch reference, because triton is not installed$"):
         assert kernel(torch.ones(())).item() == -1
     with warnings.catch_warnings():
         warnings.simplefilter("error")

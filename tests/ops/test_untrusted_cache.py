@@ -38,7 +38,7 @@ def test_folders_of_the_cache_are_for_their_user_alone(built, cache):
 def test_a_record_names_a_file_beside_it(built, cache, name):
     record = build_cache.record_of(built.library)
     record.write_text(json.dumps(json.loads(record.read_text()) | {"library": name}))
-    assert refusal(built, cache) == (f"{record} names {name!r}, which is not a file beside it", f"rm {record}")
+    assert refusal(built, cache) == (f"{record} names {name!r}, which is not a file in the same folder", f"rm {record}")
 
 
 @pytest.mark.parametrize("part", ["cache", "ops", "folder", "record", "library"])
@@ -48,7 +48,7 @@ def test_what_others_can_write_is_not_loaded(built, cache, part, mode):
     parts = {"cache": cache, "ops": cache / "ops", "folder": record.parent, "record": record, "library": built.library}
     path = parts[part]
     path.chmod(mode)
-    text, fix = f"{path} can be written by other users (mode {mode:04o})", f"chmod -R go-w {path}, if you know what is in it"
+    text, fix = f"{path} is writable for other users (mode {mode:04o})", f"chmod -R go-w {path}, if its contents are trusted"
     assert refusal(built, cache) == (text, fix)
 
 
@@ -58,8 +58,8 @@ def test_what_belongs_to_another_user_is_not_loaded(built, cache, part):
     record = build_cache.record_of(built.library)
     path = {"folder": record.parent, "record": record, "library": built.library}[part]
     os.chown(path, 65534, 65534)
-    text = f"{path} belongs to user 65534, who is neither you nor root"
-    assert refusal(built, cache) == (text, f"rm -r {path}, or MINDSPEED_CACHE=FOLDER, of a folder of yours")
+    text = f"{path} belongs to user 65534, who is neither the current user nor root"
+    assert refusal(built, cache) == (text, f"rm -r {path}, or MINDSPEED_CACHE=FOLDER with a folder of the current user")
 
 
 def test_links_are_not_followed_out_of_the_cache(built, cache, tmp_path):
@@ -78,15 +78,15 @@ def test_a_process_says_so_and_runs_the_references(built, sources, cache):
     built.library.parent.chmod(0o777)
     done = run(LOAD, cache, sources)
     assert done.returncode == 0
-    text = f"MS518 {built.library.parent} can be written by other users (mode 0777){NOTHING}\n  fix: chmod -R go-w "
+    text = f"MS518 {built.library.parent} is writable for other users (mode 0777){NOTHING}\n  fix: chmod -R go-w "
     assert text in done.stderr
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ on this machine")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="this machine has no g++")
 def test_nothing_is_built_where_others_can_write(sources, cache):
     objects = build_cache.objects(cache)
     objects.mkdir(parents=True)
     objects.chmod(0o777)
     with pytest.raises(PlatformError) as error:
         build(print, sources=sources, cache=cache)
-    assert str(error.value).startswith(f"MS518 {objects} can be written by other users (mode 0777){NOTHING}")
+    assert str(error.value).startswith(f"MS518 {objects} is writable for other users (mode 0777){NOTHING}")

@@ -60,7 +60,7 @@ def test_every_feature_of_pipelines_asks_the_model() -> None:
 def shared(slot: str, *names: str) -> str:
     """The problem of features that hold one slot."""
     first, second = sorted(names)
-    return f"MS203 {first} and {second} all hold the slot {slot} | remove {first} or {second}"
+    return f"MS203 {first} and {second} all hold the slot {slot}, which only one feature can hold | remove {first} or {second}"
 
 
 def test_two_schedules_are_refused_in_both_orders() -> None:
@@ -91,8 +91,10 @@ def test_a_list_that_recomputes_itself_and_another_policy_are_refused_in_both_or
     first, second = sorted(("zero-bubble", other))
     for names in (("zero-bubble", other), (other, "zero-bubble")):
         assert refusals(*names, pp=2, settings=settings) == [
-            f"MS202 {first} and {second} exclude each other, because zero-bubble.recompute recomputes itself | "
-            f"remove {first} or {second}"
+            (
+                f"MS202 {first} conflicts with {second}, because zero-bubble.recompute already recomputes activations | "
+                f"remove {first} or {second}"
+            )
         ]
     assert other in active(other, "zero-bubble", pp=2, settings=FULL)
 

@@ -186,7 +186,7 @@ def _most_alive(ops: tuple[Op, ...], dropped: set[tuple[int, int]]) -> int:
 
 
 def test_a_limit_that_no_list_keeps_is_refused_with_the_least_possible() -> None:
-    with pytest.raises(ValueError, match="at least 8 activation sets are alive at once, and the limit is 3"):
+    with pytest.raises(ValueError, match="at least 8 activation sets exist at the same time, but the limit is 3"):
         fastest(PipelineShape(4, 2, 16, "v"), EQUAL, limit=3)
-    with pytest.raises(ValueError, match="at least 4 activation sets are alive at once, and the limit is 2"):
+    with pytest.raises(ValueError, match="at least 4 activation sets exist at the same time, but the limit is 2"):
         recompute_least(delayed(megatron(PipelineShape(4, 2, 16)), range(4)), 2)

@@ -200,8 +200,10 @@ def test_a_v_that_does_not_know_of_tied_embeddings_is_refused_on_every_rank_befo
     assert (
         pool.call(on_rank, STAGES, "tied", plan=registry.resolve([layer]))
         == [
-            "placement v has the embedding and the output layer in two chunks of one rank, where Megatron does not tie them | "
-            "--no-tied-embeddings"
+            (
+                "placement=v puts the embedding and the output layer in two chunks of one rank, where Megatron does not tie "
+                "their weights | --no-tied-embeddings"
+            )
         ]
         * STAGES
     )
@@ -212,12 +214,12 @@ def test_communication_of_the_caller_and_tensors_of_another_shape_are_refused(po
     assert first[:2] == second
     assert second == [
         (
-            f"nano-pipe: the caller passes {name}, and the schedule has communication of its own",
-            "remove nano-pipe, or do not pass it",
+            f"nano-pipe: the caller passes {name}, but the schedule replaces the communication",
+            "remove nano-pipe, or remove that argument",
         )
         for name in ("p2p_communicator", "adjust_tensor_shapes_fn")
     ]
     assert first[2] == (
-        "nano-pipe: a stage made a tensor of shape (12, 2, 16), and the step was called for (13, 2, 16)",
-        "add dynamic-shapes, or give every micro-batch one length",
+        "nano-pipe: a stage produced a tensor of shape (12, 2, 16), but the step was called for (13, 2, 16)",
+        "add dynamic-shapes, or give all micro-batches the same length",
     )

@@ -282,5 +282,5 @@ def test_forking_the_random_state_restores_both_generators():
 def test_cuda_sources_are_refused_as_without_a_device():
     from torch.utils.cpp_extension import load_inline
 
-    with pytest.raises(RuntimeError, match="no device to compile CUDA sources for"):
+    with pytest.raises(RuntimeError, match="no device is available to compile CUDA sources for"):
         load_inline("nothing", cpp_sources=[""], functions=[], with_cuda=True)

@@ -132,7 +132,7 @@ def test_a_missing_torch_npu_is_one_clear_problem():
     assert done.returncode == 1
     assert done.stderr.endswith(
         "MS501 torch_npu cannot be imported: ModuleNotFoundError: No module named 'torch_npu'\n"
-        "  fix: install the torch_npu that fits this torch, and source CANN's set_env.sh; or choose --platform cpu\n"
+        "  fix: install the torch_npu that matches this torch, and source CANN's set_env.sh; or use --platform cpu\n"
     )
 
 
@@ -146,6 +146,6 @@ def test_a_platform_without_its_device_is_one_clear_problem(monkeypatch):
     with pytest.raises(PlatformError) as caught:
         runtime.take_device(0)
     assert str(caught.value) == (
-        "MS501 the platform is cuda, and torch finds no device of it\n"
+        "MS501 the platform is cuda, but torch finds no such device\n"
         "  fix: --platform cpu, or install a torch that is built for cuda"
     )

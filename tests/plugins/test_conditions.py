@@ -48,13 +48,13 @@ def test_a_faulty_condition_is_a_problem_of_its_package_and_other_features_are_j
 
 @pytest.mark.parametrize("text", ["{args.speed}", "{world.speed}", "{speed}", "{0}"])
 def test_a_message_that_cannot_be_filled_is_a_mistake_of_its_author(text):
-    with pytest.raises(ConditionError, match=r"^has texts that cannot be filled: "):
+    with pytest.raises(ConditionError, match=r"^has a message or fix that cannot be formatted: "):
         failure(Condition(lambda args, world: False, text), "a", None, World({}))
 
 
 def test_a_condition_that_is_given_twice_is_refused():
     condition = Condition(holds, "never")
-    with pytest.raises(DeclarationError, match=r"^FeatureSpec\.constraints has the condition holds twice$"):
+    with pytest.raises(DeclarationError, match=r"^FeatureSpec\.constraints contains the condition holds twice$"):
         FeatureSpec("a", Category.TOOL, constraints=(condition, condition))
 
 

@@ -24,8 +24,8 @@ CASES = {
     'ops="swiglu"': "FeatureSpec.ops is 'swiglu', not a tuple of strings",
     'constraints=(Requires(["linear"]),)': "Requires.name is ['linear'], not a string",
     'constraints=(Condition("cp == 1", "no"),)': "Condition.holds is 'cp == 1', not a function",
-    'platforms={"gpu"}': "FeatureSpec.platforms has 'gpu', not one of npu, cuda, cpu",
-    'sizes={"tq": None}': "FeatureSpec.sizes has 'tq', not one of tp, pp, vpp, cp, ep, dp",
+    'platforms={"gpu"}': "FeatureSpec.platforms contains 'gpu'; allowed are npu, cuda, cpu",
+    'sizes={"tq": None}': "FeatureSpec.sizes contains 'tq'; allowed are tp, pp, vpp, cp, ep, dp",
     'state=CheckpointState("mine")': "CheckpointState.kind is 'mine', not 'none' or 'resharded' or 'own'",
 }
 

@@ -61,7 +61,7 @@ def test_a_name_that_differs_from_the_entry_point_is_refused(install):
     (found,) = row(discover(), "acme-clip")
     assert found.problem.code == "MS104"
     assert found.problem.message == (
-        "feature acme-clip calls itself acme-clamp; folder or entry point and spec.name must be equal"
+        "the folder or entry point acme-clip and spec.name acme-clamp of a feature differ; they must be equal"
     )
 
 
@@ -70,7 +70,7 @@ def test_two_distributions_with_one_name_are_both_refused(install):
     install("bolt", "clip", GOOD.format(name="clip"))
     known = discover()
     assert "clip" not in known.usable
-    text = "the feature name clip is provided by acme 1.2 and bolt 1.2"
+    text = "several packages provide the feature clip: acme 1.2 and bolt 1.2"
     assert [found.problem.message for found in row(known, "clip")] == [text, text]
 
 

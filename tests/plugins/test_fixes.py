@@ -54,10 +54,10 @@ def test_the_command_line_has_options():
 
 def test_the_python_api_has_arguments():
     assert in_python(EVERY_KIND) == (
-        'world={"tp": 2}, or leave "num_experts" out of world, or settings={"ring-attention": {"window": 1}} '
-        "(divides every size), or remove the setting ring-attention.window, or level=2, or remove --tp-comm-overlap, "
-        'or add "swiglu" to features, or remove mc2 or coc, or mindspeed ops build, or read the log, '
-        'or world={"activation": "silu", "gated_linear_unit": True}'
+        'world={"tp": 2}, or remove "num_experts" from world, or settings={"ring-attention": {"window": 1}} '
+        "(divides every size), or remove the setting ring-attention.window, or level=2, or remove --tp-comm-overlap, or "
+        'add "swiglu" to features, or remove mc2 or coc, or mindspeed ops build, or read the log, or '
+        'world={"activation": "silu", "gated_linear_unit": True}'
     )
 
 

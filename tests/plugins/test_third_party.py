@@ -137,7 +137,7 @@ def test_faulty_packages_are_rows_that_say_what_is_wrong_and_harm_nobody(environ
     rows = environment.features()
     assert rows["tensor-parallel"][0]["state"] == "ok"
     errors = {name: [row["error"] for row in rows[name]] for name in ("acme-broken", "acme-lonely", "twin")}
-    shared = "the feature name twin is provided by acme-twin 2.0 and bolt-twin 2.0"
+    shared = "several packages provide the feature twin: acme-twin 2.0 and bolt-twin 2.0"
     assert errors == {
         "acme-broken": [
             "feature acme-broken cannot be loaded: ModuleNotFoundError: No module named 'package_that_is_not_installed'"

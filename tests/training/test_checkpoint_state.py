@@ -127,8 +127,12 @@ def test_a_checkpoint_with_the_names_of_other_layers_is_refused_with_the_command
     if refused == other:
         kind, other = "local", "Transformer Engine's"
     assert [str(problem) for problem in found] == [
-        f"MS613 the checkpoint is of {other} layers, and the job builds {refused} layers: their parameters have other names\n"
-        f"  where: {folder}\n  fix: mindspeed checkpoint convert {tmp_path}/run {tmp_path}/run-{kind} --to {kind}"
+        (
+            f"MS613 the checkpoint contains {other} layers, but the job builds {refused} layers: their parameters have "
+            "different names\n"
+            f"  where: {folder}\n"
+            f"  fix: mindspeed checkpoint convert {tmp_path}/run {tmp_path}/run-{kind} --to {kind}"
+        )
     ] * (refused is not None)
 
 
@@ -148,37 +152,37 @@ def test_an_equal_plan_has_nothing_to_tell():
 @pytest.mark.parametrize(
     ("saved", "now", "verdict"),
     [
-        (plan("plain"), plan(), "safe         plain was removed: it adds nothing to checkpoints"),
-        (plan(), plan("plain"), "safe         plain was added: it adds nothing to checkpoints"),
-        (plan("cut"), plan(), "convertible  cut was removed: Megatron's distributed checkpoints can be cut anew"),
+        (plan("plain"), plan(), "safe         plain was removed: it adds no data to checkpoints"),
+        (plan(), plan("plain"), "safe         plain was added: it adds no data to checkpoints"),
+        (plan("cut"), plan(), "convertible  cut was removed: Megatron's distributed checkpoints can be resharded"),
         (plan(), plan("averages"), "safe         averages was added: it keeps averages of the weights"),
         (plan("averages"), plan(), "refused      averages was removed: it keeps averages of the weights"),
         (plan(), plan("strict"), "refused      strict was added: its weights have other names"),
-        (plan("secret"), plan(), "refused      secret was removed: it saves data of its own"),
+        (plan("secret"), plan(), "refused      secret was removed: it stores separate data"),
         (
             plan("cut", cut={"size": 2}),
             plan("cut", cut={"size": 4}),
-            "convertible  cut.size was 2 and is 4: Megatron's distributed checkpoints can be cut anew",
+            "convertible  cut.size changed from 2 to 4: Megatron's distributed checkpoints can be resharded",
         ),
         (
             plan("cut", cut={"words": "a"}),
             plan("cut", cut={"words": "b"}),
-            "safe         cut.words was a and is b: Megatron's distributed checkpoints can be cut anew",
+            "safe         cut.words changed from a to b: Megatron's distributed checkpoints can be resharded",
         ),
         (
             plan("counted", counted={"groups": 4}),
             plan("counted", counted={"groups": 2}),
-            "refused      counted.groups was 4 and is 2: it counts",
+            "refused      counted.groups changed from 4 to 2: it counts",
         ),
         (
             plan("counted", counted={"groups": None}),
             plan("counted", counted={"groups": 2}),
-            "safe         counted.groups was null and is 2: it counts",
+            "safe         counted.groups changed from null to 2: it counts",
         ),
         (
             plan("averages", version="1.0"),
             plan("averages", version="1.1"),
-            "convertible  averages was that of acme 1.0 and is that of acme 1.1: it keeps averages of the weights",
+            "convertible  averages changed from acme 1.0 to acme 1.1: it keeps averages of the weights",
         ),
     ],
 )
@@ -193,12 +197,12 @@ def test_a_parallel_size_of_one_is_the_same_as_no_feature():
 
     catalog = Catalog([DiscoveredFeature("sized", "acme", "1.0", "acme:Sized", Sized)])
     one, two, four = (plan("sized", sized={"size": size}) for size in (1, 2, 4))
-    reason = "Megatron's distributed checkpoints can be cut anew"
+    reason = "Megatron's distributed checkpoints can be resharded"
     assert [str(change) for change in changes(record_of(two, catalog), one, catalog)] == [
         f"refused      sized was removed: {reason}"
     ]
     assert [str(change) for change in changes(record_of(two, catalog), four, catalog)] == [
-        f"convertible  sized.size was 2 and is 4: {reason}"
+        f"convertible  sized.size changed from 2 to 4: {reason}"
     ]
     assert changes(record_of(one, catalog), plan(), catalog) == []
 
@@ -218,7 +222,7 @@ def test_a_checkpoint_with_a_file_per_rank_is_not_convertible(tmp_path):
     saved, now = plan("cut", cut={"size": 2}), plan("cut", cut={"size": 4})
     (tmp_path / "mp_rank_00").mkdir()
     (change,) = changes(record_of(saved), now, folder=tmp_path)
-    reason = "the checkpoint has the weights of each rank in a file (format torch), which fit no other layout"
+    reason = "the checkpoint stores the weights of each rank in a file (format torch), which no other layout can load"
     assert (change.verdict, change.reason, change.fix) == ("refused", reason, "--set cut.size=2")
     assert changes(record_of(saved), saved, folder=tmp_path) == []
 
@@ -235,7 +239,7 @@ def test_versions_and_files_of_the_software_are_told_and_safe():
     record = record_of(plan("plain"))
     older = replace(record, content={**record.content, "version megatron": "0.15.3"})
     (change,) = changes(older, plan("plain"), CATALOG)
-    assert (change.verdict, change.what) == ("safe", f"megatron was 0.15.3 and is {record.content['version megatron']}")
+    assert (change.verdict, change.what) == ("safe", f"megatron changed from 0.15.3 to {record.content['version megatron']}")
 
 
 FEATURE = {"name": "a", "distribution": "acme", "version": "1", "settings": {}, "state": {}}
@@ -294,7 +298,7 @@ def test_a_checkpoint_is_compared_before_anything_is_launched(make_run):
     tiny = ("--platform", "cpu", "--world-size", 2)
     done = diff(run, *tiny, "--features", "distributed-optimizer")
     assert done.exit_code == 1
-    reason = "Megatron saves a sharded and a replicated optimizer in formats that do not load each other"
+    reason = "Megatron saves sharded and replicated optimizers in formats that cannot load each other"
     assert done.stdout.splitlines()[:2] == [
         f"refused      distributed-optimizer was added: {reason}",
         "               fix: --without distributed-optimizer",
@@ -307,7 +311,7 @@ def test_a_checkpoint_is_compared_before_anything_is_launched(make_run):
         "feature": "tensor-parallel",
         "what": "tensor-parallel was added",
         "verdict": "convertible",
-        "reason": "weights are saved whole, as slices that any other split can load",
+        "reason": "weights are saved whole, as slices that any other layout can load",
         "saved": "",
         "now": change["now"],
         "fix": "--without tensor-parallel",
@@ -318,7 +322,7 @@ def test_resuming_with_an_optimizer_of_another_format_is_refused_before_a_proces
     run = make_run(Layer("job file"))
     added = ["--nproc", "2", "--features", "distributed-optimizer"]
     done = CliRunner().invoke(main, ["pretrain", "--resume", str(run), *added])
-    reason = "Megatron saves a sharded and a replicated optimizer in formats that do not load each other"
+    reason = "Megatron saves sharded and replicated optimizers in formats that cannot load each other"
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == (
         f"MS613 distributed-optimizer was added: {reason}\n  where: {find_checkpoint(run)}\n"
@@ -391,7 +395,7 @@ def test_data_of_a_feature_comes_back_and_is_never_dropped_silently(tmp_path, te
         ("--pp 2", "--pp 2 --vpp 2 --global-batch-size 8", 2, "virtual-pipeline was added"),
         ("--pp 2 --vpp 2 --global-batch-size 8", "--pp 2 --vpp 1", 2, "virtual-pipeline was removed"),
         ("--tp 2", "--tp 1", 2, "tensor-parallel was removed"),
-        ("--num-experts 4 --ep 2 --global-batch-size 8", "--ep 4", 4, "expert-parallel.size was 2 and is 4"),
+        ("--num-experts 4 --ep 2 --global-batch-size 8", "--ep 4", 4, "expert-parallel.size changed from 2 to 4"),
     ],
 )
 def test_what_is_declared_convertible_is_converted(tmp_path, text, before, after, nproc, converted):
@@ -461,8 +465,8 @@ def checkpoint(tmp_path):
 def test_a_format_that_an_older_megatron_cannot_read_is_named(checkpoint, version):
     folder = checkpoint("")
     assert str(states.unreadable_format(folder, version)) == (
-        "MS602 the checkpoint has the torch_dist format of megatron-core 0.19 and newer, without common.pt, "
-        f"and megatron-core {version} cannot read it\n"
+        "MS602 the checkpoint uses the torch_dist format of megatron-core 0.19 and newer, without common.pt, which "
+        f"megatron-core {version} cannot read\n"
         f"  where: {folder}\n"
         "  fix: resume it with megatron-core 0.19 or newer, which reads both forms"
     )
@@ -473,8 +477,8 @@ def test_shards_of_an_optimizer_that_megatron_014_cannot_read_are_named(checkpoi
     folder = checkpoint("torch")
     (folder / ".metadata").write_bytes(b"pickled: state_dict_metadata")
     assert str(states.unreadable_format(folder, "0.14.0", shards_optimizer=True)) == (
-        "MS602 the checkpoint has the distributed optimizer's state in the shapes of the parameters, as megatron-core 0.15 and "
-        "newer save it, and megatron-core 0.14.0 cannot read it\n"
+        "MS602 the checkpoint uses distributed optimizer state in the shapes of the parameters, as saved by "
+        "megatron-core 0.15 and newer, which megatron-core 0.14.0 cannot read\n"
         f"  where: {folder}\n"
         "  fix: resume it with megatron-core 0.15 or newer, which reads this form"
     )

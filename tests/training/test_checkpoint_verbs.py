@@ -54,7 +54,7 @@ def test_checkpoints_are_listed_with_what_is_wrong_with_them(run: Path) -> None:
     rows = answer("list", run)["checkpoints"]
     assert [(row["step"], row["layout"], row["state"]) for row in rows] == [
         (2, "1 rank", "ok"),
-        (4, "", f"common.pt has 2 bytes of {size}"),
+        (4, "", f"common.pt has 2 of {size} bytes"),
     ]
     assert invoke("list", run).stdout.splitlines()[0].split() == ["step", "saved", "MiB", "layout", "state"]
 
@@ -118,7 +118,8 @@ def test_no_verb_runs_what_an_index_names(run: Path, tmp_path: Path, verb: str) 
     assert not (tmp_path / "executed").exists()
     if verb == "verify":
         assert done.stderr.splitlines()[1] == (
-            "  because: .metadata cannot be read: it names pathlib.Path.touch, which no index of torch has; it was not run"
+            "  because: .metadata cannot be read: the index refers to pathlib.Path.touch, which no torch checkpoint "
+            "contains; it was not executed"
         )
 
 
@@ -129,7 +130,9 @@ def test_a_tensor_outside_the_checkpoint_is_not_read(run: Path) -> None:
         stored.relative_path = "../../job.yaml"
     path.write_bytes(pickle.dumps(index))
     (reason,) = damages(checkpoint_path(run, 2))
-    assert reason == ".metadata cannot be read: it has a tensor in ../../job.yaml, which is not a file of the checkpoint"
+    assert reason == (
+        ".metadata cannot be read: the index has a tensor in ../../job.yaml, which is not a file of the checkpoint"
+    )
 
 
 @pytest.mark.parametrize("content", ["5", "[1]", "null", '{"format": 1, "files": 3}', "[" * 100_000])
@@ -143,26 +146,26 @@ def test_one_bad_checkpoint_does_not_hide_the_good_ones(run: Path, name: str, co
     for verb in ("verify", "inspect"):
         done = invoke(verb, run)
         assert (done.exit_code, done.stderr.count("MS602")) == (1, 1)
-        assert f"--resume {run} --step 2 --run {run}-2 goes on from the checkpoint before it" in done.stderr
+        assert f"--resume {run} --step 2 --run {run}-2 continues from the previous checkpoint" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("given", "difference"),
     [
-        (("--hidden-size", 64), "hidden_size: 32 in the checkpoint, 64 in this job"),
-        (("--normalization", "LayerNorm"), "normalization: RMSNorm in the checkpoint, LayerNorm in this job"),
+        (("--hidden-size", 64), "hidden_size is 32 in the checkpoint, but 64 in this job"),
+        (("--normalization", "LayerNorm"), "normalization is RMSNorm in the checkpoint, but LayerNorm in this job"),
     ],
 )
 def test_a_job_with_another_model_is_refused_as_its_resume_is(run: Path, given: tuple[Any, ...], difference: str) -> None:
     done = invoke("diff", run, *CPU, *given)
     assert done.exit_code == 1
-    assert done.stdout.splitlines()[:2] == ["MS602 the checkpoint is of another model", f"  because: {difference}"]
+    assert done.stdout.splitlines()[:2] == ["MS602 the checkpoint belongs to another model", f"  because: {difference}"]
 
 
 def test_a_job_file_of_another_style_is_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("train: {style: gpt2}\n")
     found = answer("diff", run, *CPU, "-f", tmp_path / "job.yaml")
-    assert "style: llama in the checkpoint, gpt2 in this job" in found["problems"][0]["chain"]
+    assert "style is llama in the checkpoint, but gpt2 in this job" in found["problems"][0]["chain"]
 
 
 def test_a_job_that_says_nothing_of_the_model_has_the_features_of_the_run(run: Path) -> None:

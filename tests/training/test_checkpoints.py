@@ -64,8 +64,10 @@ def test_a_checkpoint_with_missing_files_is_named(run):
     with pytest.raises(RunError) as caught:
         read_manifest(path)
     assert str(caught.value) == (
-        f"MS602 {path} is damaged\n  because: common.pt is missing\n  where: {path}\n"
-        f"  fix: --resume {run} --step 5 --run {run}-5 goes on from the checkpoint before it"
+        f"MS602 {path} is damaged\n"
+        "  because: common.pt is missing\n"
+        f"  where: {path}\n"
+        f"  fix: --resume {run} --step 5 --run {run}-5 continues from the previous checkpoint"
     )
 
 
@@ -85,8 +87,10 @@ def test_a_file_that_was_cut_is_named_with_its_sizes(run):
     with pytest.raises(RunError) as caught:
         read_manifest(path)
     assert str(caught.value) == (
-        f"MS602 {path} is damaged\n  because: common.pt has 0 bytes of 7\n  where: {path}\n"
-        "  fix: copy it again from where it came, or start a new run"
+        f"MS602 {path} is damaged\n"
+        "  because: common.pt has 0 of 7 bytes\n"
+        f"  where: {path}\n"
+        "  fix: copy it again from its source, or start a new run"
     )
 
 
@@ -95,8 +99,11 @@ def test_a_file_that_was_cut_is_named_with_its_sizes(run):
     [
         (None, "it has no mindspeed.json"),
         ("{", "mindspeed.json cannot be read: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        (json.dumps({"format": 9}), "mindspeed.json cannot be read: its format is not 1; a newer mindspeed may read it"),
-        ("[]", "mindspeed.json cannot be read: it is no object"),
+        (
+            json.dumps({"format": 9}),
+            ("mindspeed.json cannot be read: its format is not 1; a newer mindspeed may be able to read it"),
+        ),
+        ("[]", "mindspeed.json cannot be read: the file does not contain a JSON object"),
         (WRONG | {"step": "5"}, "mindspeed.json cannot be read: step: Input should be a valid integer"),
         (WRONG | {"samples": -1}, "mindspeed.json cannot be read: samples: Input should be greater than or equal to 0"),
         (WRONG | {"layout": [2]}, "mindspeed.json cannot be read: layout: Input should be an object"),
@@ -121,12 +128,18 @@ def test_a_foreign_folder_is_not_a_checkpoint(run, content, why):
 def test_a_checkpoint_of_another_model_names_every_difference():
     problems = check_manifest(SAVED, {"hidden_size": 128, "style": "llama", "num_layers": 2}, "distributed", "somewhere")
     assert [str(problem) for problem in problems] == [
-        "MS602 the checkpoint is of another model\n"
-        "  because: hidden_size: 64 in the checkpoint, 128 in this job\n"
-        "  because: num_layers: None in the checkpoint, 2 in this job\n"
-        "  where: somewhere\n  fix: give this job the checkpoint's values, or start a new run",
-        "MS602 the checkpoint has the state of a plain optimizer, and this job's is distributed\n  where: somewhere\n"
-        "  fix: switch the feature that distributes the optimizer as it was when the checkpoint was saved",
+        (
+            "MS602 the checkpoint belongs to another model\n"
+            "  because is hidden_size: 64 in the checkpoint, but 128 in this job\n"
+            "  because is num_layers: None in the checkpoint, but 2 in this job\n"
+            "  where: somewhere\n"
+            "  fix: give this job the checkpoint's values, or start a new run"
+        ),
+        (
+            "MS602 the checkpoint contains the state of a plain optimizer, but this job uses distributed\n"
+            "  where: somewhere\n"
+            "  fix: use the same kind of optimizer, sharded or not, as when the checkpoint was saved"
+        ),
     ]
 
 

@@ -38,11 +38,11 @@ def test_a_wrong_value_leaves_the_others_as_they_were_given():
     [
         (
             {"lr": 1e-4, "min_lr": 1e-3},
-            "MS301 train.min_lr is 0.001, which is above train.lr, 0.0001\n  where: job file\n  fix: --min-lr 1e-05",
+            ("MS301 train.min_lr is 0.001, which is greater than train.lr, 0.0001\n  where: job file\n  fix: --min-lr 1e-05"),
         ),
         (
             {"train_iters": 30, "warmup_iters": 30},
-            "MS301 train.warmup_iters is 30, and the decay ends at step 30\n  where: job file\n  fix: --warmup-iters 3",
+            ("MS301 train.warmup_iters is 30, but the decay ends at step 30\n  where: job file\n  fix: --warmup-iters 3"),
         ),
     ],
 )

@@ -128,8 +128,11 @@ def test_what_cannot_be_written_leaves_nothing(source: Path, tmp_path: Path, mon
     done = invoke("convert", source, tmp_path / "there", "--to", "transformer-engine")
     assert (done.exit_code, done.stderr) == (
         1,
-        f"MS603 {tmp_path}/there cannot be written: No space left on device\n  where: {tmp_path}/there\n"
-        "  fix: give a folder that can be written, with enough space\n",
+        (
+            f"MS603 {tmp_path}/there is not writable: No space left on device\n"
+            f"  where: {tmp_path}/there\n"
+            "  fix: give a writable folder with enough space\n"
+        ),
     )
     assert sorted(os.listdir(tmp_path)) == ["saved"]
 
@@ -151,7 +154,7 @@ def test_what_cannot_be_converted_is_refused_with_the_reason(source: Path, tmp_p
 
     folder, there = source / "iter_0000010", tmp_path / "there"
     assert refusal(source, there, "--to", "local") == (
-        f"MS602 {folder} is already of Megatron's local layers\n  where: {folder}\n  fix: load it as it is\n"
+        f"MS602 {folder} already contains Megatron's local layers\n  where: {folder}\n  fix: load it without conversion\n"
     )
     there.mkdir()
     assert refusal(source, there, "--to", "transformer-engine") == (
@@ -162,8 +165,9 @@ def test_what_cannot_be_converted_is_refused_with_the_reason(source: Path, tmp_p
 
     fill(folder, **{"optimizer.distributed.dp_group_idx_0.gbuf_idx_0.exp_avg": torch.ones(4)})
     assert refusal(source, there, "--to", "transformer-engine") == (
-        f"MS602 {folder} has optimizer state in buckets, in the order that parameters have in the layers that saved it\n"
-        f"  where: {folder}\n  fix: save it with --dist-ckpt-optim-fully-reshardable, or with --no-save-optim\n"
+        f"MS602 {folder} stores optimizer state in buckets, in the parameter order of the layers that saved it\n"
+        f"  where: {folder}\n"
+        "  fix: save it with --dist-ckpt-optim-fully-reshardable, or with --no-save-optim\n"
     )
     shutil.rmtree(folder)
     (folder / "mp_rank_00").mkdir(parents=True)

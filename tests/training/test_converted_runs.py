@@ -42,8 +42,10 @@ def test_a_converted_run_goes_on_to_the_last_digit(text: str, tmp_path: Path, mo
     refused = Run("--resume", run["engine"], *ENGINE, "--train-iters", 6).done(1)
     command = f"mindspeed checkpoint convert {run['engine']} {run['engine']}-transformer-engine --to transformer-engine"
     assert refused.err == (
-        "MS613 the checkpoint is of Megatron's local layers, and the job builds Transformer Engine's layers: their parameters "
-        f"have other names\n  where: {find_checkpoint(run['engine'])}\n  fix: {command}\n"
+        "MS613 the checkpoint contains Megatron's local layers, but the job builds Transformer Engine's layers: their "
+        "parameters have different names\n"
+        f"  where: {find_checkpoint(run['engine'])}\n"
+        f"  fix: {command}\n"
     )
     convert(run["local"], run["there"], "transformer-engine")
     convert(run["there"], run["back"], "local")

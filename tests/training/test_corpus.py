@@ -58,7 +58,7 @@ def test_every_input_without_text_is_named(tmp_path):
     inputs = [str(tmp_path / "empty"), str(tmp_path / "gone")]
     with pytest.raises(RunError) as caught:
         corpus.prepare(inputs, str(tmp_path / "data"))
-    said = [f"there is no text in {inputs[0]}", f"there is no file or folder {inputs[1]}"]
+    said = [f"{inputs[0]} contains no text", f"{inputs[1]} does not exist"]
     assert [str(problem) for problem in caught.value.problems] == [
         f"MS601 {text}\n  where: {name}\n  fix: give a text file or a folder" for text, name in zip(said, inputs, strict=True)
     ]
@@ -72,8 +72,9 @@ def test_prepared_data_is_replaced_only_when_that_is_asked_for(tmp_path):
     with pytest.raises(RunError) as caught:
         corpus.prepare(*arguments)
     assert str(caught.value) == (
-        f"MS603 there is data already: {tmp_path}/data.bin, {tmp_path}/data.idx\n  where: {tmp_path}/data\n"
-        "  fix: --overwrite replaces the data, and another -o keeps it"
+        f"MS603 data already exists: {tmp_path}/data.bin, {tmp_path}/data.idx\n"
+        f"  where: {tmp_path}/data\n"
+        "  fix: --overwrite to replace the data, or use another -o"
     )
     assert read_index(str(tmp_path / "data")).tokens == 2
     assert corpus.prepare(*arguments, overwrite=True).tokens == 3
@@ -91,8 +92,9 @@ def test_data_that_does_not_name_its_tokenizer_says_how_to_name_it(tmp_path):
     with pytest.raises(RunError) as caught:
         tokenizer_of(prefix)
     assert str(caught.value) == (
-        f"MS601 {prefix} does not say which tokenizer made it: {prefix}.json does not exist\n"
-        f"  where: {prefix}.json\n  fix: --tokenizer bytes, or --tokenizer with its tokenizer.json"
+        f"MS601 {prefix} does not contain the tokenizer that created it: {prefix}.json does not exist\n"
+        f"  where: {prefix}.json\n"
+        "  fix: --tokenizer bytes, or --tokenizer with its tokenizer.json"
     )
 
 
@@ -118,7 +120,7 @@ def test_a_library_without_sources_says_what_to_do(tmp_path, monkeypatch):
         corpus.standard_library()
     assert str(caught.value) == (
         f"MS601 this Python has no sources of its standard library in {tmp_path}\n"
-        "  fix: --data PREFIX, which mindspeed data prepare makes from text"
+        "  fix: --data PREFIX of data that mindspeed data prepare created"
     )
 
 
@@ -137,6 +139,6 @@ def test_the_command_prints_what_it_made(tmp_path):
 def test_an_output_without_a_name_is_refused_and_writes_no_hidden_file(tmp_path, monkeypatch, prefix):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("words")
-    with pytest.raises(RunError, match="has no name for the files"):
+    with pytest.raises(RunError, match="contains no file name"):
         corpus.prepare(["text"], prefix)
     assert [path.name for path in tmp_path.iterdir()] == ["text"]

@@ -116,13 +116,16 @@ def test_a_process_that_a_save_starts_never_gets_the_signals_of_its_group_and_th
 
 def test_a_job_that_a_signal_ends_before_it_saves_says_what_is_left(tmp_path: Path) -> None:
     assert str(ended_unsaved(str(tmp_path), signal.SIGTERM)) == (
-        "MS604 SIGTERM ended the job before its first step; nothing was saved, and there is no checkpoint\n"
-        f"  where: {tmp_path}\n  fix: start it again"
+        "MS604 SIGTERM ended the job before its first step; nothing was saved, and no checkpoint exists\n"
+        f"  where: {tmp_path}\n"
+        "  fix: start the job again"
     )
     checkpoint_path(tmp_path, 7).mkdir(parents=True)
     assert str(ended_unsaved(str(tmp_path), signal.SIGUSR1)) == (
-        "MS604 SIGUSR1 ended the job before its first step; nothing was saved, and the checkpoint of step 7 is untouched\n"
-        f"  where: {tmp_path}\n  fix: mindspeed pretrain --resume {tmp_path} continues it"
+        "MS604 SIGUSR1 ended the job before its first step; nothing was saved, and the checkpoint of step 7 is "
+        "unchanged\n"
+        f"  where: {tmp_path}\n"
+        f"  fix: mindspeed pretrain --resume {tmp_path}"
     )
 
 

@@ -54,12 +54,12 @@ def test_everything_that_is_wrong_is_reported_at_once(refuse, tmp_path):
         ("MS305", "unknown key 'train_iter' in train"),
         ("MS301", "train.lr is 'fast': input should be a valid number, unable to parse string as a number"),
         ("MS601", "there is no none.idx and no none.bin"),
-        ("MS301", "dtype is 'fp8', which is none of fp32, bf16, fp16"),
-        ("MS301", "mtp_num_layers is 2, and the trainer does not build such a model"),
-        ("MS301", "recompute_granularity is full, and the trainer does not build such a model"),
+        ("MS301", "dtype is 'fp8', which is not one of fp32, bf16, fp16"),
+        ("MS301", "mtp_num_layers is 2, but the trainer does not build such a model"),
+        ("MS301", "recompute_granularity is full, but the trainer does not build such a model"),
         ("MS302", "hidden size 30 is not a multiple of the 4 attention heads"),
         ("MS302", "global batch size 8 is not a multiple of micro batch size 3"),
-        ("MS201", "there is no feature 'tensor-paralel'"),
+        ("MS201", "the feature 'tensor-paralel' does not exist"),
         ("MS602", "the run gone does not exist"),
     }
 
@@ -84,17 +84,17 @@ def test_too_little_text_is_told_before_training(refuse, text):
     problems = refuse("--data", text, "--seq-length", 8192)
     (message,) = problems
     assert message.startswith(f"the held-out part of {text} has ")
-    assert message.endswith(" tokens, and a sample needs 8193")
+    assert message.endswith(" tokens, but a sample needs 8193")
 
 
 def test_a_vocabulary_that_is_smaller_than_the_data_needs_is_refused(refuse, text):
-    assert "vocab_size is 128, and the tokenizer of the data has 257 tokens" in refuse("--data", text, "--vocab-size", 128)
+    assert "vocab_size is 128, but the tokenizer of the data has 257 tokens" in refuse("--data", text, "--vocab-size", 128)
 
 
 def test_a_folder_with_a_run_is_not_overwritten(refuse, make_run, text):
     run = make_run(Layer("job file"))
-    problem = refuse("--data", text, "--run", run)[f"the folder {run} already holds a run with checkpoints"]
-    assert problem["fix"] == f"--resume {run} continues it, and another --run starts a new one"
+    problem = refuse("--data", text, "--run", run)[f"the folder {run} already contains a run with checkpoints"]
+    assert problem["fix"] == f"--resume {run} continues that run; use another --run for a new one"
 
 
 def test_a_dry_run_says_what_a_resume_would_do_and_writes_nothing(make_run, monkeypatch):
@@ -125,13 +125,13 @@ def test_the_length_belongs_to_a_model_that_has_a_table_of_positions_and_to_no_o
 
 def test_a_checkpoint_of_another_model_is_refused_with_every_difference(refuse, make_run):
     run = make_run(Layer("job file"))
-    problem = refuse("--resume", run, "--hidden-size", 64, "--dtype", "bf16")["the checkpoint is of another model"]
+    problem = refuse("--resume", run, "--hidden-size", 64, "--dtype", "bf16")["the checkpoint belongs to another model"]
     assert problem["code"] == "MS602"
     assert problem["chain"] == [
-        "hidden_size: 32 in the checkpoint, 64 in this job",
-        "ffn_hidden_size: 96 in the checkpoint, 192 in this job",
-        "kv_channels: 8 in the checkpoint, 16 in this job",
-        "dtype: fp32 in the checkpoint, bf16 in this job",
+        "hidden_size is 32 in the checkpoint, but 64 in this job",
+        "ffn_hidden_size is 96 in the checkpoint, but 192 in this job",
+        "kv_channels is 8 in the checkpoint, but 16 in this job",
+        "dtype is fp32 in the checkpoint, but bf16 in this job",
     ]
 
 

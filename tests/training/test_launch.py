@@ -95,8 +95,10 @@ raise SystemExit(1)
     [
         (
             KILLED,
-            "MS604 rank 1 was killed by SIGKILL; the other ranks were stopped\n"
-            "  fix: if nobody killed it, the machine may have run out of memory; its kernel log says so",
+            (
+                "MS604 rank 1 was killed by SIGKILL; the other ranks were stopped\n"
+                "  fix: if it was not killed on purpose, the machine may be out of memory; see its kernel log"
+            ),
         ),
         (FAILED, "MS606 the loss is nan"),
     ],

@@ -55,7 +55,7 @@ def test_the_documented_line_resumes_on_another_layout(make_run: MakeRun) -> Non
     features = ("tensor-parallel", "sequence-parallel")
     run = make_run(Layer("job file", features, {"tensor-parallel": {"size": 2}}), world_size=2)
     job = resumed(run, Layer("command line", world={"tp": 1, "pp": 2}), world_size=2)
-    assert "sequence-parallel was left out: it has nothing to do in this layout" in job.notes
+    assert "sequence-parallel was skipped: it has no effect in this layout" in job.notes
     assert features_of(job) == ["tensor-parallel"]
     assert (job.plan.world.tp, job.plan.world.pp) == (1, 2)
 
@@ -72,7 +72,7 @@ def test_more_steps_keep_the_schedule_of_the_run(make_run: MakeRun) -> None:
     run = make_run(Layer("job file"))
     job = resumed(run, train_iters=40)
     assert job.config.decay_iters == 20
-    assert job.notes == ("the learning rate keeps its schedule, whose decay ends at step 20; --decay-iters 40 stretches it",)
+    assert job.notes == ("the learning rate keeps its schedule, whose decay ends at step 20; --decay-iters 40 extends it",)
     write_job(job)
     assert resumed(run).config.decay_iters == 20
     assert resumed(run, train_iters=20).config.decay_iters == 20
@@ -81,7 +81,7 @@ def test_more_steps_keep_the_schedule_of_the_run(make_run: MakeRun) -> None:
 def test_a_change_of_the_schedule_is_a_row(make_run: MakeRun) -> None:
     run = make_run(Layer("job file"), lr=1e-3)
     job = resumed(run, train_iters=40, decay_iters=40, lr=5e-4)
-    assert job.notes == ("lr was 0.001 and is 0.0005", "decay_iters was 20 and is 40")
+    assert job.notes == ("lr changed from 0.001 to 0.0005", "decay_iters changed from 20 to 40")
 
 
 def test_the_same_steps_say_nothing_of_the_schedule(make_run: MakeRun) -> None:
@@ -92,8 +92,11 @@ def test_the_same_steps_say_nothing_of_the_schedule(make_run: MakeRun) -> None:
 def test_fewer_steps_than_the_checkpoint_has_are_a_problem(make_run: MakeRun) -> None:
     run = make_run(Layer("job file"))
     assert refused(run, train_iters=10) == [
-        "MS301 train.train_iters is 10, and the checkpoint is of step 20\n"
-        f"  where: {checkpoint_path(run, 20)}\n  fix: --train-iters 40, or --step N for an earlier checkpoint"
+        (
+            "MS301 train.train_iters is 10, but the checkpoint is of step 20\n"
+            f"  where: {checkpoint_path(run, 20)}\n"
+            "  fix: --train-iters 40, or --step N for an earlier checkpoint"
+        )
     ]
 
 
@@ -101,8 +104,11 @@ def test_an_older_checkpoint_is_chosen_by_its_step_and_continued_in_a_folder_of_
     run = make_run(Layer("job file"), steps=(10, 20))
     assert resumed(run).checkpoint == str(checkpoint_path(run, 20))
     assert refused(run, step=10) == [
-        f"MS602 {run} has checkpoints after step 10, of step 20, which would be replaced\n"
-        f"  where: {run}\n  fix: --resume {run} --step 10 --run {run}-10 goes on in a folder of its own"
+        (
+            f"MS602 {run} contains later checkpoints than step 10, of step 20, which would be replaced\n"
+            f"  where: {run}\n"
+            f"  fix: --resume {run} --step 10 --run {run}-10 continues in a separate folder"
+        )
     ]
     job = resumed(run, step=10, run=f"{run}-10")
     assert (job.checkpoint, job.run) == (str(checkpoint_path(run, 10)), f"{run}-10")
@@ -115,8 +121,11 @@ def test_a_resumed_run_is_not_written_over_another_one(make_run: MakeRun, tmp_pa
     run, other = make_run(Layer("job file")), tmp_path / "other"
     checkpoint_path(other, 5).mkdir(parents=True)
     assert refused(run, run=str(other)) == [
-        f"MS602 the folder {other} already holds a run with checkpoints\n  where: {other}\n"
-        f"  fix: --resume {other} continues it, and another --run starts a new one"
+        (
+            f"MS602 the folder {other} already contains a run with checkpoints\n"
+            f"  where: {other}\n"
+            f"  fix: --resume {other} continues that run; use another --run for a new one"
+        )
     ]
 
 
@@ -139,7 +148,8 @@ def test_a_run_folder_that_cannot_be_made_is_one_problem(tmp_path: Path, text: s
     blocking = "/dev/null" if "null" in run else file
     assert str(problem) == (
         f"MS603 the run folder {run} cannot be used: {blocking} is not a folder\n"
-        f"  where: {run}\n  fix: --run FOLDER, where files can be written"
+        f"  where: {run}\n"
+        "  fix: --run FOLDER, a writable folder"
     )
 
 

@@ -50,8 +50,9 @@ def test_other_groups_are_refused_before_a_process_starts(tmp_path: Path, text: 
     saved_at_step_3(run, text, "--nproc", 2, "--ep", 2, "--set", "deepspeed-moe.groups=4")
     refused = Run("--resume", run, "--run", rest, "--nproc", 2, "--set", "deepspeed-moe.groups=2").done(status=1)
     assert refused.err == (
-        "MS613 deepspeed-moe.groups was 4 and is 2: the groups of a run decide which tokens are kept\n"
-        f"  where: {find_checkpoint(run)}\n  fix: --set deepspeed-moe.groups=4\n"
+        "MS613 deepspeed-moe.groups changed from 4 to 2: the number of groups decides which tokens are dropped\n"
+        f"  where: {find_checkpoint(run)}\n"
+        "  fix: --set deepspeed-moe.groups=4\n"
     )
 
 
@@ -61,7 +62,7 @@ def test_groups_that_follow_from_the_layout_are_kept_by_the_line_of_the_refusal(
     layout = ("--resume", run, "--run", rest, "--nproc", 2, "--tp", 1)
     refused = Run(*layout).done(status=1)
     assert (
-        "MS304 deepspeed-moe: the run had 2 groups of tokens in a micro-batch, and would go on with 1\n"
+        "MS304 deepspeed-moe: the checkpoint was trained with 2 groups of tokens per micro-batch, but this run has 1\n"
         "  fix: --set deepspeed-moe.groups=2\n"
     ) in refused.err
     shutil.rmtree(rest, ignore_errors=True)

@@ -29,8 +29,9 @@ def test_a_folder_that_another_process_holds_is_refused_and_free_when_that_is_ki
     other.kill()
     other.communicate()
     assert str(caught.value) == (
-        f"MS608 another job is running in {tmp_path}\n  where: {tmp_path}\n"
-        "  fix: wait until it has ended, or give another --run FOLDER"
+        f"MS608 another job is running in {tmp_path}\n"
+        f"  where: {tmp_path}\n"
+        "  fix: wait until that job has ended, or give another --run FOLDER"
     )
     check_free(tmp_path)
 
@@ -43,7 +44,7 @@ def test_a_folder_is_free_again_after_its_job(tmp_path: Path) -> None:
 
 
 def test_a_folder_below_a_file_cannot_be_made() -> None:
-    with pytest.raises(RunError, match="MS603 the run folder /dev/null/x cannot be written: Not a directory"):
+    with pytest.raises(RunError, match="MS603 the run folder /dev/null/x is not writable: Not a directory"):
         check_free("/dev/null/x")
 
 
@@ -53,8 +54,9 @@ def test_a_full_disk_behind_megatrons_own_error_is_named(tmp_path: Path) -> None
     wrapped = Exception("Failed to write dataset materials")
     wrapped.__cause__ = OSError(errno.ENOSPC, "No space left on device", "index/a.npy")
     assert str(disk_problem(wrapped, str(tmp_path))) == (
-        f"MS603 index/a.npy cannot be written: No space left on device\n  where: {tmp_path}\n"
-        f"  fix: free some space, then mindspeed pretrain --resume {tmp_path}, which goes on from step 20"
+        "MS603 index/a.npy cannot be written: No space left on device\n"
+        f"  where: {tmp_path}\n"
+        f"  fix: free some space, then mindspeed pretrain --resume {tmp_path} (continues from step 20)"
     )
 
 

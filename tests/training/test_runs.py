@@ -44,8 +44,8 @@ def test_a_run_at_tp2_goes_on_at_pp2_as_if_it_had_not_been_interrupted(tmp_path,
 
     shutil.rmtree(checkpoint_path(whole, 10))
     done = Run("--resume", whole, "--run", rest, "--nproc", 2, "--tp", 1, "--pp", 2).done()
-    assert "sequence-parallel was left out: it has nothing to do in this layout" in done.out
-    assert "the layout differs from the checkpoint's, so dropout draws other random numbers from here on" in done.err
+    assert "sequence-parallel was skipped: it has no effect in this layout" in done.out
+    assert "the layout differs from the checkpoint's, so dropout draws different random numbers from this step on" in done.err
     assert sorted(losses(rest)) == [6, 7, 8, 9, 10]
     for step, loss in losses(rest).items():
         assert loss == pytest.approx(losses(whole)[step], rel=1e-5)
@@ -126,7 +126,9 @@ def test_a_second_job_in_a_run_folder_is_refused_before_it_starts_anything(run):
     first.wait_for_step(run, 3)
     second = Run("--resume", run, "--train-iters", 4).done(status=1)
     assert second.err == (
-        f"MS608 another job is running in {run}\n  where: {run}\n  fix: wait until it has ended, or give another --run FOLDER\n"
+        f"MS608 another job is running in {run}\n"
+        f"  where: {run}\n"
+        "  fix: wait until that job has ended, or give another --run FOLDER\n"
     )
     first.process.send_signal(signal.SIGINT)
     first.done()
@@ -149,7 +151,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(run):
     assert time.monotonic() - start < 30
     assert lost.err.endswith(
         "MS604 rank 1 was killed by SIGKILL; the other ranks were stopped\n"
-        "  fix: if nobody killed it, the machine may have run out of memory; its kernel log says so\n"
+        "  fix: if it was not killed on purpose, the machine may be out of memory; see its kernel log\n"
     )
     assert not any(psutil.pid_exists(rank.pid) and rank.is_running() for rank in ranks)
     Run("--resume", run, "--train-iters", 3).done()
@@ -164,7 +166,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(run):
     full.done(status=1)
     path = checkpoint_path(run, 4)
     told = full.err[full.err.index("MS603") :].splitlines()
-    assert told[0] == "MS603 the checkpoint of step 4 cannot be saved; the checkpoint of step 2 is untouched"
+    assert told[0] == "MS603 the checkpoint of step 4 cannot be saved; the checkpoint of step 2 is unchanged"
     assert told[1].startswith("  because: writing failed: ")
     assert told[2].startswith(f"  because: the disk of {run} has ")
     assert told[3:] == [f"  where: {path}", f"  fix: free some space, then mindspeed pretrain --resume {run}"]
@@ -188,7 +190,7 @@ def test_a_disk_that_is_full_while_the_index_of_the_data_is_written_is_one_probl
 
 def test_a_platform_without_a_device_is_one_problem(tmp_path, text):
     done = Run(*TINY, "--data", text, "--run", tmp_path / "run", "--platform", "cuda").done(status=3)
-    assert done.err.count("MS501 the platform is cuda, and torch finds no device of it\n") == 1
+    assert done.err.count("MS501 the platform is cuda, but torch finds no such device\n") == 1
     assert "Traceback" not in done.err
 
 
@@ -197,7 +199,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(run):
     wild = Run("--resume", run, *schedule).done(status=1)
     assert wild.err.splitlines()[-3].startswith("MS606 ")
     assert wild.err.endswith(
-        f"  where: {run}\n  fix: --resume {run} goes back to step 2; try a lower --lr or a longer --warmup-iters\n"
+        f"  where: {run}\n  fix: --resume {run} returns to step 2; try a lower --lr or a longer --warmup-iters\n"
     )
     assert saved_steps(run) == [2]
     assert all(math.isfinite(loss) for loss in losses(run).values())
@@ -214,7 +216,7 @@ def test_a_checkpoint_with_other_bytes_than_were_saved_is_not_loaded(run):
     problem = refused.err[refused.err.index("MS602") :].splitlines()
     assert problem[0] == f"MS602 {path} is damaged"
     assert all(line.startswith(f"  because: {part.name}: ") for line in problem[1:-2])
-    assert problem[-1] == "  fix: copy it again from where it came, or start a new run"
+    assert problem[-1] == "  fix: copy it again from its source, or start a new run"
 
 
 @pytest.mark.parametrize("layout", ["", "--nproc 2 --features distributed-optimizer"])

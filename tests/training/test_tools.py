@@ -54,7 +54,7 @@ def test_steps_of_a_resumed_run_are_counted_from_its_beginning(tmp_path: Path, t
     assert list(rows_of(rest)) == [3, 4, 5, 6]
     assert all(row["flops"]["hardware"] > 0 for row in rows_of(rest).values())
     refused = Run(f"--resume={rest}", "--train-iters=9", *tools).done(status=1)
-    assert "MS301 profiler works in steps 4 to 5, and this run has steps 7 to 9" in refused.err
+    assert "MS301 profiler works in steps 4 to 5, but this run has steps 7 to 9" in refused.err
 
 
 def test_a_run_that_is_terminated_in_the_window_leaves_its_trace(tmp_path: Path, text: str) -> None:

@@ -126,7 +126,7 @@ def test_a_budget_ends_the_measuring_and_says_what_is_left(tmp_path: Path, monke
     assert said == [
         "run 1/4: tp=0; -",
         "run 2/4: tp=1; -; 30 s left",
-        "the budget of 15 s is spent; 2 runs are left for the next time",
+        "the time budget of 15 s is used up; 2 runs remain for the next search",
     ]
 
 

@@ -104,19 +104,24 @@ def test_json_has_rows_with_job_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--tp", "3"), r"no configuration has tp 3; \d+ have another one, fix: remove --tp"),
-        (("--num-layers", "3", "--pp", "2"), r"no configuration has pp 2; \d+ have another one, fix: remove --pp"),
+        (("--tp", "3"), r"no configuration has tp=3; \d+ configurations have another value, fix: remove --tp"),
+        (
+            ("--num-layers", "3", "--pp", "2"),
+            r"no configuration has pp=2; \d+ configurations have another value, fix: remove --pp",
+        ),
         (
             ("--world-size", "7"),
-            "no layout of 7 ranks divides 4 layers, the heads and the batch of this model"
-            ", fix: use another --world-size or --global-batch-size; features check explains one layout",
+            (
+                "no layout of 7 ranks divides the 4 layers, the heads and the batch of this model, fix: use another "
+                "--world-size or --global-batch-size; mindspeed features check explains one layout"
+            ),
         ),
         (
             ("--calibrate", "90", "--tp", "2", "--micro-batch-size", "1"),
-            r"90 runs cannot calibrate 2 ranks: only (\d+) configurations differ in their work and fit"
+            r"90 runs cannot calibrate 2 ranks: only (\d+) configurations fit and differ in their work"
             r", fix: --calibrate \d+, or a larger --world-size",
         ),
-        (("--try", "ring-atention"), "there is no feature 'ring-atention', fix: --try ring-attention"),
+        (("--try", "ring-atention"), "the feature 'ring-atention' does not exist, fix: --try ring-attention"),
     ],
 )
 def test_what_cannot_be_is_a_problem_with_a_fix(words: tuple[str, ...], text: str, tmp_path: Path) -> None:
@@ -137,7 +142,7 @@ def test_nothing_fits_says_what_is_missing_and_what_saves_most(tmp_path: Path) -
     status, data = run("--device-memory", "1MiB", *SMALL, "--store", str(tmp_path))
     (problem,) = data["problems"]
     found = re.fullmatch(
-        r"none of (\d+) configurations fits: the smallest needs ([\d,]+) bytes, ([\d,]+) too many, and is (.*)",
+        r"none of (\d+) configurations fits: the smallest needs ([\d,]+) bytes, ([\d,]+) too many \((.*)\)",
         problem["message"],
     )
     assert status == 1
@@ -168,9 +173,9 @@ def test_a_stale_store_is_refused_until_it_is_measured_again(tmp_path: Path) -> 
     assert (status, problem["code"], problem["fix"]) == (
         1,
         "MS346",
-        "measure again with --calibrate N, or name another --store",
+        "measure again with --calibrate N, or use another --store",
     )
-    assert problem["message"] == f"the store {tmp_path} was measured elsewhere: {different}"
+    assert problem["message"] == f"the store {tmp_path} was measured on another machine or version: {different}"
     Store(tmp_path, now, {}).put(Measurement("a", 1.5, {"step": 1.0}, 3))
     assert Store(tmp_path, now, {}).staleness() is None
 
@@ -179,16 +184,14 @@ def test_more_ranks_than_cores_are_not_measured(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     status, data = run("--calibrate", "1", "--num-layers", "1", "--store", str(tmp_path))
     assert status == 1
-    assert data["problems"][0]["message"] == (
-        "2 ranks cannot be measured on 1 processor cores: they would wait for one another"
-    )
+    assert data["problems"][0]["message"] == ("2 ranks cannot be measured on 1 processor cores: they would wait for each other")
 
 
 def test_a_dry_run_needs_the_layers_of_the_cpu(tmp_path: Path) -> None:
     status, data = run("--dry", "--top", "1", "--platform", "cuda", "--megatron", "0.16.1", "--store", str(tmp_path))
     (problem,) = data["problems"]
     assert status == 1
-    assert problem["message"] == "a dry run has the layers of the platform cpu, and this job is for cuda"
+    assert problem["message"] == "a dry run uses the layers of platform cpu, but this job is for cuda"
     assert problem["fix"] == "remove --dry, or --platform cpu"
 
 

@@ -189,11 +189,13 @@ def test_the_model_suits_all_members(features: tuple[str, ...], model: str) -> N
 @pytest.mark.parametrize(
     ("features", "refusal"),
     [
-        (("alibi", "rotary-embedding"), "MS304 rotary-embedding: the positions of the model are not rotary"),
+        (("alibi", "rotary-embedding"), "MS304 rotary-embedding: the model does not use rotary positions"),
         (
             ("deepspeed-moe", "moe-tp-extend-ep"),
-            "MS202 deepspeed-moe and moe-tp-extend-ep exclude each other, because the layer has transfers of its own, of equal "
-            "size on every rank",
+            (
+                "MS202 deepspeed-moe conflicts with moe-tp-extend-ep, because the layer replaces the dispatcher's "
+                "transfers by transfers of equal size on every rank"
+            ),
         ),
     ],
     ids=str,
@@ -211,5 +213,5 @@ def test_a_request_that_no_model_suits_says_why() -> None:
 
 
 def test_an_unknown_name_is_told_with_near_ones() -> None:
-    with pytest.raises(ResolutionError, match="MS201 there is no feature 'tensor-paralel'"):
+    with pytest.raises(ResolutionError, match="MS201 the feature 'tensor-paralel' does not exist"):
         asked("tensor-paralel")

@@ -170,7 +170,7 @@ def test_a_claim_that_hangs_or_ends_its_process_is_a_row_and_the_next_one_is_ver
         ("first", True, []),
         ("hangs", None, ["no verdict within 1 s"]),
         ("second", True, []),
-        ("dies", False, ["the process of the claims has ended with 1: Segmentation fault"]),
+        ("dies", False, ["the process that verifies claims ended with 1: Segmentation fault"]),
         ("third", True, []),
     ]
     assert len({row["pid"] for row in rows if row["holds"]}) == 3
@@ -183,12 +183,12 @@ def test_features_whose_turn_does_not_come_or_that_are_for_other_releases_are_ro
     specs = {**specs_of("late"), **specs_of("old", megatron="<0.17")}
     rows = verify_on(tmp_path, "0.20.0", specs, Limits(1.0, 0.0, 2))
     assert [(row["holds"], row["problems"]) for row in rows] == [
-        (None, ["not verified: 0 s were over"]),
+        (None, ["not verified: the time limit of 0 s was reached"]),
         (None, ["needs megatron-core <0.17"]),
     ]
     report = Report("0.20.0", "0.19.1", [], [], rows)
     assert report.failed == ["late"]
-    assert "| late | not verified: 0 s were over | no target |\n" in markdown(report)
+    assert "| late | not verified: the time limit of 0 s was reached | no target |\n" in markdown(report)
     assert "| old | needs megatron-core <0.17 | no target |\n" in markdown(report)
 
 

@@ -59,13 +59,14 @@ def test_features_hold_together_without_any_option(pool: WorkerPool, names: str)
         [
             (
                 "flash-attention ring-attention",
-                "flash-attention: cp is 2, and the algorithm of context parallelism has a core attention that calls the same "
-                "operator",
+                "flash-attention: cp is 2, and the context-parallel algorithm already calls the same attention operator",
             ),
             (
                 "ring-attention shared-attention-mask",
-                "shared-attention-mask: cp is 2, and context parallelism computes the causal mask itself; only the data loader "
-                "makes none",
+                (
+                    "shared-attention-mask: cp is 2, and context parallelism computes the causal mask itself, so the feature "
+                    "only keeps the data loader from creating masks"
+                ),
             ),
         ],
     ),

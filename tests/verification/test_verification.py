@@ -178,7 +178,7 @@ def test_a_configuration_equal_to_the_baselines_fails(pool: WorkerPool, feature:
     )
     patches = tuple(planned for planned in case.plan.patches if planned.owner != feature)
     verdict = verify(replace(case, plan=replace(case.plan, overrides=overrides, patches=patches)), pool)
-    assert failing(verdict) == [f"effect of {feature}: the configuration that reached the model equals the baseline's"]
+    assert failing(verdict) == [f"effect of {feature}: the configuration of the model equals the baseline's"]
 
 
 def idle(case: VerificationCase, feature: str) -> VerificationCase:
@@ -221,7 +221,7 @@ def test_a_feature_whose_hook_changes_nothing_fails_also_without_an_operator(
     verdict = verify(
         planted(asked("rms-norm"), "mindspeed.features.rms_norm.layers:with_operator_norms", "nothing_changed"), pool
     )
-    assert failing(verdict) == ["effect of rms-norm: no patch site was reached, and no hook changed anything"]
+    assert failing(verdict) == ["effect of rms-norm: no patch target was called, and no hook changed anything"]
 
 
 LINEAR = "mindspeed.features.coc.layers"
@@ -261,7 +261,7 @@ def test_a_reached_patch_is_an_effect_where_arguments_are_the_baselines() -> Non
     case = replace(case, plan=replace(case.plan, overrides=overrides))
     sizes = {"dp": 2}
     silent, working = RankResult(sizes=sizes), RankResult(sizes=sizes, reached={"async-ddp": {"megatron.core.optimizer:x": 3}})
-    equal = "effect of async-ddp: the configuration that reached the model equals the baseline's"
+    equal = "effect of async-ddp: the configuration of the model equals the baseline's"
     assert [check.what for check in missing_effects(case, [silent], [silent])] == [equal]
     assert list(missing_effects(case, [silent], [working])) == []
 

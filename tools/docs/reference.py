@@ -32,12 +32,13 @@ GROUPS: Final = {
 }
 JOB_FILE: Final = {
     "features": "names of features to switch on",
-    "without": "names of features to leave out",
+    "without": "names of features to remove",
     "settings": "`{feature: {setting: value}}`",
     "world": "sizes and the model's shape, by the names below",
     "level": "optimization level: 0, 1 or 2",
-    "platform": "npu, cuda or cpu; what is here if not given",
-    "strict": "add no requirement silently; what cannot be checked is a problem",
+    "platform": "npu, cuda or cpu (default: detected)",
+    "strict": "refuse features that are only added as requirements, and checks that cannot be decided",
+    "only": "use only the requested features and what they require, without additions of optimization level 1",
     "train": "how to train, read by `mindspeed pretrain` alone",
 }
 

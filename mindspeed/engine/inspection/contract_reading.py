@@ -50,10 +50,10 @@ def barrier_of(site: Site) -> str:
         return ""
     definition = nodes[-1]
     if not _DATACLASS.isdisjoint(_decorators(definition)):
-        return "it is a dataclass"
+        return "the target is a dataclass"
     for node in ast.walk(definition):
         if isinstance(node, ast.Call) and (text := _names_class(node, site.qualname)):
-            return f"its own source says {text} (line {node.lineno}), which would mean the new class"
+            return f"the class refers to itself by {text} (line {node.lineno}), which would mean the new class"
     return ""
 
 
@@ -69,7 +69,7 @@ def _names_class(call: ast.Call, name: str) -> str:
 
 
 def successors(target: str, recorded: Contract) -> list[str]:
-    """Find successors of a vanished target: an equal body or signature beside it, then names that look alike."""
+    """Find successors of a missing target: an equal body or signature in the same module, then similar names."""
     module, _, qualname = target.partition(":")
     scope = read_scope(find_module(module))
     owner, _, name = qualname.rpartition(".")

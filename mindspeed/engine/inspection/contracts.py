@@ -55,7 +55,7 @@ def part_of(target: str) -> Part | None:
 
 
 def is_script(target: str) -> bool:
-    """Tell whether a target lies in a script beside ``megatron/``, which the megatron-core distribution lacks."""
+    """Return whether a target lies in a script next to ``megatron/``, which the megatron-core distribution lacks."""
     return target.partition(":")[0] in _SCRIPTS
 
 

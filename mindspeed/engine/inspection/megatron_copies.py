@@ -76,7 +76,7 @@ def mixed_roots() -> Problem | None:
 
 
 def python_problem(checkout: Path) -> Problem | None:
-    """MS502 when the training loop of a checkout cannot be imported by this Python, which is older than it asks for.
+    """Return MS502 when this Python is too old to import the training loop of a checkout.
 
     What it takes from a newer Python is ``typing.override``: an older one that was given that name can import it.
     """
@@ -87,7 +87,7 @@ def python_problem(checkout: Path) -> Problem | None:
     python = platform.python_version()
     if needed is None or hasattr(typing, "override") or SpecifierSet(needed[1]).contains(python, prereleases=True):
         return None
-    text = f"Megatron-LM {version_of(checkout / 'megatron')} needs Python {needed[1]}, and this is {python}"
+    text = f"Megatron-LM {version_of(checkout / 'megatron')} needs Python {needed[1]}, but this is {python}"
     return Problem(
         "MS502", text, where=str(checkout), fix=Advice("start the job with a newer Python, or use Megatron-LM 0.16.1")
     )

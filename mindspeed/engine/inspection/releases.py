@@ -37,7 +37,7 @@ def recorded_section(version: str, section: Section) -> tuple[str, Any] | None:
 
 
 def nearest(version: str, recorded: Iterable[str]) -> str | None:
-    """The recorded version that is most like ``version``: the highest that is not above it, of its own minor release if any.
+    """The recorded version that is most like ``version``: the highest that is not above it, of the same minor release if any.
 
     Patch releases of one minor release are alike, so 0.15.0 is read as 0.15.3 rather than as 0.14.0. None when every
     recorded version is above, or for a malformed version.

@@ -126,7 +126,7 @@ def follows_to(target: str, site: str) -> bool:
 
 
 def may_import(module: str, name: str, key: str) -> bool:
-    """Return whether the source of a loaded module may import ``name`` as ``key``: a cheap test before it is parsed."""
+    """Return whether the source of a loaded module may import ``name`` as ``key``: an inexpensive test before it is parsed."""
     found = loaded_module(module)
     text = read_text(found) if found is not None else b""
     if key == name and b"import *" in text:

@@ -42,7 +42,7 @@ class SourceCache:
         self.revalidate()
 
     def revalidate(self) -> None:
-        """Ask for the state of every file, and forget what was read from one that has changed."""
+        """Read the state of every file again, and forget the contents of changed files."""
         changed = {file for file, state in self._states.items() if not _unchanged(file, state)}
         if changed:
             self._states = {file: state for file, state in self._states.items() if file not in changed}
@@ -72,7 +72,7 @@ class SourceCache:
 
 @lru_cache(maxsize=8)
 def source_cache_of(*folders: Path) -> SourceCache:
-    """The cache of what lies in some folders, with the state of its files when it was last asked for."""
+    """The cache of the contents of some folders, with the state of their files at the last check."""
     return SourceCache(folders)
 
 

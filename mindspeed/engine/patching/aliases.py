@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 from mindspeed.engine.inspection.sites import TREE, inside_tree
 from mindspeed.engine.patching.journal import ATTRIBUTE, ELEMENT, HEAP_TYPE, ITEM, KEY, MEMBER, SLOT, Accessor, Journal
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import PatchError, Problem
 
 
@@ -45,7 +46,7 @@ _dictionary: Final = vars(ModuleType)["__dict__"].__get__
 
 
 def module_dictionaries(names: Iterable[str] | None = None) -> list[tuple[str, dict[str, Any]]]:
-    """``(name, dictionary)`` of the imported modules, or of those named; this package's own records are left out.
+    """``(name, dictionary)`` of the imported modules, or of the named ones, without the records of this package.
 
     What only claims to be a module by its ``__class__``, as the libraries of cffi do, has no dictionary of one.
     """
@@ -155,8 +156,11 @@ class Rebinder:
                 gc.collect()  # dead classes of an earlier plan, whose order of bases would break, are still its subclasses
                 write()
         except TypeError as error:
-            text = f"{subclass.__module__}.{subclass.__qualname__} cannot follow its patched base class: {error}"
-            raise PatchError([Problem("MS404", text)]) from error
+            text = (
+                f"{subclass.__module__}.{subclass.__qualname__} cannot inherit from the patched version of its base "
+                f"class: {error}"
+            )
+            raise PatchError([Problem("MS404", text, fix=Advice("activate the plan before this class is defined"))]) from error
         self.counts[id(old)] += 1
 
     def _exchange(self, place: Accessor, holder: Any, entries: Mapping[Any, Any]) -> None:

@@ -119,7 +119,7 @@ class AppliedPatches:
         return bound.holds() if bound is not None else None
 
     def undo(self) -> None:
-        """Put every original back, also where a module imported since has taken a patched object."""
+        """Restore every original, also in modules that were imported since and hold a patched object."""
         with _lock:
             with suppress(ValueError):  # it is not there
                 sys.meta_path.remove(self._finder)
@@ -138,7 +138,8 @@ class AppliedPatches:
         found = find_site(site)
         names = {site, found.name if found is not None else site}
         if names.isdisjoint(group.site for group in self._groups):
-            raise PatchError([Problem("MS401", f"{site} is not patched by the active plan")])
+            text = f"{site} is not patched by the active plan"
+            raise PatchError([Problem("MS401", text, fix=Advice("mindspeed features plan --all lists the patched sites"))])
         journal = Journal()
         with _lock:
             suspended = [bound for bound in self._bound if bound.group.site in names]

@@ -50,7 +50,7 @@ class PatchFinder(MetaPathFinder):
         return None
 
     def run(self, loader: Any, module: ModuleType) -> None:
-        """Execute a module with its own loader, then report."""
+        """Execute a module with its loader, then report."""
         state = self._thread
         state.depth += 1
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import PatchError, Problem
 
 ABSENT: Final = type("ABSENT", (), {"__slots__": (), "__repr__": lambda self: "ABSENT"})()
@@ -59,7 +60,7 @@ MEMBER: Final = Accessor(lambda holder, key: next((k for k in holder if k is key
 
 
 class JournalEntry(NamedTuple):
-    """Record a value that was exchanged. Keys and set members are their own value: there ``key`` is the present one."""
+    """Record a value that was exchanged. Keys and set members are their value: there ``key`` is the present one."""
 
     place: Accessor
     holder: Any
@@ -68,7 +69,7 @@ class JournalEntry(NamedTuple):
     new: Any
 
     def revert(self) -> None:
-        """Put the old value back, unless somebody has changed the place since."""
+        """Restore the old value, unless other code has changed it since."""
         if self.place.read(self.holder, self.key) is self.new:
             self.place.write(self.holder, self.key, self.old)
 
@@ -95,6 +96,7 @@ class Journal:
             try:
                 change.revert()
             except TypeError as error:  # of bases: subclasses were made meanwhile whose order of bases would break
-                problems.append(Problem("MS404", f"{change.holder!r} cannot get its original base class back: {error}"))
+                text = f"the original base class of {change.holder!r} cannot be restored: {error}"
+                problems.append(Problem("MS404", text, fix=Advice("start a new process instead of deactivating the plan")))
         if problems:
             raise PatchError(problems)

@@ -17,6 +17,7 @@ from mindspeed.engine.patching.aliases import MADE, Substitution
 from mindspeed.engine.patching.journal import ABSENT, ATTRIBUTE, HEAP_TYPE, ITEM, Accessor, Journal
 from mindspeed.engine.planning.patch_checks import PATCH_A_METHOD, WRAP_A_METHOD, missing_target, unsuitable_target
 from mindspeed.engine.planning.plan import PlannedPatch
+from mindspeed.plugins.fixes import Advice, RemoveFeature
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
 from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem
 
@@ -81,7 +82,8 @@ def import_value(planned: PlannedPatch) -> Any:
     except Exception as error:  # importing foreign code may fail in any way
         text = f"{planned.patch.kind} of {planned.patch.target} by {planned.owner}: {reference} cannot be imported"
         reason = f"{type(error).__name__}: {error}"
-        raise PatchError([Problem("MS406", f"{text}: {reason}", (planned.owner,), where=reference)]) from error
+        fix = (Advice("install what the import needs"), RemoveFeature(planned.owner))
+        raise PatchError([Problem("MS406", f"{text}: {reason}", (planned.owner,), where=reference, fix=fix)]) from error
 
 
 @dataclass(slots=True, eq=False)
@@ -188,7 +190,7 @@ def locate(group: SitePatches) -> PatchedSite:
         if not isinstance(holder, type):
             raise _missing(group)
     if owners and not holder.__flags__ & HEAP_TYPE:
-        text, fix = f"{holder.__name__} is compiled and cannot change", "patch the name in a Python module that uses it"
+        text, fix = f"{holder.__name__} is compiled and cannot be patched", "patch the name in a Python module that uses it"
         raise PatchError([unsuitable_target(p.owner, p.patch.kind, group.site, text, fix) for p in group.patches])
     original = _entry(holder, name)
     planted = original is ABSENT or (isinstance(holder, type) and name not in vars(holder))
@@ -227,9 +229,9 @@ def _check_class(group: SitePatches, original: type) -> None:
     for planned in group.patches:
         kind = planned.patch.kind
         if isinstance(planned.patch, Wrap):
-            problems.append(unsuitable_target(planned.owner, kind, group.site, "it is a class", WRAP_A_METHOD))
+            problems.append(unsuitable_target(planned.owner, kind, group.site, "the target is a class", WRAP_A_METHOD))
         elif isinstance(planned.patch, Replace | Mixin) and dataclasses.is_dataclass(original):
-            problems.append(unsuitable_target(planned.owner, kind, group.site, "it is a dataclass", PATCH_A_METHOD))
+            problems.append(unsuitable_target(planned.owner, kind, group.site, "the target is a dataclass", PATCH_A_METHOD))
     if problems:
         raise PatchError(problems)
 
@@ -288,10 +290,14 @@ def _wrapped(planned: PlannedPatch, factory: Any, original: Any, bound: PatchedS
         made = factory(original)
     except Exception as error:  # a wrapper factory is foreign code
         text = f"the wrapper {planned.patch.value} of {planned.owner} failed: {type(error).__name__}: {error}"
-        raise PatchError([Problem("MS406", text, (planned.owner,), where=planned.patch.value)]) from error
+        raise PatchError(
+            [Problem("MS406", text, (planned.owner,), where=planned.patch.value, fix=RemoveFeature(planned.owner))]
+        ) from error
     if not callable(made):
         text = f"the wrapper {planned.patch.value} of {planned.owner} returned {made!r}, which cannot be called"
-        raise PatchError([Problem("MS406", text, (planned.owner,), where=planned.patch.value)])
+        raise PatchError(
+            [Problem("MS406", text, (planned.owner,), where=planned.patch.value, fix=RemoveFeature(planned.owner))]
+        )
     if made is original:
         return made, bound.fresh
     return (made, True) if sys.getrefcount(made) <= _ALONE else _copy(made, bound)

@@ -54,8 +54,10 @@ def stale_holders(bound: Sequence[PatchedSite]) -> list[Problem]:
                 found[text, one.group.site] = one
     problems = []
     for (holder, site), one in sorted(found.items(), key=lambda item: item[0]):
-        text = f"{holder} still holds the original of {site}, which {one.group.owner} patches"
-        problems.append(Problem("MS404", text, (one.group.owner,), fix=Advice("activate the plan before it is made")))
+        text = f"{holder} still refers to the original of {site}, which {one.group.owner} patches"
+        problems.append(
+            Problem("MS404", text, (one.group.owner,), fix=Advice("activate the plan before this object is created"))
+        )
     return problems
 
 

@@ -114,7 +114,7 @@ def _instance(feature: type[Feature[Any]], args: Any, world: World, planned: Pla
         raise
     except BaseException as error:  # a plugin's own code may fail in any way; its name must be said
         name = planned.name
-        text = f"feature {name} cannot be made: {type(error).__name__}: {error}"
+        text = f"feature {name} cannot be created: {type(error).__name__}: {error}"
         raise ResolutionError(
             [Problem("MS901", text, (name,), where=provider_of(feature), fix=GiveOption("--without", name))]
         ) from error
@@ -133,7 +133,7 @@ def manager_of(plan: ActivationPlan, catalog: Catalog, base: Iterable[type[Featu
 
 
 def _not_installed(planned: PlannedFeature) -> Problem:
-    text = f"the plan has {planned.name} from {planned.distribution} {planned.version}, which is not installed here"
+    text = f"the plan contains {planned.name} from {planned.distribution} {planned.version}, which is not installed"
     return Problem("MS201", text, (planned.name,), fix=RunCommand(f"pip install {planned.distribution}=={planned.version}"))
 
 
@@ -205,4 +205,4 @@ def _superseded(patches: Sequence[PlannedPatch], supersedes: Sequence[tuple[str,
 def _skipped_rows(patches: Iterable[PlannedPatch]) -> Iterator[PlanNote]:
     for p in patches:
         if p.skipped and not p.ground:
-            yield PlanNote("left-out", p.owner, f"patch of {p.patch.target} is left out: {p.skipped}")
+            yield PlanNote("left-out", p.owner, f"patch of {p.patch.target} is skipped: {p.skipped}")

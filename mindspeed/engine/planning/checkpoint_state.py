@@ -32,7 +32,7 @@ _FLAT_SHARDS: Final = "<0.15"
 _SHAPE_OF_WHOLE: Final = b"nd_reformulated_orig_global_shape"
 _FILES_OF_RANKS: Final = "mp_rank_*"
 """Names of the files of a checkpoint in Megatron-LM's format torch."""
-_ONE_LAYOUT: Final = "the checkpoint has the weights of each rank in a file (format torch), which fit no other layout"
+_ONE_LAYOUT: Final = "the checkpoint stores the weights of each rank in a file (format torch), which no other layout can load"
 _SOFTWARE: Final = ("mindspeed", "megatron", "torch")
 
 Classes = Mapping[str, type[Feature[Any]]]
@@ -120,7 +120,7 @@ def _words(error: Exception) -> str:
 
 
 def keeps_common_file(folder: Path) -> bool:
-    """Return whether a distributed checkpoint has a file of its own, ``common.pt``, for what is not a tensor.
+    """Return whether a distributed checkpoint has a separate file, ``common.pt``, for data other than tensors.
 
     All releases until 0.18 write it; from 0.19 on its content lies among the tensors. Also for what cannot be read.
     """
@@ -143,13 +143,13 @@ def unreadable_format(folder: Path, megatron: str | None, *, shards_optimizer: b
             folder, megatron, "the torch_dist format of megatron-core 0.19 and newer, without common.pt", "0.19", "both forms"
         )
     if shards_optimizer and version_in(megatron, _FLAT_SHARDS) and not _has_flat_shards(folder):
-        form = "the distributed optimizer's state in the shapes of the parameters, as megatron-core 0.15 and newer save it"
+        form = "distributed optimizer state in the shapes of the parameters, as saved by megatron-core 0.15 and newer"
         return _unread(folder, megatron, form, "0.15", "this form")
     return None
 
 
 def _unread(folder: Path, megatron: str, form: str, reader: str, kinds: str) -> Problem:
-    text = f"the checkpoint has {form}, and megatron-core {megatron} cannot read it"
+    text = f"the checkpoint uses {form}, which megatron-core {megatron} cannot read"
     fix = f"resume it with megatron-core {reader} or newer, which reads {kinds}"
     return Problem("MS602", text, where=str(folder), fix=advice(fix))
 
@@ -181,8 +181,8 @@ def other_layers(folder: Path, plan: ActivationPlan) -> list[Change]:
     before, after = layers_of(folder), unfit_layers(folder, plan.world)
     if before is None or after is None:
         return []
-    what = f"the checkpoint is of {NAMES[before]}, and the job builds {NAMES[after]}"
-    return [Change("", what, "refused", "their parameters have other names", before, after, conversion(folder, after))]
+    what = f"the checkpoint contains {NAMES[before]}, but the job builds {NAMES[after]}"
+    return [Change("", what, "refused", "their parameters have different names", before, after, conversion(folder, after))]
 
 
 def refusals(found: list[Change], where: str) -> list[Problem]:
@@ -223,14 +223,14 @@ def _kept(old: SavedFeature, new: PlannedFeature, state: CheckpointState) -> Ite
     for key in [*old.settings, *(key for key in new.args if key not in old.settings)]:
         before, after = text_of(old.settings.get(key)), text_of(new.args.get(key))
         if before != after:
-            what, fix = f"{new.name}.{key} was {before} and is {after}", f"--set {new.name}.{key}={before}"
+            what, fix = f"{new.name}.{key} changed from {before} to {after}", f"--set {new.name}.{key}={before}"
             verdict = state.verdict("changed", key)
             if verdict == "refused" and None in (old.settings.get(key), new.args.get(key)):
                 verdict = state.verdict("changed")  # what is not given follows from the layout: load_extra knows the two values
             yield Change(new.name, what, verdict, _reason(state), before, after, fix)
     before, after = f"{old.distribution} {old.version}", f"{new.distribution} {new.version}"
     if before != after:
-        what, fix = f"{new.name} was that of {before} and is that of {after}", f"pip install {before.replace(' ', '==')}"
+        what, fix = f"{new.name} changed from {before} to {after}", f"pip install {before.replace(' ', '==')}"
         yield Change(new.name, what, state.verdict("upgraded"), _reason(state), before, after, fix)
 
 
@@ -239,11 +239,11 @@ def _software(record: CheckpointManifest, here: Content) -> Iterator[Change]:
     before, after = facts_of(record.content, "version"), facts_of(here, "version")
     for name in _SOFTWARE:
         if name in before and before[name] != after.get(name):
-            what = f"{name} was {before[name]} and is {after.get(name)}"
-            yield Change("", what, "safe", "its checkpoints carry their own format", before[name], after.get(name, ""))
+            what = f"{name} changed from {before[name]} to {after.get(name)}"
+            yield Change("", what, "safe", "its checkpoints have a separate format", before[name], after.get(name, ""))
     old, new = facts_of(record.content, "source"), facts_of(here, "source")
     for module in sorted(name for name in old.keys() & new.keys() if old[name] != new[name]):
-        yield Change("", f"{module} has another content", "safe", "code is not state", old[module], new[module])
+        yield Change("", f"{module} has different content", "safe", "code is not part of the state", old[module], new[module])
 
 
 def _effective_features(plan: ActivationPlan, classes: Classes) -> Iterator[PlannedFeature]:
@@ -262,11 +262,11 @@ def _declared(feature: PlannedFeature, classes: Classes) -> CheckpointState:
         return CheckpointState()
     state = found.spec.state
     if state.kind == "none" and hasattr(found, "save_extra"):
-        return CheckpointState("own", "it saves data of its own")
+        return CheckpointState("own", "it stores separate data")
     return state
 
 
 def _reason(state: CheckpointState) -> str:
-    return state.reason or {"none": "it adds nothing to checkpoints", "own": "it saves data of its own"}.get(
-        state.kind, "Megatron's distributed checkpoints can be cut anew"
+    return state.reason or {"none": "it adds no data to checkpoints", "own": "it stores separate data"}.get(
+        state.kind, "Megatron's distributed checkpoints can be resharded"
     )

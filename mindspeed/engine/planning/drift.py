@@ -78,9 +78,9 @@ def source_tree(path: Path) -> Iterator[Tree]:
     """A checkout or an unpacked wheel, read within the block. Raises MindSpeedError MS502 for a folder without Megatron."""
     root = next((folder for folder in (path, path.parent) if (folder / "megatron" / "core").is_dir()), None)
     if root is None:
-        text = f"{path} holds no megatron/core"
+        text = f"{path} does not contain megatron/core"
         raise MindSpeedError(
-            [Problem("MS502", text, fix=Advice("give the folder that holds megatron/, or a recorded version"))]
+            [Problem("MS502", text, fix=Advice("give the folder that contains megatron/, or a recorded version"))]
         )
     root = root.resolve()
     with only_tree(root, "megatron"), trees_kept():
@@ -150,6 +150,6 @@ def _row(target: PatchTarget, tree: Tree) -> DriftRow:
 def _missing_row(tree: Tree, found: Contract | None) -> str:
     """Say what a target without a verdict lacks: a row in a release file, or its part in this Megatron."""
     if found is None and tree.root is not None:
-        return "no Megatron-LM there"
+        return "no Megatron-LM in this tree"
     version = BASELINE if found is not None else tree.version
-    return f"the record of megatron-core {version} has no row; mindspeed patches record --megatron PATH adds it"
+    return f"the record of megatron-core {version} has no row for this target; mindspeed patches record --megatron PATH adds it"

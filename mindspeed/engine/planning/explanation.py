@@ -22,7 +22,7 @@ _DONE: Final = {"replace": "replaced", "mixin": "mixed into", "wrap": "wrapped",
 
 
 class Edge(NamedTuple):
-    """``first`` comes before ``second``; ``kind`` is the constraint that says so, declared by ``owner``."""
+    """``first`` comes before ``second``; ``kind`` is the constraint that requires it, declared by ``owner``."""
 
     first: str
     second: str
@@ -49,7 +49,8 @@ class SourceLocation:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedPatch:
-    """Explain a patch: where its target is defined, where its own code is, and all that the plan puts there, inside out."""
+    """Explain a patch: where its target and its replacement are defined, and everything that the plan applies there, inside
+    out."""
 
     patch: PlannedPatch
     target: SourceLocation

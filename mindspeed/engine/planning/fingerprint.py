@@ -30,7 +30,7 @@ VariantsOf = Callable[[Iterable[str], str], Mapping[str, str]]
 
 @cache
 def compared_variables() -> dict[str, str]:
-    """Return the environment variables that must be equal on all ranks, and what each decides; ``*`` stands for any ending.
+    """Return the environment variables that must be equal on all ranks, and what each decides; ``*`` matches any ending.
 
     Left out on purpose is what may differ between nodes: network interfaces, addresses, devices, debug output, allocators,
     and OMP_NUM_THREADS, which follows the number of cores.
@@ -89,7 +89,7 @@ def plan_facts(plan: ActivationPlan, catalog: Catalog | None) -> dict[str, str]:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of what results depend on, of this process; what is not installed is left out."""
+    """Versions of this process that results depend on, without packages that are not installed."""
     from mindspeed._version import __version__
     from mindspeed.engine.inspection.megatron_copies import megatron_version
 
@@ -138,7 +138,7 @@ def is_of_machine(key: str) -> bool:
 
 
 def describe(key: str, value: str | None) -> str:
-    """``ring-attention.window=2`` of a fact; None is one that is not there."""
+    """``ring-attention.window=2`` of a fact; None is a missing one."""
     kind, _, name = key.partition(" ")
     if value is None:
         return f"no {name}" if kind in ("variable", "version") else f"no {kind} {name}"
@@ -156,7 +156,7 @@ def describe(key: str, value: str | None) -> str:
 
 
 def describe_value(key: str, value: str | None) -> str:
-    """The part of `describe` that tells two values of one fact apart."""
+    """The part of `describe` that distinguishes two values of one fact."""
     kind = key.partition(" ")[0]
     if value is None:
         return "none" if kind not in ("variable", "version") else f"has no {key.partition(' ')[2]}"

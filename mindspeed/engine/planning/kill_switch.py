@@ -1,4 +1,4 @@
-"""``MINDSPEED_DISABLE=a,b``: an off-switch for features that needs no change of any job. It goes above every request."""
+"""``MINDSPEED_DISABLE=a,b``: a switch that disables features without changing a job. It overrides every request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DISABLE_VARIABLE: Final = "MINDSPEED_DISABLE"
 
 
 def disabled_layer(environ: Mapping[str, str] = os.environ) -> Layer:
-    """The layer that removes the named features. Says so on standard error, once per process and on rank 0 only."""
+    """The layer that removes the named features. Reports it on standard error, once per process and on rank 0 only."""
     names = split_names(environ.get(DISABLE_VARIABLE, ""))
     if names and environ.get("RANK", "0") == "0":
         _announce(names)
@@ -26,17 +26,17 @@ def disabled_layer(environ: Mapping[str, str] = os.environ) -> Layer:
 
 @lru_cache(maxsize=8)
 def _announce(names: tuple[str, ...]) -> None:
-    print(f"mindspeed: {DISABLE_VARIABLE} takes {', '.join(names)} out of every plan", file=sys.stderr, flush=True)
+    print(f"mindspeed: {DISABLE_VARIABLE} removes {', '.join(names)} from every plan", file=sys.stderr, flush=True)
 
 
 def refuse_disabled(plan: ActivationPlan, environ: Mapping[str, str] = os.environ) -> None:
     """Raise ResolutionError (MS211) for a plan, made before or elsewhere, that has a feature which is disabled here."""
     names = [name for name in plan.names if name in split_names(environ.get(DISABLE_VARIABLE, ""))]
-    fix = f"make the plan again, or leave {', '.join(names)} on"
+    fix = f"make the plan again, or remove {', '.join(names)} from the variable"
     problems = [
         Problem(
             "MS211",
-            f"the plan has {name}, which {DISABLE_VARIABLE} takes out",
+            f"the plan contains {name}, which {DISABLE_VARIABLE} removes",
             (name,),
             where=DISABLE_VARIABLE,
             fix=advice(fix),

@@ -89,8 +89,8 @@ def require_match(lock: Lock, here: Content, where: str) -> None:
         more = [f"and {len(differences) - SHOWN} more differences"] if len(differences) > SHOWN else []
         size = here.get("world world_size")
         again = f" --world-size {size}" if size is not None and "world world_size" not in lock.content else ""
-        fix = f"start it as it was locked, or lock it again with mindspeed lock{again}"
-        text = f"this job is not the one that was locked: it has {differences[0]}"
+        fix = f"start the locked job, or lock this one with mindspeed lock{again}"
+        text = f"this job differs from the locked one: it has {differences[0]}"
         raise MindSpeedError([Problem("MS618", text, chain=(*differences[1:SHOWN], *more), where=where, fix=advice(fix))])
 
 

@@ -22,12 +22,12 @@ from mindspeed.plugins.problems import Problem
 Places = Mapping[str, TargetInfo]
 """The place of every target, and of every cache to be cleared, of some patches: what `target_infos_of` gives."""
 
-PATCH_A_METHOD = "patch a method of the class instead, or use an argument of your own for a configuration value"
+PATCH_A_METHOD = "patch a method of the class instead, or use a setting of the feature for a configuration value"
 WRAP_A_METHOD = "wrap one of its methods, or use Mixin"
 
 
 def with_sites(patches: Sequence[PlannedPatch], version: str | None = None, places: Places | None = None) -> list[PlannedPatch]:
-    """The patches with their sites looked up; a target that does not exist keeps its own name.
+    """The patches with their sites looked up; a target that does not exist keeps its name.
 
     ``version`` is the megatron-core that the patches are for; without one it is what is installed here. ``places`` spares
     looking for them again.
@@ -38,7 +38,7 @@ def with_sites(patches: Sequence[PlannedPatch], version: str | None = None, plac
 
 
 def check_patches(patches: Sequence[PlannedPatch], version: str | None = None, places: Places | None = None) -> list[Problem]:
-    """Every problem of a set of patches: missing, unsuitable or changed targets, patches that exclude each other.
+    """Every problem of a set of patches: missing, unsuitable or changed targets, and conflicting patches.
 
     The patches of the base plan and those of features are two layers: a feature may replace what the base left.
     """
@@ -60,8 +60,8 @@ def check_contracts(patches: Sequence[PlannedPatch], version: str | None) -> lis
     if version is None or here is None:
         return []
     if here != version:
-        text = f"the plan is for megatron-core {version}, and {here} is installed here"
-        return [Problem("MS306", text, fix=Advice(f"install megatron-core {version}, or make the plan again here"))]
+        text = f"the plan was made for megatron-core {version}, but {here} is installed"
+        return [Problem("MS306", text, fix=Advice(f"install megatron-core {version}, or make the plan again"))]
     active = [planned for planned in patches if not planned.skipped]
     places = target_infos_of(active, version)
     found = [problem for planned in active for problem in _broken(planned, places, version)]
@@ -74,7 +74,7 @@ def notes_on(patches: Sequence[PlannedPatch], version: str | None, places: Place
     places = places or target_infos_of(active, version)
     if version is None:
         root = package_root("core")
-        text = f"{root} does not say its version, so its functions are compared with those of no release"
+        text = f"{root} does not contain its version, so its functions are not compared with a release"
         return [PlanNote("warning", "megatron-core", text)] if root is not None and active else []
     is_here = is_installed(version)  # asks the import system
     notes = [note for planned in active for note in _notes(planned, places, version, is_here)]
@@ -105,12 +105,12 @@ def _notes(planned: PlannedPatch, places: Places, version: str, is_here: bool) -
     if part_of(target) is None:
         return
     if known is None:
-        yield PlanNote("note", planned.owner, f"{target} has no recorded contract with which to compare it")
+        yield PlanNote("note", planned.owner, f"{target} has no recorded contract to compare with")
     elif is_here and contract is not None:
         verdict = compare(known[1], contract, _by_name(planned))
         if verdict in ("appended", "body changed"):
             more = "more parameters" if verdict == "appended" else "other code"
-            yield PlanNote("note", planned.owner, f"{target} has {more} here than in megatron-core {known[0]}")
+            yield PlanNote("note", planned.owner, f"{target} has {more}, unlike in megatron-core {known[0]}")
 
 
 def target_infos_of(patches: Sequence[PlannedPatch], version: str | None) -> dict[str, TargetInfo]:
@@ -119,7 +119,7 @@ def target_infos_of(patches: Sequence[PlannedPatch], version: str | None) -> dic
 
 
 def missing_target(owner: str, target: str, where: str = "") -> Problem:
-    """MS401 for a target that does not exist, with near names."""
+    """MS401 for a target that does not exist, with similar names."""
     fix = suggestion(near_targets(target), f"check which versions {owner} supports")
     return Problem("MS401", f"{owner} patches {target}, which does not exist", (owner,), where=where, fix=advice(fix))
 
@@ -140,9 +140,9 @@ def _check_target(planned: PlannedPatch, places: Places, version: str | None) ->
     if isinstance(patch, Replace | Mixin) and place.barrier:
         yield unsuitable_target(owner, patch.kind, site.name, place.barrier, PATCH_A_METHOD, where)
     elif isinstance(patch, Wrap) and site.kind == "class":
-        yield unsuitable_target(owner, "wrap", site.name, "it is a class", WRAP_A_METHOD, where)
+        yield unsuitable_target(owner, "wrap", site.name, "the target is a class", WRAP_A_METHOD, where)
     elif isinstance(patch, Mixin) and site.kind in ("function", "method"):
-        yield unsuitable_target(owner, "mixin", site.name, "it is not a class", "use Wrap or Replace", where)
+        yield unsuitable_target(owner, "mixin", site.name, "the target is not a class", "use Wrap or Replace", where)
 
 
 def _broken(planned: PlannedPatch, places: Places, version: str | None) -> Iterator[Problem]:
@@ -163,7 +163,7 @@ def _gone(owner: str, target: str, place: TargetInfo, version: str) -> Problem |
         return None
     release, recorded = known
     near = place.contract.near if place.contract is not None else tuple(successors(target, recorded))
-    chain = (f"megatron-core {release} has it as {_described(recorded)}",) if recorded.kind != ABSENT else ()
+    chain = (f"in megatron-core {release} it is {_described(recorded)}",) if recorded.kind != ABSENT else ()
     text = f"{owner} patches {target}, which does not exist in megatron-core {version}"
     return Problem("MS401", text, (owner,), chain, fix=advice(suggestion(near, f"check which versions {owner} supports")))
 
@@ -176,7 +176,7 @@ def _changed(planned: PlannedPatch, site: Site, contract: Contract, version: str
         return
     release, recorded = known
     untested = version_in(version, UNTESTED_MEGATRON)
-    differs = f"has changed since megatron-core {release}" if untested else f"is not the one of megatron-core {release}"
+    differs = f"has changed since megatron-core {release}" if untested else f"differs from that of megatron-core {release}"
     text = f"{target}, which {owner} patches, {differs}: {difference(recorded, contract)}"
     chain = (
         f"megatron-core {release} has {_described(recorded)}",
@@ -206,7 +206,9 @@ def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
         replacing = [planned for planned in here if isinstance(planned.patch, Replace)]
         if len(replacing) > 1:
             owners = _and(replacing)
-            text = f"{owners} replace {site}; only one can" if " and " in owners else f"{owners} replaces {site} twice"
+            text = (
+                f"{owners} replace {site}, but only one feature can" if " and " in owners else f"{owners} replaces {site} twice"
+            )
             yield _conflict(replacing, text, ", or let one declare Supersedes")
         setting = [planned for planned in here if isinstance(planned.patch, Set)]
         if len({repr(planned.patch.value) for planned in setting}) > 1:
@@ -218,7 +220,7 @@ def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
             for planned in by_site.get(owner, ()):
                 if isinstance(planned.patch, Replace):
                     member = site.rpartition(".")[2]
-                    text = f"{planned.owner} replaces the class {owner} and {_and(here)} patches its member {member}"
+                    text = f"{planned.owner} replaces the class {owner}, but {_and(here)} patches its member {member}"
                     yield _conflict([planned, *here], text)
 
 

@@ -125,7 +125,9 @@ def _shared(values: Mapping[str, Any]) -> dict[str, Any]:
 def plan_from_json(data: Mapping[str, Any]) -> ActivationPlan:
     """Inverse of `ActivationPlan.to_json`. Raises ValueError for a plan of another format or with a wrong digest."""
     if data.get("format") != PLAN_FORMAT:
-        raise ValueError(f"it has plan format {data.get('format')!r}, and this mindspeed reads {PLAN_FORMAT}; make it again")
+        raise ValueError(
+            f"the plan has format {data.get('format')!r}, but this mindspeed reads {PLAN_FORMAT}; make the plan again"
+        )
 
     features = TypeAdapter(tuple[PlannedFeature, ...]).validate_python
     plan = ActivationPlan(
@@ -145,5 +147,5 @@ def plan_from_json(data: Mapping[str, Any]) -> ActivationPlan:
         strict=data["strict"],
     )
     if plan.digest != data["digest"]:
-        raise ValueError(f"plan digest {data['digest']} does not match its content, which is {plan.digest}")
+        raise ValueError(f"the plan digest {data['digest']} does not match the content of the plan, {plan.digest}")
     return plan

@@ -1,4 +1,5 @@
-"""Every place in Megatron that a feature, the base plan or a hook point may patch: asked of the features, nothing is applied.
+"""Every place in Megatron that a feature, the base plan or a hook point may patch: read from declarations, nothing is
+applied.
 
 What a feature patches may depend on its settings, on sizes and on the platform. It is asked with its defaults, with
 every choice of one setting at a time, for a small dense and a large MoE model, on every platform that it runs on.

@@ -46,7 +46,7 @@ def check_slots(state: ResolutionState) -> None:
     for slot, holders in sorted(state.holders.items()):
         names, shared = list(holders), _shared(holders.values())
         if shared:
-            text = f"{_listing(names)} all hold the slot {slot}"
+            text = f"{_listing(names)} all hold the slot {slot}, which only one feature can hold"
             state.problem("MS203", text, tuple(names), _ways_out(state, names), shared)
 
 
@@ -58,7 +58,7 @@ def check_conflicts(state: ResolutionState) -> None:
                 continue
             names = tuple(sorted((name, other)))
             if not state.is_single or names not in [problem.features for problem in state.problems if problem.code == "MS202"]:
-                text = f"{names[0]} and {names[1]} exclude each other{because(constraint.reason)}"
+                text = f"{names[0]} conflicts with {names[1]}{because(constraint.reason)}"
                 state.problem("MS202", text, names, _ways_out(state, names), both)
 
 
@@ -67,9 +67,9 @@ def check_capabilities(state: ResolutionState) -> None:
         for holder, where in state.holders.get(need.slot, {}).items():
             both = jobs & where
             if both and holder != name and need.capability not in state.specs[holder].provides:
-                text = f"{name} needs {need.capability} of the feature for {need.slot}, and {holder} does not provide it"
+                text = f"{name} needs {need.capability} of the feature for {need.slot}, but {holder} does not provide it"
                 others = [n for n in state.holders_known(need.slot) if need.capability in state.specs[n].provides]
-                fix: Fix = (Advice(f"use {' or '.join(others)} in its place"),) if others else ()
+                fix: Fix = (Advice(f"use {' or '.join(others)} instead"),) if others else ()
                 fix += _ways_out(state, (name, holder))
                 state.problem("MS202", text + because(need.reason), (name, holder), fix, both)
 
@@ -109,7 +109,7 @@ def _remainder(given: Mapping[str, Value], world: World) -> tuple[str, Fix]:
     factors = f"tp x pp x cp = {world.tp} x {world.pp} x {world.cp} = {product}"
     size = -(-world.world_size // product) * product
     way = GiveOption("--nproc", size) if given["world_size"].source == LAUNCH else GiveField("world_size", size)
-    return f"world size {world.world_size} is not a multiple of {factors}", (way, Advice("smaller parallel sizes"))
+    return f"world size {world.world_size} is not a multiple of {factors}", (way, Advice("use smaller parallel sizes"))
 
 
 def check_given_fields(state: ResolutionState) -> None:
@@ -117,7 +117,7 @@ def check_given_fields(state: ResolutionState) -> None:
     for name in sorted(state.catalog.describing.intersection(state.active)):
         for found, jobs in state.contradictions(name):
             for field, value in found:
-                text = f"{name}: it sets {field} to {value}, but {state.merged.world[field].value} is given"
+                text = f"{name} sets {field} to {value}, but {state.merged.world[field].value} is given"
                 fix = (DropField(field, state.merged.world[field].source), RemoveFeature(state.root(name)))
                 state.problem("MS304", text, (name,), fix, jobs & state.where[name], (field,))
 
@@ -130,8 +130,8 @@ def check_platforms(state: ResolutionState) -> None:
             text = f"{name} does not run on {platform}, only on {', '.join(sorted(spec.platforms))}"
             state.problem("MS208", text, (name,), RemoveFeature(state.root(name)), state.where[name])
         if spec.megatron and state.world.knows("megatron") and not version_in(state.world.megatron, spec.megatron):
-            text = f"{name} needs megatron-core {spec.megatron}, this is {state.world.megatron}"
-            fix = (Advice(f"install a megatron-core {spec.megatron}"), RemoveFeature(state.root(name)))
+            text = f"{name} needs megatron-core {spec.megatron}, but the version is {state.world.megatron}"
+            fix = (Advice(f"install megatron-core {spec.megatron}"), RemoveFeature(state.root(name)))
             state.problem("MS208", text, (name,), fix, state.where[name])
 
 
@@ -145,13 +145,13 @@ def check_operators(state: ResolutionState) -> None:
         missing = [op for op in state.specs[name].ops if not state.runs(op, platform)]
         if not missing:
             continue
-        text = f"only the reference of {', '.join(missing)} runs on {platform}"
+        text = f"{', '.join(missing)} has only a plain-torch reference on {platform}"
         requested = state.where[name] & ~state.by_level_one.get(name, 0)
         if state.merged.strict and requested:
-            fix = Advice("mindspeed ops list says why; mindspeed ops build builds those in C++")
+            fix = Advice("mindspeed ops build, or see mindspeed ops list for the cause")
             state.problem("MS515", f"{name}: {text}", (name,), fix, requested)
         else:
-            state.note("note", name, f"{text}, which is slower; mindspeed ops list says why")
+            state.note("note", name, f"{text}, which is slower; mindspeed ops list shows why")
 
 
 def add_notes(state: ResolutionState) -> None:

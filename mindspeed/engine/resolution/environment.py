@@ -57,7 +57,7 @@ class Environment:
         elif self.megatron is not None and not any(
             version_in(self.megatron, versions) for versions in (SUPPORTED_MEGATRON, UNTESTED_MEGATRON)
         ):
-            text = f"megatron-core {self.megatron} is not supported, which needs {SUPPORTED_MEGATRON}"
+            text = f"megatron-core {self.megatron} is not supported; supported is {SUPPORTED_MEGATRON}"
             found.append(Problem("MS502", text, where=self.source, fix=RunCommand("pip install megatron-core==0.16.1")))
         return found
 
@@ -68,7 +68,7 @@ def made_up(platform: str, megatron: str | None = None, torch: str | None = None
 
 
 def installed_version(distribution: str, local: bool = False) -> str | None:
-    """Version of an installed distribution, without its local part unless asked (``2.13.0+cpu`` -> ``2.13.0``), or None."""
+    """Version of an installed distribution or None, by default without its local part (``2.13.0+cpu`` -> ``2.13.0``)."""
     try:
         version = metadata.version(distribution)
     except metadata.PackageNotFoundError:

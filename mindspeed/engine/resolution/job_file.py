@@ -16,7 +16,7 @@ def load_job_file(path: str | Path) -> JobFile:
         with Path(path).open(encoding="utf-8") as file:
             text = file.read(SIZE + 1)
     except OSError as error:
-        fix = Advice("give the path of a job file that exists and can be read")
+        fix = Advice("give the path of a readable job file")
         raise ResolutionError([Problem("MS305", f"the job file cannot be read: {error}", where=str(path), fix=fix)]) from error
     except UnicodeDecodeError as error:
         fix = Advice("save it as text in UTF-8")
@@ -34,6 +34,6 @@ def job_from_text(text: str, where: str) -> JobFile:
         problem = Problem("MS305", f"the job file cannot be read: {error}", where=f"{where}:{error.line}", fix=fix)
         raise ResolutionError([problem]) from error
     if repeated:
-        fixes = advice("keep one of the two")
+        fixes = advice("keep one of them")
         raise ResolutionError(Problem("MS305", found, where=f"{where}:{line}", fix=fixes) for found, line in repeated)
     return job_from_data(data or {}, where)

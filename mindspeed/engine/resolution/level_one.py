@@ -37,11 +37,11 @@ def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> Iterable[
     elif spec.platforms and platform not in spec.platforms:
         reason = f"not for {platform}"
     elif spec.numerics.claim not in ("exact", "reordered"):
-        reason = f"its numerics are {spec.numerics.claim}"
+        reason = f"its results are not bitwise equal: {spec.numerics.claim}"
     elif missing := [op for op in spec.ops if not state.has_variant(op, platform)]:
-        reason = f"only the reference of {', '.join(missing)} runs on {platform}"
+        reason = f"{', '.join(missing)} has only a plain-torch reference on {platform}"
     elif state.args_of(name) is None:
-        reason = "its settings are not valid"
+        reason = "its settings are invalid"
     return ((reason, state.scope),) if reason else refusals(state, name)
 
 
@@ -62,7 +62,7 @@ def refusals(state: ResolutionState, name: str, selecting: bool = False) -> Iter
             if found := obstacle(constraints, name, state.args_in(name, args, world), world):
                 return found.message
         except UnknownValue as unknown:
-            return f"whether it applies depends on {flag(unknown.field)}, which is not known"
+            return f"it depends on {flag(unknown.field)}, which is not set"
         except ConditionError as error:
             return f"a condition of it {error}"
         return ""
@@ -92,7 +92,7 @@ def leave_out_refused(state: ResolutionState) -> bool:
 
 
 def leave_out_excluded(state: ResolutionState) -> None:
-    """Remove every feature that level 1 alone switched on where it and another active feature exclude each other."""
+    """Remove every feature that only level 1 switched on where it conflicts with another active feature."""
     optional = _optional(state)
     if not any(optional.values()):
         return
@@ -101,12 +101,12 @@ def leave_out_excluded(state: ResolutionState) -> None:
         for constraint in state.specs[name].constraints:
             if isinstance(constraint, Conflicts) and optional.get(constraint.name):
                 here = jobs & optional[constraint.name] & state.holds(name, constraint)
-                _leave_out(state, optional, constraint.name, here, f"{name} excludes it{because(constraint.reason)}")
+                _leave_out(state, optional, constraint.name, here, f"{name} conflicts with it{because(constraint.reason)}")
     for name, jobs in list(optional.items()):
         for constraint in state.specs[name].constraints:
             if isinstance(constraint, Conflicts) and constraint.name in decided:
                 here = jobs & decided[constraint.name] & state.holds(name, constraint)
-                _leave_out(state, optional, name, here, f"it excludes {constraint.name}{because(constraint.reason)}")
+                _leave_out(state, optional, name, here, f"it conflicts with {constraint.name}{because(constraint.reason)}")
 
 
 def _optional(state: ResolutionState) -> dict[str, JobSet]:
@@ -133,4 +133,4 @@ def _leave_out(state: ResolutionState, optional: dict[str, JobSet], name: str, j
     for other in optional:
         for needed in state.catalog.requires[other]:
             if needed.name == name and (here := optional[other] & jobs & state.holds(other, needed)):
-                _leave_out(state, optional, other, here, f"{name}, which it requires, is left out")
+                _leave_out(state, optional, other, here, f"{name}, which it requires, is skipped")

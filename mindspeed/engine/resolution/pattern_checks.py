@@ -16,7 +16,7 @@ _OTHER_SPLITS: Final = ("first_stage_layers", "last_stage_layers", "pipeline_lay
 
 
 class PatternMistake(NamedTuple):
-    """What is wrong at one character of a pattern, the fix, and the fields of the job at fault beside the pattern."""
+    """Describe a mistake at one character of a pattern, the fix, and the other fields of the job at fault."""
 
     at: int
     text: str
@@ -46,7 +46,7 @@ def _stages(world: World) -> Iterator[PatternMistake]:
     count, layers = len(pattern.segments), len(pattern.layers)
     separated = Advice("separate the layers of stages with |")
     if count == 1 and vpp > 1:
-        text = f"vpp is {vpp}, and the pattern has no segments for {pp * vpp} model chunks"
+        text = f"vpp is {vpp}, but the pattern has no segments for {pp * vpp} model chunks"
         yield PatternMistake(layers // (pp * vpp), text, (separated, DropField("vpp")), ("vpp",))
     elif count == 1:
         shared, stages = world.equal_share
@@ -57,11 +57,11 @@ def _stages(world: World) -> Iterator[PatternMistake]:
         text = f"{count} segments are not divisible by {pp} pipeline stages"
         yield PatternMistake(_start(world, count // pp * pp), text, (GiveField("pp", note=f"a divisor of {count}"),), ("pp",))
     elif count != pp * vpp:
-        text = f"{count} segments are {count // pp} model chunks on each of {pp} pipeline stages, and vpp is {vpp}"
+        text = f"{count} segments give {count // pp} model chunks on each of {pp} pipeline stages, but vpp is {vpp}"
         yield PatternMistake(_start(world, min(pp * vpp, count - 1)), text, (GiveField("vpp", count // pp),), ("pp", "vpp"))
     for field in _OTHER_SPLITS:
         if count > 1 and world.is_set(field):
-            text = f"segments say which layers a pipeline stage has, and so does {field}"
+            text = f"segments and {field} both assign layers to pipeline stages"
             yield PatternMistake(_start(world, 1) - 1, text, (DropField(field),), (field,))
 
 
@@ -74,21 +74,21 @@ def _experts(world: World) -> Iterator[PatternMistake]:
     """Check that layers with experts and the number of experts go together, and attention with its kind."""
     pattern = world.pattern
     if EXPERTS in pattern.text and world.knows("num_experts") and not world.num_experts:
-        text = "a layer has experts (E), and num_experts is 0"
+        text = "a layer has experts (E), but num_experts is 0"
         yield PatternMistake(pattern.text.index(EXPERTS), text, (GiveField("num_experts"),), ("num_experts",))
     if EXPERTS not in pattern.text and world.is_set("num_experts"):
-        text = f"num_experts is {world.num_experts}, and no layer of the pattern has experts (E)"
+        text = f"num_experts is {world.num_experts}, but no layer of the pattern has experts (E)"
         place = max(pattern.text.find("-"), 0)
         yield PatternMistake(place, text, (Advice("write E for -"), DropField("num_experts")), ("num_experts",))
     if "*" in pattern.text and world.is_set("multi_latent_attention"):
-        text = f"attention is multi-latent, and * is {KINDS['*']} with keys of its own"
+        text = f"attention is multi-latent, but * is {KINDS['*']} with separate keys"
         fix = (Advice("write + for *"), DropField("multi_latent_attention"))
         yield PatternMistake(pattern.text.index("*"), text, fix, ("multi_latent_attention",))
     for layer in RECURRENT:
         if layer in pattern.text and world.platform != "cuda":
             kernels = f"{KINDS[layer]}, whose kernels ({_KERNELS[layer]})"
-            text = f"{layer} is {kernels} run on cuda alone, and this is {world.platform}"
-            other = Advice(f"remove {layer}: {' '.join(ATTENTION)} - E run here")
+            text = f"{layer} is {kernels} available only on cuda, but the platform is {world.platform}"
+            other = Advice(f"remove {layer}; this platform supports {' '.join(ATTENTION)} - E")
             yield PatternMistake(pattern.text.index(layer), text, (other,), ("platform",))
 
 
@@ -96,7 +96,7 @@ def _predictions(world: World) -> Iterator[PatternMistake]:
     """Check that the pattern has the layers of multi-token prediction."""
     pattern, end = world.pattern, len(world.pattern.text)
     if world.knows("mtp_num_layers") and world.mtp_num_layers != len(pattern.predictions):
-        text = f"mtp_num_layers is {world.mtp_num_layers}, and the pattern has {len(pattern.predictions)} depths after /"
+        text = f"mtp_num_layers is {world.mtp_num_layers}, but the pattern has {len(pattern.predictions)} depths after /"
         place = pattern.text.find("/") if pattern.predictions else end
         yield PatternMistake(place, text, (GiveField("mtp_num_layers", len(pattern.predictions)),), ("mtp_num_layers",))
 
@@ -105,7 +105,7 @@ def _layers(world: World) -> Iterator[PatternMistake]:
     """Check that a given number of layers is that of the pattern."""
     layers = world.pattern.layers
     if world.num_layers != len(layers):
-        text = f"num_layers is {world.num_layers}, and the pattern has {len(layers)} layers"
+        text = f"num_layers is {world.num_layers}, but the pattern has {len(layers)} layers"
         places = [at for at, layer in enumerate(world.pattern.text.partition("/")[0]) if layer != "|"]
         place = places[min(world.num_layers, len(places) - 1)]
         yield PatternMistake(place, text, (DropField("num_layers"),), ("num_layers",))

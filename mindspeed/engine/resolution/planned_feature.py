@@ -48,10 +48,10 @@ _SENTENCES: Mapping[ReasonKind, str] = {
     ReasonKind.REQUIRED: "required by {by}",
     ReasonKind.SIZE: "the {size} is {value}",
     ReasonKind.FIELD: "{note}",
-    ReasonKind.LEVEL_ONE: "optimization level 1 switches it on",
+    ReasonKind.LEVEL_ONE: "switched on by optimization level 1",
     ReasonKind.NAMED: "{by}.{name} ({source}) names it",
     ReasonKind.CHOSEN: "{by}.{name} is auto ({source}), and it {note}",
-    ReasonKind.EVERY_PLAN: "every plan has it",
+    ReasonKind.EVERY_PLAN: "part of every plan",
 }
 
 
@@ -95,7 +95,7 @@ class PlannedFeature(NamedTuple):
 
     @property
     def requested(self) -> bool:
-        """Return whether the request asks for it or for a feature that requires it; False where level 1 alone brought it in."""
+        """Return whether the feature is requested or required by a requested one; False if only level 1 added it."""
         return self.why[-1].kind is not ReasonKind.LEVEL_ONE
 
     @property

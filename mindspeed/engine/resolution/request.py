@@ -14,15 +14,16 @@ from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError,
 
 MEGATRON_DEFAULTS: Final = "Megatron's defaults"
 """Source of values that are only defaults of Megatron-LM's parser."""
-JOB_KEYS: Final = ("features", "settings", "world", "level", "platform", "strict", "without", "train")
+JOB_KEYS: Final = ("features", "settings", "world", "level", "platform", "strict", "only", "without", "train")
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A source of a request. Later layers win; features of all layers add up.
 
-    ``without`` contradicts a feature that is requested; ``disabled`` removes it from a request that stays as it is.
-    ``notes`` become rows of the plan. ``option`` is the argument of Megatron-LM that the layer was read from.
+    With ``only`` optimization level 1 adds nothing. ``without`` contradicts a feature that is requested; ``disabled`` removes
+    it from a request that is kept otherwise. ``notes`` become rows of the plan. ``option`` is the argument of Megatron-LM that
+    the layer was read from.
     """
 
     source: str
@@ -32,6 +33,7 @@ class Layer:
     without: tuple[str, ...] = ()
     level: int | None = None
     strict: bool | None = None
+    only: bool | None = None
     platform: str | None = None
     disabled: tuple[str, ...] = ()
     notes: tuple[PlanNote, ...] = ()
@@ -49,7 +51,7 @@ class JobFile:
 def job_from_data(data: Any, where: str) -> JobFile:
     """Check the shape of a parsed job file. ``where`` names it in problems."""
     if not isinstance(data, dict):
-        text, fix = "a job file is a mapping with keys such as features and settings", Advice("features: [NAME, ...]")
+        text, fix = "a job file must be a mapping with keys such as features and settings", Advice("features: [NAME, ...]")
         raise ResolutionError([Problem("MS305", text, where=where, fix=fix)])
     problems = []
     for key in data:
@@ -79,10 +81,11 @@ _SHAPES: Final[Mapping[str, tuple[Any, str]]] = {
     "features": (list, "a list of names"),
     "without": (list, "a list of names"),
     "settings": (Mapping, "a mapping of features to settings"),
-    "world": (Mapping, "a mapping of sizes"),
+    "world": (Mapping, "a mapping of world fields"),
     "train": (Mapping, "a mapping"),
     "level": (int, "0, 1 or 2"),
     "strict": (bool, "true or false"),
+    "only": (bool, "true or false"),
     "platform": (str, "npu, cuda or cpu"),
 }
 
@@ -99,7 +102,12 @@ def _shape_problems(data: Mapping[str, Any], code: str, where: str) -> list[Prob
         elif shape is list:
             names = value or ()
             problems += [
-                Problem(code, f"{key} has {brief(name)}, not a name", where=where, fix=Advice(f"give {key} as {words}"))
+                Problem(
+                    code,
+                    f"{key} contains {brief(name)}, which is not a name",
+                    where=where,
+                    fix=Advice(f"give {key} as {words}"),
+                )
                 for name in names
                 if type(name) is not str
             ]
@@ -155,14 +163,14 @@ def parse_assignments(assignments: list[str] | tuple[str, ...], where: str) -> d
         feature, dot, name = target.strip().partition(".")
         if not (equals and dot and feature and name):
             example = Advice(f"{where}{' ' if where.startswith('-') else '='}FEATURE.SETTING=VALUE")
-            text = f"{brief(text)} is not of the form feature.field=value"
+            text = f"{brief(text)} does not have the form feature.field=value"
             problems.append(Problem("MS301", text, where=where, fix=example))
             continue
         fields = settings.setdefault(feature, {})
         parsed = _scalar(value)
         if name in fields and fields[name] != parsed:
             text = f"{feature}.{name} is given twice: {brief(fields[name])} and {brief(parsed)}"
-            problems.append(Problem("MS303", text, (feature,), where=where, fix=Advice("keep one of the two")))
+            problems.append(Problem("MS303", text, (feature,), where=where, fix=Advice("keep one of them")))
         fields[name] = parsed
     if problems:
         raise MindSpeedError(problems)

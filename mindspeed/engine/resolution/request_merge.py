@@ -38,6 +38,7 @@ class MergedRequest:
     notes: list[PlanNote] = field(default_factory=list)
     level: int = 2
     strict: bool = False
+    only: bool = False
     problems: list[Problem] = field(default_factory=list)
 
     def removal(self, name: str) -> tuple[str, str] | None:
@@ -75,10 +76,11 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
             merged.disabled.setdefault(name, layer)
         merged.level = layer.level if layer.level is not None else merged.level
         merged.strict = layer.strict if layer.strict is not None else merged.strict
+        merged.only = layer.only if layer.only is not None else merged.only
         world, settings = _unify_size_spellings(layer, catalog, merged.problems)
         for name, value in world.items():
             if name == "world_size" and environment.world_size not in (None, value):
-                text = f"{layer.source} says world size {value}, but this process belongs to a job of {environment.world_size}"
+                text = f"{layer.source} sets world size {value}, but this process belongs to a job of {environment.world_size}"
                 fix = (DropField(name, layer.source), Advice(f"start {value} processes"))
                 merged.problems.append(Problem("MS306", text, where=LAUNCH, fix=fix))
             _put(merged.world, name, value, layer)
@@ -115,7 +117,7 @@ def _remove_sizes(merged: MergedRequest, catalog: Catalog, feature: str, source:
             if argument is not None:
                 merged.settings.get(owner, {}).pop(argument, None)
             if value.value > 1:
-                text = f"the {size_name(size)} {value.value} ({value.source}) is removed: {source} leaves {feature} out"
+                text = f"the {size_name(size)} {value.value} ({value.source}) is ignored, because {source} removes {feature}"
                 merged.notes.append(PlanNote("note", feature, text))
 
 
@@ -145,8 +147,11 @@ def _unify_size_spellings(
             continue
         given = settings.get(owner, {}).get(argument)
         if size in world and given is not None and given != world[size]:
-            text = f"{layer.source} gives {FIELDS[size].meaning} twice: {size} = {world[size]} and {owner}.{argument} = {given}"
-            fix = Advice(f"keep one of the two, they are spellings of the same value (--{size})")
+            text = (
+                f"{layer.source} gives the {FIELDS[size].meaning} twice: {size} = {world[size]} and {owner}.{argument} "
+                f"= {given}"
+            )
+            fix = Advice(f"keep one of the two; they set the same value (--{size})")
             facts = [_given(size, world[size], layer), _given(f"{owner}.{argument}", given, layer)]
             problems.append(Problem("MS303", text, (owner,), (), layer.source, fix, facts))
         elif size in world:
@@ -168,7 +173,7 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
         if name not in FIELDS:
             near = near_names(name, FIELDS)
             fix = Advice(suggestion(near, f"known: {', '.join(FIELDS)}"))
-            problems.append(Problem("MS301", f"{name!r} is not a value of the world", where=layer.source, fix=fix))
+            problems.append(Problem("MS301", f"{name!r} is not a field of the world", where=layer.source, fix=fix))
             continue
         field = FIELDS[name]
         typed = field.typed(value)
@@ -177,13 +182,13 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
             text = f"{name} ({field.meaning}) is {brief(value)}, not {_KINDS[field.kind]}"
             problems.append(Problem("MS301", text, where=layer.source, fix=GiveField(name, _example(field)), facts=facts))
         elif field.least is not None and not typed >= field.least:  # also not a number
-            text = f"{name} ({field.meaning}) is {value}, which is below {field.least}"
+            text = f"{name} is {value}, which is less than {field.least} ({field.meaning})"
             problems.append(
                 Problem("MS301", text, where=layer.source, fix=GiveField(name, field.least, or_more=True), facts=facts)
             )
         elif field.words and typed not in field.words:
             near = near_names(typed, field.words, number=1) or list(field.words)
-            text = f"{name} is {brief(value)}, which is none of {', '.join(field.words)}"
+            text = f"{name} is {brief(value)}, which is not one of {', '.join(field.words)}"
             problems.append(Problem("MS301", text, where=layer.source, fix=GiveField(name, near[0]), facts=facts))
         else:
             world[name] = typed

@@ -104,7 +104,9 @@ class ResolutionState:
         near = self.catalog.near(name)
         fix = suggestion(near, "mindspeed features list shows every name")
         if not any(problem.code == "MS201" and problem.features == (name,) for problem in self.problems):
-            self.report(Problem("MS201", f"there is no feature {name!r}", (name,), where=source, fix=advice(fix)), self.scope)
+            self.report(
+                Problem("MS201", f"the feature {name!r} does not exist", (name,), where=source, fix=advice(fix)), self.scope
+            )
         return False
 
     # settings
@@ -136,7 +138,7 @@ class ResolutionState:
         return [name for name in self.catalog.usable if slot in self.specs[name].slots]
 
     def give(self, name: str, settings: Mapping[str, Any], source: str) -> None:
-        """Settings that a choice brings along for a feature that it makes active; what the user gave stays."""
+        """Settings that a choice gives to the feature that it makes active; values of the user are kept."""
         given = self.merged.settings.setdefault(name, {})
         for key, value in settings.items():
             given.setdefault(key, Value(value, source))
@@ -158,7 +160,7 @@ class ResolutionState:
                 self.args.pop(needed, None)
             elif given.value != value:
                 text = f"{name} requires {needed}.{key}={value}{because(constraint.reason)}"
-                text = f"{text}, and it is {given.value} ({given.source})"
+                text = f"{text}, but it is {given.value} ({given.source})"
                 other = given.required_by
                 fix: Fix = (GiveSetting(f"{needed}.{key}", value), RemoveFeature(name))
                 if other:
@@ -199,14 +201,14 @@ class ResolutionState:
                 self.world = self._given = with_contribution(self._given, contribution(self._given, feature, args, self._fixed))
 
     def withdraw(self, flag: str) -> None:
-        """Take back what Megatron's default says of a flag, and of the other flags that the same argument gives."""
+        """Remove what Megatron's default gives for a flag, and for the other flags of the same argument."""
         argument = FIELDS[flag].arguments[:1]
         same = [name for name, field in FIELDS.items() if field.kind is bool and field.arguments[:1] == argument]
         changed = {name: False for name in same if name not in self._fixed and self._given.is_set(name)}
         self.world = self._given = World(self._given.known() | changed)
 
     def complete_world(self) -> None:
-        """Add what active features make of the job: values that nobody gave, arguments that they set, layers of each chunk."""
+        """Add what active features give to the job: values that are not set, arguments that they set, layers of each chunk."""
         self.world, self._contributions = self._given, [((), self.scope)]
         parts = self._contributions
         for name in sorted(self.catalog.describing.intersection(self.active)):
@@ -324,7 +326,7 @@ class ResolutionState:
         self.report(Problem("MS107", text, (name,), self.chain(name), where, fix), jobs)
 
     def failed_itself(self, what: str, name: str, error: str, jobs: JobSet) -> None:
-        text = f"{what} of {name} failed itself: {error}"
+        text = f"{what} of {name} raised an error: {error}"
         author = self.catalog.usable[name].distribution if name in self.catalog.usable else "mindspeed"
         self.problem("MS901", text, (name,), Advice(f"report it to the authors of {author}"), jobs)
 
@@ -375,14 +377,14 @@ class ResolutionState:
         return tuple(reasons)
 
     def chain(self, *names: str) -> tuple[str, ...]:
-        """The lines that explain why those of these features are there that are active."""
+        """The lines that explain why the active ones of these features are active."""
         return tuple(reason.line for name in names if name in self.active for reason in self.why(name))
 
     def not_checked(self, name: str, field: str, what: str, jobs: JobSet) -> None:
-        """A row, or under strict a problem, for a check that needs a value nobody gave."""
+        """Add a row, or under strict a problem, for a check that needs a value that is not set."""
         option = flag(field)
         if self.merged.strict:
-            text = f"{name}: {field} is not known, so this is not checked: {what!r}"
+            text = f"{name}: {field} is not set, so this cannot be checked: {what!r}"
             self.problem("MS307", text, (name,), GiveField(field), jobs)
         else:
             row = PlanNote("not-checked", name, f"{what!r} depends on {field}; give {option}", (field,))

@@ -54,7 +54,7 @@ class Resolution:
 
 
 def every_variant(op: str, platform: str) -> bool:
-    """Return True: whoever does not know what a platform has takes every operator to have a variant."""
+    """Return True: without knowledge of a platform every operator is assumed to have a variant."""
     return True
 
 
@@ -120,7 +120,7 @@ def _decide(state: ResolutionState, environment: Environment) -> list[str]:
     check_pattern(state)
     state.add_base_values()
     _propagate(state, _roots(state))
-    if state.merged.level >= 1:
+    if state.merged.level >= 1 and not state.merged.only:
         state.complete_world()  # level 1 asks about the job that the request makes
         _propagate(state, level_one(state))
     while named := list(select_holders(state)):
@@ -162,11 +162,11 @@ def _roots(state: ResolutionState) -> Iterator[Root]:
             continue
         if name in state.merged.without:
             text = f"{name} is requested ({layer.source}) and removed ({state.merged.without[name].source})"
-            state.report(Problem("MS210", text, (name,), fix=Advice(f"drop {name} from one of the two")), state.scope)
+            state.report(Problem("MS210", text, (name,), fix=Advice(f"remove {name} from one of the two")), state.scope)
         elif state.known(name, layer.source):
             if state.specs[name].level > state.merged.level:
                 level = state.specs[name].level
-                text = f"{name} has optimization level {level}, this job has {state.merged.level}"
+                text = f"{name} has optimization level {level}, but the level of this job is {state.merged.level}"
                 state.report(Problem("MS207", text, (name,), fix=GiveOption("--optimization-level", level)), state.scope)
             kind = ReasonKind.ARGUMENT if layer.option else ReasonKind.REQUESTED
             yield name, Reason(name, kind, source=layer.source), state.scope
@@ -174,7 +174,7 @@ def _roots(state: ResolutionState) -> Iterator[Root]:
         if name not in state.merged.requested and name not in state.catalog.not_loaded:
             state.known(name, layer.source)
     for name, layer in state.merged.withdrawn.items():
-        state.note("note", name, f"{layer.source} asks for it, {state.merged.without[name].source} removes it")
+        state.note("note", name, f"{layer.source} requests it, but {state.merged.without[name].source} removes it")
     state.rows += _disabled(state)
     yield from _owners_of_sizes(state)
     yield from _followers(state)
@@ -189,14 +189,14 @@ def _disabled(state: ResolutionState) -> Iterator[PlanNote]:
             yield PlanNote("disabled", name, f"removed by {layer.source}{though}")
         else:
             fix = suggestion(state.catalog.near(name), "mindspeed features list shows every name")
-            yield PlanNote("warning", name, f"{layer.source} names {name}, which is no feature; {fix}")
+            yield PlanNote("warning", name, f"{layer.source} names {name}, which is not a feature; {fix}")
 
 
 def _owners_of_sizes(state: ResolutionState) -> Iterator[Root]:
     for size in (*PARALLEL_SIZES, "dp"):
         owner, _ = state.catalog.owners.get(size, ("", None))
         for value, jobs in state.values(("size", size), partial(_size_in, size)):
-            if value <= 1 or (size == "dp" and state.is_single and _is_platform_alone(state)):
+            if value <= 1 or (size == "dp" and (state.merged.only or (state.is_single and _is_platform_alone(state)))):
                 continue
             if owner and not state.merged.removal(owner):
                 yield owner, Reason(owner, ReasonKind.SIZE, name=size, value=value), jobs
@@ -235,13 +235,13 @@ def _size_problem(state: ResolutionState, size: str, value: int, owner: str) -> 
     if removal := state.merged.removal(owner):
         code, source = removal
         way = Advice(f"leave {owner} on") if code == "MS211" else Advice(f"drop --without {owner}")
-        text = f"{said}, and {source} removes {owner}, which provides it"
+        text = f"{said}, but {source} removes {owner}, which provides it"
         return Problem(code, text, (owner,), fix=(GiveField(size, 1), way), facts=state.facts(size))
     fix: Fix = (GiveField(size, 1),)
-    text = f"{said}, and no installed feature provides it"
+    text = f"{said}, but no installed feature provides it"
     if state.catalog.not_loaded:
-        text = f"{said}, and no built-in or named feature provides it"
-        fix += (Advice("name the feature of another distribution that does"),)
+        text = f"{said}, but no built-in or requested feature provides it"
+        fix += (Advice("request the feature of another distribution that provides it"),)
     return Problem("MS209", text, fix=fix, facts=state.facts(size))
 
 
@@ -290,7 +290,7 @@ def _report_requirement(state: ResolutionState, name: str, constraint: Requires,
         code, source = removal
         fix: Fix = (Advice(f"drop --without {needed}"), RemoveFeature(name))
         if code == "MS211":
-            fix = (Advice(f"disable {name} too, or leave {needed} on"),)
+            fix = (Advice(f"also disable {name}, or keep {needed} enabled"),)
         state.problem(code, f"{text}, and {source} removes {needed}", (name, needed), fix, missing)
     else:
         state.problem("MS204", text, (name, needed), (AddFeature(needed), DropOption("--strict")), missing)

@@ -27,7 +27,7 @@ Root = tuple[str, Reason, JobSet]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A feature that could hold a slot: its cost, or why it cannot, or the values without which nobody can tell."""
+    """A feature that could hold a slot: its cost, or why it cannot, or the values needed to decide."""
 
     name: str
     cost: Cost | None = None
@@ -60,16 +60,21 @@ def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str, j
         return
     others = {other: both for other, held in _holders(state, need.slot).items() if other != wanted and (both := held & jobs)}
     for other, both in others.items():
-        text = f"{setting} ({source}) names {wanted}, and {other} is active in its place"
+        text = f"{setting} ({source}) names {wanted}, but {other} is already active in that role"
         fix = (RemoveFeature(state.root(other)), GiveSetting(setting, other))
         state.problem("MS342", text, (name, other), fix, both)
         jobs &= ~both
     if not jobs:
         return
     if removal := state.merged.removal(wanted):
-        text = f"{setting} names {wanted}, and {removal[1]} removes {wanted}"
+        text = f"{setting} names {wanted}, but {removal[1]} removes {wanted}"
         state.problem(
-            removal[0], text, (name, wanted), Advice(f"name another in {setting}, or leave {wanted} on"), jobs, (setting,)
+            removal[0],
+            text,
+            (name, wanted),
+            Advice(f"name another feature in {setting}, or do not remove {wanted}"),
+            jobs,
+            (setting,),
         )
     else:
         yield wanted, Reason(wanted, ReasonKind.NAMED, name, need.setting, source=source), jobs
@@ -82,7 +87,7 @@ def _automatic(state: ResolutionState, name: str, need: RequiresSlot, jobs: JobS
         if here[0][1] != jobs:
             raise NotUniform(here[0][1])
         judged = _judged(state, need.slot, state.world) if state.is_single else ()
-        state.note("choice", name, f"{setting} is auto, and {here[0][0]} is active already: nothing is chosen")
+        state.note("choice", name, f"{setting} is auto, but {here[0][0]} is already active, so no other feature is chosen")
         for candidate in judged:
             if candidate.name != here[0][0]:
                 state.note("choice", name, _line(candidate))
@@ -102,7 +107,7 @@ def _judged(state: ResolutionState, slot: str, world: World) -> tuple[Candidate,
 def _chosen(state: ResolutionState, name: str, need: RequiresSlot, judged: Sequence[Candidate], jobs: JobSet) -> Iterator[Root]:
     setting, source = _setting(state, name, need)
     if unknown := tuple(dict.fromkeys(field for candidate in judged for field in candidate.unknown)):
-        text = f"{setting} is auto, and the choice is not decided: {', '.join(unknown)} not known"
+        text = f"{setting} is auto, but the choice needs values that are not set: {', '.join(unknown)}"
         given = Together(tuple(map(GiveField, unknown))) if len(unknown) > 1 else GiveField(unknown[0])
         fix = (given, Advice(f"name one of {', '.join(state.holders_known(need.slot))}"))
         state.problem("MS341", text, (name,), fix, jobs)
@@ -110,12 +115,12 @@ def _chosen(state: ResolutionState, name: str, need: RequiresSlot, judged: Seque
     eligible = sorted((candidate.cost.amounts, candidate.name, candidate) for candidate in judged if candidate.cost is not None)
     if not eligible:
         reasons = "; ".join(f"{candidate.name}: {candidate.refusal}" for candidate in judged)
-        text = f"{setting} is auto, and nothing can be chosen: {reasons}"
-        state.problem("MS341", text, (name,), Advice("change what they need"), jobs, (setting,))
+        text = f"{setting} is auto, but no feature can be chosen: {reasons}"
+        state.problem("MS341", text, (name,), Advice("change one of these values"), jobs, (setting,))
         return
     best = eligible[0][2]
     why = "costs least" if len(eligible) > 1 else "alone can"
-    state.note("choice", name, f"{setting} is auto, and {best.name} is chosen, which {why}: {_text(best)}")
+    state.note("choice", name, f"{setting} is auto, so {best.name} is chosen, which {why}: {_text(best)}")
     for *_, candidate in eligible[1:]:
         state.note("choice", name, _line(candidate))
     for candidate in judged:
@@ -131,18 +136,20 @@ def _candidate(state: ResolutionState, name: str, slot: str, world: World) -> Ca
     if removal := state.merged.removal(name):
         return Candidate(name, refusal=f"removed by {removal[1]}")
     if spec.level > state.merged.level:
-        return Candidate(name, refusal=f"its optimization level is {spec.level}, this job's is {state.merged.level}")
+        return Candidate(
+            name, refusal=f"its optimization level is {spec.level}, but the level of this job is {state.merged.level}"
+        )
     if spec.platforms and platform not in spec.platforms:
         return Candidate(name, refusal=f"it does not run on {platform}")
     if spec.megatron and world.knows("megatron") and not version_in(world.megatron, spec.megatron):
         return Candidate(name, refusal=f"it needs megatron-core {spec.megatron}")
     if excluded := next(_excluded(state, name, slot), ""):
-        return Candidate(name, refusal=f"it and {excluded} exclude each other")
+        return Candidate(name, refusal=f"it conflicts with {excluded}")
     if (args := state.args_of(name)) is None:
-        return Candidate(name, refusal="its settings are not valid")
+        return Candidate(name, refusal="its settings are invalid")
     feature = state.catalog.feature(name)
     if not implements(feature, "cost"):
-        return Candidate(name, refusal="it does not say what it costs")
+        return Candidate(name, refusal="it declares no cost")
     try:
         cost = answer(feature, "cost", args, world)
         args = state.models[name](**(dict(cost.settings) | args.model_dump(exclude_unset=True)))
@@ -152,9 +159,9 @@ def _candidate(state: ResolutionState, name: str, slot: str, world: World) -> Ca
     except UnknownValue as unknown:
         return Candidate(name, unknown=unknown.fields)
     except MindSpeedError as error:
-        return Candidate(name, refusal=f"its cost failed itself: {error.problems[0].message}")
+        return Candidate(name, refusal=f"its cost could not be computed: {error.problems[0].message}")
     except Exception as error:  # a plugin's formula may fail in any way; the message must name the plugin
-        return Candidate(name, refusal=f"its cost or a check failed itself: {type(error).__name__}: {error}")
+        return Candidate(name, refusal=f"its cost or one of its checks raised an error: {type(error).__name__}: {error}")
     return Candidate(name, cost)
 
 
@@ -185,7 +192,7 @@ def _setting(state: ResolutionState, name: str, need: RequiresSlot) -> tuple[str
 
 def _line(candidate: Candidate) -> str:
     if candidate.unknown:
-        return f"{candidate.name}: not known without {' and '.join(map(flag, candidate.unknown))}"
+        return f"{candidate.name}: unknown without {' and '.join(map(flag, candidate.unknown))}"
     return f"{candidate.name}: {_text(candidate) if candidate.cost is not None else f'cannot, {candidate.refusal}'}"
 
 

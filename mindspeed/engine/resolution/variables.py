@@ -51,7 +51,7 @@ def unknown_variables(environ: Mapping[str, str]) -> tuple[PlanNote, ...]:
         PlanNote(
             "warning",
             name,
-            f"mindspeed does not read {name}; {suggestion(near_names(name, known, number=1), 'unset it')}",
+            f"mindspeed does not read the variable {name}; {suggestion(near_names(name, known, number=1), 'unset it')}",
         )
         for name in names
     )

@@ -1,4 +1,4 @@
-"""All ranks of a job have one plan, or none of them goes on. Through a key-value store, without a collective.
+"""Agreement of ranks: all ranks of a job have one plan, or none continues. Uses a key-value store, without a collective.
 
 Each rank writes the digest of its content under its number. Rank 0 reads all of them, and writes one verdict for which
 the others wait; only where digests differ are the contents read. A rank that fails before writes the verdict itself.
@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, digest_of
-from mindspeed.plugins.fixes import advice
+from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import Problem, RunError
 
 if TYPE_CHECKING:
@@ -87,10 +87,9 @@ def failed_rank(rank: int, error: BaseException) -> Problem:
     problems = getattr(error, "problems", ())
     lines = str(error).splitlines() or [""]
     first = lines[0] if problems else f"{type(error).__name__}: {lines[0]}"
-    text = f"rank {rank} failed while the job was set up: {first}"
-    return Problem(
-        "MS612", text, chain=(*(line.strip() for line in lines[1:SHOWN]), f"rank {rank} runs on {socket.gethostname()}")
-    )
+    text = f"rank {rank} failed during the setup of the job: {first}"
+    chain = (*(line.strip() for line in lines[1:SHOWN]), f"rank {rank} runs on {socket.gethostname()}")
+    return Problem("MS612", text, chain=chain, fix=Advice(f"check the log of rank {rank}"))
 
 
 def compare(contents: Mapping[str, Content], ranks: Mapping[str, Sequence[int]], hosts: Mapping[int, str]) -> Problem:
@@ -106,7 +105,7 @@ def compare(contents: Mapping[str, Content], ranks: Mapping[str, Sequence[int]],
     odd = sorted(rank for digest in others for rank in ranks[digest])
     chain = (*rest[: 2 * SHOWN], *(f"rank {rank} runs on {hosts[rank]}" for rank in odd[:SHOWN]))
     fix = "give all ranks the same job file, packages and environment"
-    return Problem("MS610", f"the ranks do not have the same plan: {first}", chain=chain, fix=advice(fix))
+    return Problem("MS610", f"the ranks have different plans: {first}", chain=chain, fix=advice(fix))
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -179,7 +178,7 @@ def _wait_until_told(store: Store, size: int, seconds: float) -> None:
 
 def _missing(ranks: Sequence[int], size: int, seconds: float) -> Problem:
     text = f"{name_ranks(ranks)} of {size} did not activate a plan within {seconds:.0f} s"
-    fix = f"look at the log of {name_ranks(ranks)}; {TIMEOUT}=SECONDS waits longer"
+    fix = f"check the log of {name_ranks(ranks)}; set {TIMEOUT}=SECONDS to wait longer"
     return Problem("MS611", text, fix=advice(fix))
 
 
@@ -193,8 +192,8 @@ def _read(store: Store, key: str) -> Problem | None:
 def unreachable(host: str, port: int, reason: str) -> Problem:
     """MS611 of a rank that finds no store."""
     first = reason.splitlines()[0] if reason else ""
-    fix = "look at the log of rank 0, and whether this node reaches it"
-    return Problem("MS611", f"the store of this job at {host}:{port} cannot be reached: {first}", fix=advice(fix))
+    fix = "check the log of rank 0, and whether this node can reach rank 0"
+    return Problem("MS611", f"the rendezvous store of this job at {host}:{port} is not reachable: {first}", fix=advice(fix))
 
 
 def patience() -> float:

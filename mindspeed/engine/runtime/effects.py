@@ -1,4 +1,4 @@
-"""Proof of application: does what a plan says really happen in this process?
+"""Effects of a plan: check that what it declares really happens in this process.
 
 A feature acts at *points*: patched sites, hooks, Megatron arguments, operators. A point is *effective* when what the
 plan put there is still there, and *reached* when it was called or read. Each point belongs to a phase; calls are counted
@@ -295,7 +295,7 @@ class EffectTracker:
                 reached = None
             for index in missing:
                 if reached is None:
-                    self._watched[index].elsewhere = f"not known: rank {other} did not say"
+                    self._watched[index].elsewhere = f"unknown, because rank {other} did not report"
                 elif reached[index] == "1":
                     self._watched[index].elsewhere = f"reached on rank {other}"
             missing = [index for index in missing if reached is not None and reached[index] != "1"]
@@ -353,11 +353,11 @@ def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
     for point in feature.points:
         if point.state == "never reached":
             place = f"{_KINDS.get(point.kind, 'its')} {point.name}"
-            text = f"{feature.name} has no effect at {place}: its {point.phase} phase ended without a call"
-            fix = f"remove {feature.name}, or check whether this model has what it changes"
+            text = f"{feature.name} has no effect at {place}: the phase {point.phase} ended without a call"
+            fix = f"remove {feature.name}, or check whether the model has the part that it changes"
             yield Problem("MS410", text, (feature.name,), fix=advice(fix))
         elif point.state == "not effective":
-            text = f"{point.name} was bound again after {feature.name} patched it"
+            text = f"{point.name} was reassigned after {feature.name} patched it"
             yield Problem("MS411", text, (feature.name,), fix=Advice("activate the plan after the code that assigns this name"))
 
 

@@ -17,7 +17,7 @@ from mindspeed.plugins.active import report_problem
 from mindspeed.plugins.conditions import ConditionError, ModelCondition, conditions, failure
 from mindspeed.plugins.constraints import Requires
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.fixes import Fix, GiveOption, RemoveFeature
+from mindspeed.plugins.fixes import Advice, Fix, GiveOption, RemoveFeature
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 Wrong = tuple[Feature[Any], str, Fix]
@@ -86,7 +86,8 @@ def _failures(features: Iterable[Feature[Any]], facts: Mapping[str, Any]) -> Ite
                 continue
             except ConditionError as error:
                 text = f"the condition {condition.name} of {name} {error}"
-                raise MindSpeedError([Problem("MS107", text, (name,), where=condition.where)]) from error
+                fix = Advice("report it to the author of the feature")
+                raise MindSpeedError([Problem("MS107", text, (name,), where=condition.where, fix=fix)]) from error
             if wrong is not None:
                 yield feature, wrong.message, wrong.fix
 
@@ -125,6 +126,6 @@ def _refusal(feature: Feature[Any], text: str, fix: Fix) -> Problem:
 def report_step_aside(name: str, text: str) -> None:
     """Report MS413: a feature that level 1 alone switched on leaves a part as Megatron has it."""
     problem = Problem(
-        "MS413", f"{name}: {text}; that part stays as Megatron has it", (name,), fix=GiveOption("--without", name)
+        "MS413", f"{name}: {text}; this part of the model is unchanged", (name,), fix=GiveOption("--without", name)
     )
     report_problem(problem, log=os.environ.get("RANK", "0") == "0")

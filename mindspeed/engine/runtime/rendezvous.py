@@ -119,10 +119,10 @@ class Rendezvous:
             serving = place.rank == 0 and not place.kept
             agreement.publish_failure(store, agreement.failed_rank(place.rank, error), place.size, serving)
         except Exception as unreachable:  # what this rank died of matters more
-            print(f"mindspeed: the failure did not reach the other ranks: {unreachable}", file=sys.stderr)
+            print(f"mindspeed: the other ranks could not be notified of the failure: {unreachable}", file=sys.stderr)
 
     def end(self) -> None:
-        """The set-up is over: nobody listens any more."""
+        """The setup is over: the store is no longer read."""
         self._told.set()
         self._stop.set()
         if self._watch is not None and self._watch is not threading.current_thread():
@@ -183,7 +183,7 @@ def begin(content: Callable[[], Content], environ: Mapping[str, str] = os.enviro
 
 
 def end() -> None:
-    """The plan of this process is taken back."""
+    """The plan of this process is withdrawn."""
     global _setup
     if _setup is not None:
         _setup.end()

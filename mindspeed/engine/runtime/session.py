@@ -66,18 +66,18 @@ class ActivationReport:
     def summary(self) -> str:
         """Format a line for a log."""
         pending = sum(site.pending for site in self.sites)
-        later = f", {pending} when their module is imported" if pending else ""
+        later = f", {pending} later, when their module is imported" if pending else ""
         names = ", ".join(self.features) or "no features"
         return f"mindspeed: {names}; {len(self.sites)} sites patched{later}; plan {self.digest}"
 
 
 @dataclass(frozen=True, slots=True)
 class DeactivationReport:
-    """Result of a deactivation; ``remains`` says what it cannot restore."""
+    """Result of a deactivation; ``remains`` lists what cannot be restored."""
 
     digest: str
     sites: int
-    remains: str = "models, optimizers, process groups and compiled functions made while the plan was active keep its effect"
+    remains: str = "models, optimizers, process groups and compiled functions created while the plan was active keep its effect"
 
 
 _lock = threading.RLock()
@@ -106,7 +106,7 @@ def start(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundi
                 raise
         elif not _session.plan.is_same(plan):
             active = f"plan {_session.plan.digest} ({_names(_session.plan)}) is active"
-            text = f"{active}, and {plan.digest} ({_names(plan)}) is another one"
+            text = f"{active}, but a different plan is requested: {plan.digest} ({_names(plan)})"
             raise MindSpeedError([Problem("MS405", text, plan.names, fix=Advice("call mindspeed.deactivate() first"))])
         return ActivationReport(plan.digest, plan.names, _session.applied.sites, plan.rows)
 
@@ -156,7 +156,7 @@ def call(hook: str, without: Collection[str] = (), **arguments: Any) -> list[tup
 
 
 def answers(hook: str, **arguments: Any) -> list[tuple[str, Any]]:
-    """Call a hook and leave out the features that answered None."""
+    """Call a hook and skip the features that returned None."""
     return _session.manager.answers(hook, **arguments) if _session is not None else []
 
 

@@ -27,7 +27,7 @@ _LAYERS = "mindspeed.features.activation_recompute.layers"
 
 
 @condition(
-    "recompute_modules has mlp, which already recomputes the activation function",
+    "recompute_modules contains mlp, which already recomputes the activation function",
     fix=(GiveField("recompute_modules", note="without mlp"), RemoveFeature()),
 )
 def mlp_is_not_recomputed(args: Any, world: World) -> bool:
@@ -51,7 +51,7 @@ class ActivationRecompute(PartRecompute):
             NO_SHARED_EXPERT_OVERLAP,
             ModelCondition(
                 "mindspeed.features.activation_recompute.model_conditions:fused_activations",
-                "the activation of every layer is a function apart",
+                "the activation function of every layer is a separate call that can be recomputed",
                 fix=LOCAL_LAYERS,
             ),
             After(Slot.MOE_DISPATCHER),
@@ -67,12 +67,12 @@ class ActivationRecompute(PartRecompute):
             Wrap(
                 "megatron.core.transformer.mlp:MLP.forward",
                 "mindspeed.memory.activations:with_region",
-                reason="the activation between the two linear layers is a region",
+                reason="recomputes the activation function between the two linear layers of an MLP",
             ),
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedActivation",
-                reason="Megatron's own calls in grouped experts keep the graph of the first forward pass",
+                reason="Megatron's checkpoint calls in grouped experts would keep the autograd graph of the first forward pass",
             ),
         ]
 

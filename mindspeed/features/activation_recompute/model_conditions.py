@@ -14,4 +14,4 @@ def fused_activations(feature: Feature[Any], chunks: Sequence[Any]) -> Iterator[
     """Yield a sentence for each layer whose activation is a part of another function."""
     for layer in chosen_layers(chunks, getattr(feature.args, "num_layers", None), "mlp"):
         if not has_own_activation(layer):
-            yield f"the activation of layer {layer.layer_number} ({type(layer.mlp).__name__}) is part of another function"
+            yield f"the activation of layer {layer.layer_number} ({type(layer.mlp).__name__}) is fused into another function"

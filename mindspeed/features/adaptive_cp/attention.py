@@ -80,7 +80,9 @@ def adaptive_attention(
     """
     op, tokens = "adaptive_attention", query.shape[0] * group.size()
     check_shares(op, query, key, value, None, (), plan.layout, group.size())
-    require(plan.mask.tokens == tokens, op, f"the plan is for {plan.mask.tokens} tokens and the ranks have {tokens}")
+    require(
+        plan.mask.tokens == tokens, op, f"the plan of the mask is for {plan.mask.tokens} tokens, but the ranks hold {tokens}"
+    )
     chosen = query.shape[-1] ** -0.5 if scale is None else scale
     scoring = Scoring(chosen, AttentionVisibility(), dropout_p=dropout, rank=dist.get_rank())
     result: Tensor = _Adaptive.apply(query, key, value, scoring, group, plan)  # type: ignore[no-untyped-call]

@@ -23,39 +23,45 @@ _SHARED_MASK: Final = Together((AddFeature("shared-attention-mask"), GiveSetting
 
 class AdaptiveCpArgs(FeatureArgs):
     only_reschedule: bool = Field(
-        False, description="keep the tokens in order, and only choose which rank computes which block"
+        False,
+        description="Keep tokens in sequence order and only choose which rank computes which block (true), or "
+        "also reorder tokens (false)",
     )
     coarse: int = Field(
-        1024, ge=1, description="maximum number of mask blocks per dimension when a balanced order of tokens is searched"
+        1024,
+        ge=1,
+        description="Maximum number of mask blocks per dimension considered when searching for a balanced order of tokens",
     )
-    without_coarse: bool = Field(False, description="search a balanced order of single tokens, not of blocks")
+    without_coarse: bool = Field(False, description="Search for a balanced order token by token instead of block by block")
     dynamic_mask: bool = Field(
-        False, description="read the mask from each batch, and plan again when it changes; tokens stay in order"
+        False, description="Read the mask from each batch and replan when it changes; tokens then keep their sequence order"
     )
-    ulysses_degree: int = Field(1, ge=1, description="number of neighbouring ranks that exchange tokens for heads; 1 is none")
-    own_masks: bool = Field(False, description="not supported: name a function that returns your mask instead")
+    ulysses_degree: int = Field(
+        1, ge=1, description="Number of neighbouring ranks that exchange tokens for attention heads (Ulysses); 1 = none"
+    )
+    own_masks: bool = Field(False, description="not supported: use a function that returns the mask instead")
 
     @model_validator(mode="after")
     def masks_are_named(self) -> AdaptiveCpArgs:
         """Refuse masks of functions that are edited in place."""
         if self.own_masks:
-            fix = GiveSetting("shared-attention-mask.kind", "package.module:function", "which returns the mask")
+            fix = GiveSetting("shared-attention-mask.kind", "package.module:function", "function that returns the mask")
             raise SettingsError("own_masks reads lists of blocks from edited functions, which is not supported", fix)
         return self
 
 
 def reads_masks(args: AdaptiveCpArgs, world: World) -> bool:
-    """Return whether the mask comes with each batch."""
+    """Return whether the mask comes from each batch (dynamic_mask)."""
     return args.dynamic_mask
 
 
 def has_one_mask(args: AdaptiveCpArgs, world: World) -> bool:
-    """Return whether all batches have one mask."""
+    """Return whether all batches share one mask."""
     return not args.dynamic_mask
 
 
 @condition(
-    "the mask of a batch reaches the first and the last pipeline stage only, but pp is {world.pp}",
+    "only the first and the last pipeline stage receive the mask of a batch, but pp is {world.pp}",
     fix=(GiveField("pp", 2, "or less"), _SHARED_MASK),
     when=reads_masks,
 )
@@ -65,7 +71,7 @@ def stages_get_the_mask(args: AdaptiveCpArgs, world: World) -> bool:
 
 
 @condition(
-    "layers are captured as CUDA graphs, and {feature} plans each mask that comes with a batch on the host",
+    "layers are captured as CUDA graphs, but {feature} plans the mask of each batch on the CPU",
     fix=(GiveField("cuda_graphs", False), _SHARED_MASK),
     when=reads_masks,
 )

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from mindspeed.features.adaptive_cp.plans import Plans
 
 _LAYERS = "mindspeed.features.adaptive_cp.layers"
-_REASON = "ranks hold the tokens that see one another"
+_REASON = "each rank holds the tokens that attend to one another under the mask"
 
 
 class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
     """Balance context parallelism for any mask.
 
-    The mask is split into one block for each pair of ranks. Blocks in which nothing is seen are neither sent nor computed.
+    The mask is split into one block for each pair of ranks. Fully masked blocks are neither sent nor computed.
     """
 
     spec = FeatureSpec(
@@ -55,12 +55,14 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
             predicts_one_token,
             Requires(
                 "shared-attention-mask",
-                reason="all ranks know one mask before the first batch; else --set adaptive-cp.dynamic_mask=true",
+                reason="all ranks must know one mask before the first batch (for masks in the batches: --set "
+                "adaptive-cp.dynamic_mask=true)",
                 when=has_one_mask,
             ),
             Conflicts(
                 "shared-attention-mask",
-                reason="the mask comes with each batch; --set adaptive-cp.dynamic_mask=false takes the shared one",
+                reason="with dynamic_mask=true the mask comes from each batch; use --set adaptive-cp.dynamic_mask=false "
+                "for a shared mask",
                 when=reads_masks,
             ),
             stages_get_the_mask,
@@ -78,7 +80,7 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        mask = ArgOverride("create_attention_mask_in_dataloader", True, "the mask comes with each batch")
+        mask = ArgOverride("create_attention_mask_in_dataloader", True, "the mask comes from each batch")
         return [mask] if self.args.dynamic_mask else []
 
     plans: Plans

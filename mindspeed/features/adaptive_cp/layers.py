@@ -53,8 +53,11 @@ class AdaptiveCoreAttention(CoreAttention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:
         if visibility.ends or self.position_bias is not None:
-            what = "packed documents" if visibility.ends else "a bias by position (ALiBi)"
-            raise _refused(f"it takes no {what}", "ring-attention, ulysses-attention or another algorithm instead")
+            what = "packed documents" if visibility.ends else "a position bias (ALiBi)"
+            raise _refused(
+                f"adaptive-cp does not support {what}",
+                "use ring-attention, ulysses-attention or another context-parallel algorithm",
+            )
         degree, outer = self.feature.args.ulysses_degree, self.group
         if degree > 1:
             groups = require_groups(self.feature.groups, _NAME)
@@ -69,22 +72,24 @@ class AdaptiveCoreAttention(CoreAttention):
     def _plan(self, visibility: AttentionVisibility, tokens: int, ranks: int, device: torch.device) -> AdaptivePlan:
         if self.feature.args.dynamic_mask:
             if visibility.mask is None:
-                raise _refused("a batch came without a mask", "remove --no-create-attention-mask-in-dataloader")
+                raise _refused("a batch has no attention mask", "remove --no-create-attention-mask-in-dataloader")
             return self.feature.plans.of(visibility.mask, tokens, ranks)
         if not visibility.causal:
-            raise _refused("attention that is not causal has no shared mask", "--set adaptive-cp.dynamic_mask=true")
+            raise _refused(
+                "the attention is not causal, but no shared attention mask is configured", "--set adaptive-cp.dynamic_mask=true"
+            )
         return _shared_plan(self.feature.args, tokens, ranks, device)
 
 
 @batch_slicer
 def share_of_batch(batch: dict[str, Any], cp_group: Any) -> dict[str, Any]:
-    """Stands for Megatron's slicing of a batch. An attention mask stays whole, for blocks of any ranks are computed here."""
+    """Replaces Megatron's slicing of a batch. The attention mask is kept whole, for blocks of any rank are computed."""
     some = next((value for name, value in batch.items() if value is not None and name != "attention_mask"), None)
     return batch if some is None else batch_share(batch, cp_group, _layout_of(some, 1), lambda mask: mask)
 
 
 def share_of_table(pos_emb: Tensor, seq_dim: int, cp_group: Any) -> Tensor:
-    """Stands for Megatron's slicing of a position table."""
+    """Replaces Megatron's slicing of a position table."""
     return table_share(pos_emb, seq_dim, cp_group, _layout_of(pos_emb, seq_dim))
 
 

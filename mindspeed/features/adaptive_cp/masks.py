@@ -1,4 +1,4 @@
-"""Masks that a plan is made of: block by block by a rule, so that no rank ever has one of all tokens, or given as a whole."""
+"""Masks of a plan: computed block by block from a rule, so that no rank needs the whole mask, or given as a whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Mask(Protocol):
         """[queries, keys], True where hidden, of tokens given by their numbers."""
 
     def seen(self, count: int) -> Tensor:
-        """Cut the tokens into ``count`` pieces and tell which piece sees anything of which, [count, count]."""
+        """Split the tokens into ``count`` chunks and return which chunk attends to which, [count, count]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ _Place = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 
 class Plans:
-    """Finds plans by where a mask lies in memory, which all layers of a micro-batch share, else by what it says.
+    """Finds plans by the address of a mask, which all layers of a micro-batch share, else by its contents.
 
     A mask that is kept here keeps its memory, so no other one can lie in its place; one that was changed has another version.
     """
@@ -60,10 +60,12 @@ def _agreed(mask: Tensor, tokens: int) -> Tensor:
     """The one mask of all samples."""
     if mask.shape[-2:] != (tokens, tokens) or mask.dim() not in (2, 4) or (mask.dim() == 4 and mask.shape[1] != 1):
         expected = f"{(tokens, tokens)} or {('batch', 1, tokens, tokens)}"
-        raise _refused(f"a batch's mask has shape {tuple(mask.shape)}; expected is {expected}", "give the mask of all tokens")
+        raise _refused(
+            f"the mask of a batch has shape {tuple(mask.shape)}, but {expected} is expected", "give the mask of all tokens"
+        )
     rows = mask.reshape(-1, tokens, tokens)
     if not bool((rows == rows[0]).all()):
-        raise _refused("samples of a batch have different masks", "--micro-batch-size 1, or ring-attention instead")
+        raise _refused("the samples of a batch have different masks", "--micro-batch-size 1, or use ring-attention instead")
     return rows[0]
 
 

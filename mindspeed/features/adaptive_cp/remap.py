@@ -1,4 +1,4 @@
-"""An order of tokens in which a mask needs fewer blocks: pieces that see one another are brought to one rank.
+"""An order of tokens in which a mask needs fewer blocks: chunks that attend to one another are assigned to one rank.
 
 The mask is read piece by piece. Two orders are tried beside the one of the sequence, and one is taken only when it needs
 fewer blocks, or as many in fewer rounds: pieces walked from neighbour to neighbour, which gathers what is connected (Cuthill
@@ -53,7 +53,7 @@ def cost(needed: Tensor) -> LayoutCost:
 
 
 def grid(seen: Tensor, layout: Layout) -> Tensor:
-    """The blocks needed, [ranks, ranks], of pieces [count, count] that are laid out so."""
+    """The blocks needed, [ranks, ranks], of chunks [count, count] in this layout."""
     order = torch.tensor(layout.pieces, device=seen.device)
     ranks, share = order.shape
     return seen[order.flatten()][:, order.flatten()].view(ranks, share, ranks, share).any(3).any(1)

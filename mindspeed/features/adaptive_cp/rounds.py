@@ -40,7 +40,7 @@ class Work:
 
 
 def run(rounds: Sequence[Round], group: dist.ProcessGroup, work: Work, returns: Callable[[Block], bool]) -> None:
-    """Compute this rank's blocks and take the results of the others'. ``returns`` says which blocks have results to send."""
+    """Compute this rank's blocks and receive the results of other ranks. ``returns`` marks blocks whose results are sent."""
     rank = group.rank()
     computed: dict[Block, Tensors] = {}
 

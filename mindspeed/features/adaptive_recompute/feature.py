@@ -36,14 +36,16 @@ if TYPE_CHECKING:
 
 
 class AdaptiveRecomputeArgs(FeatureArgs):
-    budget_mb: float | None = Field(None, gt=0, description="device memory of the job on each rank, in MiB")
-    profiling_steps: int = Field(3, ge=2, description="first steps, in which nothing is kept; the last of them is measured")
-    swap: bool = Field(False, description="attention may be moved to the host")
+    budget_mb: float | None = Field(None, gt=0, description="Device memory that the job may use on each rank, in MiB")
+    profiling_steps: int = Field(
+        3, ge=2, description="Number of warm-up steps that keep no activations; the last one is measured"
+    )
+    swap: bool = Field(False, description="Allow offloading attention activations to host memory")
 
 
 @condition(
-    "budget_mb is not given, and {feature} fills the memory up to it",
-    fix=(GiveSetting("budget_mb", note="MiB of a device that no other program uses"), RemoveFeature()),
+    "budget_mb is not set, but {feature} needs a memory budget",
+    fix=(GiveSetting("budget_mb", note="MiB of device memory that no other program uses"), RemoveFeature()),
 )
 def budget_is_given(args: AdaptiveRecomputeArgs, world: World) -> bool:
     """Check that a budget is given."""
@@ -53,7 +55,8 @@ def budget_is_given(args: AdaptiveRecomputeArgs, world: World) -> bool:
 class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
     """Recompute or offload within a memory budget.
 
-    Bytes and times of norms, activations and attention are measured in the first steps. What saves most time is kept.
+    Memory and time of norms, activation functions and attention are measured in the first steps. The activations whose
+    recomputation costs the most time are kept within the budget.
     """
 
     spec = FeatureSpec(
@@ -67,11 +70,11 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
             NO_SHARED_EXPERT_OVERLAP,
             ModelCondition(
                 "mindspeed.features.adaptive_recompute.model_conditions:fused_parts",
-                "a norm or an activation of the layers is a function apart",
+                "a norm or an activation function of the layers is a separate call that can be recomputed",
                 fix=LOCAL_LAYERS,
             ),
             *(
-                Conflicts(name, reason=f"{NAME} decides what is recomputed or offloaded")
+                Conflicts(name, reason=f"{NAME} decides which modules are recomputed or offloaded")
                 for name in ("norm-recompute", "activation-recompute", "swap-attention", "recompute")
             ),
         ),
@@ -88,12 +91,13 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
             Wrap(
                 "megatron.core.transformer.mlp:MLP.forward",
                 "mindspeed.memory.activations:with_region",
-                reason="the activation between the two linear layers is a region",
+                reason="recomputes the activation function between the two linear layers of an MLP",
             ),
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 "mindspeed.features.adaptive_recompute.policy:RecomputedPart",
-                reason="Megatron's own calls around norms and in grouped experts keep the graph of the first forward pass",
+                reason="Megatron's checkpoint calls around norms and in grouped experts would keep the autograd graph of "
+                "the first forward pass",
             ),
         ]
 

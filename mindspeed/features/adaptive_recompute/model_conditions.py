@@ -15,4 +15,4 @@ def fused_parts(feature: Feature[Any], chunks: Sequence[Any]) -> Iterator[str]:
     """Yield a sentence where no layer has a norm or an activation apart."""
     layers = chosen_layers(chunks, None)
     if layers and not any(norms_of(layer) or has_own_activation(layer) for layer in layers):
-        yield "every norm and every activation is part of another function"
+        yield "every norm and every activation is fused into another function"

@@ -43,7 +43,8 @@ class RecomputeChoice:
 
 
 class Policy:
-    """Choose for each part of each layer of this rank: first all leave and are measured, then the cheapest choice that fits."""
+    """Choose for each module of each layer of this rank: first all are dropped and measured, then the choice with the least
+    time that fits."""
 
     def __init__(self, chunks: Sequence[Any], args: AdaptiveRecomputeArgs, get_group: Callable[[str], Any] | None) -> None:
         self.memory = StepMemory(chunks)
@@ -157,8 +158,8 @@ class Policy:
         chosen = choose(groups, self._margin)
         if chosen is None:
             least = math.ceil((self._budget - self._margin) / MIB * 100) / 100
-            text = f"budget_mb={self._args.budget_mb:g} is below {least:g}, the memory of a step that keeps nothing"
-            fix = f"--set {NAME}.budget_mb={least:g}, more tensor or pipeline parallelism, or full recompute"
+            text = f"budget_mb={self._args.budget_mb:g} is less than {least:g}, the memory of a step that keeps no activations"
+            fix = f"--set {NAME}.budget_mb={least:g}, or more tensor or pipeline parallelism, or full recompute"
             raise MindSpeedError([Problem("MS304", f"{NAME}: {text}", (NAME,), fix=advice(fix))])
         for choice, index in zip(self._choices, chosen, strict=True):
             choice.part.active = index != 0

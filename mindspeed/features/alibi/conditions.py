@@ -1,4 +1,4 @@
-"""Settings of the bias, and the jobs in which a bias says where tokens are."""
+"""Settings of the bias, and the jobs in which a bias encodes positions."""
 
 from __future__ import annotations
 
@@ -24,16 +24,19 @@ from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 class AlibiArgs(FeatureArgs):
     fused: bool = Field(
-        True, description="add the bias in the attention operator, not to the scores of Megatron's core attention"
+        True,
+        description="Add the bias inside the attention operator (true) or to the scores of Megatron's core attention (false)",
     )
     fused_type: Literal[0, 2, 3] | None = Field(
         None,
-        description="form in which the operator gets the bias: 0 a matrix, 2 a slope per head and the distance, 3 slopes and "
-        "the root of the distance (default: 2, or 0 where another setting takes a matrix)",
+        description="How the operator receives the bias: 0 = a matrix, 2 = slope per head times distance, 3 = slope "
+        "times square root of the distance. Default: 2, or 0 where another setting needs a matrix",
     )
-    square: bool = Field(False, description="slope * (key - query), which differs from the distance where later keys are seen")
-    opposite: bool = Field(False, description="same as square, by its name in combination with fused_type 0")
-    fill: bool = Field(False, description="set the bias of keys after the query to -inf, whatever the mask is")
+    square: bool = Field(
+        False, description="Use slope * (key - query) instead of the distance; differs where a query sees later keys"
+    )
+    opposite: bool = Field(False, description="Same as square; the name used together with fused_type 0")
+    fill: bool = Field(False, description="Set the bias of keys after the query to -inf, whatever the mask is")
 
     @property
     def signed(self) -> bool:
@@ -48,32 +51,32 @@ class AlibiArgs(FeatureArgs):
     def forms_have_a_matrix(self) -> AlibiArgs:
         """Refuse forms of the bias that need a matrix with a type that has none."""
         if self.kind and (self.signed or self.fill):
-            text = f"square, opposite and fill need a matrix, but fused_type {self.fused_type} has none"
+            text = f"square, opposite and fill need a bias matrix, but fused_type={self.fused_type} does not use one"
             raise SettingsError(text, GiveSetting("fused_type", 0))
         return self
 
 
 @condition(
-    "the positions of the model are rotary, but {feature} replaces position embeddings",
+    "the model uses rotary positions, but {feature} replaces position embeddings",
     fix=(GiveField("rotary", False), RemoveFeature()),
 )
 def positions_are_not_rotary(args: AlibiArgs, world: World) -> bool:
-    """Check that no rotary embedding says where a token is."""
+    """Check that no rotary embedding encodes positions."""
     return not world.rotary
 
 
 def _is_spread(args: AlibiArgs, world: World) -> bool:
-    """Return whether a sequence is spread over several ranks."""
+    """Return whether context parallelism is on."""
     return bool(world.cp > 1)
 
 
 def _on_one_rank(args: AlibiArgs, world: World) -> bool:
-    """Return whether one rank has the whole sequence."""
+    """Return whether context parallelism is off."""
     return bool(world.cp == 1)
 
 
 def needs_operator(args: AlibiArgs, world: World) -> bool:
-    """Return whether the bias is added in the operator, by the core attention of one rank."""
+    """Return whether the operator adds the bias and cp is 1."""
     return bool(args.fused and world.cp == 1)
 
 
@@ -83,7 +86,7 @@ def needs_scores(args: AlibiArgs, world: World) -> bool:
 
 
 @condition(
-    "under cp={world.cp} the bias comes from slopes and the distance alone (fused_type 2, fused)",
+    "with cp={world.cp}, {feature} supports only biases computed from slope and distance (fused=true, fused_type=2)",
     fix=(GiveSetting("fused_type", 2, "without square, opposite and fill"), GiveField("cp", 1)),
     when=_is_spread,
 )
@@ -94,12 +97,12 @@ def blocks_have_slopes(args: AlibiArgs, world: World) -> bool:
 
 CONDITIONS: Final = (
     positions_are_not_rotary,
-    unset("multi_latent_attention", "multi-latent attention has rotary positions, but {feature} replaces position embeddings"),
+    unset("multi_latent_attention", "multi-latent attention uses rotary positions, but {feature} replaces position embeddings"),
     blocks_have_slopes,
     replace(NO_TRANSFORMER_ENGINE_LAYERS, when=_on_one_rank),
     ModelCondition(
         "mindspeed.features.alibi.layers:attention_without_bias",
-        "every core attention of the model adds the bias",
+        "every core attention of the model can add the bias",
         subject="spec",
     ),
 )

@@ -25,29 +25,32 @@ from mindspeed.plugins import (
 class Alibi(Feature[AlibiArgs]):
     """Add an ALiBi position bias to attention scores.
 
-    Scores get ``-slope * |query - key|``, with a slope for each head, in place of a position embedding, also under
-    context parallelism.
+    ``-slope * |query - key|`` is added to the scores, with one slope per head, instead of a position embedding. Works under
+    context parallelism too.
     """
 
     spec = FeatureSpec(
         name="alibi",
         category=Category.SCENARIO,
         constraints=(
-            Requires("flash-attention", reason="its operator takes the bias", when=needs_operator),
+            Requires("flash-attention", reason="the attention operator of flash-attention adds the bias", when=needs_operator),
             Conflicts(
                 "flash-attention",
-                reason="with alibi.fused=false Megatron's own core attention has the scores; --without flash-attention",
+                reason="with alibi.fused=false the bias is added to the scores of Megatron's core attention, which "
+                "flash-attention replaces; use --without flash-attention",
                 when=needs_scores,
             ),
-            RequiresCapability(Slot.CONTEXT_PARALLEL, Capability.POSITION_BIAS, reason="the model has no other positions"),
+            RequiresCapability(
+                Slot.CONTEXT_PARALLEL, Capability.POSITION_BIAS, reason="ALiBi is the only position information of the model"
+            ),
             After("flash-attention"),
             After(Slot.CONTEXT_PARALLEL),
             *CONDITIONS,
         ),
-        numerics=Numerics.reordered(reason="the bias is added block by block, in the operator"),
+        numerics=Numerics.reordered(reason="the operator adds the bias block by block"),
         state=CheckpointState(
             "none",
-            "weights fit the positions that they were trained with",
+            "weights depend on the kind of position encoding that they were trained with",
             added="refused",
             removed="refused",
             changed="refused",
@@ -58,7 +61,7 @@ class Alibi(Feature[AlibiArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("position_embedding_type", "none", "the bias says where a token is")]
+        return [ArgOverride("position_embedding_type", "none", "ALiBi replaces position embeddings")]
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

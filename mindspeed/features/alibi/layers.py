@@ -43,7 +43,7 @@ def attention_without_bias(feature: Alibi, spec: Any, config: Any) -> Iterator[s
 
     with_parts(spec, look)
     for attention in sorted(found):
-        yield f"the core attention of the model, {attention}, adds no position bias"
+        yield f"the core attention of the model, {attention}, cannot add a position bias"
 
 
 def _biased(part: Any, bias: PositionBias, fused: bool) -> ModuleSpec:

@@ -67,7 +67,7 @@ def segments_of(query: Tensor, ranks: int, chunks: int) -> list[list[Segment]]:
 
 
 def attend(core: Any, heads: Heads, segments: list[Segment]) -> Tensor:
-    """Give the answers of segments one after another; of causal attention later keys are left out."""
+    """Return the outputs of segments one after another; with causal attention later keys are skipped."""
     causal = is_causal(core, heads.mask)
     answers = [_attend_segment(core, heads, segment, causal) for segment in segments]
     return torch.cat(answers) if len(answers) > 1 else answers[0]
@@ -93,5 +93,5 @@ def is_causal(core: Any, mask: Tensor | None) -> bool:
         return True
     if kind == AttnMaskType.no_mask or (kind == AttnMaskType.padding and mask is None):
         return False
-    text = f"ampipe: an attention layer has a mask of type {kind.name}, and chunks are of causal or full attention"
+    text = f"ampipe: an attention layer has a mask of type {kind.name}, but chunks support only causal and full attention"
     raise MindSpeedError([Problem("MS304", text, ("ampipe",), fix=RemoveFeature("ampipe"))])

@@ -28,8 +28,8 @@ _REMOVE: Final = RemoveFeature()
 
 
 class AmpipeArgs(FeatureArgs):
-    parts: int = Field(2, ge=2, description="number of sequence chunks that attention and experts work on in turn")
-    overlap: bool = Field(False, description="also overlap the transfers of tensor-parallel ranks that share an expert")
+    parts: int = Field(2, ge=2, description="Number of sequence chunks; attention and experts work on one chunk at a time")
+    overlap: bool = Field(False, description="Also overlap the transfers of tensor-parallel ranks that share an expert")
 
 
 def overlaps(args: AmpipeArgs, world: World) -> bool:
@@ -39,7 +39,7 @@ def overlaps(args: AmpipeArgs, world: World) -> bool:
 
 @condition(
     "seq_length={world.seq_length} is not divisible by {args.parts} chunks x tp={world.tp}",
-    fix=(GiveSetting("parts", note="a divisor of the tokens of a rank"),),
+    fix=(GiveSetting("parts", note="a divisor of the number of tokens per rank"),),
 )
 def parts_divide_sequence(args: AmpipeArgs, world: World) -> bool:
     """Check that chunks are of equal size on every tensor-parallel rank."""
@@ -47,17 +47,18 @@ def parts_divide_sequence(args: AmpipeArgs, world: World) -> bool:
 
 
 @condition(
-    "deepspeed-moe.groups={other.groups} is not a multiple of {args.parts} chunks x tp={world.tp}, each with its own capacity",
+    "deepspeed-moe.groups={other.groups} is not a multiple of {args.parts} chunks x tp={world.tp}, each of which needs a "
+    "separate capacity",
     fix=(GiveSetting("deepspeed-moe.groups", note="a multiple of {args.parts} x {world.tp}"),),
     of="deepspeed-moe",
 )
 def parts_divide_groups(args: AmpipeArgs, world: World, other: Any) -> bool:
-    """Check that every chunk on every tensor-parallel rank has groups of its own."""
+    """Check that every chunk on every tensor-parallel rank has separate groups."""
     return bool((other.groups or 1) % (args.parts * world.tp) == 0)
 
 
 @condition(
-    "recompute_granularity is selective, which takes modules once per layer, and {feature} runs them once per chunk",
+    "selective recomputation expects modules that run once per layer, but {feature} runs them once per chunk",
     fix=(GiveSetting("recompute.granularity", "full"), _REMOVE),
 )
 def modules_are_kept(args: AmpipeArgs, world: World) -> bool:
@@ -66,7 +67,7 @@ def modules_are_kept(args: AmpipeArgs, world: World) -> bool:
 
 
 @condition(
-    "overlap hides transfers of tensor-parallel ranks, and tensor parallelism is off (tp={world.tp})",
+    "overlap hides transfers between tensor-parallel ranks, but tensor parallelism is off (tp={world.tp})",
     fix=(GiveField("tp", 2, or_more=True), DropSetting("overlap")),
     when=overlaps,
 )
@@ -76,7 +77,7 @@ def tensor_ranks_share_experts(args: AmpipeArgs, world: World) -> bool:
 
 
 @condition(
-    "ranks have a share of the keys each (cp={world.cp}), and {feature} needs all of them",
+    "context parallelism splits keys over ranks (cp={world.cp}), but {feature} needs all keys on each rank",
     fix=(GiveField("cp", 1), _REMOVE),
 )
 def ranks_have_all_keys(args: AmpipeArgs, world: World) -> bool:
@@ -85,7 +86,7 @@ def ranks_have_all_keys(args: AmpipeArgs, world: World) -> bool:
 
 
 @condition(
-    "the router balances experts by sinkhorn over all tokens, and {feature} routes them chunk by chunk",
+    "the router balances experts by sinkhorn over all tokens, but {feature} routes tokens chunk by chunk",
     fix=(GiveField("router_balancing", "aux_loss"), _REMOVE),
 )
 def routing_is_by_token(args: AmpipeArgs, world: World) -> bool:
@@ -103,12 +104,12 @@ CONDITIONS: Final[tuple[Condition, ...]] = (
     ranks_have_all_keys,
     routing_is_by_token,
     unset("multi_latent_attention", "attention is multi-latent, which {feature} does not support"),
-    unset("windowed_attention", "attention has a window, and {feature} supports only causal and full attention"),
-    unset("gated_attention", "the output of attention has a gate, which {feature} does not support"),
+    unset("windowed_attention", "attention has a sliding window, but {feature} supports only causal and full attention"),
+    unset("gated_attention", "the attention output is gated, which {feature} does not support"),
     unset(
         "expert_capacity_factor",
-        "Megatron limits the tokens of an expert (expert_capacity_factor {world.expert_capacity_factor}), "
-        "which {feature} does not support",
+        "Megatron limits the tokens per expert (expert_capacity_factor={world.expert_capacity_factor}), which {feature} "
+        "does not support",
     ),
     NO_FORCED_BALANCING,
     *DISPATCHER_CONDITIONS,

@@ -19,16 +19,16 @@ from mindspeed.plugins import (
     hookimpl,
 )
 
-_MASKS = "chunks are of causal or full attention"
-_MODULES = "it changes modules that run once per micro-batch, and chunks run them several times"
-_EXPERTS = "it recomputes or counts what experts get per micro-batch, and chunks come one by one"
+_MASKS = "ampipe supports only causal and full attention"
+_MODULES = "ampipe runs modules once per chunk, but that feature expects one call per micro-batch"
+_EXPERTS = "ampipe sends tokens to experts chunk by chunk, but that feature handles the tokens of a whole micro-batch"
 
 
 class Ampipe(Feature[AmpipeArgs]):
     """Overlap attention with expert all-to-alls.
 
-    Sequences are split into chunks. The next chunk's attention runs while the tokens of a chunk travel to their
-    experts, and backward mirrors it.
+    Sequences are split into chunks. While the tokens of one chunk are sent to their experts, attention of the next chunk is
+    computed. Backward does the same in reverse order.
     """
 
     spec = FeatureSpec(
@@ -37,16 +37,21 @@ class Ampipe(Feature[AmpipeArgs]):
         megatron=">=0.14,<0.17",
         constraints=(
             RequiresAny(
-                "deepspeed-moe", "moe-alltoall-overlap", reason="the layer posts its transfers, and waits for them later"
+                "deepspeed-moe",
+                "moe-alltoall-overlap",
+                reason="ampipe overlaps attention with asynchronous transfers, which only these MoE layers have",
             ),
             *CONDITIONS,
             Conflicts(
                 "moe-alltoall-overlap",
-                reason="its transfers of tensor ranks are part of the dispatch, and ampipe.overlap has none to hide",
+                reason="moe-alltoall-overlap already includes the tensor-parallel transfers in the dispatch, so "
+                "ampipe.overlap has nothing to overlap",
                 when=overlaps,
             ),
-            Conflicts(Slot.PIPELINE_SCHEDULE, reason="the schedule splits layers whose chunks are still in flight"),
-            Conflicts(Slot.LINEAR, reason="it splits the projection after attention itself"),
+            Conflicts(
+                Slot.PIPELINE_SCHEDULE, reason="the pipeline schedule splits layers while their chunks are still in flight"
+            ),
+            Conflicts(Slot.LINEAR, reason="ampipe splits the projection after attention itself"),
             *(Conflicts(name, reason=_MASKS) for name in ("eod-reset", "shared-attention-mask")),
             *(
                 Conflicts(name, reason=_MODULES)
@@ -55,12 +60,12 @@ class Ampipe(Feature[AmpipeArgs]):
             *(Conflicts(name, reason=_EXPERTS) for name in ("moe-zero-memory", "moe-adaptive-recompute", "moe-load-report")),
             ModelCondition(
                 "mindspeed.features.ampipe.layers:unfit_layers",
-                "layers have local core attention, no cross-attention, and experts whose transfers are posted",
+                "layers have local core attention, no cross-attention, and experts with asynchronous transfers",
             ),
         ),
         numerics=Numerics.reordered(
-            reason="against the same layer in one piece, of deepspeed-moe with equal groups: gradients of weights and keys are "
-            "summed chunk by chunk; with dropout or noise of the gate other elements are drawn"
+            reason="gradients of weights and keys are summed chunk by chunk, compared with the same deepspeed-moe layer "
+            "and groups without chunks. Dropout and gate noise draw other random numbers"
         ),
         verify_with=VerifyWith(
             algorithm=("mindspeed.features.ampipe.attention",),
@@ -72,7 +77,7 @@ class Ampipe(Feature[AmpipeArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        reason = "Megatron's fused softmax takes causal scores of equally many queries and keys alone"
+        reason = "Megatron's fused causal softmax needs equal numbers of queries and keys, but a chunk has fewer queries"
         return [ArgOverride("masked_softmax_fusion", False, reason)]
 
     @hookimpl

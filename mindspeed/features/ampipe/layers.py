@@ -64,7 +64,7 @@ class ChunkedLayer:
         return self.add((answers, None), residual, self.mlp_bda)  # type: ignore[no-any-return]
 
     def add(self: Any, answers: tuple[Tensor, Tensor | None], residual: Tensor, module: Any) -> Tensor:
-        """Add answers with their bias and dropout to the residual."""
+        """Add expert outputs with their bias and dropout to the residual."""
         with self.bias_dropout_add_exec_handler():
             fused = module(self.training, self.config.bias_dropout_fusion)
             return fused(answers, residual, self.hidden_dropout)  # type: ignore[no-any-return]
@@ -99,11 +99,12 @@ def _why_unfit(layer: Any) -> list[str]:
         return []
     core = getattr(layer.self_attention, "core_attention", None)
     wrong = {
-        f"its core attention is {type(core).__name__}, not Megatron's local one or that of flash-attention": (
-            not isinstance(core, DotProductAttention)
-        ),
-        "it has cross-attention": not isinstance(layer.cross_attention, IdentityOp),
-        f"its MoE layer has {type(layer.mlp.token_dispatcher).__name__}, which posts no transfers": (
+        (
+            f"the core attention is {type(core).__name__}, but only Megatron's local one and that of flash-attention are "
+            "supported"
+        ): (not isinstance(core, DotProductAttention)),
+        "cross-attention is not supported": not isinstance(layer.cross_attention, IdentityOp),
+        f"the MoE layer uses {type(layer.mlp.token_dispatcher).__name__}, which has no asynchronous transfers": (
             not hasattr(layer.mlp, "steps") and not isinstance(layer.mlp.token_dispatcher, OverlappedAllToAll)
         ),
     }
@@ -113,12 +114,18 @@ def _why_unfit(layer: Any) -> list[str]:
 def check_inputs(inputs: dict[str, Any]) -> None:
     """Raise MindSpeedError with MS304 for inputs of a layer that chunks do not have."""
     unknown = ("packed_seq_params", "padding_mask", "attention_bias", "context", "context_mask", "sequence_len_offset")
-    _refuse([f"a layer got {name}, which its chunks do not have" for name in unknown if inputs.get(name) is not None])
+    _refuse(
+        [
+            f"a layer received the argument {name}, which its chunks do not support"
+            for name in unknown
+            if inputs.get(name) is not None
+        ]
+    )
 
 
 def check_length(rows: int, parts: int) -> None:
     """Raise MindSpeedError with MS304 where the rows of a rank are not divisible by the chunks."""
-    _refuse([f"{rows} rows of a rank are not divisible by {parts} chunks"] if rows % parts else [])
+    _refuse([f"the {rows} rows of a rank are not divisible by {parts} chunks"] if rows % parts else [])
 
 
 def _refuse(sentences: list[str]) -> None:

@@ -22,20 +22,24 @@ from mindspeed.plugins import (
 
 
 class AsyncDdpArgs(FeatureArgs):
-    bucket_size: int | None = Field(None, ge=1, description="parameters per bucket; Megatron's choice if not given")
+    bucket_size: int | None = Field(
+        None, ge=1, description="Number of parameters per gradient bucket (default: Megatron's choice)"
+    )
 
 
 class AsyncDdp(Feature[AsyncDdpArgs]):
     """Overlap gradient reduction with backward.
 
-    A bucket is reduced as soon as the last micro-batch has filled it.
+    Each bucket of gradients is reduced as soon as the last micro-batch has completed it.
     """
 
     spec = FeatureSpec(
         name="async-ddp",
         category=Category.MEGATRON,
         level=0,
-        constraints=(Requires("data-parallel", reason="it overlaps the reduction over the replicas"),),
+        constraints=(
+            Requires("data-parallel", reason="async-ddp overlaps the gradient reduction over data-parallel replicas"),
+        ),
         megatron_flags=(
             MegatronFlag("overlap_grad_reduce", switch="on"),
             MegatronFlag("ddp_bucket_size", "bucket_size"),

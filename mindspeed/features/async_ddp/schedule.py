@@ -1,4 +1,4 @@
-"""Tells a schedule how to hold back gradient reduction until the last micro-batch."""
+"""Makes a schedule hold back gradient reduction until the last micro-batch."""
 
 from __future__ import annotations
 

@@ -30,8 +30,11 @@ class AsyncParamGather(Feature[FeatureArgs]):
         category=Category.MEGATRON,
         level=0,
         constraints=(
-            Requires("distributed-optimizer", reason="its sharded step leaves weights to gather"),
-            Requires("async-ddp", reason="both work on the same buckets, which exist only with overlapped reduction"),
+            Requires("distributed-optimizer", reason="the sharded optimizer step leaves weights that must be gathered"),
+            Requires(
+                "async-ddp",
+                reason="both features use the gradient buckets that Megatron creates only with overlapped reduction",
+            ),
         ),
         megatron_flags=(MegatronFlag("overlap_param_gather", switch="on"),),
         numerics=Numerics.reordered(reason="as distributed-optimizer"),

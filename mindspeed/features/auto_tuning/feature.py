@@ -32,15 +32,17 @@ SAVED_EVERY = 10
 
 
 class AutoTuningArgs(FeatureArgs):
-    predicted_seconds: float | None = Field(None, gt=0, description="seconds of a step that mindspeed tune predicted")
-    prediction: str | None = Field(None, description="prediction.json of mindspeed tune, whose store gets the measured steps")
-    mode: Literal["white", "mixed", "black"] | None = Field(None, description="old setting; a mode of mindspeed tune")
-    folder: str | None = Field(None, description="old setting; --output of mindspeed tune")
-    ranks: int | None = Field(None, ge=1, description="old setting; --world-size of mindspeed tune")
+    predicted_seconds: float | None = Field(None, gt=0, description="Step time in seconds that mindspeed tune predicted")
+    prediction: str | None = Field(
+        None, description="File prediction.json written by mindspeed tune; measured step times are added to its store"
+    )
+    mode: Literal["white", "mixed", "black"] | None = Field(None, description="Old setting; now a mode of mindspeed tune")
+    folder: str | None = Field(None, description="Old setting; now --output of mindspeed tune")
+    ranks: int | None = Field(None, ge=1, description="Old setting; now --world-size of mindspeed tune")
 
 
 @condition(
-    "predicted_seconds is not given, and a training run does not search for its layout",
+    "predicted_seconds is not set, and a training run does not search for its layout",
     fix=(RunCommand("mindspeed tune --world-size N --output FOLDER, then train with -f FOLDER/job.yaml"),),
 )
 def prediction_is_given(args: AutoTuningArgs, world: World) -> bool:
@@ -49,8 +51,8 @@ def prediction_is_given(args: AutoTuningArgs, world: World) -> bool:
 
 
 @condition(
-    "there is no file {args.prediction}, so measured steps are not added to the store of mindspeed tune",
-    fix=(DropSetting("prediction"), Advice("search again with mindspeed tune --output FOLDER")),
+    "file {args.prediction} does not exist, so measured steps are not added to the store of mindspeed tune",
+    fix=(DropSetting("prediction"), Advice("mindspeed tune --output FOLDER")),
     otherwise="warn",
 )
 def prediction_file_exists(args: AutoTuningArgs, world: World) -> bool:
@@ -61,7 +63,7 @@ def prediction_file_exists(args: AutoTuningArgs, world: World) -> bool:
 class AutoTuning(Feature[AutoTuningArgs]):
     """Report measured and predicted step times.
 
-    The layout comes from ``mindspeed tune``.
+    ``mindspeed tune`` chooses the layout and predicts the time of a step.
     """
 
     spec = FeatureSpec(

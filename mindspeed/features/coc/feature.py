@@ -27,20 +27,24 @@ from mindspeed.tensor_parallel.variants import describe_fused_products
 
 class CocArgs(FeatureArgs):
     parts: Literal[1, 2, 4, 8] = Field(
-        4, description="number of chunks of a product; more chunks overlap more, and start more collectives"
+        4, description="Number of chunks of a matrix product; more chunks overlap more but start more collectives"
     )
     mode: Literal[-1, 0, 1, 2] = Field(
-        -1, description="0: Megatron's layers, 1: this feature's layers in one chunk, 2: in chunks, -1: 0 for one chunk, else 2"
+        -1,
+        description="Which linear layers to use: 0 = Megatron's, 1 = those of coc without chunks, 2 = those of coc with "
+        "chunks. -1 = 0 for one chunk, else 2",
     )
-    fused: bool = Field(False, description="use one operator for a product and its collective instead of chunks")
+    fused: bool = Field(False, description="Use one fused operator for a product and its collective instead of chunks")
 
 
 def _fuses(args: CocArgs, world: World) -> bool:
-    """Return whether products and collectives are one operator."""
+    """Return whether fused is set."""
     return args.fused
 
 
-@condition("the operator of fused products has no variant on {world.platform}", fix=(GiveSetting("fused", False),), when=_fuses)
+@condition(
+    "the operator for fused products has no variant on {world.platform}", fix=(GiveSetting("fused", False),), when=_fuses
+)
 def operator_has_a_variant(args: CocArgs, world: World) -> bool:
     """Check that the platform has the operator of fused products."""
     return bool(world.platform == "npu")
@@ -49,7 +53,7 @@ def operator_has_a_variant(args: CocArgs, world: World) -> bool:
 class Coc(Feature[CocArgs]):
     """Overlap linear layers with their collectives.
 
-    Products are multiplied in chunks of their rows: one is gathered, or summed over ranks, while another is multiplied.
+    Matrix products are split into chunks of rows. One chunk is gathered or reduced over ranks while another one is computed.
     """
 
     spec = FeatureSpec(
@@ -57,11 +61,13 @@ class Coc(Feature[CocArgs]):
         category=Category.COMMUNICATION,
         slots={Slot.LINEAR},
         constraints=(
-            Requires("tensor-parallel", reason="its collectives are those of tensor-parallel linear layers"),
+            Requires("tensor-parallel", reason="coc overlaps the collectives of tensor-parallel linear layers"),
             *LINEAR_LAYERS,
             operator_has_a_variant,
         ),
-        numerics=Numerics.reordered(reason="tensor parallelism splits sums; parts of rows change no sum"),
+        numerics=Numerics.reordered(
+            reason="tensor parallelism splits sums over ranks; splitting rows into chunks changes no sum"
+        ),
         verify_with=VerifyWith(
             algorithm=("mindspeed.features.coc.products", "mindspeed.tensor_parallel.fused"),
             features=("sequence-parallel",),

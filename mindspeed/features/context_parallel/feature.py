@@ -27,22 +27,22 @@ from mindspeed.plugins import (
 
 
 class ContextParallelArgs(FeatureArgs):
-    size: int = Field(1, ge=1, description="number of ranks that share every sequence")
+    size: int = Field(1, ge=1, description="Number of ranks that share every sequence")
     algorithm: str | None = Field(
         None,
-        description="feature that computes attention, such as ring-attention; auto chooses the one that sends fewest bytes",
+        description="Feature that computes attention, such as ring-attention; auto = the one that sends the fewest bytes",
     )
 
 
 def _needs_algorithm(args: ContextParallelArgs, world: World) -> bool:
-    """Return whether sequences are spread, and no Transformer Engine has attention for them."""
+    """Return whether context parallelism is on without Transformer Engine's attention."""
     is_local = world.knows("transformer_engine_layers") and not world.transformer_engine_layers
     has_engine = world.is_set("engine_installed") and not world.is_set("engine_over_local") and not is_local
     return args.size > 1 and not has_engine
 
 
 def _is_spread(args: ContextParallelArgs, world: World) -> bool:
-    """Return whether sequences are spread over several ranks."""
+    """Return whether cp is greater than 1."""
     return args.size > 1
 
 
@@ -57,7 +57,7 @@ def sequence_divides(args: ContextParallelArgs, world: World) -> bool:
 
 
 @condition(
-    "hybrid_context_parallel gives each sample a group of ranks, but cp={args.size} spreads all samples over one group",
+    "hybrid_context_parallel assigns a group of ranks to each sample, but cp={args.size} splits every sample over one group",
     fix=(GiveField("hybrid_context_parallel", False), GiveField("cp", 1)),
     when=_is_spread,
 )
@@ -69,8 +69,8 @@ def samples_share_a_group(args: ContextParallelArgs, world: World) -> bool:
 class ContextParallel(Feature[ContextParallelArgs]):
     """Split sequences over ranks by a chosen algorithm.
 
-    The loss is that of one process: each micro-batch is divided by the tokens of all ranks, which may hold different numbers
-    of tokens that count.
+    The loss equals that of one process: each micro-batch is divided by the number of unmasked tokens of all ranks, which
+    may differ between ranks.
     """
 
     spec = FeatureSpec(
@@ -80,15 +80,16 @@ class ContextParallel(Feature[ContextParallelArgs]):
         constraints=(
             RequiresSlot(
                 Slot.CONTEXT_PARALLEL,
-                reason="attention has to look beyond the tokens of a rank: name ring-attention, ulysses-attention or another",
+                reason="attention needs keys that other ranks hold; name an algorithm such as ring-attention or "
+                "ulysses-attention",
                 when=_needs_algorithm,
                 setting="algorithm",
             ),
             sequence_divides,
             samples_share_a_group,
         ),
-        numerics=Numerics.reordered(reason="gradients are sums of shares of the sequence"),
-        state=CheckpointState("resharded", "weights are the same on every rank of the group"),
+        numerics=Numerics.reordered(reason="each rank sums gradients over its share of the sequence"),
+        state=CheckpointState("resharded", "every context-parallel rank holds the same weights"),
         verify_with=VerifyWith(settings={"context-parallel": {"algorithm": "auto"}}, world={"cp": 2}),
     )
 
@@ -107,26 +108,27 @@ class ContextParallel(Feature[ContextParallelArgs]):
             Wrap(
                 calc_loss,
                 f"{loss}:with_loss_of_all_ranks",
-                "Megatron divides by a rank's own tokens, and ranks may hold different numbers of tokens that count",
+                "divides the loss by the number of tokens of all context-parallel ranks; Megatron divides by a rank's "
+                "local tokens",
                 optional=True,
             ),
             Wrap(
                 calc_loss,
                 f"{loss}:with_router_losses_of_all_ranks",
-                "auxiliary losses of experts weigh 1 / cp of what is configured",
+                "corrects the weight of the experts' auxiliary losses, which Megatron scales by 1 / cp",
                 when=When("<0.16"),
                 optional=True,
             ),
             Wrap(
                 f"{further}:roll_tensor",
                 f"{loss}:with_tokens_of_all_ranks",
-                "losses of multi-token prediction are divided by a rank's own tokens",
+                "divides the losses of multi-token prediction by the tokens of all ranks instead of a rank's local tokens",
                 optional=True,
             ),
             Wrap(
                 f"{further}:process_mtp_loss",
                 f"{loss}:with_shares_of_tokens",
-                "losses of multi-token prediction are multiplied by a rank's own tokens",
+                "multiplies the losses of multi-token prediction by the tokens of all ranks instead of a rank's local tokens",
                 when=When(">=0.17"),
                 optional=True,
             ),

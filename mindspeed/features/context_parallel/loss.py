@@ -73,10 +73,11 @@ def _check_two_values(losses: Any, loss: Tensor) -> None:
     (weights,) = torch.autograd.grad(loss, losses, retain_graph=True)
     if float(_over_ranks(weights.float().sum())) > (1 + ranks) / 2:
         text = (
-            "the loss function returns two values and divides by a rank's own tokens, which makes gradients too large by a "
-            f"factor of {ranks}, the number of context-parallel ranks; Adam hides it, the gradient norm shows it"
+            "the loss function returns two values and divides by the local tokens of a rank. Gradients are therefore too "
+            f"large by a factor of {ranks}, the number of context-parallel ranks (Adam hides this, the gradient norm "
+            "shows it)"
         )
-        fix = "return three: the sum of the losses of this rank's tokens, their number (an int tensor), and the report"
+        fix = "return three values: the sum of the losses of this rank's tokens, their number (an int tensor), and the report"
         report_problem(Problem("MS343", f"{_NAME}: {text}", (_NAME,), fix=Advice(fix)), log=_first())
 
 

@@ -19,7 +19,7 @@ from mindspeed.plugins import (
 
 
 class DataParallelArgs(FeatureArgs):
-    reduce_in_fp32: bool = Field(False, description="accumulate and reduce gradients in fp32, also for a bf16 or fp16 model")
+    reduce_in_fp32: bool = Field(False, description="Accumulate and reduce gradients in fp32, also for a bf16 or fp16 model")
 
 
 @condition(
@@ -35,7 +35,7 @@ def batch_divides(args: DataParallelArgs, world: World) -> bool:
 class DataParallel(Feature[DataParallelArgs]):
     """Replicate the model and reduce gradients.
 
-    Each replica has a share of the batch. The number of replicas is what the other sizes leave: world size / (tp * pp * cp).
+    Each replica processes a share of the batch. The number of replicas is world size / (tp * pp * cp).
     """
 
     spec = FeatureSpec(
@@ -45,7 +45,7 @@ class DataParallel(Feature[DataParallelArgs]):
         sizes={"dp": None},
         constraints=(batch_divides,),
         megatron_flags=(MegatronFlag("accumulate_allreduce_grads_in_fp32", "reduce_in_fp32"),),
-        numerics=Numerics.reordered(reason="the gradient is a sum over replicas instead of over one larger batch"),
+        numerics=Numerics.reordered(reason="the gradient is summed over replicas instead of over one larger batch"),
     )
 
     @hookimpl

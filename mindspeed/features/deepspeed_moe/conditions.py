@@ -29,7 +29,7 @@ def has_tensor_ranks(args: Any, world: World) -> bool:
 
 
 def has_expert_ranks(args: Any, world: World) -> bool:
-    """Return whether experts are spread over ranks."""
+    """Return whether experts are distributed over ranks."""
     return world.ep > 1
 
 
@@ -44,12 +44,12 @@ def _has_dense_layers(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 def _is_reference(args: DeepspeedMoeArgs, world: World) -> bool:
-    """Return whether the formula is computed."""
+    """Return whether the reference formula is used."""
     return args.reference
 
 
 def _chooses_one_expert(args: DeepspeedMoeArgs, world: World) -> bool:
-    """Return whether a setting is for one expert per token."""
+    """Return whether a setting needs one expert per token."""
     return args.random_priority or args.noise == "rsample"
 
 
@@ -58,7 +58,7 @@ def _without(field: str, sentence: str, fix: Fix) -> Condition:
 
 
 @condition(
-    "router_topk={world.router_topk} is more than the {world.num_experts} experts",
+    "router_topk={world.router_topk} is greater than the number of experts, {world.num_experts}",
     fix=(GiveField("router_topk", note="at most {world.num_experts}"),),
     when=is_sparse,
 )
@@ -68,8 +68,8 @@ def tokens_have_enough_experts(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "Megatron limits the tokens of an expert by expert_capacity_factor={world.expert_capacity_factor}, and {feature} has a "
-    "capacity of its own",
+    "Megatron limits the tokens per expert (expert_capacity_factor={world.expert_capacity_factor}), but {feature} sets a "
+    "separate capacity",
     fix=(Together((GiveField("expert_capacity_factor", 0), GiveSetting("capacity_factor"))),),
 )
 def capacity_is_the_gates(args: DeepspeedMoeArgs, world: World) -> bool:
@@ -89,7 +89,7 @@ def ranks_share_groups(args: DeepspeedMoeArgs, world: World) -> bool:
 
 @condition(
     "groups={args.groups} does not divide the {world.seq_length} x {world.micro_batch_size} tokens of a micro-batch",
-    fix=(GiveSetting("groups", note="a divisor of the tokens"),),
+    fix=(GiveSetting("groups", note="a divisor of the number of tokens"),),
     when=_has_groups,
 )
 def groups_divide_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
@@ -98,8 +98,8 @@ def groups_divide_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "min_capacity={args.min_capacity} is more than the tokens of a group; a micro-batch of {world.seq_length} x "
-    "{world.micro_batch_size} tokens has all groups",
+    "min_capacity={args.min_capacity} exceeds the tokens of a group (a micro-batch of {world.seq_length} x "
+    "{world.micro_batch_size} tokens is split into groups)",
     fix=(GiveSetting("min_capacity", 1), GiveSetting("groups", note="fewer")),
 )
 def groups_have_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
@@ -108,7 +108,7 @@ def groups_have_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "interval={args.interval} is more than the {world.num_layers} layers of the model",
+    "interval={args.interval} is greater than num_layers={world.num_layers}",
     fix=(GiveSetting("interval", 1), GiveField("num_layers", note="at least {args.interval}")),
     when=_has_dense_layers,
 )
@@ -118,8 +118,8 @@ def model_has_expert_layers(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "the reference runs every expert on every token of a rank, and experts are spread over ep x tp = {world.ep} x {world.tp} "
-    "ranks",
+    "the reference runs every expert on every token of one rank, but experts are distributed over ep x tp = {world.ep} x "
+    "{world.tp} ranks",
     fix=(DropSetting("reference"),),
     when=_is_reference,
 )
@@ -129,7 +129,7 @@ def reference_has_all_experts(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "noise=rsample and random_priority are for one expert per token, and router_topk is {world.router_topk}",
+    "noise=rsample and random_priority support only one expert per token, but router_topk is {world.router_topk}",
     fix=(Together((DropSetting("noise"), DropSetting("random_priority"))), GiveField("router_topk", 1)),
     when=_chooses_one_expert,
 )
@@ -139,7 +139,7 @@ def tokens_have_one_expert(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "scores of the router are {world.router_score}, and those of {feature} are softmax",
+    "router scores are {world.router_score}, but {feature} supports only softmax",
     fix=(GiveField("router_score", "softmax"), _REMOVE),
 )
 def scores_are_softmax(args: DeepspeedMoeArgs, world: World) -> bool:
@@ -148,7 +148,7 @@ def scores_are_softmax(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "the router balances experts by {world.router_balancing[0]}, and {feature} by aux_loss or none",
+    "the router balances experts by {world.router_balancing[0]}, but {feature} supports only aux_loss and none",
     fix=(GiveField("router_balancing", "aux_loss"), _REMOVE),
 )
 def balancing_is_known(args: DeepspeedMoeArgs, world: World) -> bool:
@@ -157,7 +157,7 @@ def balancing_is_known(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "Megatron's dispatcher is flex, and {feature} has transfers of its own",
+    "Megatron's dispatcher is flex, but {feature} replaces the dispatcher's transfers",
     fix=(GiveSetting("expert-parallel.dispatcher", "alltoall"), _REMOVE),
 )
 def dispatcher_is_not_flex(args: DeepspeedMoeArgs, world: World) -> bool:
@@ -166,7 +166,8 @@ def dispatcher_is_not_flex(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "expert_tensor_size is 1 without expert parallelism, so each of tp={world.tp} ranks trains a copy of every expert alone",
+    "expert_tensor_size is 1 without expert parallelism, so each of the tp={world.tp} ranks would train a separate copy "
+    "of every expert",
     fix=(GiveField("ep", note="a multiple of {world.tp}"), DropSetting("expert-parallel.expert_tensor_size")),
     when=has_tensor_ranks,
 )
@@ -194,7 +195,7 @@ CONDITIONS: Final[tuple[Condition, ...]] = (
     NO_FORCED_BALANCING,
     _without(
         "router_groups",
-        "the router chooses among {world.router_groups} groups of experts",
+        "the router selects experts from {world.router_groups} groups",
         (GiveField("router_groups", 0),),
     ),
     _without(
@@ -209,7 +210,7 @@ CONDITIONS: Final[tuple[Condition, ...]] = (
     ),
     _without(
         "probabilities_on_input",
-        "probabilities weigh the input of experts",
+        "probabilities scale the input of experts",
         (GiveField("probabilities_on_input", False),),
     ),
     _without(

@@ -24,14 +24,14 @@ from mindspeed.plugins import (
     hookimpl,
 )
 
-_OWN_TRANSFERS = "the layer has transfers of its own, of equal size on every rank"
+_OWN_TRANSFERS = "the layer replaces the dispatcher's transfers by transfers of equal size on every rank"
 _DISPATCHERS = ("moe-allgather-dispatcher", "moe-alltoall-dispatcher", "moe-zero-memory", "moe-tp-extend-ep")
 
 
 class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
     """Give experts a fixed capacity, as DeepSpeed does.
 
-    All ranks exchange tables of equal size. Second choices of tokens get places after first ones.
+    All ranks exchange tables of equal size. First choices of all tokens fill expert capacity before second choices.
     """
 
     spec = FeatureSpec(
@@ -43,24 +43,27 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
             *CONDITIONS,
             Requires(
                 "sequence-parallel",
-                reason="Megatron trains MoE layers under tensor parallelism only with sequence parallelism",
+                reason="Megatron trains MoE layers with tensor parallelism only when sequence parallelism is on",
                 when=has_tensor_ranks,
             ),
             *(Conflicts(name, reason=_OWN_TRANSFERS) for name in (Slot.MOE_DISPATCHER, *_DISPATCHERS)),
             Conflicts(
                 "dynamic-shapes",
-                reason="ranks that share experts exchange tables of equal size, and their micro-batches have other lengths",
+                reason="ranks that share experts exchange tables of equal size, but dynamic shapes give their "
+                "micro-batches different lengths",
                 when=has_expert_ranks,
             ),
-            Conflicts("moe-token-permute", reason="dispatchers call its operators, and the layer has none"),
+            Conflicts(
+                "moe-token-permute", reason="the dispatchers that call the operators of that feature are not used by this layer"
+            ),
         ),
         numerics=Numerics.reordered(
-            reason="against its formula, every expert on every token with the gate's weights (deepspeed-moe.reference); "
-            "against Megatron's gate it is another model wherever tokens are dropped"
+            reason="compared with the reference formula, which runs every expert on every token "
+            "(deepspeed-moe.reference). Where tokens are dropped, the model differs from Megatron's"
         ),
         state=CheckpointState(
             "own",
-            "the groups of a run decide which tokens are kept",
+            "the number of groups decides which tokens are dropped",
             added="safe",
             removed="safe",
             changed="safe",
@@ -80,7 +83,7 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
         if interval == 1:
             return []
         layers = tuple(int(number % interval == 0) for number in range(1, self.world.num_layers + 1))
-        return [ArgOverride("moe_layer_freq", layers, "deepspeed-moe.interval, which counts layers from 1")]
+        return [ArgOverride("moe_layer_freq", layers, "deepspeed-moe.interval, counting layers from 1")]
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
@@ -96,5 +99,8 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
     def load_extra(self, state: Any, data: dict[str, Any]) -> None:
         here, before = self.args.groups or shares(self.world), data["groups"]
         if here != before:
-            text = f"deepspeed-moe: the run had {before} groups of tokens in a micro-batch, and would go on with {here}"
+            text = (
+                f"deepspeed-moe: the checkpoint was trained with {before} groups of tokens per micro-batch, but this "
+                f"run has {here}"
+            )
             raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix=GiveSetting("deepspeed-moe.groups", before))])

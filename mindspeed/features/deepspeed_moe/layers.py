@@ -41,10 +41,10 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
     def forward(
         self, hidden_states: Tensor, intermediate_tensors: Any = None, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, None]:
-        """Give the experts' answers [S, B, H]. Padding masks and parts of a layer (CUDA graphs) are refused."""
+        """Return the experts' outputs [S, B, H]. Padding masks and parts of a layer (CUDA graphs) are refused."""
         if padding_mask is not None or intermediate_tensors is not None:
-            what = "a padding mask" if padding_mask is not None else "the parts of a layer that CUDA graphs capture"
-            text = f"deepspeed-moe: a MoE layer got {what}, which the gate does not have"
+            what = "a padding mask" if padding_mask is not None else "parts of a layer captured as CUDA graphs"
+            text = f"deepspeed-moe: a MoE layer received {what}, which the gate does not support"
             raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix=RemoveFeature("deepspeed-moe"))])
         if self.moe_layer_recompute:
             return tensor_parallel.checkpoint(self.run, False, hidden_states), None
@@ -121,10 +121,10 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         shares, groups = ranks * chunks, self.options.groups or ranks
         if groups % shares or tokens % (groups // shares):
             text = (
-                f"deepspeed-moe: {groups} groups cannot be made of {tokens * shares} tokens of a micro-batch, "
-                f"which {ranks} ranks share in {chunks} chunks"
+                f"deepspeed-moe: {tokens * shares} tokens of a micro-batch, shared by {ranks} ranks in {chunks} chunks, "
+                f"cannot form {groups} groups"
             )
-            fix = "use a number for deepspeed-moe.groups that is a multiple of ranks x chunks and divides the tokens"
+            fix = "set deepspeed-moe.groups to a multiple of ranks x chunks that divides the number of tokens"
             raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix=advice(fix))])
         return groups // shares
 
@@ -150,7 +150,7 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         return probability
 
     def expert_answers(self, rows: Tensor, routing: Routing, meanwhile: Callable[[], None], relayed: bool) -> Steps:
-        """Send the table [E x N, H] to the experts, do something ``meanwhile``, and bring their answers back."""
+        """Send the table [E x N, H] to the experts, run ``meanwhile``, and return their outputs."""
         if self.options.parts:
             answers = yield from self.answers_of_units(rows, routing, meanwhile, relayed)
             return answers

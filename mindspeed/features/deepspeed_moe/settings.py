@@ -11,22 +11,33 @@ from mindspeed.plugins import FeatureArgs, Field, World
 
 
 class DeepspeedMoeArgs(FeatureArgs):
-    capacity_factor: float = Field(1.0, gt=0, description="places of an expert, as a multiple of an equal share of choices")
-    eval_capacity_factor: float | None = Field(None, gt=0, description="the same in evaluation; capacity_factor if not given")
-    min_capacity: int = Field(4, ge=1, description="fewest places of an expert for the tokens of a group")
+    capacity_factor: float = Field(
+        1.0, gt=0, description="Capacity of an expert as a multiple of an equal share of the routed tokens"
+    )
+    eval_capacity_factor: float | None = Field(
+        None, gt=0, description="Capacity factor in evaluation (default: capacity_factor)"
+    )
+    min_capacity: int = Field(4, ge=1, description="Minimum number of tokens that an expert accepts per group")
     noise: Literal["none", "jitter", "rsample"] = Field(
         "none",
-        description="in training: jitter of the gate's input, or Gumbel noise on the logits that choose one expert (rsample); "
-        "DeepSpeed's spellings are accepted too",
+        description="Noise in training: jitter of the gate's input, or Gumbel noise on the logits that choose one expert "
+        "(rsample). DeepSpeed's spellings are accepted too",
     )
-    random_priority: bool = Field(False, description="in training, one expert per token: places are given by lot, not in order")
-    sinkhorn: bool = Field(False, description="logits that Sinkhorn's rounds balance over experts choose, weights stay")
+    random_priority: bool = Field(
+        False, description="In training with one expert per token: fill expert capacity in random order instead of token order"
+    )
+    sinkhorn: bool = Field(
+        False, description="Choose experts by logits balanced with Sinkhorn iterations; the weights of tokens do not change"
+    )
     groups: int | None = Field(
-        None, ge=1, description="groups of consecutive tokens of a micro-batch, each with a capacity; one per rank if not given"
+        None,
+        ge=1,
+        description="Number of groups of consecutive tokens in a micro-batch, each with a separate capacity "
+        "(default: one per rank)",
     )
-    interval: int = Field(1, ge=1, description="layers N, 2N, 3N ... have experts, counted from 1")
+    interval: int = Field(1, ge=1, description="Use experts in every N-th layer (N, 2N, 3N ...), counting layers from 1")
     reference: bool = Field(
-        False, description="every expert on every token, one process: the formula that verify compares with"
+        False, description="Run every expert on every token in one process; this is the formula that verify compares with"
     )
 
     @field_validator("noise", mode="before")
@@ -52,8 +63,10 @@ def describe_masks(args: DeepspeedMoeArgs, world: World) -> list[str]:
     everything = world.seq_length * world.micro_batch_size // shares(world)
     kept = mask_bytes(everything, world.num_experts, capacity, 4 if world.dtype == "fp32" else 2)
     return [
-        f"masks of {everything:,} tokens x {world.num_experts} experts x {capacity} places keep {kept:,} bytes per layer and "
-        "micro-batch; deepspeed-moe-rearrange has none"
+        (
+            f"masks of {everything:,} tokens x {world.num_experts} experts x {capacity} slots keep {kept:,} bytes per layer "
+            "and micro-batch; deepspeed-moe-rearrange avoids these masks"
+        )
     ]
 
 

@@ -62,7 +62,7 @@ class ExpertRanks:
         return _posted(arrived, all_gather(self.tensor_group) if self.tensor_group.size() > 1 else None)
 
     def scatter(self, answers: Tensor) -> Callable[[], Tensor]:
-        """Begin to sum the answers of the tensor ranks, of which each keeps those to its rows."""
+        """Begin to sum the outputs of the tensor ranks, each of which keeps those of its rows."""
         return _posted(answers, reduce_scatter(self.tensor_group) if self.tensor_group.size() > 1 else None)
 
     def by_expert(self, gathered: Tensor, local: int) -> Tensor:
@@ -92,7 +92,7 @@ def dispatch_by_masks(x_TH: Tensor, routing: Routing) -> Tensor:
 
 
 def combine_by_masks(rows: Tensor, routing: Routing) -> Tensor:
-    """The answers [T, H] by a product with weights [T, E, C]."""
+    """The outputs [T, H] by a product with weights [T, E, C]."""
     groups, width = routing.expert.shape[0], rows.shape[-1]
     rows_EGCH = rows.view(routing.experts, groups, routing.capacity, width)
     weights_GTEC = _mask(routing, routing.weight, rows.dtype)

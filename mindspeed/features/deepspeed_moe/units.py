@@ -138,7 +138,7 @@ class Units:
 
 @dataclass(slots=True)
 class UnitCall(ExpertCall):
-    """Stand in for the counts that experts get: units of a table that they answer one after another.
+    """Replace the counts that experts get by units of a table that they process one after another.
 
     With ``one_group`` transfers of the ranks with other experts and of the tensor ranks are never in flight together.
     """
@@ -158,7 +158,7 @@ class UnitCall(ExpertCall):
             self._move(self._steps.pop(0))
 
     def answer(self, experts: Any) -> Tensor:
-        """Compute all units and post what is left of their way; the result stands for the answers until `collect`."""
+        """Compute all units and start their remaining transfers; the result replaces the outputs until `collect`."""
         last = max(number for number, step in enumerate(self._steps) if step.act != "wait")
         steps, self._steps = self._steps[: last + 1], self._steps[last + 1 :]
         products = _Products(experts)
@@ -172,7 +172,7 @@ class UnitCall(ExpertCall):
         return next(iter(self._in_flight.values())).received if self._in_flight else self._rows[0]
 
     def collect(self) -> Tensor:
-        """Wait for the table of answers [P x L x G x C, H]."""
+        """Wait for the table of outputs [P x L x G x C, H]."""
         for step in self._steps:
             self._move(step)
         rows = [self._rows.pop(unit) for unit in sorted(self._rows)]
@@ -215,7 +215,7 @@ class _Products:
         self._weights = self._experts.weights()
 
     def of(self, rows: Tensor, expert: int, between: Callable[[], None]) -> Tensor:
-        """The answers of one expert, with something done ``between`` its products, where others take the weights of rows."""
+        """The outputs of one expert, with a callback ``between`` its products, where others apply the weights of rows."""
         count = rows.shape[0]
         if count not in self._ends:
             self._ends[count] = torch.full((1,), count, dtype=torch.int64, device=rows.device)

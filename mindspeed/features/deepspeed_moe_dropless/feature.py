@@ -20,22 +20,25 @@ from mindspeed.plugins import (
 
 class DeepspeedMoeDroplessArgs(FeatureArgs):
     padding: bool = Field(
-        False, description="round the capacity up to eighths of the tokens of a group: at most 8 shapes in a run"
+        False, description="Round the capacity up to eighths of the tokens of a group, so that a run has at most 8 shapes"
     )
 
 
 class DeepspeedMoeDropless(Feature[DeepspeedMoeDroplessArgs]):
     """Grow expert capacity so that no token is dropped.
 
-    The capacity of deepspeed-moe's experts follows the load.
+    The capacity of deepspeed-moe's experts adapts to the number of tokens that they receive.
     """
 
     spec = FeatureSpec(
         name="deepspeed-moe-dropless",
         category=Category.DEEPSPEED_MOE,
         megatron=">=0.14,<0.17",
-        constraints=(Requires("deepspeed-moe", reason="it sets the capacity of that layer"), After("deepspeed-moe")),
-        numerics=Numerics.reordered(reason="against a capacity that drops nothing, whose masks have more places"),
+        constraints=(
+            Requires("deepspeed-moe", reason="deepspeed-moe-dropless sets the capacity of the deepspeed-moe layer"),
+            After("deepspeed-moe"),
+        ),
+        numerics=Numerics.reordered(reason="compared with a capacity that drops no tokens, whose masks have more slots"),
         verify_with=VerifyWith(
             features=("deepspeed-moe",), settings={"deepspeed-moe": {"capacity_factor": 8.0, "groups": 4}}, world={"ep": 2}
         ),

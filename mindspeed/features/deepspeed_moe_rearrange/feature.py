@@ -10,7 +10,7 @@ from mindspeed.plugins import After, Category, Feature, FeatureArgs, FeatureSpec
 class DeepspeedMoeRearrange(Feature[FeatureArgs]):
     """Copy tokens to experts by index, not by products.
 
-    The places of deepspeed-moe's experts are indexed; no product with a mask is computed.
+    Expert inputs of deepspeed-moe are gathered by index instead of multiplying by a mask.
     """
 
     spec = FeatureSpec(
@@ -18,8 +18,15 @@ class DeepspeedMoeRearrange(Feature[FeatureArgs]):
         category=Category.DEEPSPEED_MOE,
         megatron=">=0.14,<0.17",
         ops=("npu_fused_moe_token_permute", "npu_fused_moe_token_unpermute"),
-        constraints=(Requires("deepspeed-moe", reason="it fills and empties the table of that layer"), After("deepspeed-moe")),
-        numerics=Numerics.reordered(reason="the rows of a token are summed in fp32 instead of by a product with zeros"),
+        constraints=(
+            Requires(
+                "deepspeed-moe", reason="deepspeed-moe-rearrange fills and reads the expert table of the deepspeed-moe layer"
+            ),
+            After("deepspeed-moe"),
+        ),
+        numerics=Numerics.reordered(
+            reason="the expert outputs of a token are summed in fp32 instead of by a matrix product with zeros"
+        ),
         verify_with=VerifyWith(features=("deepspeed-moe",), settings={"deepspeed-moe": {"groups": 4}}),
     )
 

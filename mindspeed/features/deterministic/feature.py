@@ -39,14 +39,18 @@ _VARIABLES: Final = {
 
 class DeterministicArgs(FeatureArgs):
     digest_interval: int = Field(
-        0, ge=0, description="interval in steps at which digests of weights and gradients are logged and compared (0 = never)"
+        0,
+        ge=0,
+        description="Interval in steps at which digests of weights and gradients are logged and compared across "
+        "replicas (0 = never)",
     )
 
 
 class Deterministic(Feature[DeterministicArgs]):
     """Make reruns bitwise identical, also on resume.
 
-    Every order of summation is fixed: Megatron's own choices, torch's algorithms, and environment variables of other libraries.
+    Every order of summation is fixed through Megatron's options, torch's deterministic algorithms, and environment
+    variables of other libraries.
     """
 
     spec = FeatureSpec(
@@ -54,7 +58,9 @@ class Deterministic(Feature[DeterministicArgs]):
         category=Category.TOOL,
         level=0,
         megatron_flags=(MegatronFlag("deterministic_mode", switch="on"),),
-        numerics=Numerics.reordered(reason="the gradient of the embedding is summed in a fixed order, which is another one"),
+        numerics=Numerics.reordered(
+            reason="the embedding gradient is summed in a fixed order, which differs from Megatron's order"
+        ),
     )
     settings: TorchSettings | None = None
     digests: Digests | None = None
@@ -65,7 +71,7 @@ class Deterministic(Feature[DeterministicArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("deterministic_mode", True, "modules copy it when they are made")]
+        return [ArgOverride("deterministic_mode", True, "modules copy this setting when they are created")]
 
     @hookimpl
     def activated(self) -> None:

@@ -16,24 +16,29 @@ _C10D: Final = "torch.distributed.distributed_c10d"
 class DeviceEmulationArgs(FeatureArgs):
     poison: bool = Field(
         False,
-        description="fill outputs of asynchronous collectives, and storages that are elsewhere, with NaN until the wait",
+        description="Fill outputs of asynchronous collectives and offloaded tensors with NaN until they are waited for",
     )
     collective_log: str = Field(
         "",
-        description="write launch, wait and first use of asynchronous collectives and transfers to this file, one per rank: "
-        "{rank} in the name is the rank, and a name without it gets .RANK at its end",
+        description="File that logs launch, wait and first use of asynchronous collectives and transfers, one file per "
+        "rank. {rank} in the name is replaced by the rank; without it .RANK is appended",
     )
     transfer_delay: float = Field(
-        0.0, ge=0, description="milliseconds that a copy between device and host takes at least, to see whether work hides it"
+        0.0,
+        ge=0,
+        description="Minimum time of a copy between device and host in milliseconds, to check that compute overlaps it",
     )
     link_ms: float = Field(
-        0.0, ge=0, description="milliseconds that every transfer takes on an emulated link; 0 with link_gbps 0 is no such link"
+        0.0,
+        ge=0,
+        description="Latency of every transfer on an emulated link in milliseconds; 0 together with "
+        "link_gbps=0 = no emulated link",
     )
-    link_gbps: float = Field(0.0, ge=0, description="gigabits per second that a rank sends on an emulated link; 0 is no limit")
+    link_gbps: float = Field(0.0, ge=0, description="Bandwidth of a rank on an emulated link in Gbit/s; 0 = unlimited")
 
 
 class DeviceEmulation(Feature[DeviceEmulationArgs]):
-    """Emulate on the CPU how a device runs collectives and copies beside the computation."""
+    """Emulate on the CPU how a device overlaps collectives and copies with compute."""
 
     spec = FeatureSpec(name="device-emulation", category=Category.PLATFORM, level=0, platforms={"cpu"})
 
@@ -47,30 +52,36 @@ class DeviceEmulation(Feature[DeviceEmulationArgs]):
         args = self.args
         patches: list[Patch] = []
         if args.transfer_delay:
-            reason = "copies between device and host take their time"
+            reason = "delays copies between device and host"
             patches.append(Set(f"{_HERE}.transfers:DELAY", args.transfer_delay / 1e3, reason))
             patches.append(Wrap(_COPIES, f"{_HERE}.transfers:delayed", reason))
         if args.collective_log:
-            reason = "launch, wait and use of asynchronous collectives are logged"
+            reason = "logs launch, wait and first use of asynchronous collectives"
             patches.append(Set(f"{_HERE}.collective_log:PATH", args.collective_log, reason))
             patches += _wraps("collective_log:logged", reason, *COLLECTIVES)
             patches += _wraps("collective_log:logged_group", reason, "_coalescing_manager")
             patches += _wraps("collective_log:watching", reason, "init_process_group")
-            patches.append(Wrap(_COPIES, f"{_HERE}.transfers:logged", "so are copies between device and host"))
+            patches.append(Wrap(_COPIES, f"{_HERE}.transfers:logged", "logs copies between device and host"))
         if args.link_ms or args.link_gbps:
-            reason = "transfers take the time of an emulated link"
+            reason = "delays transfers as on the emulated link"
             patches.append(Set(f"{_HERE}.link:LATENCY", args.link_ms / 1e3, reason))
             patches.append(Set(f"{_HERE}.link:BYTES_PER_SECOND", args.link_gbps * 1e9 / 8 or float("inf"), reason))
             patches += _wraps("link:delayed", reason, *COLLECTIVES)
             patches += _wraps("link:delayed_group", reason, "_coalescing_manager")
         if args.poison:
-            reason = "the output of an asynchronous collective is poison until it is waited for"
+            reason = "fills the output of an asynchronous collective with NaN until the collective is waited for"
             patches += _wraps("poison:poisoned", reason, *COLLECTIVES)
             patches += _wraps("poison:poisoned_group", reason, "_coalescing_manager")
-            patches.append(Wrap(_COPIES, f"{_HERE}.transfers:poisoned", "so is the target of a copy between device and host"))
-            ended = "a synchronization of the device waits for every collective"
+            patches.append(
+                Wrap(
+                    _COPIES,
+                    f"{_HERE}.transfers:poisoned",
+                    "fills the target of a copy between device and host with NaN until the copy is waited for",
+                )
+            )
+            ended = "a device synchronization completes every collective"
             patches.append(Wrap("torch.cuda:synchronize", f"{_HERE}.poison:synchronized", ended))
-            away = "what is away is poison until it is waited for"
+            away = "fills offloaded tensors with NaN until their transfer is waited for"
             patches.append(Replace(f"{_PARKED}.free", f"{_HERE}.absent:fill_with_poison", away))
             patches.append(Wrap(f"{_PARKED}.give", f"{_HERE}.absent:present_again", away))
         return patches

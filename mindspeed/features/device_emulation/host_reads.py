@@ -31,7 +31,7 @@ _KERNELS: Final = str(_PACKAGE / "ops")
 
 @dataclass(frozen=True, slots=True)
 class HostRead:
-    """A read: the operation, and file, line and function that asked for it."""
+    """A read: the operation, and file, line and function of its caller."""
 
     operation: str
     file: str

@@ -90,7 +90,7 @@ def poisoned(collective: Function, *args: Any, **kwargs: Any) -> Any:
 
 @wrapper
 def poisoned_group(manager: Function, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
-    """``_coalescing_manager``: the handle of the whole group brings the outputs of every call in it."""
+    """``_coalescing_manager``: the handle of the whole group completes the outputs of every call in it."""
     return coalesced(manager(*args, **kwargs), _coalesced, _one_handle)
 
 

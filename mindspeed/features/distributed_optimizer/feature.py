@@ -30,12 +30,14 @@ class DistributedOptimizer(Feature[FeatureArgs]):
         name="distributed-optimizer",
         category=Category.MEGATRON,
         level=0,
-        constraints=(Requires("data-parallel", reason="it shards the optimizer over the replicas"),),
+        constraints=(
+            Requires("data-parallel", reason="distributed-optimizer shards the optimizer state over data-parallel replicas"),
+        ),
         megatron_flags=(MegatronFlag("use_distributed_optimizer", switch="on"),),
-        numerics=Numerics.reordered(reason="gradients are reduced by another collective"),
+        numerics=Numerics.reordered(reason="gradients are reduced by another collective (reduce-scatter)"),
         state=CheckpointState(
             "resharded",
-            "Megatron saves a sharded and a replicated optimizer in formats that do not load each other",
+            "Megatron saves sharded and replicated optimizers in formats that cannot load each other",
             added="refused",
             removed="refused",
         ),

@@ -25,7 +25,7 @@ def _splits_sequences(args: FeatureArgs, world: World) -> bool:
 
 
 @condition(
-    "a sequence of {world.seq_length} tokens does not divide into 2 x cp = 2 x {world.cp} chunks",
+    "a sequence of {world.seq_length} tokens cannot be split into 2 x cp = 2 x {world.cp} equal chunks",
     fix=(Advice("pad every micro-batch to a multiple of 2 x {world.cp} tokens"),),
     when=_splits_sequences,
 )
@@ -44,7 +44,7 @@ class DynamicShapes(Feature[FeatureArgs]):
         name="dynamic-shapes",
         category=Category.PARALLEL,
         constraints=(
-            Requires("pipeline-parallel", reason="tensors travel between its stages"),
+            Requires("pipeline-parallel", reason="dynamic-shapes changes the messages between pipeline stages"),
             has_stages,
             sequences_divide,
         ),
@@ -54,7 +54,7 @@ class DynamicShapes(Feature[FeatureArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        why = "Megatron refuses other shapes with its default dispatcher, also for a dense model"
+        why = "Megatron rejects variable sequence lengths with its default dispatcher, also for a dense model"
         return [
             ArgOverride("variable_seq_lengths", True, "dynamic-shapes is active"),
             ArgOverride("moe_token_dispatcher_type", "alltoall", why),

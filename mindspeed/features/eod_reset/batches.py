@@ -1,4 +1,4 @@
-"""Ends of documents, from the data set to the batch: the position ids of a sample begin anew with each document.
+"""Ends of documents, from the data set to the batch: the position ids of a sample restart with each document.
 
 Position ids are what Megatron's loaders, broadcasts and scripts hand on anyway, so nothing else has to travel.
 """
@@ -23,8 +23,8 @@ def ends_of_positions(positions_BS: Tensor) -> Tensor:
     """The documents of rows in which every document begins with position 0. Raises MS335 where a row begins otherwise."""
     first = (positions_BS == 0).cpu()
     if not bool(first[:, 0].all()):
-        text = "a row of position ids does not begin with 0, and documents begin at position 0"
-        fix = "give the position ids of whole rows, before they are cut for context parallelism"
+        text = "a row of position ids does not begin with 0, but every document must begin at position 0"
+        fix = "give the position ids of whole rows, before they are split for context parallelism"
         raise MindSpeedError([Problem("MS335", text, fix=advice(fix))])
     length = first.shape[1]
     rows = [[*row.nonzero().flatten().tolist()[1:], length] for row in first]
@@ -115,5 +115,5 @@ def with_positions_everywhere(original: Callable[..., Any]) -> Callable[..., Any
 
 
 def every_stage(vp_stage: int | None) -> bool:
-    """Stands for ``is_first_or_last_pipeline_stage``, by which Megatron-LM decides where data are read."""
+    """Replaces ``is_first_or_last_pipeline_stage``, which decides in Megatron-LM where data are read."""
     return True

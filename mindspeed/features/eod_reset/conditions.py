@@ -10,9 +10,12 @@ from mindspeed.plugins.shared_conditions import NO_CUDA_GRAPHS
 
 
 class EodResetArgs(FeatureArgs):
-    reset_position_ids: bool = Field(True, description="restart positions at 0 with every document")
+    reset_position_ids: bool = Field(True, description="Restart positions at 0 with every document")
     fixed_document_length: int | None = Field(
-        None, ge=1, description="number of tokens per document, instead of the ends in the data; the last one takes the rest"
+        None,
+        ge=1,
+        description="Number of tokens per document, used instead of the document ends in the data; the last "
+        "document is the remainder",
     )
 
 
@@ -22,7 +25,7 @@ def _has_length(args: EodResetArgs, world: World) -> bool:
 
 
 @condition(
-    "fixed_document_length {args.fixed_document_length} is greater than seq_length={world.seq_length}",
+    "fixed_document_length={args.fixed_document_length} is greater than seq_length={world.seq_length}",
     fix=(GiveSetting("fixed_document_length", note="at most {world.seq_length}"),),
     when=_has_length,
 )
@@ -32,7 +35,7 @@ def documents_fit(args: EodResetArgs, world: World) -> bool:
 
 
 def _sees_a_window(args: EodResetArgs, world: World) -> bool:
-    """Return whether attention of one rank sees a window of keys."""
+    """Return whether attention has a sliding window and cp is 1."""
     return bool(world.cp == 1 and world.windowed_attention)
 
 
@@ -40,10 +43,14 @@ CONDITIONS: Final = (
     documents_fit,
     softmax_is_vanilla,
     NO_CUDA_GRAPHS,  # the ends of documents are read on the host
-    Requires("flash-attention", reason="it alone computes documents in a window of keys", when=_sees_a_window),
+    Requires(
+        "flash-attention",
+        reason="only flash-attention supports packed documents together with a sliding window",
+        when=_sees_a_window,
+    ),
     ModelCondition(
         "mindspeed.features.eod_reset.layers:attention_without_documents",
-        "every core attention of the model keeps documents apart",
+        "every core attention of the model supports packed documents",
         subject="spec",
     ),
 )

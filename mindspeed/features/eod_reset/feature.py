@@ -35,9 +35,9 @@ _STAGES = "every stage of a pipeline reads where documents end, so that nothing 
 class EodReset(Feature[EodResetArgs]):
     """Separate packed documents in attention.
 
-    Works under context parallelism too. The position ids of a batch say where documents begin, and attention gets their
-    ends in place of a mask. The ends go
-    through the model with the micro-batch, so that pipelines, interleaving and recomputation read their own.
+    Works under context parallelism too. Document starts are read from the position ids of a batch, and attention receives
+    document ends instead of a mask. The ends are passed through the model with each micro-batch, so pipelines, interleaving
+    and recomputation use the correct ones.
     """
 
     spec = FeatureSpec(
@@ -45,8 +45,8 @@ class EodReset(Feature[EodResetArgs]):
         category=Category.SCENARIO,
         constraints=(
             *CONDITIONS,
-            RequiresCapability(Slot.CONTEXT_PARALLEL, Capability.DOCUMENTS, reason="every batch has other documents"),
-            Conflicts("shared-attention-mask", reason="the documents of each batch take the place of the mask"),
+            RequiresCapability(Slot.CONTEXT_PARALLEL, Capability.DOCUMENTS, reason="every batch has different documents"),
+            Conflicts("shared-attention-mask", reason="the document ends of each batch replace the mask"),
             After("flash-attention"),
             After("alibi"),
             After(Slot.CONTEXT_PARALLEL),
@@ -55,17 +55,17 @@ class EodReset(Feature[EodResetArgs]):
             MegatronFlag("reset_attention_mask", switch="on"),
             MegatronFlag("reset_position_ids", "reset_position_ids", follows_default=True),
         ),
-        numerics=Numerics.reordered(reason="the softmax is summed over the keys of a document, not over all with some hidden"),
+        numerics=Numerics.reordered(
+            reason="the softmax is summed over the keys of one document instead of over all keys with a mask"
+        ),
     )
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         return [
-            ArgOverride("reset_attention_mask", True, "documents do not see one another"),
+            ArgOverride("reset_attention_mask", True, "documents do not attend to each other"),
             ArgOverride("reset_position_ids", self.args.reset_position_ids, "eod-reset.reset_position_ids"),
-            ArgOverride(
-                "create_attention_mask_in_dataloader", False, "attention gets the ends of documents, and needs no mask"
-            ),
+            ArgOverride("create_attention_mask_in_dataloader", False, "attention receives document ends instead of a mask"),
         ]
 
     @hookimpl
@@ -80,20 +80,20 @@ class EodReset(Feature[EodResetArgs]):
             Wrap(
                 f"{_DATASET}:GPTDatasetConfig.__post_init__",
                 f"{_BATCHES}:with_documents_kept",
-                "every sample has position ids of its own, which say where its documents begin, and no mask",
+                "gives every sample separate position ids, which mark where its documents begin, and no mask",
                 phase="build",
                 optional=True,
             ),
             Wrap(
                 f"{_DATASET}:_get_ltor_masks_and_position_ids",
                 f"{_BATCHES}:with_positions_anew",
-                "the position ids of a sample begin anew with every document",
+                "restarts the position ids of a sample with every document",
                 optional=True,
             ),
             Wrap(
                 "megatron.core.utils:get_batch_on_this_cp_rank",
                 f"{_BATCHES}:with_documents",
-                "the ends of documents are read from a whole row, before it is cut",
+                "reads document ends from a whole row, before the row is split",
                 optional=True,
             ),
             *(

@@ -1,4 +1,4 @@
-"""The model's side: core attentions that know documents, and a batch that says where they end."""
+"""The model's side: core attentions that support documents, and a batch that contains their ends."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def with_documents(spec: Any, feature: Feature[Any]) -> Any:
 def attention_without_documents(feature: Feature[Any], spec: Any, config: Any) -> Iterator[str]:
     """Name the core attentions of a spec that ignore documents, and that no feature exchanges for one that does not."""
     for name in sorted(_ignorant(with_core_attention(spec, DocumentAttention, feature))):
-        yield f"the core attention {name} of the model ignores documents"
+        yield f"the core attention {name} of the model ignores document ends"
     if _ranks() == 1 and config.window_size is not None and active_feature("flash-attention") is None:
-        yield "window_size is set, and documents in a window of keys need flash-attention"
+        yield "window_size is set, but packed documents with a sliding window need flash-attention"
 
 
 def _ignorant(spec: Any) -> set[str]:
@@ -80,9 +80,9 @@ def with_documents_required(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unknown() -> Problem:
-    text = "the model got a batch that does not say where its documents end"
+    text = "the model received a batch without document ends"
     fix = "call megatron.core.utils.get_batch_on_this_cp_rank with position_ids and attention_mask (None) on every stage, and "
-    return Problem("MS335", text, (_NAME,), fix=Advice(f"{fix}give the model the attention_mask that comes back"))
+    return Problem("MS335", text, (_NAME,), fix=Advice(f"{fix}pass the attention_mask that it returns to the model"))
 
 
 def _ranks() -> int:

@@ -11,14 +11,14 @@ NEEDED: Final = ("num_experts", "router_topk", "hidden_size", "seq_length", "mic
 
 
 class ExpertParallelArgs(FeatureArgs):
-    size: int = Field(1, ge=1, description="ranks over which the experts of a layer are spread")
+    size: int = Field(1, ge=1, description="Number of ranks over which the experts of a layer are distributed")
     dispatcher: Literal["alltoall", "allgather", "flex", "auto"] = Field(
         "alltoall",
-        description="how tokens travel to their experts; flex is DeepEP or HybridEP, auto takes the one of the others that "
-        "sends fewer bytes",
+        description="How tokens are sent to experts: allgather, alltoall, flex (DeepEP or HybridEP), or auto = allgather "
+        "or alltoall, whichever sends fewer bytes",
     )
     expert_tensor_size: int | None = Field(
-        None, ge=1, description="ranks that share one expert; as tensor-parallel if not given"
+        None, ge=1, description="Number of ranks that share one expert (default: the tensor-parallel size)"
     )
 
 

@@ -14,7 +14,7 @@ def has_tensor_ranks(args: Any, world: World) -> bool:
 
 
 def _follows_tensor_size(args: ExpertParallelArgs, world: World) -> bool:
-    """Return whether an expert takes as many ranks as tensor parallelism."""
+    """Return whether expert_tensor_size is not set."""
     return args.expert_tensor_size is None
 
 
@@ -64,7 +64,7 @@ def ranks_hold_experts_of_given_size(args: ExpertParallelArgs, world: World) -> 
 
 
 @condition(
-    f"dispatcher is auto, which compares bytes that follow from {', '.join(NEEDED)}, and some of them are not known",
+    f"dispatcher=auto compares bytes computed from {', '.join(NEEDED)}, but some of these are not set",
     fix=(Advice("give all of them"), GiveSetting("dispatcher", "alltoall")),
     when=_is_auto,
 )
@@ -74,7 +74,7 @@ def bytes_are_known(args: ExpertParallelArgs, world: World) -> bool:
 
 
 @condition(
-    "linear layers have biases, and an expert with biases cannot be split over tensor-parallel ranks",
+    "linear layers have biases, but tensor-parallel ranks cannot share an expert with biases",
     fix=(GiveField("linear_bias", False), GiveSetting("expert_tensor_size", 1)),
     when=_has_biases_on_tensor_ranks,
 )

@@ -42,7 +42,8 @@ def alltoall(call: ExpertWork, received: int | None = None) -> int:
 
 
 def shared_by_tensor_ranks(call: ExpertWork, tensor_ranks: int) -> int:
-    """Bytes by which ``tensor_ranks`` that share every expert gather balanced rows and sum answers, forward and backward.
+    """Bytes for gathering balanced rows and summing outputs over ``tensor_ranks`` that share every expert, forward and
+    backward.
 
     Answers are summed in the type of probabilities.
     """

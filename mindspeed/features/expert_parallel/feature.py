@@ -41,7 +41,7 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
             conditions.biased_experts_are_whole,
             Requires(
                 "sequence-parallel",
-                reason="Megatron trains MoE layers under tensor parallelism only with sequence parallelism",
+                reason="Megatron trains MoE layers with tensor parallelism only when sequence parallelism is on",
                 when=conditions.has_tensor_ranks,
             ),
         ),
@@ -49,10 +49,10 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
             MegatronFlag("expert_tensor_parallel_size", "expert_tensor_size"),
             MegatronFlag("moe_token_dispatcher_type", "dispatcher", follows_default=True),
         ),
-        numerics=Numerics.reordered(reason="gradients of an expert are sums over the tokens of several ranks"),
+        numerics=Numerics.reordered(reason="expert gradients are summed over the tokens of several ranks"),
         state=CheckpointState(
             "resharded",
-            "Megatron keeps an optimizer of its own for experts that are spread, whose state another number of ranks can load",
+            "the optimizer state of distributed experts is separate, and another number of ranks can load it",
             added="refused",
             removed="refused",
             settings={"dispatcher": "safe"},

@@ -26,15 +26,15 @@ from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 class FlashAttentionArgs(FeatureArgs):
     sparse_mode: Literal[0, 1, 2, 3, 4, 7, 8] | None = Field(
         None,
-        description="which keys a query sees: 0 what the mask and the window let it, 1 what the mask lets it, 2 and 3 those "
-        "before it, 4 those in the window, 7 and 8 packed sequences with one window; if not given, what mask and layer say",
+        description="Keys visible to a query: 0 = mask and window, 1 = mask, 2 or 3 = causal, 4 = window, 7 or 8 = "
+        "packed sequences with a window. Default: chosen from mask and layer",
     )
-    pre_tokens: int = Field(65536, description="keys before a query that the window of modes 0, 4, 7 and 8 has")
-    next_tokens: int = Field(0, description="keys after a query that the window of modes 0, 4, 7 and 8 has")
+    pre_tokens: int = Field(65536, description="Number of keys before a query inside the window of modes 0, 4, 7 and 8")
+    next_tokens: int = Field(0, description="Number of keys after a query inside the window of modes 0, 4, 7 and 8")
 
 
 @condition(
-    "cp is {world.cp}, and the algorithm of context parallelism has a core attention that calls the same operator",
+    "cp is {world.cp}, and the context-parallel algorithm already calls the same attention operator",
     fix=(RemoveFeature(),),
     otherwise="idle",
 )
@@ -44,7 +44,7 @@ def one_rank_has_the_sequence(args: FlashAttentionArgs, world: World) -> bool:
 
 
 @condition(
-    "softmax_type is {world.softmax_type}, and the operator computes the vanilla softmax",
+    "softmax_type is {world.softmax_type}, but the operator computes only the vanilla softmax",
     fix=(GiveField("softmax_type", "vanilla"), RemoveFeature()),
 )
 def softmax_is_vanilla(args: FlashAttentionArgs, world: World) -> bool:
@@ -77,9 +77,7 @@ class FlashAttention(Feature[FlashAttentionArgs]):
             NO_LOGGED_LOGITS,
             NO_TRANSFORMER_ENGINE_LAYERS,
         ),
-        numerics=Numerics.reordered(
-            reason="the softmax is summed block by block; with attention dropout other elements are dropped"
-        ),
+        numerics=Numerics.reordered(reason="the softmax is summed block by block; attention dropout drops other elements"),
     )
 
     @hookimpl

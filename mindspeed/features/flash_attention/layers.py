@@ -66,11 +66,11 @@ class FlashCoreAttention(DotProductAttention):  # type: ignore[misc]  # megatron
         rows = are_documents(attention_mask)
         packed = rows or (packed_seq_params is not None and query.dim() == 3)
         if packed and self.position_bias is not None and self.position_bias.matrix:
-            sentence = "packed sequences take a position bias from slopes, not from a matrix"
+            sentence = "packed sequences support a position bias from slopes, but not from a matrix"
             raise MindSpeedError([_problem(sentence, "--set alibi.fused_type=2, without square, opposite and fill")])
         sparse = self._sparse_mode(kind, None if rows else attention_mask, packed)
         if packed and not rows and sparse.mode == ALL and is_padded(packed_seq_params):
-            text = "flash-attention: packed sequences are padded, and attention is not causal"
+            text = "flash-attention: packed sequences are padded and attention is not causal"
             raise MindSpeedError(
                 [Problem("MS337", text, ("flash-attention",), fix=Advice("give packed sequences without padding"))]
             )

@@ -29,11 +29,11 @@ _STATE = "mindspeed.features.gloo_free_checkpoint.state"
 
 
 class GlooFreeCheckpointArgs(FeatureArgs):
-    slice: int = Field(10_485_760, ge=1, description="elements of a shard that travel at a time")
+    slice: int = Field(10_485_760, ge=1, description="Number of elements of a shard sent per message")
 
 
 @condition(
-    "the optimizer {world.optimizer} has other states than exp_avg and exp_avg_sq, which {feature} saves",
+    "the optimizer {world.optimizer} has states other than exp_avg and exp_avg_sq, but {feature} saves only these",
     fix=(GiveField("optimizer", "adam"), RemoveFeature()),
 )
 def optimizer_is_adam(args: GlooFreeCheckpointArgs, world: World) -> bool:
@@ -44,7 +44,7 @@ def optimizer_is_adam(args: GlooFreeCheckpointArgs, world: World) -> bool:
 class GlooFreeCheckpoint(Feature[GlooFreeCheckpointArgs]):
     """Save the distributed optimizer without gloo.
 
-    Its shards are sent to rank 0 and back in slices, over device groups.
+    Optimizer shards are sent to rank 0 and back in slices over the device's process groups.
     """
 
     spec = FeatureSpec(
@@ -69,8 +69,8 @@ class GlooFreeCheckpoint(Feature[GlooFreeCheckpointArgs]):
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         return [
-            ArgOverride("create_gloo_process_groups", False, "no gloo group is needed"),
-            ArgOverride("use_gloo_process_groups", False, "no gloo group is there"),
+            ArgOverride("create_gloo_process_groups", False, "gloo-free-checkpoint needs no gloo group"),
+            ArgOverride("use_gloo_process_groups", False, "no gloo group exists"),
         ]
 
     @hookimpl
@@ -79,14 +79,14 @@ class GlooFreeCheckpoint(Feature[GlooFreeCheckpointArgs]):
             Wrap(
                 f"{_OPTIMIZER}.get_parameter_state_dp_zero",
                 f"{_STATE}:gathered_state",
-                reason="shards reach rank 0 in slices over the device group",
+                reason="gathers optimizer shards to rank 0 in slices over the device group",
                 phase="checkpoint",
                 optional=True,
             ),
             Replace(
                 f"{_OPTIMIZER}.load_parameter_state_from_dp_zero",
                 f"{_STATE}:scatter_state",
-                reason="shards leave rank 0 in slices over the device group",
+                reason="scatters optimizer shards from rank 0 in slices over the device group",
                 phase="checkpoint",
                 optional=True,
             ),

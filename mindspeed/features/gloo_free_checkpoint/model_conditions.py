@@ -9,11 +9,11 @@ from mindspeed.plugins import Feature
 
 
 def unsuited_shards(feature: Feature[Any], optimizer: Any) -> Iterator[str]:
-    """Yield a sentence for what a distributed optimizer, chained or not, has beside one shard in buffers for each rank."""
+    """Yield a sentence for each deviation of a distributed optimizer, chained or not, from one shard in buffers per rank."""
     members = getattr(optimizer, "chained_optimizers", [optimizer])
     configs = [config for member in members if (config := getattr(member, "ddp_config", None)) is not None]
     instances = max((getattr(config, "num_distributed_optimizer_instances", 1) for config in configs), default=1)
     if instances > 1:
-        yield f"{instances} instances of the distributed optimizer have copies of one shard"
+        yield f"{instances} instances of the distributed optimizer hold copies of one shard"
     if any(config.use_megatron_fsdp for config in configs):
-        yield "Megatron FSDP has no shards in buffers"
+        yield "Megatron FSDP keeps no optimizer shards in buffers"

@@ -60,7 +60,7 @@ def scatter_state(self: Any, state_dict: Any, *, update_legacy_format: bool = Fa
     Raises MindSpeedError with MS602 for a state of another size and for the format before 2024.
     """
     if update_legacy_format:
-        raise _refused("the checkpoint has the format of before 2024", "load and save it once without gloo-free-checkpoint")
+        raise _refused("the checkpoint has a format from before 2024", "load and save it once without gloo-free-checkpoint")
     first = self.data_parallel_group.rank() == 0
     if first:
         self.split_state_dict_if_needed(state_dict)
@@ -68,8 +68,8 @@ def scatter_state(self: Any, state_dict: Any, *, update_legacy_format: bool = Fa
         whole = state_dict[index][dtype] if first else {}
         if first and whole["numel_unpadded"] != buffer.numel_unpadded:
             saved = whole["numel_unpadded"]
-            text = f"the checkpoint has {saved} elements in buffer {index}, and the run has {buffer.numel_unpadded}"
-            raise _refused(text, "resume with the model and the layout that it was saved with")
+            text = f"the checkpoint has {saved} elements in buffer {index}, but the run has {buffer.numel_unpadded}"
+            raise _refused(text, "resume with the model and the layout that the checkpoint was saved with")
         for place, bucket, parameters in _buckets(buffer, ranges):
             shards = {}
             for key in _KEYS:

@@ -20,10 +20,10 @@ class GroupedMatmulAdd(Feature[FeatureArgs]):
         level=1,
         ops=("npu_gmm", "npu_groupmatmul_add_fp32"),
         constraints=(
-            Requires("moe-grouped-gemm", reason="it adds the gradients of that feature's experts"),
+            Requires("moe-grouped-gemm", reason="grouped-matmul-add accumulates the weight gradients of grouped experts"),
             experts_are_grouped,
         ),
-        numerics=Numerics.reordered(reason="each product is added to the sum of the micro-batches before it is rounded"),
+        numerics=Numerics.reordered(reason="each product is added to the sum of earlier micro-batches before it is rounded"),
     )
 
     @hookimpl

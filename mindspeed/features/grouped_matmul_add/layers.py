@@ -14,7 +14,7 @@ from mindspeed.ops.npu_groupmatmul_add_fp32 import npu_groupmatmul_add_fp32
 
 
 class AccumulatingExperts:
-    """Stands before `GroupedExperts`: gradients go into ``main_grad`` where that is fp32 and Megatron's hooks ask for it."""
+    """Mixin before `GroupedExperts`: gradients are added to ``main_grad`` where it is fp32 and Megatron's hooks need it."""
 
     def weight_gradient(self, parameter: Any, operands: Operands) -> Tensor:
         """Add the gradient to the part of ``parameter.main_grad`` that the experts have; the result is a dummy then."""
@@ -28,7 +28,7 @@ class AccumulatingExperts:
         return _dummy(parameter, shape)
 
     def separate_gradient(self, weights_OI: Sequence[Any], stacked_EIO: Tensor, operands: Operands) -> Tensor:
-        """Add the gradients of experts whose weights are parameters of their own to their buffers; the result is a dummy."""
+        """Add the gradients of experts with separate weight parameters to their buffers; the result is a dummy."""
         if not all(map(_has_buffer, weights_OI)):
             return weight_gradient(stacked_EIO, operands)
         x, start = _rows(operands), 0

@@ -1,4 +1,4 @@
-"""Hybrid attention: head all-to-alls among near ranks, a ring of key and value blocks among far ones.
+"""Hybrid attention: head all-to-alls between intra-node ranks, a ring of key and value blocks between inter-node ranks.
 
 Fang and Zhao, USP, arXiv 2405.07719. The ranks of ``inner`` exchange tokens for heads (Ulysses) and then hold together what one
 rank of a ring holds; the ranks of ``outer`` are that ring.

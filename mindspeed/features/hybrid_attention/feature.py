@@ -40,24 +40,27 @@ if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
 
 _LAYERS = "mindspeed.features.hybrid_attention.layers"
-_REASON = "the share of a rank of the ring is spread over the ranks of a head all-to-all"
+_REASON = "each head all-to-all splits the sequence share of a ring rank over its ranks"
 
 
 class HybridAttentionArgs(KeepArgs):
     ulysses_degree: int | None = Field(
-        None, ge=2, description="number of neighbouring ranks that exchange tokens for heads, at best those of a node"
+        None,
+        ge=2,
+        description="Number of neighbouring ranks that exchange tokens for attention heads (Ulysses), "
+        "ideally the ranks of a node",
     )
-    window: int = Field(
-        1, ge=1, description="number of neighbouring ranks of the ring that form an inner ring; 1 is a single ring"
-    )
+    window: int = Field(1, ge=1, description="Number of neighbouring ring ranks that form an inner ring; 1 = a single ring")
     keep: Literal["none", "half", "full"] = Field(
-        "none", description="blocks of the ring kept for backward instead of sent again: none, their keys, keys and values"
+        "none",
+        description="Which received blocks are kept for backward instead of received again: none, half (keys) or "
+        "full (keys and values)",
     )
 
 
 @condition(
-    "ulysses_degree, the number of ranks that exchange tokens for heads, is not given",
-    fix=(GiveSetting("ulysses_degree", 2, "or more, at best the ranks of a node"),),
+    "ulysses_degree, the number of ranks that exchange tokens for heads, is not set",
+    fix=(GiveSetting("ulysses_degree", 2, "or more, ideally the number of ranks of a node"),),
 )
 def degree_is_given(args: HybridAttentionArgs, world: World) -> bool:
     """Check that the number of neighbours is given."""
@@ -70,9 +73,9 @@ def _has_window(args: HybridAttentionArgs, world: World) -> bool:
 
 
 @condition(
-    "window {args.window} does not divide the ring of cp={world.cp} / ulysses_degree={args.ulysses_degree} ranks "
-    "into two or more inner rings",
-    fix=(GiveSetting("window", 1), GiveSetting("window", note="a divisor of the ring that is smaller than it")),
+    "window={args.window} does not split the ring of cp={world.cp} / ulysses_degree={args.ulysses_degree} ranks into two "
+    "or more equal inner rings",
+    fix=(GiveSetting("window", 1), GiveSetting("window", note="a smaller divisor of the ring size")),
     when=_has_window,
 )
 def window_divides_ring(args: HybridAttentionArgs, world: World) -> bool:
@@ -125,7 +128,7 @@ class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
 
     @hookimpl
     def cost(self) -> Cost:
-        """Count the bytes with the given neighbours, or else with as many as make them cheapest."""
+        """Count the bytes with the given neighbours, or else with the number that minimizes them."""
         world, degree = self.world, self.args.ulysses_degree
         a = attention_of(world)
         fitting = [n for n in range(2, world.cp) if world.cp % n == 0 and a.heads % n == 0]

@@ -51,14 +51,14 @@ class HybridCoreAttention(CoreAttention):
 
 @batch_slicer
 def share_of_batch(batch: dict[str, Any], cp_group: Any) -> dict[str, Any]:
-    """Stands for Megatron's slicing of a batch. Of an attention mask it takes the rows that the neighbours hold together."""
+    """Replaces Megatron's slicing of a batch. Of an attention mask it keeps the rows that the neighbours hold together."""
     outer = _groups().outer
     ring = zigzag(outer.size())
     return batch_share(batch, cp_group, _layout, lambda mask: ring.take(mask, outer.rank(), 2))
 
 
 def share_of_table(pos_emb: Tensor, seq_dim: int, cp_group: Any) -> Tensor:
-    """Stands for Megatron's slicing of a position table."""
+    """Replaces Megatron's slicing of a position table."""
     return table_share(pos_emb, seq_dim, cp_group, _layout)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class KvAllgatherCp(AlgorithmFeature[FeatureArgs]):
     """Gather keys and values on every rank.
 
-    Each rank computes attention of its own queries. No results of blocks are merged.
+    Each rank computes attention for its local queries in one step, without merging partial results.
     """
 
     spec = FeatureSpec(
@@ -38,7 +38,7 @@ class KvAllgatherCp(AlgorithmFeature[FeatureArgs]):
         provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
         constraints=(*ALGORITHM, two_chunks_for_each_rank),
         megatron_flags=(MegatronFlag("cp_comm_type", switch="on", values=("all_gather",), size="cp"),),
-        numerics=Numerics.reordered(reason="gradients of keys are sums over ranks"),
+        numerics=Numerics.reordered(reason="key and value gradients are summed over ranks"),
     )
 
     def core_attention(self) -> type[CoreAttention]:

@@ -34,7 +34,7 @@ class MatmulAdd(Feature[FeatureArgs]):
         ops=("npu_matmul_add_fp32",),
         megatron_flags=(MegatronFlag("gradient_accumulation_fusion", switch="off", values=(False,)),),
         constraints=(NO_FSDP, NO_TRANSFORMER_ENGINE_LAYERS),
-        numerics=Numerics.reordered(reason="each product is added to the sum of the micro-batches before it is rounded"),
+        numerics=Numerics.reordered(reason="each product is added to the sum of earlier micro-batches before it is rounded"),
     )
 
     @hookimpl
@@ -43,30 +43,30 @@ class MatmulAdd(Feature[FeatureArgs]):
             Wrap(
                 f"{_LAYERS}:linear_with_grad_accumulation_and_async_allreduce",
                 f"{_GLUE}:with_fusion_by_weight",
-                reason="a weight with a gradient buffer of Megatron's data parallelism takes the fused path",
+                reason="uses the fused path for each weight that has a gradient buffer of Megatron's data parallelism",
                 optional=True,
             ),
             Wrap(
                 "mindspeed.tensor_parallel.weight_gradient:adds_to_buffer",
                 f"{_GLUE}:decided_by_weight",
-                reason="the linear layers of other features ask here",
+                reason="linear layers of other features use this function to choose the fused path",
                 optional=True,
             ),
             Set(
                 f"{_LAYERS}:fused_weight_gradient_mlp_cuda",
                 Ref(f"{_GLUE}:KERNELS"),
-                reason="the module of Apex that Megatron calls, on every platform",
+                reason="replaces Apex's module, which Megatron calls, on every platform",
             ),
             Set(
                 f"{_LAYERS}:_grad_accum_fusion_available",
                 True,
-                reason="Megatron asks this name whether that module is there",
+                reason="Megatron reads this flag to find out whether the fused module is available",
                 phase="build",
             ),
             Wrap(
                 "megatron.core.utils:drain_embedding_wgrad_compute",
                 f"{_GLUE}:with_kernels",
-                reason="it imports the module of Apex when it is called",
+                reason="provides the replacement of Apex's module, which this function imports",
                 optional=True,
             ),
         ]

@@ -16,7 +16,7 @@ from torch import Tensor
 from mindspeed.ops.npu_matmul_add_fp32 import npu_matmul_add_fp32
 from mindspeed.plugins import Advice, MindSpeedError, Problem, RemoveFeature, active_feature, report_problem
 
-_NO_BUFFER: Final = "a weight has no fp32, fp16 or bf16 main_grad of Megatron's data parallelism to add its gradient to"
+_NO_BUFFER: Final = "a weight has no fp32, fp16 or bf16 main_grad buffer of Megatron's data parallelism"
 _WRAPPED: Final = (Advice("wrap the model in Megatron's DistributedDataParallel"), RemoveFeature("matmul-add"))
 
 
@@ -97,7 +97,7 @@ def takes_sum(weight: Tensor) -> bool:
     if feature is not None and weight.requires_grad and torch.is_grad_enabled():
         if feature.requested:
             raise MindSpeedError([Problem("MS304", f"matmul-add: {_NO_BUFFER}", ("matmul-add",), fix=_WRAPPED)])
-        text = f"matmul-add: {_NO_BUFFER}; that part stays as Megatron has it"
+        text = f"matmul-add: {_NO_BUFFER}; its gradient is accumulated by Megatron without fusion"
         report_problem(
             Problem("MS413", text, ("matmul-add",), fix=Advice("--without matmul-add")), log=os.environ.get("RANK", "0") == "0"
         )

@@ -33,10 +33,15 @@ class Mc2(Feature[FeatureArgs]):
         slots={Slot.LINEAR},
         ops=("lcal_coc",),
         constraints=(
-            Requires("sequence-parallel", reason="it fuses the all-gather and the reduce-scatter of sequence parallelism"),
+            Requires(
+                "sequence-parallel",
+                reason="mc2 fuses the all-gather and reduce-scatter of sequence parallelism with the products",
+            ),
             *LINEAR_LAYERS,
         ),
-        numerics=Numerics.reordered(reason="tensor parallelism splits sums, and the operators round after the sum over ranks"),
+        numerics=Numerics.reordered(
+            reason="tensor parallelism splits sums over ranks, and the operators round after the sum over ranks"
+        ),
         verify_with=VerifyWith(world={"tp": 2}),
     )
 

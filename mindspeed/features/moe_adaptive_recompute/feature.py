@@ -22,7 +22,10 @@ from mindspeed.plugins.shared_conditions import NO_CUDA_GRAPHS
 
 class MoeAdaptiveRecomputeArgs(FeatureArgs):
     scale: float = Field(
-        2.0, ge=0, description="rows of a rank, as a multiple of the balanced number, above which it recomputes its experts"
+        2.0,
+        ge=0,
+        description="Threshold for recomputation: local experts are recomputed when they receive more than "
+        "this multiple of a balanced number of tokens",
     )
 
 
@@ -36,10 +39,10 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
         name="moe-adaptive-recompute",
         category=Category.MOE,
         constraints=(
-            Requires("moe-grouped-gemm", reason="the local experts are recomputed as one"),
+            Requires("moe-grouped-gemm", reason="recomputes the local experts as one module"),
             NO_CUDA_GRAPHS,
         ),
-        numerics=Numerics.reordered(reason="grouped products; what is recomputed has equal bits"),
+        numerics=Numerics.reordered(reason="grouped products sum in a different order; recomputed values are bitwise equal"),
     )
 
     def __init__(self, args: MoeAdaptiveRecomputeArgs, world: Any) -> None:
@@ -59,7 +62,7 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
             Wrap(
                 "megatron.core.transformer.moe.moe_layer:MoELayer.forward",
                 "mindspeed.features.moe_adaptive_recompute.layers:counting_tokens",
-                reason="its input has the tokens that would be spread in balance",
+                reason="records how many tokens a balanced router would assign",
             )
         ]
 

@@ -1,4 +1,4 @@
-"""Experts that are recomputed above a number of rows, and the layer that tells them how many tokens there are."""
+"""Experts that are recomputed above a number of rows, and the layer that passes them the number of tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RecomputingExperts:
     balanced_rows = 0
 
     def products(self: Any, x_RH: Tensor, *rest: Any) -> Tensor:
-        """Give the answers of experts, and keep only their input where that has too many rows.
+        """Return the outputs of experts, and keep only their input where it has too many rows.
 
         The number of rows is a shape: nothing is read from the device. Ranks decide for themselves, no transfer is repeated.
         """

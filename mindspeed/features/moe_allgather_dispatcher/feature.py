@@ -11,7 +11,7 @@ from mindspeed.plugins.shared_conditions import has_experts
 class MoeAllgatherDispatcher(DispatcherFeature[FeatureArgs]):
     """Gather tokens and top-k routes asynchronously.
 
-    Each token has k experts and probabilities instead of all. All gathers are posted before the first wait.
+    Only the k selected experts and probabilities per token are gathered, not all. All gathers start before the first wait.
     """
 
     target = "MoEAllGatherTokenDispatcher"
@@ -23,13 +23,13 @@ class MoeAllgatherDispatcher(DispatcherFeature[FeatureArgs]):
         constraints=(
             Requires(
                 "expert-parallel",
-                reason="it replaces the all-gather dispatcher",
+                reason="this dispatcher replaces Megatron's all-gather dispatcher",
                 settings={"dispatcher": "allgather"},
             ),
             has_experts,
             needs_dispatcher("allgather"),
             *DISPATCHER_CONDITIONS,
-            unset("padded_experts", "experts are padded to their capacity, which {feature} does not support"),
+            unset("padded_experts", "expert inputs are padded to a capacity, which {feature} does not support"),
         ),
         numerics=REORDERED,
     )

@@ -19,8 +19,8 @@ class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
         slots={Slot.MOE_DISPATCHER},
         constraints=(
             After("moe-shared-experts"),  # it knows their size
-            Requires("moe-allgather-dispatcher", reason="it overlaps the transfers of that dispatcher"),
-            Requires("moe-grouped-gemm", reason="the experts wait for their rows, and defer the gradients of their weights"),
+            Requires("moe-allgather-dispatcher", reason="moe-allgather-overlap overlaps the transfers of that dispatcher"),
+            Requires("moe-grouped-gemm", reason="experts wait for their rows asynchronously and defer their weight gradients"),
             experts_are_spread,
             shared_experts_are_kept,
             keeps_modules_whole("adaptive-recompute"),
@@ -34,6 +34,6 @@ class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
             Mixin(
                 "megatron.core.transformer.moe.token_dispatcher:MoEAllGatherTokenDispatcher",
                 "mindspeed.features.moe_allgather_overlap.layers:OverlappedAllGather",
-                reason="its experts wait for their rows themselves",
+                reason="replaces local experts by experts that wait for their rows asynchronously",
             )
         ]

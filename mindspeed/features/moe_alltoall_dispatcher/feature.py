@@ -25,7 +25,7 @@ _DROP = DropSetting("once_per_rank")
 
 class MoeAlltoallDispatcherArgs(FeatureArgs):
     once_per_rank: bool = Field(
-        False, description="send a token once to each rank that has experts of it, and sum their outputs there"
+        False, description="Send a token only once to each rank that holds any of its experts, and sum the outputs there"
     )
 
 
@@ -35,7 +35,7 @@ def _sends_once(args: MoeAlltoallDispatcherArgs, world: World) -> bool:
 
 
 @condition(
-    "once_per_rank saves copies of tokens between ranks, and expert parallelism is off (ep={world.ep})",
+    "once_per_rank saves copies of tokens between ranks, but expert parallelism is off (ep={world.ep})",
     fix=(GiveField("ep", 2, or_more=True), _DROP),
     when=_sends_once,
 )
@@ -45,7 +45,7 @@ def experts_are_on_several_ranks(args: MoeAlltoallDispatcherArgs, world: World) 
 
 
 @condition(
-    "once_per_rank saves copies of a token, and each token has {world.router_topk} expert",
+    "once_per_rank saves copies of tokens with several experts, but each token has {world.router_topk} expert",
     fix=(_DROP,),
     when=_sends_once,
 )
@@ -55,7 +55,7 @@ def tokens_have_several_experts(args: MoeAlltoallDispatcherArgs, world: World) -
 
 
 @condition(
-    "once_per_rank needs whole experts, and tensor-parallel ranks split them",
+    "once_per_rank needs whole experts, but tensor-parallel ranks split them",
     fix=(GiveSetting("expert-parallel.expert_tensor_size", 1), _DROP),
     when=_sends_once,
     of="expert-parallel",
@@ -66,7 +66,7 @@ def experts_are_whole(args: MoeAlltoallDispatcherArgs, world: World, experts: An
 
 
 @condition(
-    "once_per_rank does not support experts that are padded to their capacity",
+    "once_per_rank does not support expert inputs that are padded to a capacity",
     fix=(GiveField("padded_experts", False), _DROP),
     when=_sends_once,
 )
@@ -78,7 +78,7 @@ def experts_are_not_padded(args: MoeAlltoallDispatcherArgs, world: World) -> boo
 class MoeAlltoallDispatcher(DispatcherFeature[MoeAlltoallDispatcherArgs]):
     """Compute all-to-all splits on the device.
 
-    The rows of expert all-to-alls are computed there too, and token counts are read once per layer.
+    The row indices of expert all-to-alls are computed on the device too. The host reads token counts once per layer.
     """
 
     target = "MoEAlltoAllTokenDispatcher"
@@ -90,7 +90,7 @@ class MoeAlltoallDispatcher(DispatcherFeature[MoeAlltoallDispatcherArgs]):
         constraints=(
             Requires(
                 "expert-parallel",
-                reason="it replaces the all-to-all dispatcher",
+                reason="this dispatcher replaces Megatron's all-to-all dispatcher",
                 settings={"dispatcher": "alltoall"},
             ),
             has_experts,

@@ -23,7 +23,9 @@ from mindspeed.plugins import (
 
 
 class MoeAlltoallOverlapArgs(FeatureArgs):
-    parts: int = Field(1, ge=1, description="chunks of the local experts whose dispatch, products and return overlap")
+    parts: int = Field(
+        1, ge=1, description="Number of chunks of the local experts; dispatch, products and return of different chunks overlap"
+    )
 
 
 def _has_parts(args: MoeAlltoallOverlapArgs, world: World) -> bool:
@@ -32,7 +34,7 @@ def _has_parts(args: MoeAlltoallOverlapArgs, world: World) -> bool:
 
 
 @condition(
-    "the local experts, {world.num_experts} / ep={world.ep}, are not divisible by parts={args.parts}",
+    "the {world.num_experts} / ep={world.ep} local experts are not divisible by parts={args.parts}",
     fix=(GiveSetting("parts", 1),),
     when=_has_parts,
 )
@@ -44,7 +46,7 @@ def parts_divide_experts(args: MoeAlltoallOverlapArgs, world: World) -> bool:
 class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
     """Overlap expert all-to-alls with computation.
 
-    The computation is that of shared experts, weight gradients and expert chunks.
+    All-to-alls overlap with shared experts, weight gradients and other chunks of the local experts.
     """
 
     spec = FeatureSpec(
@@ -53,15 +55,15 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
         slots={Slot.MOE_DISPATCHER},
         constraints=(
             After("moe-shared-experts"),  # it knows their size
-            Requires("moe-alltoall-dispatcher", reason="it overlaps the transfers of that dispatcher"),
-            Requires("moe-grouped-gemm", reason="the experts wait for their rows, and defer the gradients of their weights"),
+            Requires("moe-alltoall-dispatcher", reason="moe-allgather-overlap overlaps the transfers of that dispatcher"),
+            Requires("moe-grouped-gemm", reason="experts wait for their rows asynchronously and defer their weight gradients"),
             experts_are_spread,
             shared_experts_are_kept,
             keeps_modules_whole("adaptive-recompute"),
             parts_divide_experts,
         ),
         numerics=Numerics.reordered(
-            reason="gradients of a layer's input are added in another order, with parts the outputs too"
+            reason="gradients of a layer's input are summed in a different order; with parts > 1 the outputs are too"
         ),
     )
 
@@ -71,6 +73,6 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
             Mixin(
                 "megatron.core.transformer.moe.token_dispatcher:MoEAlltoAllTokenDispatcher",
                 "mindspeed.features.moe_alltoall_overlap.layers:OverlappedDispatch",
-                reason="its transfers are posted and waited for at two places",
+                reason="starts the transfers of the MoE layer asynchronously and waits for them later",
             )
         ]

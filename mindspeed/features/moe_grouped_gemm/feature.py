@@ -27,7 +27,8 @@ _REMOVE = RemoveFeature()
 
 
 @condition(
-    "probabilities weigh the input of experts, which {feature} supports only with router_topk=1, not {world.router_topk}",
+    "probabilities scale the input of experts, which {feature} supports only with router_topk=1, but router_topk is "
+    "{world.router_topk}",
     fix=(GiveField("probabilities_on_input", False), GiveField("router_topk", 1), _REMOVE),
 )
 def weighed_inputs_have_one_expert(args: FeatureArgs, world: World) -> bool:
@@ -36,12 +37,12 @@ def weighed_inputs_have_one_expert(args: FeatureArgs, world: World) -> bool:
 
 
 def _layers_may_be_local(args: FeatureArgs, world: World) -> bool:
-    """Return whether the layers are not said to be Transformer Engine's, which is refused by itself."""
+    """Return whether the job does not use Transformer Engine's layers."""
     return not world.is_set("transformer_engine_layers")
 
 
 @condition(
-    "experts are Transformer Engine's grouped ones, and {feature} works on Megatron's local ones",
+    "experts are Transformer Engine's grouped experts, but {feature} needs Megatron's local experts",
     fix=(GiveField("transformer_engine_experts", False), _REMOVE),
     when=_layers_may_be_local,
 )
@@ -53,7 +54,7 @@ def experts_are_local(args: FeatureArgs, world: World) -> bool:
 class MoeGroupedGemm(Feature[FeatureArgs]):
     """Compute local experts by one grouped product.
 
-    It is available on every platform and in every type.
+    Works on every platform and with every data type.
     """
 
     spec = FeatureSpec(
@@ -73,19 +74,20 @@ class MoeGroupedGemm(Feature[FeatureArgs]):
             weighed_inputs_have_one_expert,
             Conflicts(
                 "activation-recompute",
-                reason="grouped experts compute their activation themselves; recompute.modules=[moe_act] recomputes it",
+                reason="grouped experts compute their activation inside the grouped operator; use "
+                "recompute.modules=[moe_act] to recompute it",
             ),
             experts_are_grouped,
             ModelCondition(
                 "mindspeed.features.moe_grouped_gemm.layers:foreign_experts",
-                "the layer specification has Megatron's local experts",
+                "the layer specification uses Megatron's local experts",
                 subject="spec",
             ),
         ),
-        numerics=Numerics.reordered(reason="a grouped product may sum in another order than a product per expert"),
+        numerics=Numerics.reordered(reason="a grouped product may sum in a different order than one product per expert"),
         state=CheckpointState(
             "resharded",
-            "weights of grouped and single experts are the same, the state of their optimizer is not",
+            "weights of grouped and single experts are stored alike, but the optimizer state is not",
             added="refused",
             removed="refused",
         ),

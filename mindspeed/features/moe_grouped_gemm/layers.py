@@ -24,7 +24,7 @@ def foreign_experts(feature: Any, spec: Any, config: Any) -> list[str]:
         return part
 
     with_parts(spec, look)
-    return [f"the layer specification has {name}, which is not one of Megatron's local experts" for name in names]
+    return [f"the layer specification uses {name}, which is not one of Megatron's local experts" for name in names]
 
 
 def _local_experts() -> set[type]:

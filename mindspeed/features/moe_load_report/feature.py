@@ -12,7 +12,7 @@ from mindspeed.plugins.shared_conditions import NO_CUDA_GRAPHS, has_experts
 class MoeLoadReport(Feature[FeatureArgs]):
     """Log expert load and dropped tokens of each step.
 
-    The tokens that routers send to each expert are counted on the device, and read once per step.
+    Tokens per expert are counted on the device and read once per step.
     """
 
     spec = FeatureSpec(

@@ -1,1 +1,1 @@
-"""Experts that every token goes to, beside those that the router chooses."""
+"""Experts that process every token, in addition to those that the router selects."""

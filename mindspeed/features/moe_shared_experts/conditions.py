@@ -19,18 +19,18 @@ from mindspeed.plugins import (
 
 
 class MoeSharedExpertsArgs(FeatureArgs):
-    count: int | None = Field(None, ge=1, description="number of shared experts, each as wide as a routed expert")
-    size: int | None = Field(None, ge=1, description="width of all shared experts together, instead of a count")
+    count: int | None = Field(None, ge=1, description="Number of shared experts, each as wide as a routed expert")
+    size: int | None = Field(None, ge=1, description="Total width of all shared experts, instead of count")
     gate: Literal["none", "scalar", "hidden", True] = Field(
         "none",
-        description="gate on the shared experts' output: none, scalar (one value per token, as true) or hidden "
+        description="Gate on the shared experts' output: none, scalar (one value per token; true means scalar) or hidden "
         "(one value per hidden unit)",
     )
-    overlap: bool = Field(False, description="overlap shared-expert compute with the all-to-alls of Megatron's dispatcher")
+    overlap: bool = Field(False, description="Overlap shared-expert compute with the all-to-alls of Megatron's dispatcher")
 
 
 def _overlaps(args: MoeSharedExpertsArgs, world: World) -> bool:
-    """Return whether shared experts hide transfers."""
+    """Return whether overlap is set."""
     return args.overlap
 
 
@@ -42,19 +42,19 @@ def width(args: MoeSharedExpertsArgs, world: World) -> int | None:
         return None
 
 
-@condition("the number of shared experts is not given, nor their size", fix=(GiveSetting("count", 1),))
+@condition("neither the number (count) nor the width (size) of shared experts is set", fix=(GiveSetting("count", 1),))
 def is_sized(args: MoeSharedExpertsArgs, world: World) -> bool:
     """Check that a number of shared experts or their size is given."""
     return args.count is not None or args.size is not None
 
 
 def _has_both(args: MoeSharedExpertsArgs, world: World) -> bool:
-    """Return whether a number and a size are given."""
+    """Return whether count and size are both set."""
     return args.count is not None and args.size is not None
 
 
 @condition(
-    "count={args.count} experts of width {world.moe_ffn_hidden_size} are not size={args.size} wide",
+    "count={args.count} experts of width {world.moe_ffn_hidden_size} do not match size={args.size}",
     fix=(DropSetting("count"), DropSetting("size")),
     when=_has_both,
 )
@@ -64,7 +64,7 @@ def count_and_size_agree(args: MoeSharedExpertsArgs, world: World) -> bool:
 
 
 def _has_one(args: MoeSharedExpertsArgs, world: World) -> bool:
-    """Return whether either a number or a size is given."""
+    """Return whether either count or size is set."""
     return (args.count is None) != (args.size is None)
 
 
@@ -74,7 +74,7 @@ def _with_width(args: MoeSharedExpertsArgs, world: World) -> Mapping[str, object
 
 
 @condition(
-    "shared experts are {width} wide by the settings, and shared_expert_hidden_size is {world.shared_expert_hidden_size}",
+    "the settings make shared experts {width} wide, but shared_expert_hidden_size is {world.shared_expert_hidden_size}",
     fix=(DropField("shared_expert_hidden_size"), RemoveFeature()),
     when=_has_one,
     values=_with_width,
@@ -85,7 +85,7 @@ def model_has_that_width(args: MoeSharedExpertsArgs, world: World) -> bool:
 
 
 @condition(
-    "overlap hides shared experts under all-to-alls, and Megatron's dispatcher is {world.dispatcher}",
+    "overlap needs all-to-alls, but Megatron's dispatcher is {world.dispatcher}",
     fix=(GiveSetting("expert-parallel.dispatcher", "alltoall"), GiveSetting("overlap", False)),
     when=_overlaps,
 )

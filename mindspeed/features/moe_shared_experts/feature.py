@@ -1,4 +1,4 @@
-"""Experts that every token goes to, in addition to those that the router chooses."""
+"""Experts that process every token, in addition to those that the router selects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
             MegatronFlag("moe_shared_expert_intermediate_size", "size"),
             MegatronFlag("moe_shared_expert_overlap", "overlap"),
         ),
-        numerics=Numerics.reordered(reason="with overlap gradients of a layer's input are added in another order"),
+        numerics=Numerics.reordered(reason="with overlap, gradients of a layer's input are summed in a different order"),
         reference={"overlap": False},
         verify_with=VerifyWith(settings={"moe-shared-experts": {"count": 1, "overlap": True}}, world={"ep": 2}),
     )

@@ -35,36 +35,38 @@ class MoeTokenPermute(Feature[FeatureArgs]):
         ops=("npu_fused_moe_token_permute", "npu_fused_moe_token_unpermute"),
         constraints=(has_experts,),
         megatron_flags=(MegatronFlag("moe_permute_fusion", switch="on"),),
-        numerics=Numerics.reordered(reason="the rows of a token are summed in fp32 and rounded once"),
+        numerics=Numerics.reordered(reason="the expert outputs of a token are summed in fp32 and rounded once"),
     )
 
     @hookimpl
     def patches(self) -> list[Patch]:
         return [
-            Wrap(f"{_UTILS}:permute", f"{_LAYERS}:with_operator", reason="tokens to rows of experts", optional=True),
-            Replace(f"{_UTILS}:unpermute", f"{_LAYERS}:unpermute", reason="rows of experts to tokens", optional=True),
+            Wrap(f"{_UTILS}:permute", f"{_LAYERS}:with_operator", reason="reorders tokens into rows per expert", optional=True),
+            Replace(
+                f"{_UTILS}:unpermute", f"{_LAYERS}:unpermute", reason="sums rows of experts back into tokens", optional=True
+            ),
             Replace(
                 f"{_LIBRARY}:take_rows",
                 f"{_LAYERS}:take_rows",
-                reason="tokens to rows, in the dispatchers of other features",
+                reason="reorders tokens into rows, in the dispatchers of other features",
                 optional=True,
             ),
             Replace(
                 f"{_LIBRARY}:sum_rows",
                 f"{_LAYERS}:sum_rows",
-                reason="rows to tokens, in the dispatchers of other features",
+                reason="sums rows into tokens, in the dispatchers of other features",
                 optional=True,
             ),
             Wrap(
                 f"{_UTILS}:sort_chunks_by_idxs",
                 f"{_LAYERS}:without_transformer_engine",
-                reason="with permute fusion it calls Transformer Engine; here it only copies",
+                reason="skips the call of Transformer Engine that permute fusion makes; this function only copies",
                 optional=True,
             ),
             Wrap(
                 "megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
                 f"{_LAYERS}:with_permute_fusion",
-                reason="with permute fusion it refuses to be without Transformer Engine",
+                reason="accepts permute fusion without Transformer Engine, which Megatron otherwise requires",
                 phase="build",
                 optional=True,
             ),

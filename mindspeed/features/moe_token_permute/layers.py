@@ -131,7 +131,7 @@ def without_transformer_engine(original: Callable[..., Any]) -> Callable[..., An
 
 
 def with_permute_fusion(original: Callable[..., None]) -> Callable[..., None]:
-    """Around ``TransformerConfig.__post_init__``: ``moe_permute_fusion`` is what this feature brings, so it is accepted."""
+    """Around ``TransformerConfig.__post_init__``: ``moe_permute_fusion`` is accepted, because this feature provides it."""
 
     @functools.wraps(original)
     def post_init(config: Any, *args: Any) -> None:

@@ -39,7 +39,7 @@ def experts_would_be_split(args: FeatureArgs, world: World) -> bool:
 
 
 @condition(
-    "ep={world.ep} counts all ranks with experts, and is not a multiple of tp={world.tp}",
+    "ep={world.ep} must count all ranks with experts and be a multiple of tp={world.tp}",
     fix=(GiveField("ep", note="a multiple of {world.tp}"), RemoveFeature()),
     when=_has_tensor_ranks,
 )
@@ -51,29 +51,36 @@ def tensor_ranks_hold_experts(args: FeatureArgs, world: World) -> bool:
 class MoeTpExtendEp(Feature[FeatureArgs]):
     """Place whole experts on tensor-parallel ranks.
 
-    No expert is split.
+    Each expert is stored whole on one rank instead of being split over tensor-parallel ranks.
     """
 
     spec = FeatureSpec(
         name="moe-tp-extend-ep",
         category=Category.MOE,
         constraints=(
-            Requires("expert-parallel", reason="it places the experts", settings={"expert_tensor_size": 1}),
+            Requires(
+                "expert-parallel",
+                reason="moe-tp-extend-ep assigns whole experts to tensor-parallel ranks",
+                settings={"expert_tensor_size": 1},
+            ),
             experts_would_be_split,
             tensor_ranks_hold_experts,
         ),
-        numerics=Numerics.reordered(reason="gradients of an expert are sums over the tokens of other ranks"),
+        numerics=Numerics.reordered(reason="expert gradients are summed over the tokens of other ranks"),
         verify_with=VerifyWith(world={"tp": 2, "ep": 2}),
     )
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("expert_tensor_parallel_size", 1, "every expert is on one rank")]
+        return [ArgOverride("expert_tensor_parallel_size", 1, "every expert is whole, on one rank")]
 
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
         if (ranks := get_group("expt_tp").size()) > 1:
             name = self.spec.name
-            text = f"{name}: process groups split every expert over {ranks} tensor-parallel ranks, and experts are kept whole"
-            fix = (Advice("drop the script's own expert_tensor_parallel_size"), RemoveFeature(name))
+            text = (
+                f"{name}: process groups split every expert over {ranks} tensor-parallel ranks, but the feature keeps "
+                "experts whole"
+            )
+            fix = (Advice("remove the expert_tensor_parallel_size that the script sets"), RemoveFeature(name))
             raise MindSpeedError([Problem("MS304", text, (name,), fix=fix)])

@@ -32,26 +32,27 @@ _OWN = ("moe", "moe_act", "shared_experts")
 class MoeZeroMemoryArgs(FeatureArgs):
     level: Literal["level0", "level1"] = Field(
         "level0",
-        description="level0 keeps the first product of experts, level1 their probabilities and the input of shared experts",
+        description="What is kept for backward: level0 = the first product of experts; level1 = only expert "
+        "probabilities and the input of shared experts",
     )
     num_layers: int | None = Field(
-        None, ge=0, description="level1: layers of a stage that have it, the others have level0; all if not given"
+        None, ge=0, description="Number of layers per stage that use level1, the others use level0 (default: all)"
     )
 
     @model_validator(mode="after")
     def _limits_level1(self) -> MoeZeroMemoryArgs:
         if self.num_layers is not None and self.level != "level1":
-            raise ValueError(f"num_layers={self.num_layers} limits level1, and level is {self.level}")
+            raise ValueError(f"num_layers={self.num_layers} limits level1, but level is {self.level}")
         return self
 
 
 def _has_number_of_layers(args: MoeZeroMemoryArgs, world: World) -> bool:
-    """Return whether a number of layers is given."""
+    """Return whether num_layers is set."""
     return args.num_layers is not None
 
 
 @condition(
-    "num_layers={args.num_layers} is more than a stage has: {world.num_layers} layers / pp={world.pp}",
+    "num_layers={args.num_layers} is greater than the {world.num_layers} / pp={world.pp} layers of a stage",
     fix=(GiveSetting("num_layers", note="smaller than {args.num_layers}"),),
     when=_has_number_of_layers,
 )
@@ -93,20 +94,25 @@ def experts_are_recomputed_once(args: MoeZeroMemoryArgs, world: World) -> bool:
 class MoeZeroMemory(Feature[MoeZeroMemoryArgs]):
     """Recompute expert activations from resent tokens.
 
-    The transfers of backward overlap with computation.
+    Tokens are sent to the experts again in backward, overlapped with computation, instead of being kept.
     """
 
     spec = FeatureSpec(
         name="moe-zero-memory",
         category=Category.MOE,
         constraints=(
-            Requires("moe-alltoall-overlap", reason="its transfers hide what is computed and sent again"),
-            Conflicts("moe-adaptive-recompute", reason="each recomputes the experts in its own way"),
+            Requires(
+                "moe-alltoall-overlap",
+                reason="the overlapped transfers of that dispatcher hide the repeated computation and transfers",
+            ),
+            Conflicts("moe-adaptive-recompute", reason="both features recompute the experts"),
             stage_has_layers,
             no_full_recompute,
             experts_are_recomputed_once,
         ),
-        numerics=Numerics.reordered(reason="moe-alltoall-overlap adds in another order; what is computed again has equal bits"),
+        numerics=Numerics.reordered(
+            reason="moe-alltoall-overlap sums in a different order; recomputed values are bitwise equal"
+        ),
     )
 
     @hookimpl
@@ -123,7 +129,7 @@ class MoeZeroMemory(Feature[MoeZeroMemoryArgs]):
             Wrap(
                 "megatron.core.transformer.moe.moe_layer:BaseMoELayer.set_layer_number",
                 "mindspeed.features.moe_zero_memory.layers:numbering_experts",
-                reason="the number of a layer decides about its level",
+                reason="the layer number decides which recomputation level a layer uses",
                 phase="build",
             )
         ]

@@ -48,14 +48,14 @@ class ForgettingExperts(Leveled):
         first: int = 0,
         again: Redispatch | None = None,
     ) -> Tensor:
-        """Give the answers of experts; without a dispatcher that can send their rows again they keep everything."""
+        """Return the outputs of experts; without a dispatcher that can send their rows again they keep everything."""
         if again is None or self.config.moe_apply_probs_on_input:
             result: Tensor = super().products(x_RH, probs, ends, weights, first, again)  # type: ignore[misc]
             return result
         return answers(x_RH, probs, ends, weights, first, again, partial(activation, self.config), self.keeps_first)
 
     def before_backward(self, received: Tensor, again: Redispatch) -> Tensor:
-        """Have backward send the rows of level1 again as soon as the gradients of the answers are under way."""
+        """Make backward send the rows of level1 again as soon as the gradients of the outputs are in flight."""
         return received if self.keeps_first else do_first(received, again.start)
 
 
@@ -73,7 +73,7 @@ class ForgettingSharedExperts(Leveled):
             super().linear_fc1_forward_and_act(*hidden_by)  # type: ignore[misc]
 
     def linear_fc2_forward(self: Any, *hidden_by: Any) -> None:
-        """Compute the answer from the activation; backward computes both again from the input."""
+        """Compute the output from the activation; backward computes both again from the input."""
         if not self.forgets:
             super().linear_fc2_forward(*hidden_by)  # type: ignore[misc]
             return
@@ -81,7 +81,7 @@ class ForgettingSharedExperts(Leveled):
         self.cached_fc2_output = Checkpoint(self.answer, (source,), random=None).run()
 
     def answer(self: Any, x: Tensor) -> Tensor:
-        """Give the answers to ``x``, from the activation where it is there already."""
+        """Return the outputs for ``x``, from the activation if it exists already."""
         if self.cached_fc2_input is None:
             self.cached_fc1_input = x
             super().linear_fc1_forward_and_act()  # type: ignore[misc]

@@ -54,7 +54,7 @@ def answers(
     activate: Activate,
     keeps_first: bool,
 ) -> Tensor:
-    """Give the answers [R, H] of experts; with ``keeps_first`` the first product is kept, else only the probabilities."""
+    """Return the outputs [R, H] of experts; with ``keeps_first`` the first product is kept, else only the probabilities."""
     shared = _Backward(weights, ends, first, again, activate, keeps_first)
     h = _First.apply(x_RH, weights[0].matrices, shared)  # type: ignore[no-untyped-call]
     y_RH: Tensor = _Second.apply(h, probs(), weights[0].matrices, weights[1].matrices, shared)  # type: ignore[no-untyped-call]

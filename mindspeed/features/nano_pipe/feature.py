@@ -32,13 +32,15 @@ class NanoPipeArgs(ScheduleArgs):
         1.0,
         ge=0,
         le=4,
-        description="delay of weight gradients in chunk-steps per pipeline rank: rank r lags ceil(lag * r) steps",
+        description="Delay of weight gradients in chunk-steps per pipeline rank: rank r lags ceil(lag * r) steps",
     )
     output_layer: bool = Field(
-        False, description="the output layer waits too; its queue keeps a gradient of the logits per step"
+        False,
+        description="Also defer the weight gradient of the output layer; its queue keeps one gradient of the logits per step",
     )
     swap: bool = Field(
-        False, description="offload deferred activations and gradients to host memory, except those of two chunk-steps"
+        False,
+        description="Offload deferred activations and gradients to host memory, keeping at most two chunk-steps on the device",
     )
 
 
@@ -59,7 +61,7 @@ def _least(args: NanoPipeArgs, world: World) -> Mapping[str, int]:
 
 
 @condition(
-    "{least} activation sets are needed until weight gradients are computed, but recompute-in-bubble.limit is {other.limit}",
+    "deferred weight gradients need {least} activation sets, but recompute-in-bubble.limit is {other.limit}",
     fix=(GiveSetting("recompute-in-bubble.limit", "{least}"), GiveSetting("lag", note="a smaller one")),
     of="recompute-in-bubble",
     values=_least,
@@ -81,7 +83,7 @@ class NanoPipe(ScheduleFeature[NanoPipeArgs]):
         category=Category.PARALLEL,
         slots={Slot.PIPELINE_SCHEDULE, Slot.LINEAR},
         constraints=(
-            Requires("pipeline-parallel", reason="weight gradients wait for the idle time of its stages"),
+            Requires("pipeline-parallel", reason="nano-pipe computes weight gradients in pipeline bubbles"),
             *KEEPS_PASSES,
             limit_keeps_deferred_sets,
             Before("matmul-add"),

@@ -90,4 +90,4 @@ def layout_text(counts: Sequence[int], mtp: int) -> str:
 def missing_layout(feature: Any, spec: Any, config: Any) -> Iterator[str]:
     """Yield a sentence for a configuration that got no layout, for the plan could not make one."""
     if config.pipeline_model_parallel_layout is None:
-        yield "the plan was made without the shape of the model"
+        yield "the plan does not contain the shape of the model"

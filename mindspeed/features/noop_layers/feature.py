@@ -39,19 +39,20 @@ from mindspeed.plugins import (
 
 class NoopLayersArgs(FeatureArgs):
     layers: int | tuple[int, ...] | str = Field(
-        "auto", description="places that stay empty, counted from 0 over all places; auto: the heaviest stage is lightest"
+        "auto",
+        description="Positions without a layer, counted from 0 over all positions; auto = balance pipeline stages",
     )
-    experts_per_token: int = Field(2, ge=1, description="auto: experts that compute a token in a MoE layer (top-k)")
+    experts_per_token: int = Field(2, ge=1, description="With auto: number of experts per token in a MoE layer (top-k)")
 
     @field_validator("layers")
     @classmethod
     def _places_are_numbers(cls, layers: int | tuple[int, ...] | str) -> int | tuple[int, ...] | str:
         places = places_of(layers)
         if places is None and layers != "auto":
-            text = "empty places are whole numbers from 0 on, joined by commas, or auto"
+            text = "no-op positions must be whole numbers from 0, separated by commas, or auto"
             raise SettingsError(text, GiveSetting("layers", "auto"))
         if len(set(places or ())) != len(places or ()):
-            raise SettingsError("a place is named twice", GiveSetting("layers", note="each place once"))
+            raise SettingsError("a position is given twice", GiveSetting("layers", note="give each position once"))
         return layers
 
 
@@ -63,7 +64,7 @@ def places_of(layers: int | tuple[int, ...] | str) -> tuple[int, ...] | None:
 
 
 def _has_places(args: NoopLayersArgs, world: World) -> bool:
-    """Return whether empty places are given, not auto."""
+    """Return whether no-op positions are listed instead of auto."""
     return places_of(args.layers) is not None
 
 
@@ -77,7 +78,7 @@ def split_of(args: NoopLayersArgs, world: World) -> tuple[int, ...]:
 
 
 @condition(
-    "empty places {args.layers} are not all among those of {world.num_layers} layers and the empty ones, counted from 0",
+    "no-op positions {args.layers} are not all within the {world.num_layers} layers plus no-ops, counted from 0",
     fix=(GiveSetting("layers", note="smaller numbers"), GiveSetting("layers", "auto")),
     when=_has_places,
 )
@@ -88,8 +89,8 @@ def places_exist(args: NoopLayersArgs, world: World) -> bool:
 
 
 @condition(
-    "{world.num_layers} layers and the empty places {args.layers} do not fill pp x vpp = {world.pp} x {world.vpp} equal chunks",
-    fix=(GiveSetting("layers", "auto"), GiveSetting("layers", note="as many places as fill up every chunk")),
+    "{world.num_layers} layers and no-op positions {args.layers} do not fill pp x vpp = {world.pp} x {world.vpp} equal chunks",
+    fix=(GiveSetting("layers", "auto"), GiveSetting("layers", note="as many no-op positions as fill every chunk")),
     when=_has_places,
 )
 def places_fill_chunks(args: NoopLayersArgs, world: World) -> bool:
@@ -107,20 +108,20 @@ class NoopLayers(Feature[NoopLayersArgs]):
         name="noop-layers",
         category=Category.PARALLEL,
         constraints=(
-            Requires("pipeline-parallel", reason="it deals layers out to its stages"),
+            Requires("pipeline-parallel", reason="noop-layers assigns layers to pipeline stages"),
             has_stages,
             layers_have_no_pattern,
             places_exist,
             places_fill_chunks,
             ModelCondition(
                 "mindspeed.features.noop_layers.balance:missing_layout",
-                "the plan knows the shape of the model",
+                "the plan contains the shape of the model",
                 subject="spec",
-                fix=(Advice("give --num-layers and the other sizes of the model"), RemoveFeature()),
+                fix=(Advice("give --num-layers and the other model sizes"), RemoveFeature()),
             ),
         ),
         numerics=Numerics.reordered(reason="as pipeline-parallel"),
-        state=CheckpointState("resharded", "layers are saved under their number in the whole model, empty places nowhere"),
+        state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
         verify_with=VerifyWith(
             world={"pp": 2, "vpp": 2, "num_layers": 3, "num_query_groups": 4}, settings={"noop-layers": {"layers": (1,)}}
         ),
@@ -136,12 +137,12 @@ class NoopLayers(Feature[NoopLayersArgs]):
             counts = split_of(self.args, self.world)
         except UnknownValue:
             return []
-        text = f"layers per chunk {', '.join(map(str, counts))}"
+        text = f"layers per chunk: {', '.join(map(str, counts))}"
         try:
             weights = weights_of(self.world, self.args.experts_per_token)
             shares = ",".join(f"{share:.3f}" for share in chunk_shares(counts, weights))
-            text += f"; weights of the chunks {shares}"
+            text += f"; weights of the chunks: {shares}"
             text += f"; the heaviest stage has {imbalance(counts, weights, self.world.pp):.3f} of the mean FLOPs"
         except UnknownValue as unknown:
-            text += f"; FLOPs of the stages are not known without {unknown.field}"
+            text += f"; FLOPs of the stages are unknown because {unknown.field} is not set"
         return [ArgOverride("pipeline_model_parallel_layout", layout_text(counts, mtp_layers(self.world)), text)]

@@ -24,18 +24,18 @@ _LAYERS = "mindspeed.features.norm_recompute.layers"
 
 
 @condition(
-    "norms are parts of the linear layers that follow them, and {feature} recomputes norms of their own",
+    "norms are fused into the linear layers that follow them, but {feature} recomputes separate norms",
     fix=(GiveField("transformer_engine_layers", False), RemoveFeature()),
 )
 def norms_are_modules(args: Any, world: World) -> bool:
-    """Check that norms are modules of their own, as in Megatron's local layers."""
+    """Check that norms are separate modules, as in Megatron's local layers."""
     return not world.is_set("engine_over_local")
 
 
 class NormRecompute(PartRecompute):
     """Recompute norms in backward.
 
-    What the two norms of a layer save and return is freed in forward, and recomputed from the norm's input.
+    Outputs and saved tensors of the two norms of a layer are freed in forward and recomputed from the norm's input.
     """
 
     spec = FeatureSpec(
@@ -47,7 +47,7 @@ class NormRecompute(PartRecompute):
             norms_are_modules,
             ModelCondition(
                 "mindspeed.features.norm_recompute.model_conditions:fused_norms",
-                "no norm of a layer is part of a fused linear layer",
+                "no norm of a layer is fused into a linear layer",
                 fix=LOCAL_LAYERS,
             ),
         ),
@@ -61,7 +61,7 @@ class NormRecompute(PartRecompute):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedNorm",
-                reason="Megatron's own calls around a norm keep the graph of the first forward pass",
+                reason="Megatron's checkpoint calls around a norm would keep the autograd graph of the first forward pass",
             )
         ]
 

@@ -14,4 +14,4 @@ def fused_norms(feature: Feature[Any], chunks: Sequence[Any]) -> Iterator[str]:
     """Yield a sentence for each layer with a norm inside a fused linear layer."""
     for layer in chosen_layers(chunks, getattr(feature.args, "num_layers", None)):
         if not norms_of(layer):
-            yield f"layer {layer.layer_number} has a norm inside a fused linear layer"
+            yield f"layer {layer.layer_number} has a norm fused into a linear layer"

@@ -7,14 +7,16 @@ from mindspeed.plugins import DropSetting, FeatureArgs, Field, GiveField, GiveSe
 
 
 class PipeExpertsArgs(FeatureArgs):
-    parts: int = Field(1, ge=1, description="slices of the places of each expert; a unit is one expert and one slice")
+    parts: int = Field(
+        1, ge=1, description="Number of slices per expert; expert dispatch, compute and return overlap slice by slice"
+    )
     streams: bool = Field(
-        False, description="keep transfers of the expert group and of the expert-tensor group from being in flight together"
+        False, description="Keep transfers of the expert group and of the expert-tensor group from running at the same time"
     )
 
 
 def _has_slices(args: PipeExpertsArgs, world: World) -> bool:
-    """Return whether the places of an expert are sliced."""
+    """Return whether the inputs of an expert are sliced."""
     return args.parts > 1
 
 
@@ -24,7 +26,7 @@ def _has_streams(args: PipeExpertsArgs, world: World) -> bool:
 
 
 @condition(
-    "experts are on one rank (ep x tp = {world.ep} x {world.tp}), so {feature} has no transfer to overlap",
+    "every expert is on one rank (ep x tp = {world.ep} x {world.tp}), so {feature} has no transfer to overlap",
     fix=(GiveField("ep", 2, or_more=True), RemoveFeature()),
 )
 def ranks_exchange_rows(args: PipeExpertsArgs, world: World) -> bool:
@@ -33,7 +35,8 @@ def ranks_exchange_rows(args: PipeExpertsArgs, world: World) -> bool:
 
 
 @condition(
-    "a rank has one unit ({world.num_experts} experts / ep={world.ep} x parts={args.parts}), and no other to overlap it with",
+    "a rank has only one unit of work ({world.num_experts} experts / ep={world.ep} x parts={args.parts}), so there is "
+    "nothing to overlap it with",
     fix=(GiveSetting("parts", 2), GiveField("ep", note="smaller than {world.num_experts}")),
     when=is_sparse,
 )
@@ -43,8 +46,8 @@ def ranks_have_units(args: PipeExpertsArgs, world: World) -> bool:
 
 
 @condition(
-    "parts={args.parts} is more than the {world.seq_length} x {world.micro_batch_size} tokens of a micro-batch, which are the "
-    "most places that an expert can have",
+    "parts={args.parts} is greater than the {world.seq_length} x {world.micro_batch_size} tokens of a micro-batch, the "
+    "maximum that an expert can receive",
     fix=(GiveSetting("parts", note="smaller than {args.parts}"),),
     when=_has_slices,
 )
@@ -54,7 +57,7 @@ def slices_have_tokens(args: PipeExpertsArgs, world: World) -> bool:
 
 
 @condition(
-    "streams keeps transfers of ranks that share an expert apart, and every expert is on one rank",
+    "streams separates transfers of ranks that share an expert, but every expert is on one rank",
     fix=(DropSetting("streams"), GiveField("tp", 2, or_more=True)),
     when=_has_streams,
 )

@@ -23,7 +23,8 @@ from mindspeed.plugins import (
 class PipeExperts(Feature[PipeExpertsArgs]):
     """Overlap expert dispatch, compute and return.
 
-    The experts of deepspeed-moe run one by one, and each in slices.
+    The experts of deepspeed-moe run one by one, each in slices, so that transfers of one slice overlap with compute of
+    another.
     """
 
     spec = FeatureSpec(
@@ -31,8 +32,13 @@ class PipeExperts(Feature[PipeExpertsArgs]):
         category=Category.DEEPSPEED_MOE,
         megatron=">=0.14,<0.17",
         constraints=(
-            Requires("deepspeed-moe", reason="its experts have a number of places that can be sliced, equal on all ranks"),
-            Requires("moe-grouped-gemm", reason="the experts of a rank are computed one by one, with one weight gradient each"),
+            Requires(
+                "deepspeed-moe", reason="pipe-experts slices the inputs of experts, which must have equal sizes on all ranks"
+            ),
+            Requires(
+                "moe-grouped-gemm",
+                reason="pipe-experts computes the local experts one by one, each with a separate weight gradient",
+            ),
             After("deepspeed-moe"),
             After("moe-grouped-gemm"),
             conditions.ranks_exchange_rows,
@@ -41,7 +47,7 @@ class PipeExperts(Feature[PipeExpertsArgs]):
             conditions.ranks_share_experts,
             ModelCondition(
                 "mindspeed.features.pipe_experts.spec:missing_places",
-                "parts is at most the number of places of an expert",
+                "parts is not greater than the capacity of an expert",
                 fix=(
                     GiveSetting("pipe-experts.parts", note="fewer"),
                     GiveSetting("deepspeed-moe.capacity_factor", note="larger"),
@@ -49,7 +55,7 @@ class PipeExperts(Feature[PipeExpertsArgs]):
             ),
         ),
         numerics=Numerics.reordered(
-            reason="an expert's products have fewer rows, and its weight gradient sums rows in another order"
+            reason="an expert's products have fewer rows, and its weight gradient sums rows in a different order"
         ),
         verify_with=VerifyWith(
             algorithm=("mindspeed.features.deepspeed_moe.units",),

@@ -1,4 +1,4 @@
-"""The layer with a capacity, told to compute its experts in units."""
+"""The layer with a capacity, whose experts are computed in units."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def missing_places(feature: Any, chunks: Sequence[Module]) -> list[str]:
     counts = {places(layer.options, layer.config, feature.world) for layer in layers}
     parts = feature.args.parts
     fewer = sorted(count for count in counts if count is not None and count < parts)
-    return [f"parts={parts} is more than the {count} places of an expert" for count in fewer]
+    return [f"parts={parts} is greater than the capacity of an expert, {count}" for count in fewer]
 
 
 def places(options: CapacityOptions, config: Any, world: World) -> int | None:

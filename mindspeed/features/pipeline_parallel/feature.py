@@ -24,8 +24,8 @@ from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING
 
 
 class PipelineParallelArgs(FeatureArgs):
-    size: int = Field(1, ge=1, description="stages, each with an equal share of the layers")
-    free_outputs: bool = Field(False, description="free the storage of a stage's output once it was sent, as Megatron-LM does")
+    size: int = Field(1, ge=1, description="Number of pipeline stages, each with an equal share of the layers")
+    free_outputs: bool = Field(False, description="Free a stage's output as soon as it was sent, as Megatron-LM does")
 
 
 @condition(
@@ -69,13 +69,14 @@ class PipelineParallel(Feature[PipelineParallelArgs]):
             Wrap(
                 "megatron.core.model_parallel_config:ModelParallelConfig.__post_init__",
                 "mindspeed.features.pipeline_parallel.configuration:with_pipeline_dtype",
-                reason="Megatron refuses stages without pipeline_dtype, which follows from the precision of the model",
+                reason="Megatron requires pipeline_dtype with pipeline stages; it follows from the model's precision",
                 phase="build",
             ),
             Wrap(
                 "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator._communicate",
                 "mindspeed.features.pipeline_parallel.shapes:with_checked_shapes",
-                reason="on gloo a shorter tensor lands in a longer buffer without an error",
+                reason="checks the shape of messages between stages; gloo writes a shorter tensor into a longer buffer "
+                "without an error",
                 optional=True,
             ),
         ]

@@ -33,9 +33,9 @@ class ShapeCheck:
 
 
 def _problem(shape: Shape, expected: Shape) -> Problem:
-    text = f"pipeline-parallel: a stage sends a tensor of shape {shape}, and its neighbour expects {expected}"
+    text = f"pipeline-parallel: a stage sends a tensor of shape {shape}, but its neighbour expects {expected}"
     return Problem(
-        "MS645", text, ("pipeline-parallel",), fix=Advice("add dynamic-shapes, or give every micro-batch one length")
+        "MS645", text, ("pipeline-parallel",), fix=Advice("add dynamic-shapes, or give all micro-batches the same length")
     )
 
 

@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 
 class ProfilerArgs(FeatureArgs):
-    start: int = Field(10, ge=0, description="completed steps of the run before the first traced one")
-    end: int = Field(12, ge=1, description="the last traced step")
-    level: Literal["level0", "level1", "level2"] = Field("level0", description="detail of kernels; npu only")
-    cpu: bool = Field(False, description="trace the host as well; always on the cpu platform")
-    stack: bool = Field(False, description="record where each operator was called")
-    memory: bool = Field(False, description="record allocations; needs cpu")
-    shapes: bool = Field(False, description="record the shapes of operands")
-    folder: str = Field("./profile_dir", description="where the traces are written")
-    ranks: tuple[int, ...] = Field((0,), min_length=1, description="ranks that are traced; -1 is all")
+    start: int = Field(10, ge=0, description="Number of steps of the run that complete before the first traced step")
+    end: int = Field(12, ge=1, description="Number of the last traced step")
+    level: Literal["level0", "level1", "level2"] = Field("level0", description="Detail of kernel traces (NPU only)")
+    cpu: bool = Field(False, description="Trace the host as well; always on for the cpu platform")
+    stack: bool = Field(False, description="Record the call stack of each operator")
+    memory: bool = Field(False, description="Record memory allocations; needs cpu=true")
+    shapes: bool = Field(False, description="Record the shapes of operands")
+    folder: str = Field("./profile_dir", description="Folder for the trace files")
+    ranks: tuple[int, ...] = Field((0,), min_length=1, description="Ranks to trace; -1 = all")
 
     @model_validator(mode="after")
     def _window_has_a_step(self) -> ProfilerArgs:
         if self.end <= self.start:
-            text = f"the last traced step is end={self.end}, but start={self.start} skips as many"
+            text = f"the last traced step is end={self.end}, but start={self.start} skips all steps up to it"
             raise SettingsError(text, GiveSetting("end", self.start + 2))
         return self
 
@@ -58,7 +58,7 @@ class ProfilerArgs(FeatureArgs):
 
 
 @condition(
-    "ranks {args.ranks} are to be traced, but the job has {world.world_size}",
+    "ranks {args.ranks} are selected for tracing, but the job has {world.world_size} ranks",
     fix=(GiveSetting("ranks", note="ranks from 0 to the last one, or -1 for all"),),
 )
 def ranks_exist(args: ProfilerArgs, world: World) -> bool:
@@ -66,16 +66,14 @@ def ranks_exist(args: ProfilerArgs, world: World) -> bool:
     return all(-1 <= rank < world.world_size for rank in args.ranks)
 
 
-@condition(
-    "the folder {args.folder} cannot be written", fix=(GiveSetting("folder", "FOLDER", note="where files can be written"),)
-)
+@condition("folder {args.folder} is not writable", fix=(GiveSetting("folder", "FOLDER", note="a writable folder"),))
 def folder_is_writable(args: ProfilerArgs, world: World) -> bool:
     """Check that traces can be written."""
     return not why_unwritable(Path(args.folder))
 
 
 @condition(
-    "profiler.level={args.level} has no effect on {world.platform}: only the profiler of an NPU has levels",
+    "profiler.level={args.level} has no effect on {world.platform}: only the NPU profiler has levels",
     fix=(DropSetting("level"),),
     otherwise="warn",
 )
@@ -85,7 +83,7 @@ def level_has_effect(args: ProfilerArgs, world: World) -> bool:
 
 
 def _records_no_memory(args: ProfilerArgs, world: World) -> bool:
-    """Return whether cpu is not needed for memory."""
+    """Return whether memory is not recorded."""
     return not args.memory
 
 

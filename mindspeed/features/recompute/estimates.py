@@ -28,7 +28,7 @@ _PARTS: Final = ("layer", "input norm", "attention", "pre-mlp norm", "mlp", "moe
 
 
 def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Leave out what is recomputed; the layers of a group come back at once, where no others are kept."""
+    """Remove recomputed tensors; the layers of a group are restored together, where no others are kept."""
     if args.granularity == "selective":
         chosen = args.modules or ("core_attn",)
         if bool(world.num_experts) and "mlp" in chosen:

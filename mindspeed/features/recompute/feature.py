@@ -81,9 +81,9 @@ class Recompute(Feature[RecomputeArgs]):
         modules = set(self.args.modules or ())
         patches: list[Patch] = []
         if "mlp" in modules:
-            reason = "a bias that is returned beside the output must not become part of the graph"
+            reason = "keeps a bias that is returned separately from the output out of the autograd graph"
             patches.append(Wrap(f"{_RANDOM}:checkpoint", f"{_LAYERS}:checkpoint", reason))
         if modules & {"layernorm", "moe_act", "mla_up_proj"}:
-            reason = "it asks for Transformer Engine where there is none, and a norm keeps its graph"
+            reason = "avoids a request for Transformer Engine where it is not installed, and lets a norm be recomputed"
             patches.append(Mixin(f"{_RANDOM}:CheckpointWithoutOutput", f"{_LAYERS}:LocalCheckpoint", reason))
         return patches

@@ -28,13 +28,23 @@ Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act
 
 
 class RecomputeArgs(FeatureArgs):
-    granularity: Literal["selective", "full"] = Field("selective", description="chosen modules, or whole layers")
-    modules: tuple[Module, ...] | None = Field(None, min_length=1, description="selective: the modules; core_attn if not given")
-    method: Literal["uniform", "block"] | None = Field(
-        None, description="full: all layers in groups (uniform), or each of the first layers of a chunk (block)"
+    granularity: Literal["selective", "full"] = Field(
+        "selective", description="What to recompute: selective (chosen modules) or full (whole layers)"
     )
-    num_layers: int | None = Field(None, ge=1, description="layers per group (uniform), or recomputed layers per chunk (block)")
-    distribute: bool = Field(False, description="full: keep the saved inputs of layers split over the tensor-parallel ranks")
+    modules: tuple[Module, ...] | None = Field(
+        None, min_length=1, description="Modules to recompute with selective granularity (default: core_attn)"
+    )
+    method: Literal["uniform", "block"] | None = Field(
+        None,
+        description="Which layers full granularity recomputes: uniform = all layers in groups, block = the first "
+        "layers of each chunk",
+    )
+    num_layers: int | None = Field(
+        None, ge=1, description="Number of layers per group (uniform), or number of recomputed layers per chunk (block)"
+    )
+    distribute: bool = Field(
+        False, description="With full granularity: split the saved layer inputs over the tensor-parallel ranks"
+    )
 
     @model_validator(mode="after")
     def _settings_fit_granularity(self) -> RecomputeArgs:
@@ -45,7 +55,7 @@ class RecomputeArgs(FeatureArgs):
         other = "selective" if self.granularity == "full" else "full"
         of_other = ("modules",) if other == "selective" else ("method", "num_layers", "distribute")
         if given := [name for name in of_other if getattr(self, name)]:
-            text = f"granularity={other} takes {' and '.join(given)}, but granularity is {self.granularity}"
+            text = f"{' and '.join(given)} can be set only with granularity={other}, but granularity is {self.granularity}"
             drop = Together(tuple(DropSetting(name) for name in given))
             raise SettingsError(text, drop, GiveSetting("granularity", other))
         return self
@@ -101,8 +111,8 @@ def _takes_latent_projection(args: RecomputeArgs, world: World) -> bool:
 
 
 @condition(
-    "num_layers={args.num_layers} is more than a model chunk has, which is {world.num_layers} layers / "
-    "(pp x vpp = {world.pp} x {world.vpp}): every layer is recomputed",
+    "num_layers={args.num_layers} is greater than the {world.num_layers} / (pp x vpp = {world.pp} x {world.vpp}) layers "
+    "of a model chunk, so every layer is recomputed",
     when=_is_block,
     otherwise="warn",
 )
@@ -112,7 +122,7 @@ def chunks_have_the_layers(args: RecomputeArgs, world: World) -> bool:
 
 
 @condition(
-    "saved inputs are distributed over tensor-parallel ranks, but tp is {world.tp}",
+    "distribute=true splits saved inputs over tensor-parallel ranks, but tp is {world.tp}",
     fix=(GiveSetting("distribute", False), GiveField("tp", 2, or_more=True)),
     when=_is_distributed,
 )
@@ -122,7 +132,7 @@ def inputs_have_ranks(args: RecomputeArgs, world: World) -> bool:
 
 
 @condition(
-    "moe_act is the activation of grouped experts, but the model has none",
+    "moe_act is the activation of grouped experts, but the model has no grouped experts",
     fix=(GiveSetting("modules", note="without moe_act"), AddFeature("activation-recompute")),
     when=_takes_expert_activation,
 )
@@ -132,7 +142,7 @@ def experts_are_grouped(args: RecomputeArgs, world: World) -> bool:
 
 
 @condition(
-    "mla_up_proj is a part of multi-latent attention, but the model has none",
+    "mla_up_proj is part of multi-latent attention, but the model does not use it",
     fix=(GiveSetting("modules", note="without mla_up_proj"),),
     when=_takes_latent_projection,
 )
@@ -141,7 +151,7 @@ def attention_is_latent(args: RecomputeArgs, world: World) -> bool:
     return bool(world.multi_latent_attention)
 
 
-_HIDING: Final = "shared experts that hide transfers cannot be recomputed"
+_HIDING: Final = "shared experts that overlap with transfers cannot be recomputed"
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     replace(groups_fill_chunks, when=_is_uniform),
     chunks_have_the_layers,
@@ -151,14 +161,18 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     attention_is_latent,
     NO_CPU_OFFLOADING,
     replace(NO_OVERLAPPED_MICRO_BATCHES, when=is_full),
-    Conflicts("moe-zero-memory", reason="full recompute takes the experts as well", when=is_full),
-    Conflicts("moe-zero-memory", reason="recompute.modules has moe, which the experts are a part of", when=_takes_moe),
-    Conflicts("moe-zero-memory", reason="recompute.modules has moe_act, which it never keeps", when=_takes_expert_activation),
+    Conflicts("moe-zero-memory", reason="full recompute already includes the experts", when=is_full),
+    Conflicts("moe-zero-memory", reason="recompute.modules contains moe, which includes the experts", when=_takes_moe),
+    Conflicts(
+        "moe-zero-memory",
+        reason="recompute.modules contains moe_act, which moe-zero-memory never keeps",
+        when=_takes_expert_activation,
+    ),
     Conflicts("moe-allgather-overlap", reason=_HIDING, when=_takes_shared_experts),
     Conflicts("moe-alltoall-overlap", reason=_HIDING, when=_takes_shared_experts),
     Conflicts(
         "sequence-parallel",
-        reason="the saved inputs are already a share of the sequence; set recompute.distribute=false",
+        reason="sequence-parallel already splits the saved inputs along the sequence; set recompute.distribute=false",
         when=_is_distributed,
     ),
 )

@@ -14,10 +14,12 @@ from mindspeed.plugins import ArgOverride, Category, FeatureSpec, Field, Numeric
 
 
 class RecomputeInAdvanceArgs(ScheduleArgs):
-    granularity: Literal["full", "selective"] = Field("full", description="whole layers, or chosen modules")
-    num_layers: int = Field(1, ge=1, description="full: layers that are recomputed as one group")
+    granularity: Literal["full", "selective"] = Field(
+        "full", description="What to recompute: full (whole layers) or selective (chosen modules)"
+    )
+    num_layers: int = Field(1, ge=1, description="With full granularity: number of layers recomputed as one group")
     modules: tuple[Literal["core_attn", "moe", "shared_experts"], ...] = Field(
-        ("core_attn",), min_length=1, description="selective: the modules"
+        ("core_attn",), min_length=1, description="Modules to recompute with selective granularity"
     )
 
 
@@ -42,7 +44,9 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
         category=Category.MEMORY,
         slots={Slot.RECOMPUTE_POLICY},
         constraints=(
-            Requires("pipeline-parallel", reason="it recomputes while a stage waits for another one"),
+            Requires(
+                "pipeline-parallel", reason="recompute-in-advance recomputes while a pipeline stage waits for another one"
+            ),
             *CONSTRAINTS,
             replace(groups_fill_chunks, when=_groups_layers),
             replace(modules_have_experts, when=_takes_experts),

@@ -11,22 +11,30 @@ from mindspeed.plugins import ArgOverride, Category, FeatureSpec, Field, Numeric
 
 class RecomputeInBubbleArgs(ScheduleArgs):
     limit: int | None = Field(
-        None, ge=1, description="activation sets of a chunk and a micro-batch that a rank keeps; pp x vpp if not given"
+        None,
+        ge=1,
+        description="Maximum number of activation sets (one per model chunk and micro-batch) that a rank "
+        "keeps (default: pp x vpp)",
     )
 
 
 class RecomputeInBubble(RecomputeFeature[RecomputeInBubbleArgs]):
     """Recompute activations in pipeline bubbles.
 
-    Only activations above a limit are dropped, those that are needed last, and their forward pass is repeated in a
-    pipeline bubble.
+    Each rank keeps a limited number of activation sets. The sets that are needed last are dropped, and their forward pass
+    is repeated in a pipeline bubble.
     """
 
     spec = FeatureSpec(
         name="recompute-in-bubble",
         category=Category.MEMORY,
         slots={Slot.RECOMPUTE_POLICY},
-        constraints=(Requires("pipeline-parallel", reason="it recomputes while a stage waits for another one"), *CONSTRAINTS),
+        constraints=(
+            Requires(
+                "pipeline-parallel", reason="recompute-in-advance recomputes while a pipeline stage waits for another one"
+            ),
+            *CONSTRAINTS,
+        ),
         numerics=Numerics.exact(),
         verify_with=VerifyWith(
             features=("pipeline-parallel",), settings={"recompute-in-bubble": {"limit": 1}}, world={"pp": 2}

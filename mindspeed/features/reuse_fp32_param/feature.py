@@ -25,11 +25,13 @@ from mindspeed.plugins import (
 
 
 class ReuseFp32ParamArgs(FeatureArgs):
-    parts: int = Field(16, ge=1, description="windows of an optimizer step; only the main weights of one exist at a time")
+    parts: int = Field(
+        16, ge=1, description="Number of windows of an optimizer step; fp32 main weights exist for one window at a time"
+    )
 
 
 @condition(
-    "weights are {world.dtype}, but a 16-bit residual completes bf16 weights only",
+    "weights are {world.dtype}, but {feature} supports only bf16 weights with a 16-bit residual",
     fix=(GiveField("dtype", "bf16"), RemoveFeature()),
 )
 def weights_are_bf16(args: ReuseFp32ParamArgs, world: World) -> bool:
@@ -40,7 +42,7 @@ def weights_are_bf16(args: ReuseFp32ParamArgs, world: World) -> bool:
 class ReuseFp32Param(Feature[ReuseFp32ParamArgs]):
     """Store bf16 weights and residuals, not fp32.
 
-    Main weights are joined from both, one part of an optimizer step at a time.
+    fp32 main weights are restored from both, for one window of the optimizer step at a time.
     """
 
     spec = FeatureSpec(

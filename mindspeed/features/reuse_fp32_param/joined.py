@@ -73,7 +73,7 @@ def split(main: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
 
 def join(weight: Tensor, residual: Tensor, ties: Tensor, out: Tensor) -> Tensor:
-    """Write the fp32 weights that `split` was given into ``out``, bit for bit. NaN stays NaN.
+    """Write the fp32 weights that `split` received into ``out``, bit for bit. NaN remains NaN.
 
     ``weight`` is their bf16 form. All tensors are contiguous and on one device.
     """

@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 
 
 class RingAttentionArgs(KeepArgs):
-    window: int = Field(1, ge=1, description="number of neighbouring ranks that form an inner ring; 1 is a single ring")
+    window: int = Field(1, ge=1, description="Number of neighbouring ranks that form an inner ring; 1 = a single ring")
     keep: Literal["none", "half", "full"] = Field(
-        "none", description="received blocks kept for backward instead of sent again: none, their keys, keys and values"
+        "none",
+        description="Which received blocks are kept for backward instead of received again: none, half (keys) or "
+        "full (keys and values)",
     )
     second_communicator: bool = Field(
-        False, description="send and receive on different communicators, for backends that run one transfer of each at a time"
+        False, description="Use separate communicators for sending and receiving, for backends that run one transfer at a time"
     )
 
 
@@ -47,8 +49,8 @@ def _has_window(args: RingAttentionArgs, world: World) -> bool:
 
 
 @condition(
-    "window {args.window} does not divide cp={world.cp} into two or more inner rings",
-    fix=(GiveSetting("window", 1), GiveSetting("window", note="a divisor of {world.cp} that is smaller than it")),
+    "window={args.window} does not split cp={world.cp} ranks into two or more equal inner rings",
+    fix=(GiveSetting("window", 1), GiveSetting("window", note="a divisor of {world.cp} that is less than it")),
     when=_has_window,
 )
 def window_divides_ring(args: RingAttentionArgs, world: World) -> bool:
@@ -59,7 +61,7 @@ def window_divides_ring(args: RingAttentionArgs, world: World) -> bool:
 class RingAttention(AlgorithmFeature[RingAttentionArgs]):
     """Pass keys and values around a ring of ranks.
 
-    While attention to one block of keys and values is computed, the next one arrives.
+    Attention to one block of keys and values is computed while the next block is received.
     """
 
     spec = FeatureSpec(

@@ -20,8 +20,8 @@ from mindspeed.plugins import (
 
 
 @condition(
-    "cp is {world.cp}, so attention has one block and there is nothing to merge",
-    fix=(GiveField("cp", 2, "with a context-parallel algorithm that merges blocks"), RemoveFeature()),
+    "cp is {world.cp}, so attention has only one block and there is nothing to merge",
+    fix=(GiveField("cp", 2, "together with a context-parallel algorithm that merges blocks"), RemoveFeature()),
 )
 def attention_has_blocks(args: FeatureArgs, world: World) -> bool:
     """Check that attention is computed block by block."""
@@ -31,7 +31,7 @@ def attention_has_blocks(args: FeatureArgs, world: World) -> bool:
 class RingAttentionUpdate(Feature[FeatureArgs]):
     """Merge attention blocks by one operator.
 
-    The operator is ``mindspeed::npu_ring_attention_update``.
+    Context-parallel attention calls ``mindspeed::npu_ring_attention_update`` to merge each new block.
     """
 
     spec = FeatureSpec(
@@ -40,7 +40,7 @@ class RingAttentionUpdate(Feature[FeatureArgs]):
         level=1,
         ops=("npu_ring_attention_update",),
         constraints=(attention_has_blocks,),
-        numerics=Numerics.reordered(reason="the weights of both sides are computed in another order"),
+        numerics=Numerics.reordered(reason="the merge weights of the two blocks are computed in a different order"),
         verify_with=VerifyWith(features=("ring-attention",), world={"cp": 2}),
     )
 
@@ -50,6 +50,6 @@ class RingAttentionUpdate(Feature[FeatureArgs]):
             Replace(
                 "mindspeed.context_parallel.blocks:merge",
                 "mindspeed.features.ring_attention_update.layers:merge",
-                reason="each block of keys is merged into what was seen before",
+                reason="merges each block of keys into the result of the previous blocks",
             )
         ]

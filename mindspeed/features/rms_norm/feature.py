@@ -38,7 +38,7 @@ def norms_are_rms_norm(args: FeatureArgs, world: World) -> bool:
 class RmsNorm(Feature[FeatureArgs]):
     """Compute RMSNorm by one operator.
 
-    The norms of all layers, and the final one, call ``mindspeed::rms_norm``, which saves its input and one number per token.
+    All norms of the model call ``mindspeed::rms_norm``, which saves its input and one number per token.
     """
 
     spec = FeatureSpec(
@@ -47,7 +47,7 @@ class RmsNorm(Feature[FeatureArgs]):
         level=1,
         ops=("rms_norm",),
         constraints=(norms_are_rms_norm, NO_TRANSFORMER_ENGINE_LAYERS),
-        numerics=Numerics.reordered(reason="the mean of squares is summed in another order"),
+        numerics=Numerics.reordered(reason="the mean of squares is summed in a different order"),
     )
 
     @hookimpl
@@ -56,14 +56,14 @@ class RmsNorm(Feature[FeatureArgs]):
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        reason = "the norm of layers in the roles of Transformer Engine's"
+        reason = "replaces the norm of Transformer Engine compatible layers"
         operator_norm = "mindspeed.features.rms_norm.layers:operator_norm"
         return [Replace("mindspeed.tensor_parallel.norms:rms_norm", operator_norm, reason, optional=True)]
 
     @hookimpl
     def notes(self) -> Iterable[str]:
         if self.world.is_set("engine_over_local"):
-            yield "computed by the layers in Transformer Engine's roles through the same operator"
+            yield "Transformer Engine compatible layers compute the norm by the same operator"
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

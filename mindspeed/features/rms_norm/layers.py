@@ -12,7 +12,7 @@ from mindspeed.plugins import with_modules
 
 
 class RMSNorm(torch.nn.Module):
-    """RMSNorm over the last dimension; its one parameter is called ``weight``, as in the norms it stands for.
+    """RMSNorm over the last dimension; its only parameter is called ``weight``, as in the norms that it replaces.
 
     Built by a spec with ``config``, ``hidden_size`` and ``eps``. Under sequence parallelism each rank sees a share of
     the tokens, and the mark on the weight makes Megatron sum its gradient over the tensor-parallel ranks.
@@ -36,7 +36,7 @@ class RMSNorm(torch.nn.Module):
 
 
 def operator_norm(x: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
-    """Stand for `mindspeed.tensor_parallel.norms.rms_norm`."""
+    """Replace `mindspeed.tensor_parallel.norms.rms_norm`."""
     return rms_norm(x, gamma, epsilon)
 
 

@@ -24,7 +24,7 @@ from mindspeed.plugins import (
 _TABLES = "attention: rotary tables"
 
 
-@condition("the positions of the model are not rotary", fix=(GiveField("rotary", True), RemoveFeature()))
+@condition("the model does not use rotary positions", fix=(GiveField("rotary", True), RemoveFeature()))
 def positions_are_rotary(args: FeatureArgs, world: World) -> bool:
     """Check that the positions of the model are rotary."""
     return bool(world.rotary)
@@ -33,7 +33,7 @@ def positions_are_rotary(args: FeatureArgs, world: World) -> bool:
 class RotaryEmbedding(Feature[FeatureArgs]):
     """Apply rotary embedding by one operator.
 
-    The operator is ``mindspeed::npu_rotary_position_embedding``. All layers share its tables.
+    Attention calls ``mindspeed::npu_rotary_position_embedding``. All layers share its sine and cosine tables.
     """
 
     spec = FeatureSpec(
@@ -53,7 +53,7 @@ class RotaryEmbedding(Feature[FeatureArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("apply_rope_fusion", False, "Megatron then calls the function that the operator stands in for")]
+        return [ArgOverride("apply_rope_fusion", False, "lets Megatron call the function that the operator replaces")]
 
     @hookimpl
     def patches(self) -> list[Patch]:
@@ -61,6 +61,6 @@ class RotaryEmbedding(Feature[FeatureArgs]):
             Replace(
                 "megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_bshd",
                 "mindspeed.features.rotary_embedding.layers:apply_rotary",
-                reason="the rotary embedding of queries and keys, also of packed sequences and of latent attention",
+                reason="applies rotary embedding to queries and keys, also for packed sequences and latent attention",
             )
         ]

@@ -25,7 +25,7 @@ from mindspeed.plugins import (
 
 
 @condition(
-    "sequence-parallel shares the sequence among tensor-parallel ranks, but tp is {world.tp}",
+    "sequence-parallel splits the sequence over tensor-parallel ranks, but tp is {world.tp}",
     fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
 )
 def ranks_share_the_sequence(args: FeatureArgs, world: World) -> bool:
@@ -54,12 +54,12 @@ class SequenceParallel(Feature[FeatureArgs]):
         category=Category.MEGATRON,
         level=0,
         constraints=(
-            Requires("tensor-parallel", reason="the sequence is shared out among its ranks"),
+            Requires("tensor-parallel", reason="sequence-parallel splits the sequence over tensor-parallel ranks"),
             ranks_share_the_sequence,
             sequence_divides,
         ),
         megatron_flags=(MegatronFlag("sequence_parallel", switch="on", size="tp"),),
-        numerics=Numerics.reordered(reason="gradients of norm weights are sums of shares of the sequence"),
+        numerics=Numerics.reordered(reason="each rank sums the gradients of norm weights over its share of the sequence"),
     )
 
     @hookimpl

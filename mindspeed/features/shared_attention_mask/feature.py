@@ -38,11 +38,15 @@ _SCORES: Final = "attention: score buffer"
 class SharedAttentionMaskArgs(FeatureArgs):
     kind: str = Field(
         "causal",
-        description="causal, sliding-window, prefix, or package.module:function, which gets the number of tokens and gives "
-        "the mask [tokens, tokens], True where hidden",
+        description="Mask of all layers: causal, sliding-window, prefix, or package.module:function. The function "
+        "receives the number of tokens and returns a mask [tokens, tokens], True where hidden",
     )
-    width: int | None = Field(None, ge=1, description="keys that a query of a sliding window sees, its own among them")
-    prefix: int | None = Field(None, ge=1, description="tokens at the start that every query sees")
+    width: int | None = Field(
+        None, ge=1, description="Number of keys that a query attends to with kind=sliding-window, including its position"
+    )
+    prefix: int | None = Field(
+        None, ge=1, description="Number of tokens at the start that every query attends to with kind=prefix"
+    )
 
     @field_validator("kind")
     @classmethod
@@ -58,7 +62,7 @@ class SharedAttentionMaskArgs(FeatureArgs):
     def _numbers_belong_to_kind(self) -> SharedAttentionMaskArgs:
         for setting, kind in (("width", "sliding-window"), ("prefix", "prefix")):
             if (getattr(self, setting) is not None) is not (self.kind == kind):
-                text = f"{setting} is {getattr(self, setting)} for kind={self.kind}; kind={kind} needs it, others have none"
+                text = f"{setting} is {getattr(self, setting)} with kind={self.kind}, but only kind={kind} uses it and needs it"
                 drop = DropSetting(setting) if self.kind != kind else GiveSetting(setting)
                 raise SettingsError(text, drop, GiveSetting("kind", kind if self.kind != kind else "causal"))
         return self
@@ -74,20 +78,21 @@ def _is_causal(args: SharedAttentionMaskArgs, world: World) -> bool:
 
 
 @condition(
-    "cp is {world.cp}, and context parallelism computes the causal mask itself; only the data loader makes none",
+    "cp is {world.cp}, and context parallelism computes the causal mask itself, so the feature only keeps the data "
+    "loader from creating masks",
     fix=(RemoveFeature(),),
     when=_is_causal,
     otherwise="idle",
 )
 def one_rank_has_the_sequence(args: SharedAttentionMaskArgs, world: World) -> bool:
-    """Check that layers ask for a mask."""
+    """Check that layers use a mask."""
     return bool(world.cp == 1)
 
 
 class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
     """Share one attention mask among all layers.
 
-    The data loader makes no mask. The layers share one that is made once, and have none where the kernel needs none.
+    The data loader creates no masks. All layers share one mask that is created once, or use none where the kernel needs none.
     """
 
     spec = FeatureSpec(
@@ -101,7 +106,7 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
             RequiresCapability(
                 Slot.CONTEXT_PARALLEL,
                 Capability.SHARED_MASK,
-                reason="any other takes a mask that is not causal from the batch",
+                reason="the other context-parallel algorithms read a mask that is not causal from the batch",
                 when=_needs_capability,
             ),
         ),
@@ -109,7 +114,7 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("create_attention_mask_in_dataloader", False, "the layers share one mask")]
+        return [ArgOverride("create_attention_mask_in_dataloader", False, "all layers share one mask")]
 
     @hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:

@@ -18,7 +18,7 @@ _INPUTS: Final = ("query", "key", "value", "attention_mask", "attn_mask_type", "
 
 
 class SharedMask:
-    """Stands for a core attention class in a spec and builds a module of that class, which sees by the rule."""
+    """Replaces a core attention class in a spec and builds a module of that class, which follows the mask rule."""
 
     def __new__(cls, *args: Any, attention: type, rule: MaskRule, **kwargs: Any) -> Any:
         module: Any = attention(*args, **kwargs)
@@ -50,7 +50,7 @@ def _with_mask(
     tokens = query.shape[0]
     if tokens == inputs["key"].shape[0]:
         if inputs.get("packed_seq_params") is not None and rule.kind != "causal":
-            raise _refused(f"packed sequences are causal, and the shared mask is {rule.kind}")
+            raise _refused(f"packed sequences need a causal mask, but the shared mask is {rule.kind}")
         inputs["attention_mask"] = mask_of(rule, tokens, query.device)[None, None] if needs_tensor else None
     in_order = _INPUTS[: len(args)]
     return tuple(inputs[name] for name in in_order), {name: inputs[name] for name in inputs if name not in in_order}

@@ -1,4 +1,4 @@
-"""Move what attention keeps for backward to the host meanwhile."""
+"""Offload what attention keeps for backward to host memory."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ class SwapAttentionArgs(FeatureArgs):
     modules: tuple[str, ...] = Field(
         MODULES,
         min_length=1,
-        description="parts of self-attention, by their exact names: what core_attention saves, and the inputs of linear layers",
+        description="Modules of self-attention whose activations are offloaded: core_attention (its saved tensors) and "
+        "linear layers (their inputs)",
     )
 
 
-@condition("the model has one layer, whose backward directly follows its forward", fix=(RemoveFeature(),))
+@condition("the model has one layer, so no other layer can overlap with its transfers", fix=(RemoveFeature(),))
 def model_has_layers_between(args: SwapAttentionArgs, world: World) -> bool:
     """Check that there is a layer whose forward or backward overlaps with transfers."""
     return bool(world.num_layers > 1)
 
 
 @condition(
-    "recompute_modules has core_attn, which then saves nothing to offload",
+    "recompute_modules contains core_attn, which then keeps no activations to offload",
     fix=(GiveField("recompute_modules", note="without core_attn"), RemoveFeature()),
 )
 def core_attention_is_not_recomputed(args: SwapAttentionArgs, world: World) -> bool:
@@ -63,20 +64,20 @@ def _offloads_linear_qkv(args: SwapAttentionArgs, world: World) -> bool:
 
 
 @condition(
-    "linear_qkv contains the norm, whose input the residual needs too",
+    "linear_qkv includes the norm, whose input the residual connection needs too",
     fix=(GiveSetting("modules", note="without linear_qkv"), GiveField("transformer_engine_layers", False)),
     when=_offloads_linear_qkv,
 )
 def linear_qkv_has_no_norm(args: SwapAttentionArgs, world: World) -> bool:
-    """Check that norms are modules of their own, as in Megatron's local layers."""
+    """Check that norms are separate modules, as in Megatron's local layers."""
     return not world.is_set("engine_over_local")
 
 
 class SwapAttention(Feature[SwapAttentionArgs]):
     """Offload attention activations to host memory.
 
-    They are prefetched before backward. Both transfers overlap with the computation of a neighbouring layer. The layer
-    before the loss keeps its activations.
+    Activations are offloaded after forward and prefetched before backward. Both transfers overlap with the computation of a
+    neighbouring layer. The last layer keeps its activations on the device.
     """
 
     spec = FeatureSpec(
@@ -89,12 +90,12 @@ class SwapAttention(Feature[SwapAttentionArgs]):
             *PARTS_OF_LAYERS,
             ModelCondition(
                 "mindspeed.features.swap_attention.model_conditions:parts_of_attention",
-                "attention has every module that is offloaded, and linear_qkv contains no norm",
+                "attention has every module to offload, and linear_qkv includes no norm",
                 fix=(GiveSetting("modules"), RemoveFeature()),
             ),
             Conflicts(
                 "norm-recompute",
-                reason="the input of linear_qkv is recomputed; leave linear_qkv out of swap-attention.modules",
+                reason="the input of linear_qkv is recomputed; remove linear_qkv from swap-attention.modules",
                 when=_offloads_linear_qkv,
             ),
         ),

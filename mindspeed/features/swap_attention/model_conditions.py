@@ -19,6 +19,8 @@ def parts_of_attention(feature: Feature[Any], chunks: Sequence[Any]) -> Iterator
     for name in feature.args.modules:
         if layers and name not in known:
             near = difflib.get_close_matches(name, sorted(known), 3, 0.5) or sorted(known)
-            yield f"no attention of the model has a module {name}; use {', '.join(near)}"
+            yield f"no attention layer of the model has a module {name}; use {', '.join(near)}"
     if "linear_qkv" in feature.args.modules and any(isinstance(layer.input_layernorm, IdentityOp) for layer in layers):
-        yield "linear_qkv contains the norm, whose input the residual needs too; leave it out of the modules"
+        yield (
+            "linear_qkv includes the norm, whose input the residual connection needs too; remove linear_qkv from the modules"
+        )

@@ -24,13 +24,16 @@ _LEAVING = ("main weights", "residuals", "states")
 
 
 class SwapOptimizerArgs(FeatureArgs):
-    parts: int = Field(16, ge=1, description="windows of an optimizer step; three of them are on the device at most")
+    parts: int = Field(
+        16, ge=1, description="Number of windows of an optimizer step; at most three are on the device at a time"
+    )
 
 
 class SwapOptimizer(Feature[SwapOptimizerArgs]):
     """Offload optimizer states to host memory.
 
-    Main weights are offloaded too. One window after the other is prefetched, updated and offloaded again.
+    Main weights are offloaded too. The optimizer step prefetches, updates and offloads one window of parameters after the
+    other.
     """
 
     spec = FeatureSpec(

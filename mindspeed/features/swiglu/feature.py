@@ -42,9 +42,12 @@ def mlp_is_swiglu(args: FeatureArgs, world: World) -> bool:
 _OTHER_ACTIVATIONS: Final = tuple(
     unset(field, text)
     for field, text in (
-        ("clamped_activation", "the input of the activation function is clamped, which the operator does not compute"),
-        ("shifted_gate", "an offset is added to the linear part (glu_linear_offset), which the operator does not compute"),
-        ("low_precision_activation_input", "the input of the activation function is kept in fp8, which the operator ignores"),
+        ("clamped_activation", "the input of the activation function is clamped, which the operator does not support"),
+        (
+            "shifted_gate",
+            ("an offset is added to the linear part of gated units (glu_linear_offset), which the operator does not support"),
+        ),
+        ("low_precision_activation_input", "the input of the activation function is stored in fp8, which the operator ignores"),
         ("transformer_engine_activation", "the activation function is Transformer Engine's (use_te_activation_func)"),
     )
 )
@@ -53,7 +56,7 @@ _OTHER_ACTIVATIONS: Final = tuple(
 class Swiglu(Feature[FeatureArgs]):
     """Compute SwiGLU by one operator.
 
-    MLPs and experts call ``mindspeed::swiglu`` where Megatron calls its fused activation. Only its input is saved.
+    MLPs and experts call ``mindspeed::swiglu`` instead of Megatron's fused activation. Only its input is saved for backward.
     """
 
     spec = FeatureSpec(
@@ -72,7 +75,7 @@ class Swiglu(Feature[FeatureArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        reason = "Megatron then calls one function for the whole activation"
+        reason = "lets Megatron call one function for the whole activation"
         return [ArgOverride("bias_activation_fusion", True, reason, only=f"{_LAYERS}:fits")]
 
     @hookimpl
@@ -81,13 +84,13 @@ class Swiglu(Feature[FeatureArgs]):
             Wrap(
                 f"{_FUSIONS}:bias_swiglu_impl",
                 f"{_LAYERS}:with_operator",
-                reason="the activation of an MLP",
+                reason="computes the activation of an MLP",
                 optional=True,
             ),
             Wrap(
                 f"{_FUSIONS}:weighted_bias_swiglu_impl",
                 f"{_LAYERS}:with_weighted_operator",
-                reason="the activation of an expert, times the routing probability of each token",
+                reason="computes the activation of an expert, multiplied by the routing probability of each token",
                 optional=True,
             ),
         ]

@@ -21,7 +21,7 @@ from mindspeed.plugins import (
 
 
 class TensorParallelArgs(FeatureArgs):
-    size: int = Field(1, ge=1, description="number of ranks over which the weights of a layer are split")
+    size: int = Field(1, ge=1, description="Number of ranks over which the weights of a layer are split")
 
 
 @condition(
@@ -43,7 +43,7 @@ def query_groups_divide(args: TensorParallelArgs, world: World) -> bool:
 
 
 @condition(
-    "ffn_hidden_size {world.ffn_hidden_size} is not divisible by tp={args.size}",
+    "ffn_hidden_size={world.ffn_hidden_size} is not divisible by tp={args.size}",
     fix=(GiveField("tp", note="a divisor of {world.ffn_hidden_size}"),),
 )
 def mlp_divides(args: TensorParallelArgs, world: World) -> bool:
@@ -83,12 +83,12 @@ class TensorParallel(Feature[TensorParallelArgs]):
             vocabulary_divides,
             RequiresAny(
                 "sequence-parallel",
-                reason="Megatron trains MoE layers under tensor parallelism only with sequence parallelism",
+                reason="Megatron trains MoE layers with tensor parallelism only when sequence parallelism is on",
                 when=_splits_experts,
             ),
         ),
         numerics=Numerics.reordered(reason="sums over the hidden dimension are split over ranks"),
-        state=CheckpointState("resharded", "weights are saved whole, as slices that any other split can load"),
+        state=CheckpointState("resharded", "weights are saved whole, as slices that any other layout can load"),
     )
 
     @hookimpl

@@ -9,27 +9,28 @@ from mindspeed.plugins import GiveField, GiveSetting, ModelCondition, RemoveFeat
 from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
 
 NAME: Final = "tensor-parallel-2d"
-MUON: Final = "Muon reads one split dimension of a weight, and the weights of linear layers are split along both"
+MUON: Final = "Muon expects weights split along one dimension, but {feature} splits linear layers along both"
 NOT_MUON: Final = (GiveField("optimizer", "adam"), RemoveFeature(NAME))
 _FORMATS: Final = ("torch_dist", "zarr")
 """Formats of checkpoints that say where each part of a weight lies."""
 _AUTO: Final = (Together((GiveSetting("x", "auto"), GiveSetting("y", "auto"))),)
 
 
-@condition("a grid of x={args.x} by y={args.y} does not have tp={world.tp} ranks", fix=_AUTO)
+@condition("a grid of x={args.x} by y={args.y} does not match tp={world.tp} ranks", fix=_AUTO)
 def grid_has_the_ranks(args: GridSettings, world: World) -> bool:
     """Check that the grid has as many ranks as tensor parallelism."""
     return fits_ranks(args, world)
 
 
-@condition("hidden size {world.hidden_size} is not divisible by y of the grid x={args.x}, y={args.y}", fix=_AUTO)
+@condition("hidden size {world.hidden_size} is not divisible by y={args.y} of the {args.x} x {args.y} grid", fix=_AUTO)
 def grid_splits_hidden(args: GridSettings, world: World) -> bool:
     """Check that y divides the hidden size; a grid of another number of ranks is not judged."""
     return bool(not fits_ranks(args, world) or world.hidden_size % grid_of(args, world)[1] == 0)
 
 
 @condition(
-    "weight_shards is {world.weight_shards}: Megatron splits each weight along one dimension over as many ranks more",
+    "weight_shards is {world.weight_shards}, so Megatron also splits each weight along one dimension, which {feature} "
+    "does not support",
     fix=(GiveField("weight_shards", 1), RemoveFeature()),
 )
 def weights_are_whole(args: GridSettings, world: World) -> bool:
@@ -39,12 +40,12 @@ def weights_are_whole(args: GridSettings, world: World) -> bool:
 
 @condition(MUON, fix=NOT_MUON)
 def optimizer_is_not_muon(args: GridSettings, world: World) -> bool:
-    """Check that the optimizer reads no split dimension; one that is not known is asked when it is built."""
+    """Check that the optimizer reads no split dimension; an unknown optimizer is checked when it is built."""
     return not (world.knows("optimizer") and "muon" in world.optimizer)
 
 
 @condition(
-    "checkpoints of format {world.checkpoint_format} take each weight as split along one dimension, and it is split along both",
+    "checkpoint format {world.checkpoint_format} supports weights split along one dimension, but {feature} splits along both",
     fix=(GiveField("checkpoint_format", "torch_dist"), Together((GiveSetting("x", "auto"), GiveSetting("y", 1)))),
 )
 def checkpoints_know_both_dimensions(args: GridSettings, world: World) -> bool:
@@ -59,14 +60,12 @@ CONDITIONS: Final = (
     grid_has_the_ranks,
     grid_splits_hidden,
     weights_are_whole,
-    unset(
-        "shared_expert_overlap", "shared experts run without the collectives of their linear layers (moe_shared_expert_overlap)"
-    ),
+    unset("shared_expert_overlap", "shared experts skip the collectives of their linear layers (moe_shared_expert_overlap)"),
     checkpoints_know_both_dimensions,
     optimizer_is_not_muon,
     ModelCondition(
         "mindspeed.features.tensor_parallel_2d.refusals:muon_optimizers",
-        "the optimizer that is built is not Muon",
+        "the optimizer is not Muon",
         subject="optimizer",
         fix=NOT_MUON,
     ),

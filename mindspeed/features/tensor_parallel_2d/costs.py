@@ -67,7 +67,8 @@ def cheapest_grid(world: World) -> tuple[int, int]:
 
 
 def grid_of(args: GridSettings, world: World) -> tuple[int, int]:
-    """The grid that the settings mean: the cheapest, or what they leave open as the rest of the tensor-parallel size."""
+    """The grid of the settings: the one with the least communication, with values not set derived from the tensor-parallel
+    size."""
     if args.x == "auto":
         return cheapest_grid(world) if args.y == "auto" else (world.tp // args.y, args.y)
     return args.x, world.tp // args.x if args.y == "auto" else args.y
@@ -87,6 +88,9 @@ def describe_costs(args: GridSettings, world: World) -> list[str]:
         return []
     x, y = grid_of(args, world)
     ours, theirs = layer_numbers(world, x, y), layer_numbers(world, world.tp, 1)
-    chosen = f", the least of {', '.join(f'{x}x{y}' for x, y in grids(world))}" if args.x == args.y == "auto" else ""
-    text = f"the grid is {x}x{y}{chosen}: a rank sends {ours:.0f} numbers per token and layer, {theirs:.0f} with {world.tp}x1"
+    chosen = f", the minimum of {', '.join((f'{x}x{y}' for x, y in grids(world)))}" if args.x == args.y == "auto" else ""
+    text = (
+        f"the grid is {x}x{y}{chosen}: a rank sends {ours:.0f} numbers per token and layer, instead of {theirs:.0f} "
+        f"with {world.tp}x1"
+    )
     return [f"{text} ({ours / theirs:.2f})" if theirs else text]

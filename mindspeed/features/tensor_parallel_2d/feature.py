@@ -39,21 +39,26 @@ PARTS = 8
 
 class TensorParallel2DArgs(FeatureArgs):
     x: int | Literal["auto"] = Field(
-        "auto", description="number of ranks over which output features of a column-parallel weight are split"
+        "auto",
+        description="Number of ranks over which the output features of a column-parallel weight are split; auto "
+        "= least communication",
     )
     y: int | Literal["auto"] = Field(
-        "auto", description="number of ranks over which its input features are split; 1 is one dimension"
+        "auto",
+        description="Number of ranks over which the input features of a column-parallel weight are split; 1 = one-dimensional",
     )
-    overlap_gather: bool = Field(False, description="gather chunks of the input while others are multiplied, in forward")
-    overlap_scatter: bool = Field(False, description="sum chunks of the output while others are multiplied, in forward")
-    overlap_backward: bool = Field(False, description="send chunks of gradients while others are multiplied, in backward")
+    overlap_gather: bool = Field(False, description="In forward, overlap the gather of input chunks with their products")
+    overlap_scatter: bool = Field(False, description="In forward, overlap the sum of output chunks with their products")
+    overlap_backward: bool = Field(
+        False, description="In backward, overlap the transfer of gradient chunks with their products"
+    )
 
 
 class TensorParallel2D(Feature[TensorParallel2DArgs]):
     """Split weights of linear layers over a 2-D grid.
 
-    The weights are split over a grid of x by y ranks, with the inputs and outputs of sequence parallelism. Fewer bytes
-    are sent.
+    Weights are split over a grid of x by y ranks, which sends fewer bytes than one dimension. Inputs and outputs are those
+    of sequence parallelism.
     """
 
     spec = FeatureSpec(
@@ -61,11 +66,14 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
         category=Category.COMMUNICATION,
         slots={Slot.LINEAR},
         constraints=(
-            Requires("sequence-parallel", reason="its layers have the inputs and outputs of sequence parallelism"),
+            Requires(
+                "sequence-parallel",
+                reason="the layers of tensor-parallel-2d have the inputs and outputs of sequence parallelism",
+            ),
             *CONDITIONS,
         ),
         numerics=Numerics.reordered(reason="sums over the hidden dimension are split over ranks"),
-        state=CheckpointState("resharded", "weights are saved as blocks that any other split can load"),
+        state=CheckpointState("resharded", "weights are saved as blocks that any other layout can load"),
         verify_with=VerifyWith(
             algorithm=("mindspeed.features.tensor_parallel_2d.products",), settings={NAME: {"x": 1, "y": 2}}, world={"tp": 2}
         ),
@@ -86,7 +94,7 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
     def notes(self) -> Iterable[str]:
         yield from describe_costs(self.args, self.world)
         if fits_ranks(self.args, self.world) and grid_of(self.args, self.world)[1] == 1 and not any(self.overlaps.values()):
-            yield "with y = 1 and no overlap every linear layer stays Megatron's own; give y, or an overlap"
+            yield "with y=1 and no overlap every linear layer remains Megatron's; set y or an overlap"
 
     @hookimpl
     def patches(self) -> list[Patch]:
@@ -94,14 +102,15 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
             Wrap(
                 "megatron.core.transformer.mlp:apply_swiglu_sharded_factory",
                 "mindspeed.features.tensor_parallel_2d.layers:with_both_axes",
-                reason="a gated MLP's checkpoint has gates and values apart, and Megatron's factory knows one sharded axis",
+                reason="splits the checkpoint of a gated MLP into gates and values along two axes, because Megatron's "
+                "factory supports one",
                 phase="checkpoint",
                 optional=True,
             ),
             Wrap(
                 "megatron.core.optimizer.muon:get_megatron_muon_optimizer",
                 "mindspeed.features.tensor_parallel_2d.refusals:refusing",
-                reason="Muon reads one split dimension of a weight, and these have two",
+                reason="Muon expects weights split along one dimension",
                 when=When(megatron=">=0.16"),
                 phase="build",
                 optional=True,
@@ -115,7 +124,7 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
         try:
             _, y = grid_of(self.args, World({**self.world.known(), "tp": sizes["tp"]}))
         except UnknownValue as unknown:
-            text = f"{NAME}: x and y are auto, and {', '.join(unknown.fields)} of the model is not known"
+            text = f"{NAME}: x and y are auto, but {', '.join(unknown.fields)} of the model is not set"
             raise MindSpeedError([Problem("MS304", text, (NAME,), fix=GiveSetting(f"{NAME}.y", 2))]) from None
         self.grid = make_grid(get_group("tp"), y)
 

@@ -17,6 +17,6 @@ def make_grid(tp_group: dist.ProcessGroup, y: int) -> Grid:
 
 
 def destroy_grid(grid: Grid) -> None:
-    """Destroy both groups, before Megatron destroys its own."""
+    """Destroy both groups, before Megatron destroys its groups."""
     dist.destroy_process_group(grid.x_group)
     dist.destroy_process_group(grid.y_group)

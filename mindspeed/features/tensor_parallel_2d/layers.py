@@ -73,8 +73,8 @@ class RowParallelLinear2D(RowLinear):
 def _feature_and_grid(tp_group: Any) -> tuple[TensorParallel2D, Grid]:
     feature: TensorParallel2D | None = active_feature(_NAME)
     if feature is None or feature.grid is None or feature.grid.ranks != tp_group.size():
-        text = f"{_NAME}: a layer is built for {tp_group.size()} ranks without the groups of a grid of as many"
-        fix = "call initialize_model_parallel of Megatron before the model is built"
+        text = f"{_NAME}: a layer is built for {tp_group.size()} ranks before the process groups of the grid were created"
+        fix = "call Megatron's initialize_model_parallel before building the model"
         raise MindSpeedError([Problem("MS304", text, (_NAME,), fix=Advice(fix))])
     return feature, feature.grid
 
@@ -87,8 +87,8 @@ def _products(make: Callable[..., Products2D], feature: TensorParallel2D, grid: 
 
 def _require_split(features: int, grid: Grid, what: str) -> None:
     if features % grid.y:
-        text = f"{_NAME}: {what} of {features} features cannot be split over y = {grid.y} ranks"
-        fix = f"use a --set {_NAME}.y that divides {features}"
+        text = f"{_NAME}: the {features} features of {what} are not divisible by y={grid.y}"
+        fix = f"--set {_NAME}.y=N, where N divides {features}"
         raise MindSpeedError([Problem("MS304", text, (_NAME,), fix=Advice(fix))])
 
 
@@ -136,7 +136,8 @@ def _with_split_weight(state: Any, prefix: str, sharded_offsets: Any, axis: int,
 
 
 def with_both_axes(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around ``apply_swiglu_sharded_factory``, which makes one piece of the gate and one of the values, and knows one axis."""
+    """Around ``apply_swiglu_sharded_factory``, which makes one shard of the gate and one of the values, and supports one
+    axis."""
 
     @wraps(original)
     def factory(tensor: Any, sharded_offsets: Any, *args: Any, **kwargs: Any) -> Any:

@@ -237,7 +237,7 @@ def gather(side: Side, x: Tensor) -> Tensor:
 
 
 class GatherBeside:
-    """Gathers an activation part by part beside something else."""
+    """Gathers an activation chunk by chunk, overlapped with other work."""
 
     def __init__(self, side: Side, x: Tensor, parts: int) -> None:
         self._side, self._x, self._parts = side, x, parts

@@ -14,16 +14,21 @@ if TYPE_CHECKING:
 
 
 class TflopsArgs(FeatureArgs):
-    interval: int = Field(100, ge=1, description="steps from one counted step to the next; the first of a run is counted")
+    interval: int = Field(
+        100, ge=1, description="Interval in steps at which FLOP/s are logged, starting with the first step of a run"
+    )
     peak: float | None = Field(
-        None, gt=0, description="dense TFLOP/s of one device in the job's precision; the log then has mfu and hfu, shares of it"
+        None,
+        gt=0,
+        description="Peak dense TFLOP/s of one device in the job's precision; if set, mfu and hfu are logged "
+        "as fractions of it",
     )
 
 
 class Tflops(Feature[TflopsArgs]):
     """Log model and hardware FLOP/s of every step.
 
-    Matrix products are counted in one step of an interval.
+    The operations of matrix products are counted in one step per interval.
     """
 
     spec = FeatureSpec(

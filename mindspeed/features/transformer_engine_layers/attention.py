@@ -60,7 +60,7 @@ class TEDotProductAttention(DotProductAttention, LocalAttention):  # type: ignor
         refuse_options(role, config)
         for option in ("qk_clip", "log_max_attention_logit"):
             if getattr(config, option, False):
-                refuse(role, f"does not return the largest logits ({option})", f"remove {option}")
+                refuse(role, f"does not return the largest attention logits ({option})", f"remove {option}")
         groups = {"pg_collection": pg_collection, "model_comm_pgs": model_comm_pgs}
         LocalAttention.__init__(
             self,
@@ -105,11 +105,11 @@ class TEDotProductAttention(DotProductAttention, LocalAttention):  # type: ignor
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, kind: AttnMaskType, packed: Any) -> Tensor:
         """Attend within each of the packed sequences; padding behind one counts as its last tokens."""
         if self.config.softmax_type != "vanilla":
-            text = f"has no softmax_type {self.config.softmax_type} for packed sequences"
-            refuse("TEDotProductAttention", text, "use rows of one sequence")
+            text = f"does not support softmax_type {self.config.softmax_type} for packed sequences"
+            refuse("TEDotProductAttention", text, "use one sequence per row")
         causal = kind in _CAUSAL_KINDS
         if not causal and is_padded(packed):
-            text = "does not take packed sequences with padding where attention is not causal"
+            text = "does not support padded packed sequences with attention that is not causal"
             refuse("TEDotProductAttention", text, "give packed sequences without padding")
         sparse = SparseMode(CAUSAL) if causal else SparseMode(ALL)
         if (window := self.scale_mask_softmax.window_size) is not None:

@@ -47,7 +47,7 @@ class DelayedWeightGradients:
     _hooks: list[Callable[[], Any]]
 
     def delay_weight_gradients(self, config: Any) -> None:
-        """Let the parameters wait where a configuration says so; Megatron's data parallelism leaves its hooks here then."""
+        """Defer the parameters where a configuration requests it; Megatron's data parallelism skips its hooks for them."""
         self._hooks = []
         if getattr(config, "delay_wgrad_compute", False):
             self._waiting = ProductQueue()

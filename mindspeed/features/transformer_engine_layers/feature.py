@@ -30,11 +30,11 @@ _REMOVE: Final = RemoveFeature()
 
 
 class TransformerEngineLayersArgs(FeatureArgs):
-    replace: bool = Field(False, description="use these layers also where a Transformer Engine is installed")
+    replace: bool = Field(False, description="Use these layers even where Transformer Engine is installed")
 
 
 @condition(
-    "a Transformer Engine is installed, and its layers are used",
+    "Transformer Engine is installed, so its layers are used",
     fix=(GiveSetting("replace", True), _REMOVE),
     selects=True,
 )
@@ -45,23 +45,23 @@ def no_engine_is_installed(args: TransformerEngineLayersArgs, world: World) -> b
 
 _ONLY_REAL: Final = {
     "low_precision": "linear layers multiply in fp8 or fp4",
-    "tensor_parallel_overlap": "tp_comm_overlap overlaps collectives by user buffers",
+    "tensor_parallel_overlap": "tp_comm_overlap overlaps collectives through user buffers",
     "qk_clip": "qk_clip needs the largest attention logits",
     "logged_attention_logits": "log_max_attention_logit needs the largest attention logits",
 }
 REFUSED: Final = tuple(
-    unset(field, f"{text}, which only a real Transformer Engine does", (GiveField(field, False),))
+    unset(field, f"{text}, which only Transformer Engine supports", (GiveField(field, False),))
     for field, text in _ONLY_REAL.items()
 )
 """Options of Transformer Engine's layers that these do not have."""
 
 
 @condition(
-    "weight_shards is {world.weight_shards}: sharing weights over more ranks is what only a real Transformer Engine does",
+    "weight_shards is {world.weight_shards}, but only Transformer Engine supports weights that more ranks share",
     fix=(GiveField("weight_shards", 1),),
 )
 def weights_are_whole(args: TransformerEngineLayersArgs, world: World) -> bool:
-    """Check that no ranks beside tensor parallelism share the weight of a linear layer."""
+    """Check that only tensor-parallel ranks share the weight of a linear layer."""
     return bool(world.weight_shards == 1)
 
 
@@ -82,7 +82,7 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
             settings={"transformer-engine-layers": {"replace": True}},
             algorithm=tuple(f"{_HERE}.{module}" for module in ("attention", "linear", "norm_linear")),
         ),
-        numerics=Numerics.reordered(reason="norms and attention are computed by other kernels than Transformer Engine's"),
+        numerics=Numerics.reordered(reason="norms and attention use other kernels than Transformer Engine's"),
     )
 
     _stand_in: Any = None
@@ -94,7 +94,13 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("transformer_impl", "transformer_engine", "its layers are built")]
+        return [
+            ArgOverride(
+                "transformer_impl",
+                "transformer_engine",
+                "transformer-engine-layers builds the layers of Transformer Engine's specs",
+            )
+        ]
 
     @hookimpl
     def patches(self) -> list[Patch]:
@@ -102,8 +108,8 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
 
     @hookimpl
     def notes(self) -> Iterable[str]:
-        yield "layers of Transformer Engine's specs are classes over Megatron's local layers"
-        yield "fused rotary embedding, token permutation and routing are computed by operators and by Megatron's functions"
+        yield "Transformer Engine's specs use classes on top of Megatron's local layers"
+        yield "operators and Megatron's functions compute fused rotary embedding, token permutation and routing"
 
     @hookimpl
     def config_ready(self, config: Any) -> None:

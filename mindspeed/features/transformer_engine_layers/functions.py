@@ -49,7 +49,7 @@ class TEActivationOp:
         """Return the activation."""
         if config.activation_func not in _FUNCTIONS:
             name = getattr(config.activation_func, "__name__", config.activation_func)
-            refuse("TEActivationOp", f"has no activation {name}", "set use_te_activation_func to False")
+            refuse("TEActivationOp", f"does not support the activation {name}", "set use_te_activation_func to False")
         return Activation(_FUNCTIONS[config.activation_func], config.gated_linear_unit)
 
 

@@ -47,7 +47,7 @@ def fused_unpermute(
 
 
 def fused_sort_chunks_by_index(rows: Tensor, split_sizes: Tensor, sorted_index: Tensor) -> Tensor:
-    """Put the chunks of rows in another order."""
+    """Reorder the chunks of rows."""
     output: Tensor = moe_utils.sort_chunks_by_idxs(rows, split_sizes, sorted_index)[0]
     return output
 
@@ -55,7 +55,7 @@ def fused_sort_chunks_by_index(rows: Tensor, split_sizes: Tensor, sorted_index: 
 def fused_sort_chunks_by_index_with_probs(
     rows: Tensor, probs: Tensor, split_sizes: Tensor, sorted_index: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Put the chunks of rows and of their probabilities in another order."""
+    """Reorder the chunks of rows and of their probabilities."""
     output: tuple[Tensor, Tensor] = moe_utils.sort_chunks_by_idxs(rows, split_sizes, sorted_index, probs=probs)
     return output
 

@@ -46,7 +46,7 @@ class TEGroupedLinear(DelayedWeightGradients, GroupedLinear):
         refuse_unknown(role, newer)
         refuse_options(role, config)
         if not is_expert:
-            refuse(role, "is a layer of experts, and is_expert is False", "use TEColumnParallelLinear")
+            refuse(role, "is a layer of experts, but is_expert is False", "use TEColumnParallelLinear")
         torch.nn.Module.__init__(self)
         self.config, self.num_gemms, self.ub_name = config, num_gemms, tp_comm_buffer_name
         self._groups = _ExpertGroups(pg_collection, tp_group)
@@ -90,7 +90,7 @@ class TEGroupedLinear(DelayedWeightGradients, GroupedLinear):
     def finish_init(self, quantization_config: Any) -> None:
         """Refuse a quantization of single layers, which nothing here has."""
         if quantization_config is not None:
-            refuse(type(self).__name__, "does not quantize", "remove the quantization of layers")
+            refuse(type(self).__name__, "does not support quantization", "remove the quantization of layers")
 
     def will_execute_quantized(self, is_context_quantized: bool) -> bool:
         """Return False: nothing is quantized."""

@@ -22,8 +22,8 @@ def refuse_unknown(role: str, options: Mapping[str, Any]) -> None:
     if given := [name for name, value in options.items() if value is not None]:
         refuse(
             role,
-            f"takes no option {', '.join(given)}: its interface is that of Transformer Engine {VERSION}",
-            "use a megatron-core that mindspeed supports",
+            f"does not support {', '.join(given)}: it follows the interface of Transformer Engine {VERSION}",
+            "use a megatron-core version that mindspeed supports",
         )
 
 
@@ -32,7 +32,7 @@ _UNSUPPORTED: Final = {
     "fp4": "multiplies in fp4",
     "tp_comm_overlap": "overlaps tensor-parallel collectives by user buffers",
     "symmetric_ar_type": "reduces through symmetric memory",
-    "init_model_with_meta_device": "makes its weights on the meta device",
+    "init_model_with_meta_device": "creates its weights on the meta device",
 }
 """Options of a configuration that the roles do not have, each with its meaning."""
 

@@ -59,7 +59,7 @@ class LinearRole(DelayedWeightGradients):
     def finish_init(self, quantization_config: Any) -> None:
         """Refuse a quantization of single layers, which nothing here has."""
         if quantization_config is not None:
-            refuse(type(self).__name__, "does not quantize", "remove the quantization of layers")
+            refuse(type(self).__name__, "does not support quantization", "remove the quantization of layers")
 
     def will_execute_quantized(self, is_context_quantized: bool) -> bool:
         """Return False: nothing is quantized."""
@@ -96,7 +96,11 @@ class TELinear(LinearRole, Linear):
     ) -> None:
         refuse_unknown("TELinear", newer | {"symmetric_ar_type": symmetric_ar_type})
         if parallel_mode != "duplicated":
-            refuse("TELinear", f"has no parallel_mode {parallel_mode!r}", "use TEColumnParallelLinear or TERowParallelLinear")
+            refuse(
+                "TELinear",
+                f"does not support parallel_mode {parallel_mode!r}",
+                "use TEColumnParallelLinear or TERowParallelLinear",
+            )
         refuse_layer(type(self).__name__, config, skip_weight_param_allocation=skip_weight_param_allocation)
         torch.nn.Module.__init__(self)
         device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()

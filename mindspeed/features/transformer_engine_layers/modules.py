@@ -1,4 +1,4 @@
-"""Module classes with the names of ``transformer_engine.pytorch``, which other packages ask for by isinstance."""
+"""Module classes with the names of ``transformer_engine.pytorch``, which other packages use with isinstance."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class _Role(TransformerEngineBaseModule):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         refuse(
             f"transformer_engine.pytorch.{type(self).__name__}",
-            "is not provided: only the layers that Megatron builds are",
+            "is not provided: mindspeed provides only the layers that Megatron builds",
             "build the layer through megatron.core.extensions.transformer_engine, or install Transformer Engine",
         )
 

@@ -60,7 +60,7 @@ class RoleNames:
         self._finished()
 
     def release(self) -> None:
-        """Give every module its own names back."""
+        """Restore the original names of every module."""
         sys.meta_path.remove(self._finder)
         for module, names in self._before.items():
             entries = vars(sys.modules[module]) if module in sys.modules else {}
@@ -132,7 +132,7 @@ class _RoleFinder(MetaPathFinder):
         return spec
 
     def run(self, loader: Any, module: ModuleType) -> None:
-        """Execute a module with its own loader."""
+        """Execute a module with its loader."""
         self._depth += 1
         try:
             if module.__name__.startswith("megatron.core"):

@@ -18,5 +18,5 @@ class TENorm:
             refuse("TENorm", "does not add the residual (fused_residual_rmsnorm)", "remove fused_residual_rmsnorm")
         kinds = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
         if config.normalization not in kinds:
-            refuse("TENorm", f"has no normalization {config.normalization}", "use LayerNorm or RMSNorm")
+            refuse("TENorm", f"does not support normalization {config.normalization}", "use LayerNorm or RMSNorm")
         return kinds[config.normalization](config, hidden_size, eps)

@@ -19,9 +19,9 @@ class TELayerNormColumnParallelLinear(ColumnRole, LayerNormLinear, ColumnParalle
     def __init__(self, input_size: int, output_size: int, **given: Any) -> None:
         config = given["config"]
         if given.get("is_expert"):
-            refuse("TELayerNormColumnParallelLinear", "is no layer of experts", "use TEColumnParallelLinear")
+            refuse("TELayerNormColumnParallelLinear", "does not support experts", "use TEColumnParallelLinear")
         if config.normalization not in ("LayerNorm", "RMSNorm"):
-            text = f"has no normalization {config.normalization}"
+            text = f"does not support normalization {config.normalization}"
             refuse("TELayerNormColumnParallelLinear", text, "use LayerNorm or RMSNorm")
         self.build_column("TELayerNormColumnParallelLinear", input_size, output_size, **given)
         self.normalization, self.eps = config.normalization, config.layernorm_epsilon

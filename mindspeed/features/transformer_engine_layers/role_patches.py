@@ -25,16 +25,16 @@ _ROLES: Final = {
 
 def role_patches() -> list[Patch]:
     """Return the patches that put each role in the place of Transformer Engine's."""
-    reason = "the role of Transformer Engine over Megatron's local layer"
+    reason = "provides Transformer Engine's class on top of Megatron's local layer"
     since = {"TEActivationOp": When(">=0.15")}
     patches: list[Patch] = [
         Set(f"{_EXTENSION}:{name}", Ref(f"{_HERE}.{module}:{name}"), reason, since.get(name), "build", optional=True)
         for module, names in _ROLES.items()
         for name in names.split()
     ]
-    rotary = "the name for the fused kernel, which the module of Transformer Engine lacks without it"
+    rotary = "provides the name of a fused kernel, which is missing without Transformer Engine"
     patches += [Set(f"{_ROTARY}:{name}", Ref(f"{_HERE}.fused:{name}"), rotary, optional=True) for name in _FUSED_ROTARY]
-    version = "specs and configurations ask for the version of Transformer Engine"
+    version = "reports a version of Transformer Engine, which specs and configurations read"
     patches += [
         Replace(f"megatron.core.utils:{name}", f"{_HERE}.functions:{name}", version, phase="build", optional=True)
         for name in ("get_te_version", "is_te_min_version")

@@ -1,4 +1,4 @@
-"""An importable ``transformer_engine`` where none is installed: a version, and types that isinstance can ask for."""
+"""An importable ``transformer_engine`` where none is installed: a version, and types for isinstance."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class EngineStandIn(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Make a module, whose further types raise MS338 when they are instantiated."""
-        return _Module(spec.name, "Stand-in of mindspeed for Transformer Engine, which is not installed.")
+        return _Module(spec.name, "Replacement of Transformer Engine, which is not installed, by mindspeed.")
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the types and the version into a module."""
@@ -100,7 +100,7 @@ class _Module(ModuleType):
         if f"{self.__name__}.{name}" in _CONTENT:
             return import_module(f"{self.__name__}.{name}")
         if not name[:1].isupper():
-            raise AttributeError(f"the stand-in of mindspeed for {self.__name__} has no {name}")
+            raise AttributeError(f"mindspeed's replacement of {self.__name__} has no attribute {name}")
         made = type(name, (), {"__module__": self.__name__, "__init__": _refused})
         setattr(self, name, made)
         return made
@@ -109,4 +109,6 @@ class _Module(ModuleType):
 def _refused(self: Any, *args: Any, **kwargs: Any) -> None:
     """Raise MS338 with the name of a type that is asked for and not provided."""
     name = f"{type(self).__module__}.{type(self).__name__}"
-    refuse(name, "is not provided: Transformer Engine is not installed", "install Transformer Engine, or do not use it")
+    refuse(
+        name, "is not available, because Transformer Engine is not installed", "install Transformer Engine, or remove its use"
+    )

@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
 
 _LAYERS = "mindspeed.features.ulysses_attention.layers"
-_REASON = "each rank holds one contiguous part of the sequence, not an early and a late one"
+_REASON = "each rank holds one contiguous chunk of the sequence, not an early and a late chunk"
 
 
 class UlyssesAttentionArgs(KeepArgs):
     keep: Literal["none", "half", "full"] = Field(
         "none",
-        description="what backward keeps as before the all-to-all, and exchanges again: nothing, keys, keys and values",
+        description="What to keep for backward instead of exchanging it again: none, half (keys) or full (keys and values)",
     )
     kv_allgather: bool = Field(
-        False, description="gather the keys and values of a single key head instead of sending a copy to each rank"
+        False, description="Gather the keys and values of a single key head instead of sending a copy to each rank"
     )
 
 
@@ -60,13 +60,13 @@ def _keeps(args: UlyssesAttentionArgs, world: World) -> bool:
 
 
 @condition(
-    "keep {args.keep} saves nothing: the {world.num_query_groups} key heads are a multiple of "
-    "cp x tp = {world.cp} x {world.tp} ranks, so none is sent twice",
+    "keep={args.keep} has no effect: the {world.num_query_groups} key heads are a multiple of cp x tp = {world.cp} x "
+    "{world.tp}, so no head is sent twice",
     fix=(GiveSetting("keep", "none"),),
     when=_keeps,
 )
 def key_heads_are_sent_twice(args: UlyssesAttentionArgs, world: World) -> bool:
-    """Check that a key head goes to several ranks, which alone makes keeping save memory."""
+    """Check that a key head is sent to several ranks; otherwise keeping it saves no memory."""
     return bool(world.num_query_groups // world.tp % world.cp != 0)
 
 
@@ -77,7 +77,7 @@ def _gathers(args: UlyssesAttentionArgs, world: World) -> bool:
 
 @condition(
     "kv_allgather gathers a single key head, but tp={world.tp} ranks share {world.num_query_groups} key heads",
-    fix=(GiveSetting("kv_allgather", False), Advice("use kv-allgather-cp, which gathers any number")),
+    fix=(GiveSetting("kv_allgather", False), Advice("use kv-allgather-cp, which gathers any number of key heads")),
     when=_gathers,
 )
 def one_key_head_is_gathered(args: UlyssesAttentionArgs, world: World) -> bool:
@@ -99,7 +99,8 @@ def own_instead_of_fetched(a: Attention, world: World, keep: Keep) -> int:
 class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
     """Exchange tokens for heads around attention.
 
-    An all-to-all comes before and after. In between every rank has the whole sequence for some of the heads.
+    An all-to-all before attention gives every rank the whole sequence for some of the heads. Another all-to-all after
+    attention restores the split sequence.
     """
 
     spec = FeatureSpec(
@@ -116,7 +117,7 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
             one_key_head_is_gathered,
         ),
         megatron_flags=(MegatronFlag("cp_comm_type", switch="on", values=("a2a",), size="cp"),),
-        numerics=Numerics.reordered(reason="gradients of weights are sums of shares of the sequence"),
+        numerics=Numerics.reordered(reason="each rank sums weight gradients over its share of the sequence"),
     )
 
     def core_attention(self) -> type[CoreAttention]:

@@ -37,12 +37,12 @@ class UlyssesCoreAttention(CoreAttention):
 
 @batch_slicer
 def share_of_batch(batch: dict[str, Any], cp_group: Any) -> dict[str, Any]:
-    """Stands for Megatron's slicing of a batch. An attention mask stays whole, for attention sees all queries."""
+    """Replaces Megatron's slicing of a batch. An attention mask is kept whole, because attention processes all queries."""
     return batch_share(batch, cp_group, contiguous, lambda mask: mask)
 
 
 def share_of_table(pos_emb: Tensor, seq_dim: int, cp_group: Any) -> Tensor:
-    """Stands for Megatron's slicing of a position table."""
+    """Replaces Megatron's slicing of a position table."""
     return table_share(pos_emb, seq_dim, cp_group, contiguous)
 
 

@@ -30,8 +30,8 @@ _REMOVE = RemoveFeature()
 
 
 class VirtualPipelineArgs(FeatureArgs):
-    size: int = Field(1, ge=1, description="model chunks per stage")
-    overlap_p2p: bool = Field(True, description="send and receive behind the computation of another chunk")
+    size: int = Field(1, ge=1, description="Number of model chunks per pipeline stage")
+    overlap_p2p: bool = Field(True, description="Overlap sends and receives with the computation of another chunk")
 
 
 @condition(
@@ -43,7 +43,7 @@ def stages_have_chunks(args: VirtualPipelineArgs, world: World) -> bool:
 
 
 def _waits_for_messages(args: VirtualPipelineArgs, world: World) -> bool:
-    """Return whether stages compute nothing while they send and receive."""
+    """Return whether overlap_p2p is off."""
     return not args.overlap_p2p
 
 
@@ -60,7 +60,7 @@ def two_stages_overlap(args: VirtualPipelineArgs, world: World) -> bool:
 @condition(
     "{layers} layers are not divisible by pp x vpp = {stages} x {args.size} model chunks",
     fix=(
-        Together((GiveField("pp"), GiveField("vpp", note="their product divides {world.num_layers}"))),
+        Together((GiveField("pp"), GiveField("vpp", note="their product must divide {world.num_layers}"))),
         AddFeature("noop-layers"),
     ),
     values=shares,
@@ -76,7 +76,9 @@ def chunks_share_layers(args: VirtualPipelineArgs, world: World) -> bool:
 def _group(args: VirtualPipelineArgs, world: World) -> Mapping[str, str]:
     """Return what micro-batches are taken in groups of."""
     group = world.micro_batch_group
-    return {"group": f"groups of {group}, each of at least pp={world.pp}" if group else f"{world.pp} pipeline stages"}
+    return {
+        "group": f"the group size {group}, which must be at least pp={world.pp}" if group else f"{world.pp} pipeline stages"
+    }
 
 
 @condition(
@@ -98,7 +100,7 @@ def micro_batches_fill_stages(args: VirtualPipelineArgs, world: World) -> bool:
 class VirtualPipeline(Feature[VirtualPipelineArgs]):
     """Interleave model chunks for smaller bubbles.
 
-    The idle time of the pipeline is divided by the number of chunks of a stage.
+    The idle time of the pipeline is divided by the number of model chunks per stage.
     """
 
     spec = FeatureSpec(
@@ -107,7 +109,7 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
         level=0,
         sizes={"vpp": "size"},
         constraints=(
-            Requires("pipeline-parallel", reason="it interleaves the chunks of its stages"),
+            Requires("pipeline-parallel", reason="virtual-pipeline interleaves the model chunks of pipeline stages"),
             stages_have_chunks,
             has_stages,
             two_stages_overlap,

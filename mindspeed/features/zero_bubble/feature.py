@@ -25,8 +25,8 @@ from mindspeed.plugins import (
 class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
     """Simulate and run the fastest pipeline schedule.
 
-    Costs and memory are given, and weight gradients are deferred. A simulator judges the lags of weight gradients that
-    fill the idle time of every rank, before the schedule runs.
+    Weight gradients are deferred into pipeline bubbles. Before the run, a simulator compares delays of weight gradients for
+    the given costs and memory limit, and chooses the fastest.
     """
 
     spec = FeatureSpec(
@@ -34,7 +34,9 @@ class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
         category=Category.PARALLEL,
         slots={Slot.PIPELINE_SCHEDULE, Slot.LINEAR},
         constraints=CONSTRAINTS,
-        numerics=Numerics.reordered(reason="only placement v, whose ranks draw other random numbers; loop has Megatron's bits"),
+        numerics=Numerics.reordered(
+            reason="placement=v draws different random numbers per rank; placement=loop is bitwise identical to Megatron"
+        ),
         state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
         verify_with=VerifyWith(world={"pp": 2}),
     )

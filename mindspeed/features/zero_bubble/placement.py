@@ -9,13 +9,15 @@ from mindspeed.plugins import GiveField, GiveSetting, When, World, Wrap, conditi
 
 _HERE: Final = "mindspeed.features.zero_bubble.v_placement"
 _LOOP: Final = GiveSetting("placement", "loop")
-TIED: Final = "placement v has the embedding and the output layer in two chunks of one rank, where Megatron does not tie them"
+TIED: Final = (
+    "placement=v puts the embedding and the output layer in two chunks of one rank, where Megatron does not tie their weights"
+)
 UNTIE: Final = GiveField("tied_embeddings", False)
 """Reason and fix for tied embeddings, refused in a plan and, where the plan does not know them, in the built model."""
 _BY_CHUNK: Final = ">=0.14,<0.19"
 """Releases of Megatron that ask for stages where the wraps of a V answer: by chunk, and no loss by stage."""
 _UNEVEN: Final = {
-    "pipeline_layout": "deals layers out by a layout",
+    "pipeline_layout": "assigns layers to stages by a layout",
     "first_stage_layers": "gives the first stage {} layers",
     "last_stage_layers": "gives the last stage {} layers",
     "embedding_is_layer": "counts the embedding as a layer",
@@ -24,7 +26,7 @@ _UNEVEN: Final = {
 
 
 def _is_v(args: Any, world: World) -> bool:
-    """Return whether stages are placed as a V."""
+    """Return whether placement is v."""
     return bool(args.placement == "v")
 
 
@@ -36,14 +38,14 @@ def _uneven(args: Any, world: World) -> Mapping[str, str]:
     return {"uneven": " and ".join(texts)}
 
 
-@condition("placement v needs equal stages, but the job {uneven}", fix=(_LOOP,), when=_is_v, values=_uneven)
+@condition("placement=v needs equal stages, but the job {uneven}", fix=(_LOOP,), when=_is_v, values=_uneven)
 def stages_are_equal(args: Any, world: World) -> bool:
     """Check that stages have equal numbers of layers."""
     return not world.layer_split and not any(world.is_set(field) for field in _UNEVEN)
 
 
 @condition(
-    "placement v needs two model chunks on each rank, but vpp is {world.vpp}", fix=(GiveField("vpp", 2), _LOOP), when=_is_v
+    "placement=v needs two model chunks on each rank, but vpp is {world.vpp}", fix=(GiveField("vpp", 2), _LOOP), when=_is_v
 )
 def ranks_have_two_chunks(args: Any, world: World) -> bool:
     """Check that each rank has two model chunks."""
@@ -57,7 +59,7 @@ def embeddings_are_untied(args: Any, world: World) -> bool:
 
 
 @condition(
-    "placement v has no stage for the {world.mtp_num_layers} layers of multi-token prediction",
+    "placement=v has no stage for the {world.mtp_num_layers} layers of multi-token prediction",
     fix=(GiveField("mtp_num_layers", 0), _LOOP),
     when=_is_v,
 )
@@ -66,7 +68,7 @@ def has_no_token_prediction(args: Any, world: World) -> bool:
     return bool(world.mtp_num_layers == 0)
 
 
-@condition("placement v supports Megatron 0.14 to 0.18, and this is {world.megatron}", fix=(_LOOP,), when=_is_v)
+@condition("placement=v supports Megatron 0.14 to 0.18, but the version is {world.megatron}", fix=(_LOOP,), when=_is_v)
 def megatron_asks_by_chunk(args: Any, world: World) -> bool:
     """Check that this release of Megatron finds the stages of a V."""
     from packaging.specifiers import SpecifierSet
@@ -78,14 +80,14 @@ V_PLACEMENT: Final = (
     Wrap(
         "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
         f"{_HERE}:with_untied_weights",
-        reason="a model whose embedding is the output layer too is refused before its ranks wait for one another",
+        reason="refuses a model with tied embedding and output layer before its ranks wait for each other",
         phase="build",
         optional=True,
     ),
     Wrap(
         "megatron.core.transformer.transformer_layer:get_transformer_layer_offset",
         f"{_HERE}:with_v_offset",
-        reason="the second chunk of rank r holds the stage that is r before the last one",
+        reason="gives the second chunk of rank r the layers of stage r counted from the end",
         phase="build",
     ),
     Wrap(
@@ -98,7 +100,7 @@ V_PLACEMENT: Final = (
     Wrap(
         "megatron.core.pipeline_parallel.utils:is_pp_last_stage",
         f"{_HERE}:with_v_last_rank",
-        reason="the last stage is on rank 0, whose chunk Megatron asks for beside",
+        reason="the last stage is on rank 0, where Megatron looks for its chunk separately",
         phase="build",
         optional=True,
     ),
@@ -106,7 +108,7 @@ V_PLACEMENT: Final = (
         Wrap(
             f"{module}:get_batch_on_this_tp_rank",
             f"{_HERE}:with_whole_batch",
-            reason="the ranks of the first stage hold the last one too, and need labels",
+            reason="the ranks of the first stage also hold the last stage and need labels",
             when=When(megatron=versions),
             optional=True,
         )

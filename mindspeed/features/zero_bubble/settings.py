@@ -28,23 +28,29 @@ from mindspeed.plugins import (
 
 class ZeroBubbleArgs(ScheduleArgs):
     placement: Placement = Field(
-        "loop", description="stages on ranks: loop as Megatron has them; v, two on each rank, with the activations of 1F1B"
+        "loop",
+        description="Placement of stages on ranks: loop = as Megatron; v = two stages per rank, with the "
+        "activation memory of 1F1B",
     )
     costs: tuple[float, float, float, float] | Literal["measured"] = Field(
         (1.0, 1.0, 1.0, 1.0),
-        description="durations of forward, input gradient, weight gradient and recompute of a model chunk; measured: in the "
-        "second and third step",
+        description="Relative durations of forward, input gradient, weight gradient and recompute of a model chunk; "
+        "measured = measured in steps 2 and 3",
     )
-    hop: float = Field(0.0, ge=0, description="duration of a message between two ranks, in the unit of costs, measured: in ms")
+    hop: float = Field(
+        0.0, ge=0, description="Duration of a message between two ranks, in the unit of costs (ms if costs=measured)"
+    )
     recompute: Literal["none", "all", "least"] = Field(
-        "none", description="whole layers: none, every one ahead of its gradient, or as few as the limit allows"
+        "none",
+        description="Whole layers to recompute: none, all (ahead of their gradients), or least (as few as the limit allows)",
     )
     limit: int | None = Field(
         None,
         ge=1,
-        description="activation sets of a chunk and a micro-batch that a rank may keep; with least pp x vpp if not given",
+        description="Maximum number of activation sets (one per model chunk and micro-batch) that a rank keeps (default "
+        "with least: pp x vpp)",
     )
-    output_layer: bool = Field(False, description="the weight gradient of the output layer waits too")
+    output_layer: bool = Field(False, description="Also defer the weight gradient of the output layer")
 
     @field_validator("costs")
     @classmethod
@@ -105,7 +111,7 @@ def _least_kept(args: ZeroBubbleArgs, world: World) -> Mapping[str, int]:
 
 
 @condition(
-    "no schedule keeps within {args.limit} activation sets; the least possible limit is {least}",
+    "no schedule fits within {args.limit} activation sets; the minimum limit is {least}",
     fix=(GiveSetting("limit", "{least}"), GiveSetting("recompute", "least")),
     when=_has_limit,
     values=_least_kept,
@@ -126,7 +132,7 @@ def _least_deferred(args: ZeroBubbleArgs, world: World) -> Mapping[str, int]:
 
 
 @condition(
-    "{least} activation sets are needed until weight gradients are computed, but recompute-in-bubble.limit is {other.limit}",
+    "deferred weight gradients need {least} activation sets, but recompute-in-bubble.limit is {other.limit}",
     fix=(GiveSetting("recompute-in-bubble.limit", "{least}"),),
     of="recompute-in-bubble",
     when=_keeps_all_sets,
@@ -138,9 +144,9 @@ def limit_keeps_deferred_sets(args: ZeroBubbleArgs, world: World, other: Any) ->
 
 
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
-    Requires("pipeline-parallel", reason="it fills the idle time of its stages"),
+    Requires("pipeline-parallel", reason="zero-bubble fills pipeline bubbles"),
     *KEEPS_PASSES,
-    Conflicts(Slot.RECOMPUTE_POLICY, reason="zero-bubble.recompute recomputes itself", when=_recomputes),
+    Conflicts(Slot.RECOMPUTE_POLICY, reason="zero-bubble.recompute already recomputes activations", when=_recomputes),
     limit_can_be_kept,
     limit_keeps_deferred_sets,
     *V_CONDITIONS,

@@ -46,7 +46,8 @@ def with_v_last_stage(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_v_last_rank(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``is_pp_last_stage(pp_group)``, which Megatron asks beside the chunk: the last stage is on the first rank."""
+    """Wrap ``is_pp_last_stage(pp_group)``, which Megatron calls in addition to the chunk: the last stage is on the first
+    rank."""
 
     @functools.wraps(original)
     def is_last_rank(pp_group: Any) -> bool:

@@ -55,13 +55,13 @@ class MegatronFixes(Feature[FeatureArgs]):
             Set(
                 "megatron.core.transformer.multi_latent_attention:HAVE_TE",
                 Ref(f"{_HERE}.layers:HAVE_ENGINE"),
-                "the names of Transformer Engine's layers are there without it, as mocks that are no types",
+                "replaces mocks of Transformer Engine's classes by types, where it is not installed",
                 when=When("<0.17"),
                 phase="setup",
                 optional=True,
             )
         )
-        without = "numpy 2 has no product"
+        without = "adds numpy.product, which numpy 2 has removed"
         patches += [
             Wrap(row["target"], f"{_HERE}.{row['by']}", without, when=When("<0.16"), phase="checkpoint")
             for row in TABLES["products"]
@@ -70,7 +70,7 @@ class MegatronFixes(Feature[FeatureArgs]):
             Wrap(
                 "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
                 f"{_HERE}.layers:made_on_host",
-                "it opens torch.device with the number of the device, which no torch without an accelerator can make",
+                "accepts torch.device with a device number, which torch without an accelerator refuses",
                 when=When(platform="cpu"),
             )
         )

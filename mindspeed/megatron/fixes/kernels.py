@@ -23,7 +23,7 @@ _TRITON: Final = "triton"
 
 @wrapper
 def import_without_triton(find_spec: Function, cls: Any, fullname: str, *args: Any, **kwargs: Any) -> ModuleSpec | None:
-    """``PathFinder.find_spec``: where Triton is not installed, a module of `UNGUARDED` runs beside a stand-in for it.
+    """``PathFinder.find_spec``: where Triton is not installed, a module of `UNGUARDED` runs with a replacement for it.
 
     The stand-in can be imported by that one module only, so everyone else still learns that there is no Triton.
     """
@@ -76,8 +76,8 @@ class AbsentKernel:
 
     def __getitem__(self, grid: Any) -> Any:
         options = "batch_invariant_mode, paged stash, Mamba inference"
-        fix = f"pip install triton, or do without the Megatron option that calls it ({options})"
-        text = f"{self.name} is a Triton kernel, and Triton is not installed here"
+        fix = f"pip install triton, or remove the Megatron option that needs it ({options})"
+        text = f"{self.name} is a Triton kernel, but Triton is not installed"
         raise PlatformError([Problem("MS501", text, fix=advice(fix))])
 
 

@@ -22,7 +22,7 @@ def local_coordinates(original: Function, self: Any) -> Any:
     if _IS_1:
         return original(self)
     if self.flattened_range is None:
-        raise CheckpointingException(f"{self.key} has no flattened range whose coordinates could be given")
+        raise CheckpointingException(f"{self.key} has no flattened range, so its coordinates are undefined")
     return np.unravel_index(np.arange(math.prod(self.local_shape))[self.flattened_range], self.local_shape)
 
 

@@ -55,7 +55,7 @@ def leave_step(get_states: Function, self: Any, model_param: Any) -> dict[str, A
 
 @wrapper
 def own_steps(load_state_dict: Function, self: Any, state_dict: Any) -> None:
-    """``DistributedOptimizer.load_state_dict``: every parameter counts its own steps.
+    """``DistributedOptimizer.load_state_dict``: every parameter counts its steps separately.
 
     Megatron gives all of them one tensor, to which torch's Adam would add one for each parameter.
     """
@@ -67,7 +67,7 @@ def own_steps(load_state_dict: Function, self: Any, state_dict: Any) -> None:
 
 @wrapper
 def keep_step(set_states: Function, self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
-    """``DistributedOptimizer._set_main_param_and_optimizer_states``: the step stays, as no parameter saves it."""
+    """``DistributedOptimizer._set_main_param_and_optimizer_states``: the step is kept, as no parameter saves it."""
     group, order = self.model_param_group_index_map[model_param]
     state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
     step = {"step": state["step"]} if "step" in state and not distrib_optimizer.HAVE_APEX_OR_TE else {}

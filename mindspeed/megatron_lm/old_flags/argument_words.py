@@ -55,7 +55,7 @@ class ArgumentWords:
         return whole_number(value) if value is not None else None
 
     def take(self, flag: str, count: Count) -> list[str] | None:
-        """Remove an option with its values wherever it stands, and return its last values; None where it is not there."""
+        """Remove every occurrence of an option with its values, and return its last values; None if it is missing."""
         return self.replace(flag, count, [])
 
     def replace(self, flag: str, count: Count, by: Sequence[str]) -> list[str] | None:

@@ -1,4 +1,4 @@
-"""Arguments of Megatron for experts to which MindSpeed gives a value or a meaning of its own."""
+"""Arguments of Megatron for experts to which MindSpeed gives a different value or meaning."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _FULL_PRECISION: Final = (
 
 
 def without_unserved(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out old flags that do not serve the precision of a command, whose run computes the same without them."""
+    """Skip old flags that do not support the precision of a command, whose run computes the same without them."""
     low = next((flag for flag in _LOW_PRECISION if made.value(flag)), None)
     if low is None or not (left := [dest for dest in _FULL_PRECISION if values.get(dest)]):
         return dict(values)
     flags = [f"--{dest.replace('_', '-')}" for dest in left]
-    reason = f"nothing here serves {low} that way, and Megatron's own experts compute the same"
+    reason = f"mindspeed has no feature for {low}; Megatron's experts compute the same result"
     text = f"{', '.join(flags)} {'is' if len(left) == 1 else 'are'} left out: {reason}"
     made.left_out.append(problem_of_flags("MS113", text, flags, DropOption(", ".join(flags))))
     return {dest: value for dest, value in values.items() if dest not in left}
@@ -40,10 +40,12 @@ def in_new_meaning(made: ArgumentWords, extends: bool) -> None:
     """
     if made.value(DISPATCHER) == "alltoall_seq":
         made.change(DISPATCHER, "alltoall")
-        made.notes.append(f"{DISPATCHER} alltoall_seq means alltoall, the only all-to-all dispatcher since Megatron 0.14")
+        made.notes.append(
+            f"{DISPATCHER} alltoall_seq is replaced by alltoall, the only all-to-all dispatcher since Megatron 0.14"
+        )
     ranks, tensor_ranks = made.number(EXPERTS), made.number(TENSOR)
     if extends and ranks is not None and tensor_ranks is not None:
         total = ranks * tensor_ranks
         made.change(EXPERTS, str(total))
-        text = f"{EXPERTS} {ranks} with --moe-tp-extend-ep means {total} ranks with experts, {ranks} x tp {tensor_ranks}"
+        text = f"{EXPERTS} {ranks} with --moe-tp-extend-ep is {total} ranks with experts, {ranks} x tp {tensor_ranks}"
         made.notes.append(text)

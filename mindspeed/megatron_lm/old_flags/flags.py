@@ -1,4 +1,4 @@
-"""Old MindSpeed flags: which feature each switches on, and which setting it gives, as ``flags.yaml`` says. Read without torch.
+"""Old MindSpeed flags: which feature each switches on, and which setting it gives, from ``flags.yaml``. Read without torch.
 
 Flags that Megatron itself has are not in the table: they are read from Megatron's parser.
 """
@@ -21,7 +21,7 @@ from mindspeed.plugins.fixes import Advice, DropOption
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.tables import fields_of, table_beside
 
-SOURCE: Final = "old MindSpeed flag"
+SOURCE: Final = "old flag of MindSpeed"
 """Source of values in a plan that came from an old flag."""
 
 _TENSOR, _PIPELINE, _CONTEXT = (f"{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "context"))
@@ -77,7 +77,7 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
     fallbacks = []
     if made.words != list(argv) and sizes[_CONTEXT] > 1 and not has_algorithm:
         name, feature = next(iter(BY_FLAG["--context-parallel-algo"].choices.items()))
-        fallbacks = [(feature, f"MindSpeed's --context-parallel-algo is {name} where it is not given")]
+        fallbacks = [(feature, f"MindSpeed uses {name} when --context-parallel-algo is not given")]
     all_problems = (*problems, *missing, *made.problems)
     return OldFlags(layer, tuple(made.words), tuple(made.notes), all_problems, tuple(made.left_out), tuple(fallbacks))
 
@@ -93,20 +93,20 @@ def request_of(values: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, dict
         feature = old.feature_for(value, values) if old is not None and old.says_something(value) else ""
         if old is None or not feature:
             if old is not None and old.chooser and old.says_something(value) and value not in old.off:
-                notes[dest] = f"{old.flag} means nothing with this {old.chooser}"
+                notes[dest] = f"{old.flag} has no effect with this {old.chooser}"
             continue
         if old.size and values.get(old.size) == 1:
-            notes[dest] = f"{old.flag} does nothing with --{old.size.replace('_', '-')} 1"
+            notes[dest] = f"{old.flag} has no effect with --{old.size.replace('_', '-')} 1"
             continue
         needed = _NEEDED.get((old.flag, str(value)))
         if needed is not None and values.get(BY_FLAG[needed].dest) is None:
             text = f"{old.flag} {value} needs {needed}"
-            problems.append(problem_of_flags("MS301", text, [old.flag], Advice(f"give {needed} 2 or more"), (feature,)))
+            problems.append(problem_of_flags("MS301", text, [old.flag], Advice(f"set {needed} to 2 or more"), (feature,)))
         if old.noop_reason:
             notes[dest] = f"{old.flag} is not needed: {old.noop_reason}"
             continue
         if feature not in catalog.usable:
-            text = f"{old.flag} stands for the feature {feature}, which this version of mindspeed does not have yet"
+            text = f"{old.flag} maps to the feature {feature}, which this version of mindspeed does not have yet"
             problems.append(problem_of_flags("MS111", text, [old.flag], DropOption(old.flag), (feature,)))
             continue
         spelling = old.new_spelling(feature, value)
@@ -171,7 +171,7 @@ def _converted(old: OldFlag, text: str | None) -> tuple[Any, Problem | None]:
 
 
 def flags_of(feature: str) -> list[str]:
-    """Old flags that stand for a feature."""
+    """Old flags that map to a feature."""
     return [old.flag for old in OLD_FLAGS if feature in old.features]
 
 

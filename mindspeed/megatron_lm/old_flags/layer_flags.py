@@ -29,22 +29,24 @@ def without_empty_layers(made: ArgumentWords, places: str) -> None:
     layers = total - len(set(places.split(",")))
     made.take("--num-layers", 1)
     made.put("--num-layers", str(layers))
-    made.notes.append(f"--num-layers {total} counts the empty places {places} of --noop-layers: the model has {layers} layers")
+    made.notes.append(
+        f"--num-layers {total} includes the no-op positions {places} of --noop-layers: the model has {layers} layers"
+    )
     per_chunk = made.number("--num-layers-per-virtual-pipeline-stage")
     if per_chunk:
         made.take("--num-layers-per-virtual-pipeline-stage", 1)
         words = ["--num-virtual-stages-per-pipeline-rank", str(total // stages // per_chunk)]
         made.put(*words)
-        made.notes.append(f"--num-layers-per-virtual-pipeline-stage {per_chunk} counts them too: it is {' '.join(words)}")
+        made.notes.append(f"--num-layers-per-virtual-pipeline-stage {per_chunk} includes them too: it is {' '.join(words)}")
 
 
 def without_second_policy(made: ArgumentWords, values: Mapping[str, Any]) -> None:
-    """Let a feature that decides when layers are recomputed replace Megatron's arguments, which MindSpeed gives beside it."""
+    """Let a feature that decides when layers are recomputed replace Megatron's arguments, which MindSpeed gives in addition."""
     flag = next((flag for dest, flag in _POLICIES.items() if values.get(dest)), None)
     if flag is None or (made.number("--pipeline-model-parallel-size") or 1) == 1:
         return
     if taken := [name for name, count in _TAKEN.items() if made.take(name, count) is not None]:
-        made.notes.append(f"{flag} takes the place of {', '.join(taken)}: it recomputes every layer")
+        made.notes.append(f"{flag} replaces {', '.join(taken)}: it recomputes every layer")
 
 
 def within_a_chunk(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,5 +60,5 @@ def within_a_chunk(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str, 
         count = values.get(dest)
         if chunk is not None and isinstance(count, int) and count > chunk:
             kept.pop(dest)
-            made.notes.append(f"--{dest.replace('_', '-')} {count} is all of the {chunk} layers of a model chunk")
+            made.notes.append(f"--{dest.replace('_', '-')} {count} covers all {chunk} layers of a model chunk")
     return kept

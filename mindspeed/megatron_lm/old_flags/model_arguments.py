@@ -52,7 +52,7 @@ def _tokenizer(made: ArgumentWords) -> None:
     fast = "--tokenizer-hf-use-fast"
     words = [fast] if fast in made.known and not made.has("--tokenizer-not-use-fast") and not made.has(fast) else []
     made.replace("--tokenizer-type", 1, ["--tokenizer-type", "HuggingFaceTokenizer", *words])
-    made.notes.append(f"--tokenizer-type PretrainedFromHF is Megatron's {' '.join(['HuggingFaceTokenizer', *words])}")
+    made.notes.append(f"--tokenizer-type PretrainedFromHF maps to Megatron's {' '.join(['HuggingFaceTokenizer', *words])}")
 
 
 def _layer_spec(made: ArgumentWords) -> None:
@@ -73,7 +73,7 @@ def _dense_layers(made: ArgumentWords) -> None:
         return
     count = _whole(taken)
     if count is None:
-        says = f" is {' '.join(taken) or 'empty'}, no whole number"
+        says = f" is {' '.join(taken) or 'empty'}, not a whole number"
         _problem(made, "--first-k-dense-replace", says, Advice("give a whole number"))
         return
     dense, layers, every = max(0, count), made.number("--num-layers"), made.number("--moe-layer-freq") or 1
@@ -85,7 +85,7 @@ def _dense_layers(made: ArgumentWords) -> None:
     made.take("--moe-layer-freq", 1)
     if made.has("--num-experts"):
         made.put("--moe-layer-freq", pattern)
-        made.notes.append(f"--first-k-dense-replace {dense} is Megatron's --moe-layer-freq '{pattern}'")
+        made.notes.append(f"--first-k-dense-replace {dense} maps to Megatron's --moe-layer-freq '{pattern}'")
 
 
 _LOSS: Final = "--moe-router-load-balancing-type"
@@ -108,14 +108,14 @@ def _router(made: ArgumentWords) -> None:
         if kind == "aux_loss":
             made.take(_LOSS, 1)
             made.put(_LOSS, "seq_aux_loss")
-            made.notes.append(f"--seq-aux is Megatron's {_LOSS} seq_aux_loss")
+            made.notes.append(f"--seq-aux maps to Megatron's {_LOSS} seq_aux_loss")
         else:
-            made.notes.append(f"--seq-aux changes nothing with {kind}")
+            made.notes.append(f"--seq-aux has no effect with {kind}")
     if made.take("--norm-topk-prob", 0) is not None:
         if made.value("--moe-router-score-function") != "sigmoid" and made.take("--moe-router-pre-softmax", 0) is not None:
-            made.notes.append("--norm-topk-prob is Megatron's router without --moe-router-pre-softmax, which is removed")
+            made.notes.append("--norm-topk-prob maps to Megatron's router without --moe-router-pre-softmax, which is removed")
         else:
-            made.notes.append("--norm-topk-prob is not needed: Megatron's router normalizes the weights of the top k")
+            made.notes.append("--norm-topk-prob is not needed: Megatron's router normalizes the weights of the top k experts")
 
 
 _LIMITS: Final = ("--moe-router-num-groups", "--n-group", "--moe-router-group-topk", "--topk-group")
@@ -129,8 +129,8 @@ def _one_softmax(made: ArgumentWords) -> None:
         made.put("--moe-router-pre-softmax")
     idle = [flag for flag in (*_LIMITS, *_SCALES) if made.take(flag, 1) is not None]
     idle += [flag for flag in ("--seq-aux", "--norm-topk-prob") if made.take(flag, 0) is not None]
-    text = "--moe-router-load-balancing-type pai_megatron_aux_loss is Megatron's aux_loss with --moe-router-pre-softmax"
-    made.notes.append(text + (f"; it does not read {', '.join(idle)}" if idle else ""))
+    text = "--moe-router-load-balancing-type pai_megatron_aux_loss maps to Megatron's aux_loss with --moe-router-pre-softmax"
+    made.notes.append(text + (f"; it ignores {', '.join(idle)}" if idle else ""))
 
 
 _ROPE_FLAGS: Final = {
@@ -165,22 +165,22 @@ def _rotary(made: ArgumentWords) -> None:
         for old, new in {**_ROPE_FLAGS, **_ROPE_FIELDS, "--rope-scaling-factor": "--rotary-scaling-factor"}.items():
             made.replace(old, 1, [new, "VALUE"])
         made.notes.append(
-            "--rope-scaling-type yarn is Megatron's --rope-type yarn, with --rotary-scaling-factor, --mscale, "
+            "--rope-scaling-type yarn maps to Megatron's --rope-type yarn, with --rotary-scaling-factor, --mscale, "
             "--original-max-position-embeddings, --beta-fast and --beta-slow"
         )
     elif kind == "llama3":
         made.put("--use-rope-scaling")
-        made.notes.append("--rope-scaling-type llama3 is Megatron's --use-rope-scaling")
+        made.notes.append("--rope-scaling-type llama3 maps to Megatron's --use-rope-scaling")
     elif kind == "linear":
         factor = _number(made.take("--rope-scaling-factor", 1) or ["1"])
         if factor is None or factor != int(factor):
-            says = " of --rope-scaling-type linear is no whole number"
+            says = " of --rope-scaling-type linear is not a whole number"
             _problem(made, "--rope-scaling-factor", says, Advice("give a whole number"))
             return
         made.put("--rotary-seq-len-interpolation-factor", str(int(factor)))
-        made.notes.append("--rope-scaling-type linear is Megatron's --rotary-seq-len-interpolation-factor")
+        made.notes.append("--rope-scaling-type linear maps to Megatron's --rotary-seq-len-interpolation-factor")
     elif kind:
-        only = ": Megatron-LM scales so with --multi-latent-attention alone" if kind == "yarn" else ""
+        only = ": Megatron-LM supports this scaling only with --multi-latent-attention" if kind == "yarn" else ""
         flag = "--rope-scaling-type"
         _problem(made, flag, f" {kind} has no equivalent{only}", OTHER_PROGRAM, DropOption(flag))
     for flags, fixed in _ROPE_VALUES.get(kind, {}).items():
@@ -188,11 +188,11 @@ def _rotary(made: ArgumentWords) -> None:
             value = made.take(flag, 1)
             if value is not None and _number(value) != fixed:
                 given = " ".join(value) or "empty"
-                text = f" is {given}, and Megatron-LM, which has no argument for it, computes with {fixed}"
+                text = f" is {given}, but Megatron-LM has no argument for it and uses {fixed}"
                 _problem(made, flag, text, DropOption(flag), OTHER_PROGRAM)
     rest = [flag for flag in (*_ROPE_FLAGS, *_ROPE_OTHERS) if flag not in made.known and made.take(flag, 1) is not None]
     if rest and not kind:
-        made.notes.append(f"{', '.join(rest)} means nothing without --rope-scaling-type")
+        made.notes.append(f"{', '.join(rest)} has no effect without --rope-scaling-type")
 
 
 def _stages(made: ArgumentWords) -> None:
@@ -203,13 +203,13 @@ def _stages(made: ArgumentWords) -> None:
         return
     layers = _layers_of_stages(taken[0])
     if layers is None:
-        _problem(made, flag, f" is {taken[0]!r}, no list of numbers of layers", Advice(f"give {flag} 4,4,3"))
+        _problem(made, flag, f" is {taken[0]!r}, not a list of layer counts", Advice(f"give {flag} 4,4,3"))
         return
     made.take("--num-layers-per-virtual-pipeline-stage", 1)
     chunks = ["t" * count for count in layers]
     layout = "|".join(["E" + chunks[0], *chunks[1:]]) + "m" * (made.number("--mtp-num-layers") or 0) + "L"
     made.put("--pipeline-model-parallel-layout", layout)
-    made.notes.append(f"{flag} {taken[0]} is Megatron's --pipeline-model-parallel-layout, with a letter for each layer")
+    made.notes.append(f"{flag} {taken[0]} maps to Megatron's --pipeline-model-parallel-layout, with one letter per layer")
 
 
 def _layers_of_stages(text: str) -> list[int] | None:
@@ -238,17 +238,17 @@ def _recompute_per_rank(made: ArgumentWords) -> None:
         return
     each = -(-count // chunks)
     made.replace("--recompute-num-layers", 1, ["--recompute-num-layers", str(each)])
-    made.notes.append(f"{flag}: {count} recomputed layers of a rank are {each} in each of its {chunks} chunks")
+    made.notes.append(f"{flag}: {count} recomputed layers per rank are {each} in each of its {chunks} chunks")
 
 
 def _converted_weights(made: ArgumentWords) -> None:
     flag = "--enable-hf2mg-convert"
     if made.take(flag, 0) is None:
         return
-    text = f"{flag} is left out: weights of Hugging Face must be converted before the run"
+    text = f"{flag} is skipped: convert weights of Hugging Face before the run"
     if made.has("--load"):
         made.put("--exit-on-missing-checkpoint")
-        text += "; --exit-on-missing-checkpoint is added, so that no run begins with random weights"
+        text += "; --exit-on-missing-checkpoint is added, so that no run starts with random weights"
     made.left_out.append(problem_of_flags("MS113", text, [flag], Advice(f"convert the weights and remove {flag}")))
 
 
@@ -267,7 +267,7 @@ RULES: Final = (
     ),
     Rule(
         ("--num-layer-list", "--pipeline-num-transformer-layers"),
-        "`--pipeline-model-parallel-layout` with a letter for each layer",
+        "`--pipeline-model-parallel-layout` with one letter per layer",
         _stages,
     ),
     Rule(
@@ -275,6 +275,6 @@ RULES: Final = (
         "`--recompute-num-layers` is divided by the chunks of a rank",
         _recompute_per_rank,
     ),
-    Rule(("--enable-hf2mg-convert",), "left out: convert weights of Hugging Face before the run", _converted_weights),
+    Rule(("--enable-hf2mg-convert",), "skipped: convert weights of Hugging Face before the run", _converted_weights),
 )
 """In the order in which they are applied."""

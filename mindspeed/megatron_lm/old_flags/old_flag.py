@@ -1,4 +1,4 @@
-"""A flag of MindSpeed that stands for a feature."""
+"""A flag of MindSpeed that maps to a feature."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OldFlag:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Every feature that this flag can stand for."""
+        """Every feature that this flag can map to."""
         return tuple(dict.fromkeys(self.choices.values())) or (self.feature,)
 
     def new_spelling(self, feature: str, value: Any = True) -> str:
@@ -46,11 +46,11 @@ class OldFlag:
         return " ".join(filter(None, [f"--features {feature}" if self.switch else "", setting]))
 
     def says_something(self, value: Any) -> bool:
-        """Return whether a value asks for anything: a setting may be 0, a switch that counts is off then."""
+        """Return whether a value has an effect: a setting may be 0, but a switch that counts is then off."""
         return value is not None and value is not False and not (self.switch and value == 0)
 
     def feature_for(self, value: Any, values: Mapping[str, Any]) -> str:
-        """The feature that a value stands for; ``values`` are all arguments by attribute. ``""`` for none."""
+        """The feature that a value maps to; ``values`` are all arguments by attribute. ``""`` for none."""
         if value in self.off:
             return ""
         if not self.choices:

@@ -1,4 +1,4 @@
-"""Old flags that stand for no feature: Megatron-LM's own in other words, not needed, left out, or without an equivalent."""
+"""Old flags that map to no feature: replaced by Megatron-LM's, not needed, skipped, or without an equivalent."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _apply(group: FlagGroup, made: ArgumentWords) -> None:
             continue
         values = made.take(flag, count) or []
         if group.only and set(values) <= set(group.only):
-            made.notes.append(f"{flag} {' '.join(values)} is not needed: it is what Megatron does")
+            made.notes.append(f"{flag} {' '.join(values)} is not needed: Megatron already does this")
         else:
             present[flag] = " ".join([flag, *values]) if group.only else flag
     if present:
@@ -85,8 +85,10 @@ def _apply(group: FlagGroup, made: ArgumentWords) -> None:
 def _put_means(group: FlagGroup, flag: str, count: Count, made: ArgumentWords) -> None:
     own = group.means.split()
     if own[0] not in made.known:
-        text = f"{flag} is {group.means} in Megatron-LM, which this version of it does not have"
-        made.problems.append(problem_of_flags("MS113", text, [flag], (DropOption(flag), Advice("take a Megatron that has it"))))
+        text = f"{flag} is {group.means} in Megatron-LM, but this version does not have it"
+        made.problems.append(
+            problem_of_flags("MS113", text, [flag], (DropOption(flag), Advice("use a Megatron version that has it")))
+        )
         made.take(flag, count)
         return
     values = made.replace(flag, count, own) or []
@@ -123,4 +125,4 @@ def refused_program(program: str) -> Problem | None:
     if name not in PROGRAMS:
         return None
     text = f"{name} belongs to MindSpeed-LLM: Megatron-LM has no such program"
-    return Problem("MS113", text, where="command line", fix=(OTHER_PROGRAM, Advice("take a program of Megatron-LM")))
+    return Problem("MS113", text, where="command line", fix=(OTHER_PROGRAM, Advice("use a program of Megatron-LM")))

@@ -108,7 +108,7 @@ def _imported(imports: Imports, seconds: float) -> list[str]:
     try:
         import_module(name)
     except TimeLimit:
-        return [f"{name}: no answer within {seconds:.0f} s"]
+        return [f"{name}: no result within {seconds:.0f} s"]
     finally:
         _start_timer(0)
     return imports.failures() if name in imports.failed else []
@@ -136,7 +136,7 @@ def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float
     except ParserError as error:
         return [f"parser: {error}"]
     except TimeLimit:
-        return [f"no answer within {seconds:.0f} s"]
+        return [f"no result within {seconds:.0f} s"]
     except (Exception, SystemExit) as error:
         file, line = place(error)
         return [f"{type(error).__name__}: {error} ({os.path.relpath(file, imports.checkout)}:{line})"]

@@ -67,13 +67,13 @@ class RulesProcess:
             self._reason = str(error)
 
     def send(self, commands: Sequence[Mapping[str, Any]], timeout: float) -> None:
-        """Send the commands, and read the answers while this process goes on."""
+        """Send the commands, and read the results while this process continues."""
         if not self._reason:
             self._reader = Thread(target=self._talk, args=(json.dumps(commands).encode(), timeout), daemon=True)
             self._reader.start()
 
     def answers(self) -> tuple[list[dict[str, Any]], str]:
-        """Wait for the answers. Return them, and why there are no more."""
+        """Wait for the results. Return them, and why there are no more."""
         if not self._reason:
             self._reader.join()
         return self._answers, self._reason
@@ -84,7 +84,7 @@ class RulesProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             output, _ = self._process.communicate()
-            self._reason = f"no answer within {timeout:.0f} s"
+            self._reason = f"no result within {timeout:.0f} s"
         else:
             said = errors.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
             self._reason = f"the process ended with status {self._process.returncode}: {said[0]}"

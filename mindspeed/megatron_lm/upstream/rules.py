@@ -43,7 +43,7 @@ class RulesVerdict:
 
     def notes(self, checkout: Checkout) -> Iterator[PlanNote]:
         sites = len(self.decided) + len(self.undecided)
-        text = f"{len(self.decided)} of {sites} rules of Megatron-LM {checkout.version or ''} ({checkout.source}) are decided"
+        text = f"{len(self.decided)} of {sites} rules of Megatron-LM {checkout.version or ''} ({checkout.source}) were checked"
         yield PlanNote("note", "megatron-lm", text)
         if self.undecided:
             yield PlanNote(
@@ -115,9 +115,11 @@ def _verdict(
 def _problem(checkout: Checkout, site: Mapping[str, Any], given: Mapping[str, Given], known: Surface) -> Problem:
     facts = tuple(_fact(dest, value, given, known) for dest, value in site["values"].items())
     values = ", ".join(f"{fact.name} is {fact.value} ({fact.source})" for fact in facts)
-    text = f"Megatron-LM {checkout.version or ''} refuses this: {site['message'] or site['text']}".replace("  ", " ")
+    text = f"Megatron-LM {checkout.version or ''} refuses this command: {site['message'] or site['text']}".replace("  ", " ")
     wanted = [_in_options(one, known) for one in site["wanted"]]
-    fix = tuple(map(Advice, wanted)) or Advice(f"make it hold that {site['text']}" if site["text"] else "change these options")
+    fix = tuple(map(Advice, wanted)) or Advice(
+        f"change the options so that {site['text']}" if site["text"] else "change these options"
+    )
     chain = [f"its rule is {site['text']}"] if site["text"] and site["message"] else []
     return Problem(
         "MS115", text, chain=(*chain, *([values] if values else [])), where=_place(checkout, site), fix=fix, facts=facts

@@ -1,4 +1,4 @@
-"""Stand-ins for what Megatron imports: torch and every other package, and its own modules that hold no rules. Child only."""
+"""Replacements for Megatron's imports: torch and every other package, and its modules that hold no rules. Child only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 
 class UndecidedError(Exception):
-    """A rule asks for what is not known without a device, a package or a file."""
+    """A rule reads a value that is unknown without a device, a package or a file."""
 
 
 class ImportStandIn:
@@ -85,7 +85,7 @@ class ImportStandIn:
         self._undecided()
 
     def _undecided(self, *operands: Any) -> NoReturn:
-        raise UndecidedError(f"{self._name} is not known")
+        raise UndecidedError(f"{self._name} is unknown")
 
     __len__ = __int__ = __float__ = __index__ = __contains__ = _undecided
     __lt__ = __le__ = __gt__ = __ge__ = _undecided

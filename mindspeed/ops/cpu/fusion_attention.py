@@ -28,7 +28,7 @@ _ROWS: Final = 64
 
 
 class ScoreTile(NamedTuple):
-    """Queries ``rows`` against the keys ``columns``, causal from its own corner or with ``added`` to the logits.
+    """Queries ``rows`` against the keys ``columns``, causal from their corner or with ``added`` to the logits.
 
     ``added`` is [B | 1, N | 1, rows, columns], -inf for a hidden key. ``more``: an earlier tile has the same queries.
     """

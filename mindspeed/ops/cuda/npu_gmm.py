@@ -62,7 +62,7 @@ def ends_on(device: torch.device, groups: Tensor, rows: int, cumulative: bool) -
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumulative: bool) -> Tensor:
-    """Each group of rows times its own matrix."""
+    """Each group of rows times its matrix."""
     (rows, depth), (experts, _, columns) = x.shape, weight.shape
     ends, out = ends_on(x.device, groups, rows, cumulative), x.new_empty((rows, columns))
     if not out.numel():

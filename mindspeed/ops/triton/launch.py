@@ -36,7 +36,7 @@ def power(n: int) -> int:
 
 
 def pieces(n: int, size: int) -> int:
-    """Return the number of pieces of ``size`` that cover ``n``."""
+    """Return the number of blocks of ``size`` that cover ``n``."""
     return -(-n // size)
 
 

@@ -106,7 +106,8 @@ def by_groups(
     M_TILE: tl.constexpr,
     SWEEP: tl.constexpr,
 ):
-    """``out[e] = x_e^T dy_e``, added to what is there with ADD. ``order`` names the groups, the one with most rows first."""
+    """``out[e] = x_e^T dy_e``, added to the present values with ADD. ``order`` names the groups, the one with most rows
+    first."""
     tall = tl.cdiv(K, K_TILE)
     wide = tl.cdiv(N, N_TILE)
     each = tall * wide

@@ -1,4 +1,4 @@
-"""Kernels of `rms_norm` and `rms_norm_residual`: a row is held whole, or read twice in pieces of COLUMNS."""
+"""Kernels of `rms_norm` and `rms_norm_residual`: a row is held whole, or read twice in blocks of COLUMNS."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def forward(
 
 @triton.jit
 def forward_long(x, residual, gamma, y, total, rstd, width, epsilon, RESIDUAL: tl.constexpr, COLUMNS: tl.constexpr):
-    """Normalize one row in each program, in two passes over its pieces."""
+    """Normalize one row in each program, in two passes over its blocks."""
     row = tl.program_id(0).to(tl.int64)
     squares = tl.zeros([COLUMNS], tl.float32)
     for start in range(0, width, COLUMNS):
@@ -114,7 +114,7 @@ def backward(
 
 @triton.jit
 def backward_long(dy, x, gamma, rstd, dtotal, dx, width, RESIDUAL: tl.constexpr, COLUMNS: tl.constexpr):
-    """The gradient of one row of ``x``, in two passes over its pieces."""
+    """The gradient of one row of ``x``, in two passes over its blocks."""
     row = tl.program_id(0).to(tl.int64)
     r = tl.load(rstd + row)
     dots = tl.zeros([COLUMNS], tl.float32)

@@ -46,7 +46,7 @@ class Suspect(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Culprits:
-    """What was found: nothing when the whole job does not fail.
+    """The result of a search: empty when the whole job does not fail.
 
     ``shared`` are the patched places that several of the culprits, or one and another active feature, have. ``steady`` is false
     for a fault that did not come every time.
@@ -61,7 +61,7 @@ class Culprits:
 
 @dataclass(slots=True)
 class Search:
-    """A search over the subsets of a job. Verdicts are kept in the store, so that one that was killed goes on where it was."""
+    """A search over the subsets of a job. Verdicts are kept in the store, so a killed search continues there."""
 
     job: Mapping[str, Any]
     given: Mapping[str, Any]
@@ -131,7 +131,7 @@ class Search:
             try:
                 done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=self.time_limit)
             except subprocess.TimeoutExpired:
-                return self._result(case, CaseOutcome.FAILS, f"it did not end in {self.time_limit:g} s", "timeout")
+                return self._result(case, CaseOutcome.FAILS, f"the run did not end within {self.time_limit:g} s", "timeout")
         if done.returncode == 0:
             return self._result(case, CaseOutcome.HOLDS)
         if done.returncode == SKIP:

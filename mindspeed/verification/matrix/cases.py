@@ -24,7 +24,7 @@ _BF16_OF: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class CaseLayout:
-    """Parallel sizes, and the features that a job of this layout has beside those that its sizes bring in."""
+    """Parallel sizes, and the features that a job of this layout has in addition to those of its sizes."""
 
     world: Mapping[str, Any]
     features: Sequence[str] = ()
@@ -91,7 +91,7 @@ class MatrixCase:
 
     @property
     def world(self) -> dict[str, Any]:
-        """The sizes that the case asks for; a feature that declares a dtype for its proof gets that one."""
+        """The sizes of the case; a feature that declares a dtype for its verification gets that one."""
         known = registry.catalog()
         declared = any("dtype" in known.feature(name).spec.verify_with.world for name in self.tested)
         sizes = {**self._switch.world, **self._layout.world, **self.given}
@@ -99,7 +99,7 @@ class MatrixCase:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """What the tables say of this case: a change of another row of them does not make it stale."""
+        """The rows of the tables for this case: a change of another row does not make it stale."""
         return self.name, self.dtype, repr(self.tested), json.dumps([self.world, dict(self._switch.options)], sort_keys=True)
 
     @property

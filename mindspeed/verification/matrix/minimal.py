@@ -9,7 +9,7 @@ Item = TypeVar("Item")
 
 
 def minimal(items: Sequence[Item], fails: Callable[[tuple[Item, ...]], bool]) -> tuple[Item, ...]:
-    """Return a part of ``items`` that fails while none of it can be left out; ``items`` as a whole must fail.
+    """Return a subset of ``items`` that fails and from which nothing can be removed; ``items`` as a whole must fail.
 
     One culprit of n takes about log2(n) + 2 questions, k of them k times as many: the shortest failing beginning ends with a
     culprit, which then stands first when the beginning before it is searched (QuickXplain, Junker 2004). Where failing is not

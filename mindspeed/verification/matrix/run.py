@@ -24,7 +24,7 @@ AT_ONCE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come: the verdict that was just found, and the seconds that the rest will take."""
+    """Progress of a run: the latest verdict, and the remaining seconds."""
 
     result: CaseResult
     done: int

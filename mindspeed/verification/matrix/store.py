@@ -48,8 +48,8 @@ class VerdictStore:
                 raise ValueError(f"its first line is not {json.dumps(_HEADER)}")
             results = [result_from_json(json.loads(line)) for line in whole[1:]]
         except (ValueError, LookupError, TypeError) as error:
-            text = f"this is no store of verdicts that can be read: {type(error).__name__}: {error}"
-            fix = Advice("give another --store FILE; this one is left as it is")
+            text = f"this file is not a readable store of verdicts: {type(error).__name__}: {error}"
+            fix = Advice("use another --store FILE; this one is unchanged")
             raise RunError([Problem("MS602", text, where=str(self.path), fix=fix)]) from error
         return {result.case.name: result for result in results}
 
@@ -64,14 +64,14 @@ class VerdictStore:
                 yield
         except Timeout as error:
             text = "another run of the matrix is writing to this store"
-            fix = Advice("wait until it has ended, or give another --store FILE")
+            fix = Advice("wait until that run has ended, or use another --store FILE")
             raise RunError([Problem("MS608", text, where=str(self.path), fix=fix)]) from error
         except OSError as error:
-            text = f"the store cannot be written: {error.strerror}"
-            raise RunError([Problem("MS603", text, where=str(self.path), fix=Advice("give another --store FILE"))]) from error
+            text = f"the store is not writable: {error.strerror}"
+            raise RunError([Problem("MS603", text, where=str(self.path), fix=Advice("use another --store FILE"))]) from error
 
     def add(self, result: CaseResult) -> None:
-        """Write a verdict, so that it is there when this process is killed next."""
+        """Write a verdict, so that it survives if this process is killed next."""
         with self._lock, self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(result.to_json()) + "\n")
             file.flush()

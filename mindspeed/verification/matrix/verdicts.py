@@ -26,7 +26,7 @@ HARNESS = ("MS604", "MS607")
 
 
 class CaseOutcome(str, Enum):
-    """What came of a case.
+    """The outcome of a case.
 
     ``idle``: a feature has nothing to do beside the others, and the plan says so. ``refused-late``: the plan was accepted, and
     the ranks refused it.
@@ -81,7 +81,7 @@ def result_from_json(data: Mapping[str, Any]) -> CaseResult:
 
 
 def judge(case: MatrixCase, pool: WorkerPool, sources: Sources) -> CaseResult:
-    """Judge a case; whatever goes wrong in it is its verdict. The pool goes on with other workers after a lost one."""
+    """Run a case; any error in it is its verdict. The pool continues with other workers after a lost one."""
     before = pool.cpu_seconds, time.thread_time()
     result = _judged(case, pool)
     taken = pool.cpu_seconds - before[0] + time.thread_time() - before[1]
@@ -99,7 +99,7 @@ def _judged(case: MatrixCase, pool: WorkerPool) -> CaseResult:
         for name in _exact_beside_others(case, built) if result.outcome is CaseOutcome.HOLDS else ():
             if changed := _changed_bits(built, name, pool, baseline, records):
                 others = ", ".join(other for other in case.features if other != name)
-                text = f"{name} changes bits beside {others}: {changed[0].what} differs"
+                text = f"{name} changes bits together with {others}: {changed[0].what} differs"
                 failed = replace(result, outcome=CaseOutcome.FAILS, code="MS607", reason=text)
                 result = replace(failed, what=changed[0].what, first=first_difference(changed), ratio=1e9)
         return result
@@ -177,6 +177,6 @@ def _about(built: VerificationCase | None, result: CaseResult) -> CaseResult:
 
 
 def count(results: Iterable[CaseResult]) -> dict[str, int]:
-    """How many cases have each outcome."""
+    """The number of cases with each outcome."""
     found = [result.outcome for result in results]
     return {outcome.value: found.count(outcome) for outcome in CaseOutcome}

@@ -93,7 +93,7 @@ def test_a_python_that_is_too_old_for_a_megatron_is_one_sentence(tmp_path, monke
     monkeypatch.setattr(platform, "python_version", lambda: "3.11.7")
     monkeypatch.delattr(typing, "override", raising=False)
     text = (
-        "MS502 Megatron-LM 0.19.1 needs Python >=3.12, and this is 3.11.7\n"
+        "MS502 Megatron-LM 0.19.1 needs Python >=3.12, but this is 3.11.7\n"
         f"  where: {tmp_path}\n"
         "  fix: start the job with a newer Python, or use Megatron-LM 0.16.1"
     )

@@ -76,9 +76,9 @@ def test_a_site_knows_its_file_and_line(fake_megatron: Path) -> None:  # noqa: F
     ("name", "barrier"),
     [
         ("Attention", ""),
-        ("Config", "it is a dataclass"),
-        ("Named", "its own source says super(Named, ...) (line {}), which would mean the new class"),
-        ("Explicit", "its own source says Explicit.reset(...) (line {}), which would mean the new class"),
+        ("Config", "the target is a dataclass"),
+        ("Named", "the class refers to itself by super(Named, ...) (line {}), which would mean the new class"),
+        ("Explicit", "the class refers to itself by Explicit.reset(...) (line {}), which would mean the new class"),
     ],
 )
 def test_a_class_that_names_itself_or_is_a_dataclass_has_a_barrier(name: str, barrier: str) -> None:

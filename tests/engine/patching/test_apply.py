@@ -424,7 +424,7 @@ def test_a_member_of_a_compiled_class_cannot_change(state: Any) -> None:
     fakelib.Compiled = dict
     try:
         assert failing(wrap("fakelib:Compiled.get")) == (
-            "MS403 the wrap of fakelib:Compiled.get by alpha cannot be applied: dict is compiled and cannot change\n"
+            "MS403 the wrap of fakelib:Compiled.get by alpha cannot be applied: dict is compiled and cannot be patched\n"
             "  fix: patch the name in a Python module that uses it"
         )
     finally:
@@ -467,7 +467,7 @@ def test_a_subclass_that_cannot_follow_stops_everything(attention: Any) -> None:
     finally:
         del attention.Odd
     assert text.startswith(f"MS404 {ATTENTION}.")
-    assert "cannot follow its patched base class: " in text
+    assert "cannot inherit from the patched version of its base class: " in text
 
 
 def test_a_subclass_that_is_set_to_another_class_keeps_its_bases(state: Any) -> None:

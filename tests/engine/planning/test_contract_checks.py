@@ -48,12 +48,14 @@ def test_a_megatron_as_it_was_released_has_no_problem(core: Path) -> None:
 def test_changed_parameters_are_an_error_that_names_feature_target_version_and_change(core: Path) -> None:
     edit(core / "parallel_state.py", f"{OPTIONS}):", "def get_nccl_options(pg_name, *, extra):")
     assert problems("0.16.1", f"{STATE}:get_nccl_options") == [
-        f"MS407 {STATE}:get_nccl_options, which alpha patches, is not the one of megatron-core 0.16.1: "
-        "parameters: +extra, -nccl_comm_cfgs\n"
-        "  because: megatron-core 0.16.1 has a function (pg_name, nccl_comm_cfgs)\n"
-        "  because: megatron-core 0.16.1 here has a function (pg_name, *, extra)\n"
-        f"  where: {core / 'parallel_state.py'}:150\n"
-        "  fix: install megatron-core 0.16.1 as it was released, or remove alpha"
+        (
+            f"MS407 {STATE}:get_nccl_options, which alpha patches, differs from that of megatron-core 0.16.1: parameters: "
+            "+extra, -nccl_comm_cfgs\n"
+            "  because: megatron-core 0.16.1 has a function (pg_name, nccl_comm_cfgs)\n"
+            "  because: megatron-core 0.16.1 here has a function (pg_name, *, extra)\n"
+            f"  where: {core / 'parallel_state.py'}:150\n"
+            "  fix: install megatron-core 0.16.1 as it was released, or remove alpha"
+        )
     ]
 
 
@@ -61,9 +63,11 @@ def test_a_release_above_the_recorded_ones_is_held_to_the_nearest_below(core: Pa
     edit(core / "package_info.py", "PATCH = 1", "PATCH = 2")
     edit(core / "parallel_state.py", "def get_nccl_options(", "def make_nccl_options(")
     assert problems("0.16.2", f"{STATE}:get_nccl_options", f"{STATE}:destroy_model_parallel") == [
-        f"MS401 alpha patches {STATE}:get_nccl_options, which does not exist in megatron-core 0.16.2\n"
-        "  because: megatron-core 0.16.1 has it as a function (pg_name, nccl_comm_cfgs)\n"
-        f"  fix: did you mean {STATE}:make_nccl_options?"
+        (
+            f"MS401 alpha patches {STATE}:get_nccl_options, which does not exist in megatron-core 0.16.2\n"
+            "  because: in megatron-core 0.16.1 it is a function (pg_name, nccl_comm_cfgs)\n"
+            f"  fix: did you mean {STATE}:make_nccl_options?"
+        )
     ]
 
 
@@ -76,8 +80,10 @@ def test_a_plan_is_refused_with_every_changed_target_of_the_base_plan_too(core: 
     assert [problem.code for problem in error.value.problems] == ["MS401", "MS407"]
     assert [problem.message for problem in error.value.problems] == [
         "megatron-fixes patches megatron.core.utils:is_te_min_version, which does not exist in megatron-core 0.16.1",
-        "megatron.core.transformer.utils:gelu_impl, which megatron-fixes patches, is not the one of megatron-core 0.16.1: "
-        "parameters: +y",
+        (
+            "megatron.core.transformer.utils:gelu_impl, which megatron-fixes patches, differs from that of megatron-core "
+            "0.16.1: parameters: +y"
+        ),
     ]
 
 
@@ -87,8 +93,8 @@ def test_other_code_and_appended_parameters_are_notes(core: Path) -> None:
     patches = [wrap(f"{STATE}:get_nccl_options"), wrap("megatron.core.activations:squared_relu", "beta")]
     assert check_patches(patches, "0.16.1") == []
     assert [(row.kind, row.feature, row.text) for row in notes_on(patches, "0.16.1")] == [
-        ("note", "alpha", f"{STATE}:get_nccl_options has more parameters here than in megatron-core 0.16.1"),
-        ("note", "beta", "megatron.core.activations:squared_relu has other code here than in megatron-core 0.16.1"),
+        ("note", "alpha", f"{STATE}:get_nccl_options has more parameters, unlike in megatron-core 0.16.1"),
+        ("note", "beta", "megatron.core.activations:squared_relu has other code, unlike in megatron-core 0.16.1"),
     ]
 
 
@@ -96,7 +102,7 @@ def test_a_target_that_no_contract_knows_is_a_note(core: Path) -> None:
     patches = [wrap(f"{STATE}:get_global_memory_buffer"), wrap("torch.cuda:is_available")]
     assert check_patches(patches, "0.16.1") == []
     assert [row.text for row in notes_on(patches, "0.16.1")] == [
-        f"{STATE}:get_global_memory_buffer has no recorded contract with which to compare it"
+        f"{STATE}:get_global_memory_buffer has no recorded contract to compare with"
     ]
 
 
@@ -183,8 +189,10 @@ def test_a_plan_that_was_made_elsewhere_is_held_to_what_is_here(core: Path) -> N
     with pytest.raises(PatchError) as error:
         mindspeed.activate(plan)
     assert [problem.message for problem in error.value.problems] == [
-        "megatron.core.utils:is_te_min_version, which megatron-fixes patches, is not the one of megatron-core 0.16.1: "
-        "parameters: in another order"
+        (
+            "megatron.core.utils:is_te_min_version, which megatron-fixes patches, differs from that of megatron-core 0.16.1: "
+            "parameters: in another order"
+        )
     ]
     assert mindspeed.deactivate() is None
 
@@ -195,8 +203,10 @@ def test_a_plan_for_another_version_is_not_activated(core: Path) -> None:
     with pytest.raises(PatchError) as error:
         mindspeed.activate(plan)
     assert [str(problem) for problem in error.value.problems] == [
-        "MS306 the plan is for megatron-core 0.16.1, and 0.16.2 is installed here\n"
-        "  fix: install megatron-core 0.16.1, or make the plan again here"
+        (
+            "MS306 the plan was made for megatron-core 0.16.1, but 0.16.2 is installed\n"
+            "  fix: install megatron-core 0.16.1, or make the plan again"
+        )
     ]
 
 
@@ -240,5 +250,5 @@ def test_a_megatron_that_does_not_say_its_version_is_a_warning_with_its_path(cor
     (warning,) = notes_on([wrap(f"{STATE}:get_nccl_options")], None)
     assert (warning.kind, warning.text) == (
         "warning",
-        f"{core.parent} does not say its version, so its functions are compared with those of no release",
+        f"{core.parent} does not contain a version, so its functions are compared with those of no release",
     )

@@ -33,13 +33,13 @@ def wheel(root: Path) -> Path:
 
 def test_a_target_without_a_row_in_a_release_is_not_recorded_there() -> None:
     row = drift(NEW, recorded_tree("0.14.0"))
-    why = "the record of megatron-core 0.14.0 has no row; mindspeed patches record --megatron PATH adds it"
+    why = "the record of megatron-core 0.14.0 has no row for this target; mindspeed patches record --megatron PATH adds it"
     assert row == DriftRow("acme", NEW, "not recorded", why=why)
     assert row.verdict not in FAILED
 
 
 def test_a_target_without_a_row_in_the_baseline_is_not_recorded_anywhere() -> None:
-    why = "the record of megatron-core 0.16.1 has no row; mindspeed patches record --megatron PATH adds it"
+    why = "the record of megatron-core 0.16.1 has no row for this target; mindspeed patches record --megatron PATH adds it"
     found = Tree("0.14.0", lambda target: Contract("function", "(x)", "body"))
     assert drift(NEW, found) == DriftRow("acme", NEW, "not recorded", why=why)
 
@@ -58,5 +58,5 @@ def test_a_script_that_the_distribution_lacks_keeps_its_row(tmp_path: Path, monk
     assert {name: row["signature"] for name, row in json.loads(recorded)["targets"].items()} == {NEW: "(x)", SCRIPT: "(batch)"}
     script.unlink()
     with source_tree(tmp_path / "wheel") as tree:
-        assert drift(SCRIPT, tree) == DriftRow("acme", SCRIPT, "not recorded", why="no Megatron-LM there")
+        assert drift(SCRIPT, tree) == DriftRow("acme", SCRIPT, "not recorded", why="no Megatron-LM in this tree")
         assert release_recording.record_release(tree, targets, tmp_path).read_text() == recorded

@@ -44,20 +44,25 @@ def test_a_cache_to_clear_must_exist() -> None:
 def test_two_replaces_of_one_site_conflict_under_whatever_name() -> None:
     one, two = replace(f"{STATE}:get_size", "glue:size_of_42"), replace("megatron.core.mpu:get_size", "glue:size_of_7", "beta")
     assert texts(one, two) == [
-        "MS402 alpha and beta replace megatron.core.state:get_size; only one can\n"
-        "  because: alpha: replace of megatron.core.state:get_size, a test\n"
-        "  because: beta: replace of megatron.core.mpu:get_size, a test\n"
-        "  fix: remove alpha or beta, or let one declare Supersedes"
+        (
+            "MS402 alpha and beta replace megatron.core.state:get_size, but only one feature can\n"
+            "  because: alpha: replace of megatron.core.state:get_size, a test\n"
+            "  because: beta: replace of megatron.core.mpu:get_size, a test\n"
+            "  fix: remove alpha or beta, or let one declare Supersedes"
+        )
     ]
     assert check_patches([two, one]) == check_patches([one, two])
 
 
 def test_a_replaced_class_excludes_patches_of_its_members() -> None:
     assert texts(replace(f"{ATTENTION}:Attention", "glue:Alone"), wrap(f"{ATTENTION}:Attention.forward", owner="beta")) == [
-        "MS402 alpha replaces the class megatron.core.transformer.attention:Attention and beta patches its member forward\n"
-        "  because: alpha: replace of megatron.core.transformer.attention:Attention, a test\n"
-        "  because: beta: wrap of megatron.core.transformer.attention:Attention.forward, a test\n"
-        "  fix: remove alpha or beta"
+        (
+            "MS402 alpha replaces the class megatron.core.transformer.attention:Attention, but beta patches its member "
+            "forward\n"
+            "  because: alpha: replace of megatron.core.transformer.attention:Attention, a test\n"
+            "  because: beta: wrap of megatron.core.transformer.attention:Attention.forward, a test\n"
+            "  fix: remove alpha or beta"
+        )
     ]
 
 
@@ -92,21 +97,30 @@ def test_two_replaces_within_the_base_plan_conflict() -> None:
     [
         (
             replace,
-            "MS403 the replace of megatron.core.transformer.attention:Config by alpha cannot be applied: it is a dataclass\n"
-            "  where: {file}:{line}\n"
-            "  fix: patch a method of the class instead, or use an argument of your own for a configuration value",
+            (
+                "MS403 the replace of megatron.core.transformer.attention:Config by alpha cannot be applied: the target is a "
+                "dataclass\n"
+                "  where: {file}:{line}\n"
+                "  fix: patch a method of the class instead, or use a setting of the feature for a configuration value"
+            ),
         ),
         (
             mixin,
-            "MS403 the mixin of megatron.core.transformer.attention:Config by alpha cannot be applied: it is a dataclass\n"
-            "  where: {file}:{line}\n"
-            "  fix: patch a method of the class instead, or use an argument of your own for a configuration value",
+            (
+                "MS403 the mixin of megatron.core.transformer.attention:Config by alpha cannot be applied: the target is a "
+                "dataclass\n"
+                "  where: {file}:{line}\n"
+                "  fix: patch a method of the class instead, or use a setting of the feature for a configuration value"
+            ),
         ),
         (
             wrap,
-            "MS403 the wrap of megatron.core.transformer.attention:Config by alpha cannot be applied: it is a class\n"
-            "  where: {file}:{line}\n"
-            "  fix: wrap one of its methods, or use Mixin",
+            (
+                "MS403 the wrap of megatron.core.transformer.attention:Config by alpha cannot be applied: the target is a "
+                "class\n"
+                "  where: {file}:{line}\n"
+                "  fix: wrap one of its methods, or use Mixin"
+            ),
         ),
     ],
 )
@@ -122,17 +136,19 @@ def test_a_class_that_names_itself_takes_no_replace(fake_megatron: Path) -> None
     lines = file.read_text().splitlines()
     line, use = lines.index("class Named(Base):") + 1, next(i for i, text in enumerate(lines) if "super(Named" in text) + 1
     assert texts(mixin(f"{ATTENTION}:Named")) == [
-        "MS403 the mixin of megatron.core.transformer.attention:Named by alpha cannot be applied: "
-        f"its own source says super(Named, ...) (line {use}), which would mean the new class\n"
-        f"  where: {file}:{line}\n"
-        "  fix: patch a method of the class instead, or use an argument of your own for a configuration value"
+        (
+            "MS403 the mixin of megatron.core.transformer.attention:Named by alpha cannot be applied: the class refers to "
+            f"itself by super(Named, ...) (line {use}), which would mean the new class\n"
+            f"  where: {file}:{line}\n"
+            "  fix: patch a method of the class instead, or use a setting of the feature for a configuration value"
+        )
     ]
     assert texts(wrap(f"{ATTENTION}:Named.forward")) == []
 
 
 def test_a_function_takes_no_mixin() -> None:
     assert [p.message for p in check_patches([mixin(f"{STATE}:get_size")])] == [
-        "the mixin of megatron.core.state:get_size by alpha cannot be applied: it is not a class"
+        "the mixin of megatron.core.state:get_size by alpha cannot be applied: the target is not a class"
     ]
 
 

@@ -74,7 +74,7 @@ def test_a_plan_whose_content_was_changed_is_refused(plan):
 
 
 def test_a_plan_of_an_older_format_is_refused_with_what_to_do(plan):
-    message = "^it has plan format 2, and this mindspeed reads 3; make it again$"
+    message = "^the plan has format 2, but this mindspeed reads 3; make the plan again$"
     with pytest.raises(ValueError, match=message):
         plan_from_json(plan.to_json() | {"format": 2})
 

@@ -12,10 +12,10 @@ CPU = made_up("cpu", "0.16.1")
 ARGUMENTS = [
     ({"settings": {"recompute": "full"}}, "settings.recompute is 'full', not a mapping of settings"),
     ({"settings": "recompute"}, "settings is 'recompute', not a mapping of features to settings"),
-    ({"features": [1]}, "features has 1, not a name"),
+    ({"features": [1]}, "features contains 1, which is not a name"),
     ({"features": "swiglu"}, "features is 'swiglu', not a list of names"),
     ({"without": "swiglu"}, "without is 'swiglu', not a list of names"),
-    ({"world": "tp=2"}, "world is 'tp=2', not a mapping of sizes"),
+    ({"world": "tp=2"}, "world is 'tp=2', not a mapping of world fields"),
     ({"level": "1"}, "level is '1', not 0, 1 or 2"),
     ({"platform": 1}, "platform is 1, not npu, cuda or cpu"),
     ({"environment": "cpu"}, "environment is 'cpu', not an Environment"),
@@ -73,13 +73,13 @@ def test_a_setting_that_is_given_twice_and_differently_is_a_problem():
     assert parse_assignments(["a.size=2", "a.size=2"], "--set") == {"a": {"size": 2}}
     with pytest.raises(MindSpeedError) as caught:
         parse_assignments(["a.size=2", "a.size=3"], "--set")
-    assert str(caught.value) == "MS303 a.size is given twice: 2 and 3\n  where: --set\n  fix: keep one of the two"
+    assert str(caught.value) == ("MS303 a.size is given twice: 2 and 3\n  where: --set\n  fix: keep one of them")
 
 
 def test_a_variable_that_nothing_reads_is_a_warning_with_near_names(monkeypatch):
     monkeypatch.setenv("MINDSPEED_FEATURS", "swiglu")
     (row,) = [row for row in mindspeed.plan(environment=CPU).rows if row.kind == "warning"]
-    assert row.text == "mindspeed does not read MINDSPEED_FEATURS; did you mean MINDSPEED_FEATURES?"
+    assert row.text == "mindspeed does not read the variable MINDSPEED_FEATURS; did you mean MINDSPEED_FEATURES?"
 
 
 def test_a_variable_whose_value_means_nothing_is_a_problem():
@@ -92,4 +92,4 @@ def test_a_variable_whose_value_means_nothing_is_a_problem():
 def test_an_off_switch_for_a_feature_that_does_not_exist_is_a_warning_with_near_names(monkeypatch):
     monkeypatch.setenv("MINDSPEED_DISABLE", "swigluu")
     (row,) = [row for row in mindspeed.plan(environment=CPU).rows if row.kind == "warning"]
-    assert row.text == "MINDSPEED_DISABLE names swigluu, which is no feature; did you mean swiglu?"
+    assert row.text == "MINDSPEED_DISABLE names swigluu, which is not a feature; did you mean swiglu?"

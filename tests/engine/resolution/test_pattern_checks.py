@@ -22,13 +22,17 @@ def refusals(pattern, platform="cpu", **world):
         (
             "*-X-",
             {},
-            "MS301 'X' is no layer that Megatron builds, which are * + D - E M G\n    *-X-\n      ^\n"
-            "  fix: correct the pattern",
+            (
+                "MS301 'X' is not a layer of Megatron; the layers are * + D - E M G\n"
+                "    *-X-\n"
+                "      ^\n"
+                "  fix: correct the pattern"
+            ),
         ),
         (
             "*-*-*-",
             {"num_layers": 3},
-            "MS302 num_layers is 3, and the pattern has 6 layers\n    *-*-*-\n       ^\n  fix: remove --num-layers",
+            ("MS302 num_layers is 3, but the pattern has 6 layers\n    *-*-*-\n       ^\n  fix: remove --num-layers"),
         ),
         (
             "*-*-*",
@@ -45,48 +49,72 @@ def refusals(pattern, platform="cpu", **world):
         (
             "*-|*-|*-|*-",
             TWO | {"vpp": 1},
-            "MS302 4 segments are 2 model chunks on each of 2 pipeline stages, and vpp is 1\n    *-|*-|*-|*-\n          ^\n"
-            "  fix: --vpp 2",
+            (
+                "MS302 4 segments give 2 model chunks on each of 2 pipeline stages, but vpp is 1\n"
+                "    *-|*-|*-|*-\n"
+                "          ^\n"
+                "  fix: --vpp 2"
+            ),
         ),
         (
             "*-*-*-*-",
             TWO | {"vpp": 2, "global_batch_size": 4, "micro_batch_size": 1},
-            "MS302 vpp is 2, and the pattern has no segments for 4 model chunks\n    *-*-*-*-\n      ^\n"
-            "  fix: separate the layers of stages with |, or remove --vpp",
+            (
+                "MS302 vpp is 2, but the pattern has no segments for 4 model chunks\n"
+                "    *-*-*-*-\n"
+                "      ^\n"
+                "  fix: separate the layers of stages with |, or remove --vpp"
+            ),
         ),
         (
             "*-|*-",
             TWO | {"loss_is_layer": True},
-            "MS302 segments say which layers a pipeline stage has, and so does loss_is_layer\n    *-|*-\n      ^\n"
-            "  fix: remove --loss-is-layer",
+            (
+                "MS302 segments and loss_is_layer both assign layers to pipeline stages\n"
+                "    *-|*-\n"
+                "      ^\n"
+                "  fix: remove --loss-is-layer"
+            ),
         ),
         (
             "*-*E",
             {},
-            "MS302 a layer has experts (E), and num_experts is 0\n    *-*E\n       ^\n  fix: --num-experts N",
+            ("MS302 a layer has experts (E), but num_experts is 0\n    *-*E\n       ^\n  fix: --num-experts N"),
         ),
         (
             "*-",
             {"num_experts": 4},
-            "MS302 num_experts is 4, and no layer of the pattern has experts (E)\n    *-\n     ^\n"
-            "  fix: write E for -, or remove --num-experts",
+            (
+                "MS302 num_experts is 4, but no layer of the pattern has experts (E)\n"
+                "    *-\n"
+                "     ^\n"
+                "  fix: write E for -, or remove --num-experts"
+            ),
         ),
         (
             "*-",
             {"mtp_num_layers": 1},
-            "MS302 mtp_num_layers is 1, and the pattern has 0 depths after /\n    *-\n      ^\n  fix: --mtp-num-layers 0",
+            ("MS302 mtp_num_layers is 1, but the pattern has 0 depths after /\n    *-\n      ^\n  fix: --mtp-num-layers 0"),
         ),
         (
             "*-",
             {"multi_latent_attention": True},
-            "MS302 attention is multi-latent, and * is attention with keys of its own\n    *-\n    ^\n"
-            "  fix: write + for *, or remove --multi-latent-attention",
+            (
+                "MS302 attention is multi-latent, but * is attention with separate keys\n"
+                "    *-\n"
+                "    ^\n"
+                "  fix: write + for *, or remove --multi-latent-attention"
+            ),
         ),
         (
             "*-M-",
             {},
-            "MS302 M is Mamba, whose kernels (mamba_ssm) run on cuda alone, and this is cpu\n    *-M-\n      ^\n"
-            "  fix: remove M: * + D - E run here",
+            (
+                "MS302 M is Mamba, whose kernels (mamba_ssm) available only on cuda, but the platform is cpu\n"
+                "    *-M-\n"
+                "      ^\n"
+                "  fix: remove M; this platform supports * + D - E"
+            ),
         ),
     ],
 )

@@ -17,13 +17,13 @@ from tests.plugins.synthetic import CPU, ask, catalog, make
         (Reason("a", ReasonKind.REQUIRED, "b"), "a: required by b"),
         (Reason("a", ReasonKind.REQUIRED, "b", note="it owns the group"), "a: required by b, because it owns the group"),
         (Reason("a", ReasonKind.SIZE, name="tp", value=2), "a: the tensor-parallel size is 2"),
-        (Reason("a", ReasonKind.LEVEL_ONE), "a: optimization level 1 switches it on"),
+        (Reason("a", ReasonKind.LEVEL_ONE), "a: switched on by optimization level 1"),
         (Reason("a", ReasonKind.NAMED, "b", "method", source="API"), "a: b.method (API) names it"),
         (
             Reason("a", ReasonKind.CHOSEN, "b", "method", source="API", note="costs least: 3 bytes"),
             "a: b.method is auto (API), and it costs least: 3 bytes",
         ),
-        (Reason("a", ReasonKind.EVERY_PLAN), "a: every plan has it"),
+        (Reason("a", ReasonKind.EVERY_PLAN), "a: part of every plan"),
     ],
 )
 def test_every_kind_has_its_sentence(reason, line):

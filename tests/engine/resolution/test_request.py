@@ -39,7 +39,7 @@ def test_every_mistake_of_a_job_file_is_reported_at_once(tmp_path):
         load_job_file(path)
     assert [(p.code, p.message) for p in caught.value.problems] == [
         ("MS305", "unknown key 'feature' in the job file"),
-        ("MS305", "world is 3, not a mapping of sizes"),
+        ("MS305", "world is 3, not a mapping of world fields"),
         ("MS305", "level is 'high', not 0, 1 or 2"),
         ("MS305", "settings.a is 2, not a mapping of settings"),
     ]
@@ -78,8 +78,8 @@ def test_every_malformed_assignment_is_named():
     with pytest.raises(MindSpeedError) as caught:
         parse_assignments(["size=2", "a.size", "a.size=3"], "--set")
     assert [p.message for p in caught.value.problems] == [
-        "'size=2' is not of the form feature.field=value",
-        "'a.size' is not of the form feature.field=value",
+        "'size=2' does not have the form feature.field=value",
+        "'a.size' does not have the form feature.field=value",
     ]
 
 

@@ -64,7 +64,7 @@ def test_strict_counts_a_size_as_asking_for_its_owner():
 def test_an_unknown_feature_suggests_near_names():
     (problem,) = ask(catalog(make("ring-attention"), make("swiglu")), "ring-atention").problems
     assert str(problem) == (
-        "MS201 there is no feature 'ring-atention'\n  where: command line\n  fix: did you mean ring-attention?"
+        "MS201 the feature 'ring-atention' does not exist\n  where: command line\n  fix: did you mean ring-attention?"
     )
 
 
@@ -72,19 +72,19 @@ def test_a_conflict_prints_both_chains_and_the_ways_out():
     known = catalog(make("a", Conflicts("b", reason="both own the loss")), make("b"), make("c", Requires("b")))
     (problem,) = ask(known, "a", "c").problems
     assert problem.code == "MS202"
-    assert problem.message == "a and b exclude each other, because both own the loss"
+    assert problem.message == "a conflicts with b, because both own the loss"
     assert problem.chain == ("a: requested", "b: required by c", "c: requested")
     assert problem.fix_text == "remove a or c"
 
 
 def test_two_holders_of_a_slot_conflict_without_knowing_each_other():
     (problem,) = ask(catalog(make("a", slots={"linear"}), make("b", slots={"linear"})), "a", "b").problems
-    assert (problem.code, problem.message) == ("MS203", "a and b all hold the slot linear")
+    assert (problem.code, problem.message) == ("MS203", "a and b all hold the slot linear, which only one feature can hold")
 
 
 def test_a_conflict_may_name_a_slot():
     known = catalog(make("a", slots={"linear"}), make("b", Conflicts("linear")))
-    assert messages(ask(known, "a", "b")) == ["a and b exclude each other"]
+    assert messages(ask(known, "a", "b")) == ["a conflicts with b"]
 
 
 def test_one_of_several_is_never_chosen_for_the_user():
@@ -165,9 +165,9 @@ def test_settings_are_checked_all_at_once_with_near_names():
     known = catalog(make("a", args=SizeArgs))
     result = ask(known, "a", "b", settings={"a": {"siz": 2, "size": "two"}})
     assert [str(problem) for problem in result.problems] == [
-        "MS201 there is no feature 'b'\n  where: command line\n  fix: did you mean a?"
+        ("MS201 the feature 'b' does not exist\n  where: command line\n  fix: did you mean a?")
         if known.near("b")
-        else "MS201 there is no feature 'b'\n  where: command line\n  fix: mindspeed features list shows every name",
+        else ("MS201 the feature 'b' does not exist\n  where: command line\n  fix: mindspeed features list shows every name"),
         "MS301 a.size is 'two': input should be a valid integer, unable to parse string as an integer\n"
         "  where: command line\n  fix: --set a.size=1 (ranks)",
         "MS301 a has no setting 'siz'\n  where: command line\n  fix: did you mean a.size?",
@@ -194,7 +194,7 @@ def test_both_spellings_of_a_size_are_one_value():
 def test_one_source_with_two_values_of_a_size_is_a_problem_but_a_later_source_wins():
     known = catalog(make("tensor", args=SizeArgs, sizes={"tp": "size"}))
     assert messages(ask(known, world={"tp": 2}, settings={"tensor": {"size": 4}})) == [
-        "command line gives tensor-parallel size twice: tp = 2 and tensor.size = 4"
+        "command line gives the tensor-parallel size twice: tp = 2 and tensor.size = 4"
     ]
     layers = [Layer("job file", world={"tp": 2}), Layer("command line", settings={"tensor": {"size": 4}})]
     result = resolve(layers, known, CPU)
@@ -204,7 +204,7 @@ def test_one_source_with_two_values_of_a_size_is_a_problem_but_a_later_source_wi
 
 def test_a_size_that_nobody_provides_is_a_problem():
     assert messages(ask(catalog(make("a")), world={"cp": 2})) == [
-        "the context-parallel size is 2, and no installed feature provides it"
+        "the context-parallel size is 2, but no installed feature provides it"
     ]
 
 
@@ -212,8 +212,8 @@ def test_a_size_that_perhaps_a_package_that_was_not_loaded_provides_is_refused_w
     waiting = DiscoveredFeature("acme-ring", "acme", "1.0", "acme.features:Ring")
     (problem,) = ask(Catalog([waiting]), world={"cp": 2, "world_size": 2}).problems
     assert str(problem) == (
-        "MS209 the context-parallel size is 2, and no built-in or named feature provides it\n"
-        "  fix: --cp 1, or name the feature of another distribution that does"
+        "MS209 the context-parallel size is 2, but no built-in or requested feature provides it\n"
+        "  fix: --cp 1, or request the feature of another distribution that provides it"
     )
 
 
@@ -221,7 +221,8 @@ def test_the_world_size_must_be_a_multiple_of_the_parallel_sizes():
     known = catalog(make("t", args=SizeArgs, sizes={"tp": "size"}), make("p", args=SizeArgs, sizes={"pp": "size"}))
     (problem,) = ask(known, world={"tp": 2, "pp": 2, "world_size": 6}).problems
     assert str(problem) == (
-        "MS302 world size 6 is not a multiple of tp x pp x cp = 2 x 2 x 1 = 4\n  fix: --world-size 8, or smaller parallel sizes"
+        "MS302 world size 6 is not a multiple of tp x pp x cp = 2 x 2 x 1 = 4\n"
+        "  fix: --world-size 8, or use smaller parallel sizes"
     )
 
 
@@ -229,25 +230,29 @@ def test_the_world_size_of_a_running_job_cannot_be_contradicted():
     from dataclasses import replace
 
     result = ask(catalog(make("a")), "a", world={"world_size": 4}, environment=replace(CPU, world_size=2))
-    assert messages(result) == ["command line says world size 4, but this process belongs to a job of 2"]
+    assert messages(result) == ["command line sets world size 4, but this process belongs to a job of 2"]
 
 
 def test_values_of_the_world_are_typed():
     result = ask(catalog(make("a")), "a", world={"tp": 0, "num_layers": "four", "num_layer": 2})
     assert messages(result) == [
-        "tp (tensor-parallel size) is 0, which is below 1",
+        "tp is 0, which is less than 1 (tensor-parallel size)",
         "num_layers (transformer layers) is 'four', not a whole number",
-        "'num_layer' is not a value of the world",
+        "'num_layer' is not a field of the world",
     ]
 
 
 def test_a_number_of_the_world_may_be_whole_and_is_not_negative():
     resolution = ask(catalog(make("a")), "a", world={"expert_capacity_factor": 2})
     assert (messages(resolution), resolution.world.expert_capacity_factor) == ([], 2.0)
-    meaning = "rows that an expert takes at most, over its balanced share; 0 is no limit"
-    for value, wrong in ((-0.5, "-0.5, which is below 0"), (float("nan"), "nan, which is below 0"), ("1", "'1', not a number")):
+    meaning = "maximum number of tokens of an expert, as a multiple of its balanced share; 0 = unlimited"
+    for value, text in (
+        (-0.5, f"expert_capacity_factor is -0.5, which is less than 0 ({meaning})"),
+        (float("nan"), f"expert_capacity_factor is nan, which is less than 0 ({meaning})"),
+        ("1", f"expert_capacity_factor ({meaning}) is '1', not a number"),
+    ):
         result = ask(catalog(make("a")), "a", world={"expert_capacity_factor": value})
-        assert messages(result) == [f"expert_capacity_factor ({meaning}) is {wrong}"]
+        assert messages(result) == [text]
 
 
 def test_taking_out_a_feature_that_is_required_is_a_problem():
@@ -273,8 +278,8 @@ def test_level_one_switches_on_what_applies_and_says_what_it_leaves_out():
     result = resolve(layers, known, CPU, has_variant=lambda op, platform: False)
     assert order(result) == ["exact"]
     assert {row.feature: row.text for row in result.rows} == {
-        "rough": "its numerics are approximate",
-        "no-variant": "only the reference of norm runs on cpu",
+        "rough": "its results are not bitwise equal: approximate",
+        "no-variant": "norm has only a plain-torch reference on cpu",
         "other-model": "the model is dense",
         "other-device": "not for cpu",
     }
@@ -289,8 +294,8 @@ def test_level_one_leaves_out_what_an_active_feature_excludes_unless_it_is_wante
     )
     result = ask(known, "own")
     assert (order(result), messages(result)) == (["own"], [])
-    assert [row.text for row in result.rows if row.feature == "auto"] == ["own excludes it, because it has that itself"]
-    wanted = "auto and own exclude each other, because it has that itself"
+    assert [row.text for row in result.rows if row.feature == "auto"] == ["own conflicts with it, because it has that itself"]
+    wanted = "auto conflicts with own, because it has that itself"
     assert messages(ask(known, "own", "auto")) == [wanted]
     assert messages(ask(known, "own", "user")) == [wanted]
 
@@ -300,13 +305,13 @@ def test_platform_and_megatron_range_are_checked():
     known = catalog(make("a", platforms={"npu"}), make("b", megatron=">=0.17"))
     assert messages(ask(known, "a", "b")) == [
         "a does not run on cpu, only on npu",
-        "b needs megatron-core >=0.17, this is 0.16.1",
+        "b needs megatron-core >=0.17, but the version is 0.16.1",
     ]
 
 
 def test_an_unsupported_megatron_is_a_problem_of_the_environment():
     (problem,) = ask(catalog(make("a")), "a", environment=made_up("cpu", "0.9.0")).problems
-    assert (problem.code, problem.message) == ("MS502", "megatron-core 0.9.0 is not supported, which needs >=0.14,<0.21")
+    assert (problem.code, problem.message) == ("MS502", "megatron-core 0.9.0 is not supported; supported is >=0.14,<0.21")
 
 
 @pytest.mark.guards(15)
@@ -318,7 +323,7 @@ def test_a_constraint_on_a_name_nobody_has_is_the_declarers_mistake():
 
 def test_holding_the_slot_of_a_requirement_is_refused_at_registration():
     known = catalog(make("a", Requires("b"), slots={"linear"}), make("b", slots={"linear"}))
-    assert messages(ask(known, "a")) == ["feature a requires b and holds the same slot linear"]
+    assert messages(ask(known, "a")) == ["feature a requires b, but both hold the slot linear"]
 
 
 def test_supersedes_orders_and_is_reported():
@@ -378,7 +383,7 @@ def test_the_result_is_the_closure_by_brute_force(constraints, wanted):
 def test_conflicts_are_symmetric(declarer):
     other = {"a": "b", "b": "a"}[declarer]
     known = catalog(make(declarer, Conflicts(other)), make(other))
-    assert messages(ask(known, "a", "b")) == messages(ask(known, "b", "a")) == ["a and b exclude each other"]
+    assert messages(ask(known, "a", "b")) == messages(ask(known, "b", "a")) == ["a conflicts with b"]
 
 
 def test_a_feature_whose_size_is_one_says_that_it_changes_nothing():
@@ -397,7 +402,7 @@ def test_a_layer_that_leaves_a_feature_out_removes_the_size_that_a_lower_one_giv
     assert order(result) == []
     assert result.world.tp == 1
     assert [(row.kind, row.feature, row.text) for row in result.rows] == [
-        ("note", "tensor", "the tensor-parallel size 2 (job file) is removed: command line leaves tensor out")
+        ("note", "tensor", "the tensor-parallel size 2 (job file) is ignored, because command line removes tensor")
     ]
 
 
@@ -413,6 +418,17 @@ def test_level_one_makes_way_for_a_requested_feature_with_what_it_brought_along(
     resolution = ask(catalog(grouped, added, make("recomputed")), "recomputed")
     assert order(resolution) == ["recomputed"]
     assert [(row.kind, row.feature, row.text) for row in resolution.rows] == [
-        ("left-out", "grouped", "it excludes recomputed, because experts compute their activation themselves"),
-        ("left-out", "added", "grouped, which it requires, is left out"),
+        ("left-out", "grouped", "it conflicts with recomputed, because experts compute their activation themselves"),
+        ("left-out", "added", "grouped, which it requires, is skipped"),
     ]
+
+
+def test_only_what_is_requested_and_what_it_requires_is_active_without_additions_of_level_one():
+    known = catalog(make("auto", level=1), make("needed", level=1), make("wanted", Requires("needed")))
+    layers = [Layer("command line", ("wanted",), world={"world_size": 2})]
+    assert order(resolve(layers, known, CPU)) == ["auto", "needed", "wanted"]
+    only = resolve([*layers, Layer("API", only=True)], known, CPU)
+    assert (order(only), only.rows, messages(only)) == (["needed", "wanted"], [], [])
+    assert order(resolve([Layer("job file", only=True), *layers, Layer("API", only=False)], known, CPU)) == order(
+        resolve(layers, known, CPU)
+    )

@@ -39,6 +39,6 @@ def test_a_value_that_the_user_gives_and_a_feature_sets_otherwise_is_refused(giv
     (problem,) = error.value.problems
     assert (problem.code, problem.message) == (
         "MS304",
-        "recompute: it sets recompute_granularity to full, but selective is given",
+        "recompute sets recompute_granularity to full, but selective is given",
     )
     assert problem.fix == (DropField("recompute_granularity", "API"), RemoveFeature("recompute"))

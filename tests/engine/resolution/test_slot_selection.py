@@ -60,7 +60,7 @@ def test_a_name_that_contradicts_a_request_is_a_problem_that_names_both():
     (problem,) = ask(known(A, B), "a", **method("b")).problems
     assert (problem.code, problem.message, problem.fix_text) == (
         "MS342",
-        "owner.method (command line) names b, and a is active in its place",
+        "owner.method (command line) names b, but a is already active in that role",
         "remove a, or --set owner.method=a",
     )
     assert problem.chain == ("owner: the context-parallel size is 2", "a: requested")
@@ -70,7 +70,7 @@ def test_a_name_that_contradicts_a_request_is_a_problem_that_names_both():
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("bb", "MS201 there is no feature 'bb'\n  where: owner.method (command line)\n  fix: did you mean b?"),
+        ("bb", ("MS201 the feature 'bb' does not exist\n  where: owner.method (command line)\n  fix: did you mean b?")),
         (
             "c",
             "MS342 owner.method names c, which is not a feature for attention\n"
@@ -88,9 +88,9 @@ def test_a_name_must_be_that_of_a_feature_for_the_slot(value, expected):
 
 def test_what_is_taken_out_cannot_be_named():
     (problem,) = ask(known(A, B), without=("b",), **method("b")).problems
-    assert (problem.code, problem.message) == ("MS210", "owner.method names b, and command line removes b")
+    assert (problem.code, problem.message) == ("MS210", "owner.method names b, but command line removes b")
     (problem,) = ask(known(A, B), disabled=("b",), **method("b")).problems
-    assert (problem.code, problem.message) == ("MS211", "owner.method names b, and command line removes b")
+    assert (problem.code, problem.message) == ("MS211", "owner.method names b, but command line removes b")
 
 
 def test_nothing_is_named_or_chosen_where_the_slot_is_not_needed():
@@ -113,9 +113,9 @@ def test_auto_takes_the_cheapest_and_shows_reason_and_alternatives():
     assert order(result) == ["b", "owner"]
     assert result.features[0].why[0].line == "b: owner.method is auto (command line), and it costs least: 20 bytes"
     assert rows(result) == [
-        "owner.method is auto, and b is chosen, which costs least: 20 bytes",
+        "owner.method is auto, so b is chosen, which costs least: 20 bytes",
         "a: 30 bytes",
-        "c: cannot, it does not say what it costs",
+        "c: cannot, it declares no cost",
     ]
 
 
@@ -137,12 +137,15 @@ def test_auto_leaves_out_whoever_fails_a_check_or_excludes_another_or_does_not_r
     result = ask(known(A, B, *others), "other", without=("out",), **method("auto"))
     assert order(result) == ["a", "other", "owner"]
     assert rows(result) == [
-        "owner.method is auto, and a is chosen, which alone can: 30 bytes",
-        "b: cannot, it and other exclude each other",
-        "broken: cannot, its cost failed itself: ZeroDivisionError: division by zero, raised by feature broken in hook cost",
+        "owner.method is auto, so a is chosen, which alone can: 30 bytes",
+        "b: cannot, it conflicts with other",
+        (
+            "broken: cannot, its cost could not be computed: ZeroDivisionError: division by zero, raised by feature broken "
+            "in hook cost"
+        ),
         "checked: cannot, 2 ranks are too few",
         "elsewhere: cannot, it does not run on cpu",
-        "excluding: cannot, it and other exclude each other",
+        "excluding: cannot, it conflicts with other",
         "future: cannot, it needs megatron-core >=9",
         "out: cannot, removed by command line",
     ]
@@ -151,14 +154,14 @@ def test_auto_leaves_out_whoever_fails_a_check_or_excludes_another_or_does_not_r
 def test_auto_with_nobody_left_says_why_of_each():
     never = Condition(lambda args, world: False, "never")
     (problem,) = ask(known(make("a", never, slots={"attention"}, cost=sends(1))), **method("auto")).problems
-    assert (problem.code, problem.message) == ("MS341", "owner.method is auto, and nothing can be chosen: a: never")
+    assert (problem.code, problem.message) == ("MS341", "owner.method is auto, but no feature can be chosen: a: never")
 
 
 def test_auto_is_not_decided_without_the_values_that_decide_it_and_names_all_of_them():
     (problem,) = ask(known(A, make("h", slots={"attention"}, cost=by_heads)), **method("auto")).problems
     assert (problem.code, problem.message, problem.fix_text) == (
         "MS341",
-        "owner.method is auto, and the choice is not decided: num_attention_heads, seq_length not known",
+        "owner.method is auto, but the choice needs values that are not set: num_attention_heads, seq_length",
         "--num-attention-heads N --seq-length N, or name one of a, h",
     )
 
@@ -166,14 +169,14 @@ def test_auto_is_not_decided_without_the_values_that_decide_it_and_names_all_of_
 def test_auto_beside_a_request_chooses_nothing_and_still_shows_what_others_cost():
     result = ask(known(A, B), "a", **method("auto"))
     assert order(result) == ["a", "owner"]
-    assert rows(result) == ["owner.method is auto, and a is active already: nothing is chosen", "b: 20 bytes"]
+    assert rows(result) == ["owner.method is auto, but a is already active, so no other feature is chosen", "b: 20 bytes"]
 
 
 def test_a_cost_brings_settings_along_which_the_checks_see_and_the_user_wins():
     small = Condition(lambda args, world: args.degree is not None and args.degree <= 4, "degree {args.degree} is not small")
     hybrid = make("hybrid", small, slots={"attention"}, args=DegreeArgs, cost=sends(5, degree=3))
     result = ask(known(A, hybrid), **method("auto"))
-    assert rows(result)[0] == "owner.method is auto, and hybrid is chosen, which costs least: 5 bytes, with degree=3"
+    assert rows(result)[0] == "owner.method is auto, so hybrid is chosen, which costs least: 5 bytes, with degree=3"
     degree = result.features[0].settings["degree"]
     assert (degree.value, degree.source) == (3, "owner.method=auto")
     settings = {**method("auto")["settings"], "hybrid": {"degree": 9}}

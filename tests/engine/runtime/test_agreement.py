@@ -153,7 +153,7 @@ def test_two_ranks_that_differ_in_one_thing_stop_and_say_what(job, tmp_path, lau
     for rank in ended:
         assert (rank.process.returncode, rank.err) == (1, "")
         first, *more = rank.said.splitlines()
-        assert first.startswith(f"MS610 the ranks do not have the same plan: {told}")
+        assert first.startswith(f"MS610 the ranks have different plans: {told}")
         assert more[-2:] == [f"  because: rank 1 runs on {HERE}", FIX]
     assert ended[0].said == ended[1].said
 
@@ -165,10 +165,11 @@ def test_without_a_launcher_they_stop_when_they_make_their_process_group(job):
     for rank in ended:
         assert (rank.process.returncode, rank.err) == (1, "")
         assert rank.said == (
-            "MS610 the ranks do not have the same plan: rank 1 has recompute.num_layers=2, rank 0 1\n"
+            "MS610 the ranks have different plans: rank 1 has recompute.num_layers=2, rank 0 1\n"
             "  because: rank 1 has recompute_num_layers=2, rank 0 1\n"
             "  because: rank 1 has Megatron argument recompute_num_layers=2, rank 0 1\n"
-            f"  because: rank 1 runs on {HERE}\n{FIX}\n"
+            f"  because: rank 1 runs on {HERE}\n"
+            f"{FIX}\n"
         )
 
 
@@ -181,7 +182,7 @@ def test_a_failure_before_the_process_group_reaches_the_other_rank_as_text(job, 
     assert max(rank.ended for rank in ended) - max(rank.activated for rank in ended) < 10
     assert ended[fails].err.endswith("OSError: no compiler\n")
     assert ended[1 - fails].said == (
-        f"MS612 rank {fails} failed while the job was set up: OSError: no compiler\n  because: rank {fails} runs on {HERE}\n"
+        f"MS612 rank {fails} failed during the setup of the job: OSError: no compiler\n  because: rank {fails} runs on {HERE}\n"
     )
 
 
@@ -194,7 +195,7 @@ def test_a_failure_reaches_ranks_that_wait_for_the_process_group(job, launcher_s
     assert healthy.process.returncode == 1
     assert healthy.ended - failing.ended < 5
     assert healthy.err == (
-        f"MS612 rank 1 failed while the job was set up: OSError: no compiler\n  because: rank 1 runs on {HERE}\n"
+        f"MS612 rank 1 failed during the setup of the job: OSError: no compiler\n  because: rank 1 runs on {HERE}\n"
     )
 
 
@@ -234,10 +235,15 @@ def test_the_minority_is_odd_and_each_group_is_told_once(store, monkeypatch):
         rank_of(store, rank, usual | {"setting ring-attention.window": "2"})
     rank_of(store, 6, {})
     assert met(store, 0, 8, usual) == (
-        "MS610 the ranks do not have the same plan: ranks 3, 5 have ring-attention.window=2, the others 1\n"
-        "  because: rank 6 has no feature ring-attention, the others have ring-attention of mindspeed 0.2.0\n"
-        "  because: rank 6 has no setting ring-attention.window, the others have ring-attention.window=1\n"
-        "  because: rank 3 runs on node-3\n  because: rank 5 runs on node-5\n  because: rank 6 runs on node-6\n" + FIX
+        (
+            "MS610 the ranks have different plans: ranks 3, 5 have ring-attention.window=2, the others 1\n"
+            "  because: rank 6 has no feature ring-attention, the others have ring-attention of mindspeed 0.2.0\n"
+            "  because: rank 6 has no setting ring-attention.window, the others have ring-attention.window=1\n"
+            "  because: rank 3 runs on node-3\n"
+            "  because: rank 5 runs on node-5\n"
+            "  because: rank 6 runs on node-6\n"
+        )
+        + FIX
     )
 
 
@@ -258,7 +264,7 @@ def test_ranks_that_do_not_come_are_named(store, monkeypatch):
     rank_of(store, 2, {})
     told = (
         "MS611 ranks 1, 3-4 of 5 did not activate a plan within 0 s\n"
-        "  fix: look at the log of ranks 1, 3-4; MINDSPEED_AGREEMENT_TIMEOUT=SECONDS waits longer"
+        "  fix: check the log of ranks 1, 3-4; set MINDSPEED_AGREEMENT_TIMEOUT=SECONDS to wait longer"
     )
     assert met(store, 0, 5, {}) == told
     assert met(store, 2, 5, {}) == told
@@ -273,8 +279,9 @@ def test_without_rank_0_the_others_name_it(store, monkeypatch):
 def test_a_problem_of_another_rank_keeps_its_text_and_its_fix():
     error = MindSpeedError([Problem("MS301", "a setting does not exist", fix=GiveSetting("other", 1))])
     assert str(agreement.failed_rank(7, error)) == (
-        "MS612 rank 7 failed while the job was set up: MS301 a setting does not exist\n"
-        f"  because: fix: --set other=1\n  because: rank 7 runs on {HERE}"
+        "MS612 rank 7 failed during the setup of the job: MS301 a setting does not exist\n"
+        "  because: fix: --set other=1\n"
+        f"  because: rank 7 runs on {HERE}"
     )
 
 
@@ -304,7 +311,7 @@ def test_ranks_with_one_digest_are_compared_on_the_facts_of_their_machines():
     problem = agreement.compare(contents, {"a": [0, 1, 3], "b": [2]}, dict.fromkeys(range(4), HERE))
     assert len({content["plan"] for content in contents.values()}) == 1
     assert str(problem) == (
-        "MS610 the ranks do not have the same plan: rank 2 has torch 2.12.0, the others 2.13.0\n"
+        "MS610 the ranks have different plans: rank 2 has torch 2.12.0, the others 2.13.0\n"
         "  because: rank 2 has the operator swiglu as reference, the others C++\n"
         f"  because: rank 2 runs on {HERE}\n"
         f"{FIX}"

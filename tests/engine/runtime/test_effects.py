@@ -100,8 +100,10 @@ def test_a_site_that_was_never_reached_is_a_warning_with_the_fix(start: Start, s
     state()
     one_step(start(SCALE))
     assert said[1:] == [
-        "MS410 alpha has no effect at the patched megatron.core.state:scale: its step phase ended without a call\n"
-        "  fix: remove alpha, or check whether this model has what it changes"
+        (
+            "MS410 alpha has no effect at the patched megatron.core.state:scale: the phase step ended without a call\n"
+            "  fix: remove alpha, or check whether the model has the part that it changes"
+        )
     ]
 
 
@@ -171,7 +173,7 @@ def test_a_name_that_somebody_bound_again_is_not_effective(start: Start, monkeyp
     monkeypatch.setattr(state(), "scale", len)
     (problem,) = proof.report().problems
     assert str(problem) == (
-        "MS411 megatron.core.state:scale was bound again after alpha patched it\n"
+        "MS411 megatron.core.state:scale was reassigned after alpha patched it\n"
         "  fix: activate the plan after the code that assigns this name"
     )
 
@@ -212,8 +214,8 @@ def test_hooks_and_arguments_and_operators_are_points(start: Start) -> None:
 def test_what_nothing_took_or_called_is_named(start: Start, said: Said) -> None:
     one_step(start(argument="hidden_size", optimizer_built=lambda self, optimizer: None))
     assert [line.partition("\n")[0] for line in said[1:]] == [
-        "MS410 alpha has no effect at the hook optimizer_built: its build phase ended without a call",
-        "MS410 alpha has no effect at Megatron's argument hidden_size: its build phase ended without a call",
+        "MS410 alpha has no effect at the hook optimizer_built: the phase build ended without a call",
+        "MS410 alpha has no effect at Megatron's argument hidden_size: the phase build ended without a call",
     ]
 
 
@@ -244,7 +246,7 @@ def test_a_report_that_cannot_be_written_ends_nothing(start: Start, said: Said, 
     proof = start(SCALE)
     proof.path = tmp_path
     one_step(proof, lambda: state().scale(1))
-    assert said[0] == f"mindspeed: the report cannot be written: [Errno 21] Is a directory: '{tmp_path}'"
+    assert said[0] == f"mindspeed: the report is not writable: [Errno 21] Is a directory: '{tmp_path}'"
 
 
 def test_a_run_of_one_step_is_judged_at_its_end(start: Start, said: Said) -> None:
@@ -282,7 +284,7 @@ def test_a_rank_that_does_not_say_is_not_known(start: Start, said: Said, monkeyp
     proof = start(SCALE)
     monkeypatch.setattr(proof_module, "_default_group", lambda: (0, 3, Store()))
     one_step(proof)
-    assert [point.state for point in proof.report().features[0].points] == ["not known: rank 1 did not say"]
+    assert [point.state for point in proof.report().features[0].points] == ["unknown, because rank 1 did not report"]
     assert len(said) == 1
 
 

@@ -68,13 +68,17 @@ def test_masks_in_inference_mode_are_planned() -> None:
     [
         (
             causal(6),
-            "MS333 adaptive-cp: a batch's mask has shape (6, 6); expected is (8, 8) or ('batch', 1, 8, 8)\n"
-            "  fix: give the mask of all tokens",
+            (
+                "MS333 adaptive-cp: the mask of a batch has shape (6, 6), but (8, 8) or ( is expected'batch', 1, 8, 8)\n"
+                "  fix: give the mask of all tokens"
+            ),
         ),
         (
             torch.stack([causal(8), window(8, 2)])[:, None],
-            "MS333 adaptive-cp: samples of a batch have different masks\n"
-            "  fix: --micro-batch-size 1, or ring-attention instead",
+            (
+                "MS333 adaptive-cp: the samples of a batch have different masks\n"
+                "  fix: --micro-batch-size 1, or use ring-attention instead"
+            ),
         ),
     ],
     ids=["shape", "samples"],

@@ -39,8 +39,8 @@ def refused(budget, **request):
     ids=["alone", "swap", "optimizer on the host", "stages", "experts: what is certain", "the mask of causal blocks"],
 )
 def test_a_budget_below_the_least_that_the_planner_foretells_is_refused_with_it(request_, stage, least):
-    fix = f"--set {NAME}.budget_mb={least:g} or more, or more tensor or pipeline parallelism"
-    text = f"the memory of stage {stage} with everything away that {NAME} can move"
+    fix = f"--set {NAME}.budget_mb={least:g} or more, or use more tensor or pipeline parallelism"
+    text = f"the memory of stage {stage} after everything that {NAME} can offload is offloaded"
     below = round(least - 0.01, 2)
     assert refused(below, **request_) == [f"MS304 {NAME}: budget_mb={below:g} is below {least:g}, {text} | {fix}"]
     assert planned(least, **request_).rows == planned(1000, **request_).rows
@@ -48,7 +48,7 @@ def test_a_budget_below_the_least_that_the_planner_foretells_is_refused_with_it(
 
 def test_a_budget_whose_least_depends_on_a_size_that_nobody_gave_is_not_checked():
     unknown = {"ffn_hidden_size": None, "num_experts": None}
-    text = "the least that budget_mb=1 may be is not known; give --ffn-hidden-size, --num-experts"
+    text = "the minimum of budget_mb=1 is unknown; give --ffn-hidden-size, --num-experts"
     assert [row.text for row in planned(1, **unknown).rows if row.kind == "not-checked" and row.feature == NAME] == [text]
-    expected = f"MS307 {NAME}: the least that budget_mb=1 may be is not known | give --ffn-hidden-size, --num-experts"
+    expected = f"MS307 {NAME}: the minimum of budget_mb=1 is unknown | give --ffn-hidden-size, --num-experts"
     assert expected in refused(1, strict=True, **unknown)

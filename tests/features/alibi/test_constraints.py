@@ -16,8 +16,7 @@ from tests.features.resolving import CATALOG, active, ask, refusals
 def test_rotary_positions_are_refused():
     (problem,) = refusals("alibi", rotary=True)
     assert problem == (
-        "MS304 alibi: the positions of the model are rotary, but alibi replaces position embeddings "
-        "| --no-rotary, or remove alibi"
+        "MS304 alibi: the model uses rotary positions, but alibi replaces position embeddings | --no-rotary, or remove alibi"
     )
     text = "remove --position-embedding-type and --use-rotary-position-embeddings"
     assert MegatronCommandLine("0.16.1")((GiveField("rotary", False),)) == text
@@ -33,7 +32,10 @@ def test_the_operator_that_takes_the_bias_comes_along():
 def test_a_matrix_is_not_made_from_slopes(form, kind):
     assert refusals("alibi", rotary=False, world_size=1, settings={"alibi": {form: True, "fused_type": 0}}) == []
     assert refusals("alibi", rotary=False, world_size=1, settings={"alibi": {form: True, "fused_type": kind}}) == [
-        f"MS301 alibi: square, opposite and fill need a matrix, but fused_type {kind} has none | --set alibi.fused_type=0"
+        (
+            f"MS301 alibi: square, opposite and fill need a bias matrix, but fused_type={kind} does not use one | --set "
+            "alibi.fused_type=0"
+        )
     ]
 
 
@@ -66,8 +68,8 @@ def test_megatrons_script_cannot_ask_for_another_table():
     with pytest.raises(MindSpeedError) as error:
         planned("--features alibi --position-embedding-type learned_absolute")
     assert str(error.value) == (
-        "MS605 Megatron's --position-embedding-type gives 'learned_absolute', and alibi needs 'none': "
-        "the bias says where a token is\n"
+        "MS605 Megatron's --position-embedding-type sets 'learned_absolute', but alibi needs 'none': ALiBi replaces "
+        "position embeddings\n"
         "  where: Megatron's --position-embedding-type\n"
         "  fix: remove --position-embedding-type or alibi"
     )

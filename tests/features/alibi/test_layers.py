@@ -170,7 +170,7 @@ def test_packed_sequences_take_slopes_and_no_matrix() -> None:
     with pytest.raises(MindSpeedError) as error:
         attention(fused_type=0)(*packed, None, packed_seq_params=params)
     assert str(error.value) == (
-        "MS304 flash-attention: packed sequences take a position bias from slopes, not from a matrix\n"
+        "MS304 flash-attention: packed sequences support a position bias from slopes, but not from a matrix\n"
         "  fix: --set alibi.fused_type=2, without square, opposite and fill"
     )
 
@@ -193,5 +193,5 @@ def test_a_core_attention_of_another_package_that_adds_no_bias_is_named(cp: int,
     other.submodules.self_attention.submodules.core_attention = IdentityOp
     assert [*attention_without_bias(feature, TransformerBlockSubmodules(layer_specs=[local]), None)] == []
     assert [*attention_without_bias(feature, TransformerBlockSubmodules(layer_specs=[local, other]), None)] == [
-        "the core attention of the model, megatron.core.transformer.identity_op.IdentityOp, adds no position bias"
+        "the core attention of the model, megatron.core.transformer.identity_op.IdentityOp, cannot add a position bias"
     ]

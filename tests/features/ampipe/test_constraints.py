@@ -29,17 +29,17 @@ def test_selective_recomputation_is_refused_and_full_one_is_not():
     assert problem.startswith("MS304 ampipe: recompute_granularity is selective, ")
 
 
-MODULES = "it changes modules that run once per micro-batch, and chunks run them several times"
-EXPERTS = "it recomputes or counts what experts get per micro-batch, and chunks come one by one"
+MODULES = "ampipe runs modules once per chunk, but that feature expects one call per micro-batch"
+EXPERTS = "ampipe sends tokens to experts chunk by chunk, but that feature handles the tokens of a whole micro-batch"
 
 
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ("nano-pipe", "the schedule splits layers whose chunks are still in flight"),
-        ("mc2", "it splits the projection after attention itself"),
-        ("eod-reset", "chunks are of causal or full attention"),
-        ("shared-attention-mask", "chunks are of causal or full attention"),
+        ("nano-pipe", "the pipeline schedule splits layers while their chunks are still in flight"),
+        ("mc2", "ampipe splits the projection after attention itself"),
+        ("eod-reset", "ampipe supports only causal and full attention"),
+        ("shared-attention-mask", "ampipe supports only causal and full attention"),
         ("norm-recompute", MODULES),
         ("activation-recompute", MODULES),
         ("swap-attention", MODULES),
@@ -51,7 +51,7 @@ EXPERTS = "it recomputes or counts what experts get per micro-batch, and chunks 
 )
 def test_features_that_do_not_fit_are_refused(other: str, reason: str):
     first, second = sorted(("ampipe", other))
-    text = f"MS202 {first} and {second} exclude each other, because {reason} | remove {first} or {second}"
+    text = f"MS202 {first} conflicts with {second}, because {reason} | remove {first} or {second}"
     assert text in refused(other)
 
 

@@ -34,8 +34,10 @@ def test_masks_are_causal_or_full() -> None:
     assert not is_causal(core(AttnMaskType.no_mask), None)
     assert not is_causal(core(AttnMaskType.padding), None)
     assert refusal(is_causal, core(AttnMaskType.padding), torch.ones(1)) == [
-        "MS304 ampipe: an attention layer has a mask of type padding, and chunks are of causal or full attention "
-        "| remove ampipe"
+        (
+            "MS304 ampipe: an attention layer has a mask of type padding, but chunks support only causal and full attention "
+            "| remove ampipe"
+        )
     ]
 
 
@@ -43,13 +45,13 @@ def test_masks_are_causal_or_full() -> None:
 def test_inputs_of_the_whole_sequence_are_refused(name: str) -> None:
     assert refusal(check_inputs, {name: None, "rotary_pos_emb": object()}) == []
     assert refusal(check_inputs, {name: object()}) == [
-        f"MS304 ampipe: a layer got {name}, which its chunks do not have | remove ampipe"
+        f"MS304 ampipe: a layer received the argument {name}, which its chunks do not support | remove ampipe"
     ]
 
 
 def test_rows_that_chunks_cannot_share_are_refused() -> None:
     assert refusal(check_length, 8, 4) == []
-    assert refusal(check_length, 6, 4) == ["MS304 ampipe: 6 rows of a rank are not divisible by 4 chunks | remove ampipe"]
+    assert refusal(check_length, 6, 4) == ["MS304 ampipe: the 6 rows of a rank are not divisible by 4 chunks | remove ampipe"]
 
 
 class Chunked(ChunkedLayer, Module):
@@ -80,12 +82,12 @@ def empty(kind: type[Module]) -> Any:
     [
         (
             (Module, IdentityOp(), True),
-            "its core attention is Module, not Megatron's local one or that of flash-attention",
+            "the core attention is Module, but only Megatron's local one and that of flash-attention are supported",
         ),
-        ((DotProductAttention, Module(), True), "it has cross-attention"),
+        ((DotProductAttention, Module(), True), "cross-attention is not supported"),
         (
             (DotProductAttention, IdentityOp(), False),
-            "its MoE layer has SimpleNamespace, which posts no transfers",
+            "the MoE layer uses SimpleNamespace, which has no asynchronous transfers",
         ),
     ],
 )

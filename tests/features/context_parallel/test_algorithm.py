@@ -50,13 +50,19 @@ def test_few_key_heads_and_few_ranks_are_for_a_ring_and_more_ranks_for_trading_h
 def test_inside_a_node_heads_are_traded_and_between_nodes_blocks_go_round():
     assert winner(cp=8, ranks_per_node=8) == "ulysses-attention"
     assert choices(cp=16, ranks_per_node=8) == [
-        "hybrid-attention is chosen, which costs least: a rank sends 662,700,032 bytes for a layer and a sequence, forward and "
-        "backward, with ulysses_degree=8",
-        "ring-attention: a rank sends 2,013,265,920 bytes for a layer and a sequence, forward and backward",
-        "ulysses-attention: a rank sends 629,145,600 bytes for a layer and a sequence, forward and backward, 335,544,320 of "
-        "them between nodes while attention waits",
-        "kv-allgather-cp: a rank sends 2,013,265,920 bytes for a layer and a sequence, forward and backward, 1,073,741,824 of "
-        "them between nodes while attention waits",
+        (
+            "hybrid-attention is chosen, which costs least: a rank sends 662,700,032 bytes per layer and sequence, forward "
+            "and backward, with ulysses_degree=8"
+        ),
+        "ring-attention: a rank sends 2,013,265,920 bytes per layer and sequence, forward and backward",
+        (
+            "ulysses-attention: a rank sends 629,145,600 bytes per layer and sequence, forward and backward, 335,544,320 of "
+            "them between nodes and not overlapped with compute"
+        ),
+        (
+            "kv-allgather-cp: a rank sends 2,013,265,920 bytes per layer and sequence, forward and backward, 1,073,741,824 "
+            "of them between nodes and not overlapped with compute"
+        ),
     ]
 
 
@@ -89,9 +95,11 @@ def test_without_the_shape_of_attention_nothing_is_decided():
     able = [name for name, spec in CATALOG.specs.items() if "context-parallel" in spec.slots]
     problems = ask(settings={"context-parallel": {"size": 2, "algorithm": "auto"}}, model={"seq_length": 64}).problems
     assert [f"{problem.code} {problem.message} | {problem.fix_text}" for problem in problems] == [
-        "MS341 context-parallel.algorithm is auto, and the choice is not decided: num_attention_heads, num_query_groups, "
-        "hidden_size, dtype not known | --num-attention-heads N --num-query-groups N --hidden-size N --dtype N, or "
-        f"name one of {', '.join(able)}"
+        (
+            "MS341 context-parallel.algorithm is auto, but the choice needs values that are not set: num_attention_heads, "
+            "num_query_groups, hidden_size, dtype | --num-attention-heads N --num-query-groups N --hidden-size N --dtype N, "
+            f"or name one of {', '.join(able)}"
+        )
     ]
 
 

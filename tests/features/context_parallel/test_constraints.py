@@ -28,8 +28,8 @@ def zigzag(name: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
 def prediction(name: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
     settings = {HYBRID: TWO, "adaptive-cp": {"adaptive-cp": {"dynamic_mask": True}}}.get(name, {})
     message = (
-        f"MS304 {name}: multi-token prediction looks for the next tokens in Megatron's zig-zag order, "
-        f"which {name} does not keep | use an algorithm of context parallelism that keeps this order, or --mtp-num-layers 0"
+        f"MS304 {name}: multi-token prediction expects the next tokens in Megatron's zig-zag order, which {name} does not "
+        "use | use a context-parallel algorithm with Megatron's token order, or --mtp-num-layers 0"
     )
     return name, settings, {"cp": 4, "mtp_num_layers": 1}, message
 
@@ -68,8 +68,10 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             RING,
             {RING: {"window": window}},
             {"cp": 4},
-            f"MS304 ring-attention: window {window} does not divide cp=4 into two or more inner rings "
-            "| --set ring-attention.window=1, or --set ring-attention.window=VALUE (a divisor of 4 that is smaller than it)",
+            (
+                f"MS304 ring-attention: window={window} does not split cp=4 ranks into two or more equal inner rings | --set "
+                "ring-attention.window=1, or --set ring-attention.window=VALUE (a divisor of 4 that is less than it)"
+            ),
         )
         for window in (3, 4, 8)
     ),
@@ -77,17 +79,21 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         RING,
         {RING: {"window": 0}},
         {"cp": 4},
-        "MS301 ring-attention.window is 0: input should be greater than or equal to 1 "
-        "| --set ring-attention.window=1 (number of neighbouring ranks that form an inner ring; 1 is a single ring)",
+        (
+            "MS301 ring-attention.window is 0: input should be greater than or equal to 1 | --set ring-attention.window=1 "
+            "(Number of neighbouring ranks that form an inner ring; 1 = a single ring)"
+        ),
     ),
     *(
         (
             HYBRID,
             {HYBRID: {"ulysses_degree": 2, "window": window}},
             {"cp": 8},
-            f"MS304 hybrid-attention: window {window} does not divide the ring of cp=8 / ulysses_degree=2 ranks into two "
-            "or more inner rings | --set hybrid-attention.window=1, or --set hybrid-attention.window=VALUE "
-            "(a divisor of the ring that is smaller than it)",
+            (
+                f"MS304 hybrid-attention: window={window} does not split the ring of cp=8 / ulysses_degree=2 ranks into two "
+                "or more equal inner rings | --set hybrid-attention.window=1, or --set hybrid-attention.window=VALUE (a "
+                "divisor of the ring that is less than it)"
+            ),
         )
         for window in (3, 4)
     ),
@@ -96,25 +102,31 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         HYBRID,
         {},
         {"cp": 4},
-        "MS304 hybrid-attention: ulysses_degree, the number of ranks that exchange tokens for heads, is not given "
-        "| --set hybrid-attention.ulysses_degree=2 (or more, at best the ranks of a node)",
+        (
+            "MS304 hybrid-attention: ulysses_degree, the number of ranks that exchange tokens for heads, is not set | --set "
+            "hybrid-attention.ulysses_degree=2 (or more, ideally the number of ranks of a node)"
+        ),
     ),
     (
         HYBRID,
         {HYBRID: {"ulysses_degree": 1}},
         {"cp": 4},
-        "MS301 hybrid-attention.ulysses_degree is 1: input should be greater than or equal to 2 "
-        "| --set hybrid-attention.ulysses_degree=2 "
-        "(number of neighbouring ranks that exchange tokens for heads, at best those of a node)",
+        (
+            "MS301 hybrid-attention.ulysses_degree is 1: input should be greater than or equal to 2 | --set "
+            "hybrid-attention.ulysses_degree=2 (Number of neighbouring ranks that exchange tokens for attention heads "
+            "(Ulysses), ideally the ranks of a node)"
+        ),
     ),
     *(
         (
             HYBRID,
             TWO,
             {"cp": cp, "world_size": cp, "seq_length": 6 * cp},
-            f"MS304 hybrid-attention: ulysses_degree 2 does not split cp={cp} into two or more groups of equal size "
-            "| --cp N (two or more times 2), or --set hybrid-attention.ulysses_degree=VALUE "
-            f"(a divisor of {cp} that is smaller than it)",
+            (
+                f"MS304 hybrid-attention: ulysses_degree=2 does not split cp={cp} into two or more groups of equal size | "
+                f"--cp N (at least two times 2), or --set hybrid-attention.ulysses_degree=VALUE (a divisor of {cp} that "
+                "is less than it)"
+            ),
         )
         for cp in (2, 3)
     ),
@@ -126,8 +138,10 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             name,
             cached(name, interval=1),
             {"cp": 8},
-            f"MS301 {name}: interval 1 says which layers keep tensors, but keep is none "
-            f"| --set {name}.keep=full, or --set {name}.interval=0",
+            (
+                f"MS301 {name}: interval=1 selects the layers in which keep applies, but keep is none | --set "
+                f"{name}.keep=full, or --set {name}.interval=0"
+            ),
         )
         for name in (RING, ULYSSES, HYBRID)
     ),
@@ -136,7 +150,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             name,
             cached(name, interval=8, keep="half"),
             {"cp": 8},
-            f"MS304 {name}: interval 8 is not below num_layers=8 | --set {name}.interval=0",
+            f"MS304 {name}: interval=8 is not less than num_layers=8 | --set {name}.interval=0",
         )
         for name in (RING, ULYSSES, HYBRID)
     ),
@@ -144,23 +158,29 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         RING,
         {RING: {"keep": "some"}},
         {"cp": 4},
-        "MS301 ring-attention.keep is 'some': input should be 'none', 'half' or 'full' "
-        "| --set ring-attention.keep=none "
-        "(received blocks kept for backward instead of sent again: none, their keys, keys and values)",
+        (
+            "MS301 ring-attention.keep is 'some': input should be 'none', 'half' or 'full' | --set ring-attention.keep=none "
+            "(Which received blocks are kept for backward instead of received again: none, half (keys) or full (keys and "
+            "values))"
+        ),
     ),
     (
         ULYSSES,
         {ULYSSES: {"keep": "full"}},
         {"cp": 2},
-        "MS304 ulysses-attention: keep full saves nothing: the 4 key heads are a multiple of cp x tp = 2 x 1 ranks, so none is "
-        "sent twice | --set ulysses-attention.keep=none",
+        (
+            "MS304 ulysses-attention: keep=full has no effect: the 4 key heads are a multiple of cp x tp = 2 x 1, so no head "
+            "is sent twice | --set ulysses-attention.keep=none"
+        ),
     ),
     (
         ULYSSES,
         {ULYSSES: {"kv_allgather": True}},
         {"cp": 2, "tp": 2, "vocab_size": 512},
-        "MS304 ulysses-attention: kv_allgather gathers a single key head, but tp=2 ranks share 4 key heads "
-        "| --set ulysses-attention.kv_allgather=false, or use kv-allgather-cp, which gathers any number",
+        (
+            "MS304 ulysses-attention: kv_allgather gathers a single key head, but tp=2 ranks share 4 key heads | --set "
+            "ulysses-attention.kv_allgather=false, or use kv-allgather-cp, which gathers any number of key heads"
+        ),
     ),
 ]
 
@@ -184,12 +204,17 @@ def test_one_rank_keeps_every_rule_and_changes_nothing(name):
     [
         (
             {"softmax_type": "learnable"},
-            "softmax_type is learnable, and {name} computes the vanilla softmax | --softmax-type vanilla, or remove {name}",
+            (
+                "softmax_type is learnable, but {name} computes only the vanilla softmax | --softmax-type vanilla, or remove "
+                "{name}"
+            ),
         ),
         (
             {"windowed_attention": True},
-            "attention sees a window of keys (window_size), which {name} does not compute "
-            "| --no-windowed-attention, or remove {name}",
+            (
+                "attention has a sliding window (window_size), which {name} does not support | --no-windowed-attention, or "
+                "remove {name}"
+            ),
         ),
     ],
 )

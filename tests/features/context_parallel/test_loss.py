@@ -12,9 +12,11 @@ from tests.features.context_parallel.losses import steps
 
 RECIPE = Recipe(replace(LLAMA, num_layers=1), global_batch_size=3, ragged=True)
 PROBLEM = (
-    "MS343 context-parallel: the loss function returns two values and divides by a rank's own tokens, which makes gradients "
-    "too large by a factor of 2, the number of context-parallel ranks; Adam hides it, the gradient norm shows it\n"
-    "  fix: return three: the sum of the losses of this rank's tokens, their number (an int tensor), and the report"
+    "MS343 context-parallel: the loss function returns two values and divides by the local tokens of a rank. Gradients "
+    "are therefore too large by a factor of 2, the number of context-parallel ranks (Adam hides this, the gradient norm "
+    "shows it)\n"
+    "  fix: return three values: the sum of the losses of this rank's tokens, their number (an int tensor), and the "
+    "report"
 )
 
 

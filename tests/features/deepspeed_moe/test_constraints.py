@@ -30,18 +30,25 @@ def test_operators_of_dispatchers_are_left_out_and_refused_where_they_are_reques
     resolution = ask("deepspeed-moe", **MOE, **everywhere)
     assert (resolution.problems, "moe-token-permute" in [feature.name for feature in resolution.features]) == ([], False)
     assert [row.text for row in resolution.rows if row.feature == "moe-token-permute"] == [
-        "deepspeed-moe excludes it, because dispatchers call its operators, and the layer has none"
+        (
+            "deepspeed-moe conflicts with it, because the dispatchers that call the operators of that feature are not used by "
+            "this layer"
+        )
     ]
     assert "moe-token-permute" in active("moe-alltoall-dispatcher", ep=2, **MOE, **everywhere)
     assert refusals("deepspeed-moe", "moe-token-permute", **MOE) == [
-        "MS202 deepspeed-moe and moe-token-permute exclude each other, because dispatchers call its operators, and the layer "
-        "has none | remove deepspeed-moe or moe-token-permute"
+        (
+            "MS202 deepspeed-moe conflicts with moe-token-permute, because the dispatchers that call the operators of "
+            "that feature are not used by this layer | remove deepspeed-moe or moe-token-permute"
+        )
     ]
 
 
 def test_ranks_that_share_experts_have_micro_batches_of_one_length():
-    reason = "ranks that share experts exchange tables of equal size, and their micro-batches have other lengths"
-    excluded = f"MS202 deepspeed-moe and dynamic-shapes exclude each other, because {reason}"
+    reason = (
+        "ranks that share experts exchange tables of equal size, but dynamic shapes give their micro-batches different lengths"
+    )
+    excluded = f"MS202 deepspeed-moe conflicts with dynamic-shapes, because {reason}"
     features = ("deepspeed-moe", "expert-parallel", "dynamic-shapes", "pipeline-parallel")
     assert refusals(*features, ep=2, pp=2, **MOE) == [f"{excluded} | remove deepspeed-moe or dynamic-shapes"]
     assert refusals(*features, pp=2, **MOE) == []
@@ -52,8 +59,10 @@ def test_the_plan_has_the_bytes_of_masks_and_names_what_does_without():
     rows = ask("deepspeed-moe", settings={"deepspeed-moe": {"groups": 4, "capacity_factor": 1.25}}, **world).rows
     kept = 2 * 512 * 8 * 80 * 2  # two masks, tokens of a rank, experts, 256 / 8 x 1.25 x 2 places, bytes of a value
     assert [row.text for row in rows if row.feature == "deepspeed-moe" and "masks" in row.text] == [
-        f"masks of 512 tokens x 8 experts x 80 places keep {kept:,} bytes per layer and micro-batch; "
-        "deepspeed-moe-rearrange has none"
+        (
+            f"masks of 512 tokens x 8 experts x 80 slots keep {kept:,} bytes per layer and micro-batch; "
+            "deepspeed-moe-rearrange avoids these masks"
+        )
     ]
 
 
@@ -77,6 +86,6 @@ def test_a_resumed_run_keeps_its_groups():
     with pytest.raises(MindSpeedError) as error:
         feature().load_extra(None, saved)
     assert str(error.value) == (
-        "MS304 deepspeed-moe: the run had 2 groups of tokens in a micro-batch, and would go on with 1\n"
+        "MS304 deepspeed-moe: the checkpoint was trained with 2 groups of tokens per micro-batch, but this run has 1\n"
         "  fix: --set deepspeed-moe.groups=2"
     )

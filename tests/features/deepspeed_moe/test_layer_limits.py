@@ -15,7 +15,7 @@ from mindspeed.plugins import MindSpeedError
     ("inputs", "what"),
     [
         ({"padding_mask": torch.ones(1)}, "a padding mask"),
-        ({"intermediate_tensors": ()}, "the parts of a layer that CUDA graphs capture"),
+        ({"intermediate_tensors": ()}, "parts of a layer captured as CUDA graphs"),
     ],
 )
 def test_inputs_that_the_gate_does_not_have_are_refused(inputs: dict[str, Any], what: str) -> None:
@@ -24,7 +24,7 @@ def test_inputs_that_the_gate_does_not_have_are_refused(inputs: dict[str, Any], 
     with pytest.raises(MindSpeedError) as error:
         CapacityMoELayer.forward(layer, torch.zeros(1), **inputs)
     assert str(error.value) == (
-        f"MS304 deepspeed-moe: a MoE layer got {what}, which the gate does not have\n  fix: remove deepspeed-moe"
+        f"MS304 deepspeed-moe: a MoE layer received {what}, which the gate does not support\n  fix: remove deepspeed-moe"
     )
 
 
@@ -43,7 +43,7 @@ def test_groups_of_a_rank_are_equal_shares_of_its_tokens(
     with pytest.raises(MindSpeedError) as error:
         CapacityMoELayer.groups(layer, tokens, chunks)
     assert str(error.value) == (
-        f"MS304 deepspeed-moe: {groups} groups cannot be made of {tokens * ranks * chunks} tokens of a micro-batch, which "
-        f"{ranks} ranks share in {chunks} chunks\n"
-        "  fix: use a number for deepspeed-moe.groups that is a multiple of ranks x chunks and divides the tokens"
+        f"MS304 deepspeed-moe: {tokens * ranks * chunks} tokens of a micro-batch, shared by {ranks} ranks in {chunks} "
+        f"chunks, cannot form {groups} groups\n"
+        "  fix: set deepspeed-moe.groups to a multiple of ranks x chunks that divides the number of tokens"
     )

@@ -31,7 +31,8 @@ def test_a_process_without_them_is_a_problem_with_the_line_to_export() -> None:
     (problem,) = variable_problems({"deterministic": NEEDED}, VARIABLES | {"NCCL_ALGO": "NVLS", "PYTHONHASHSEED": "random"})
     assert problem.code == "MS517"
     assert problem.message == (
-        "deterministic needs variables that a process has from its start: NCCL_ALGO is 'NVLS', PYTHONHASHSEED is 'random'"
+        "deterministic needs environment variables that must be set before the process starts: NCCL_ALGO is 'NVLS', "
+        "PYTHONHASHSEED is 'random'"
     )
     assert problem.fix_text == "export NCCL_ALGO=Ring PYTHONHASHSEED=0"
 

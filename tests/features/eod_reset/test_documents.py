@@ -82,8 +82,8 @@ def test_a_row_that_begins_elsewhere_is_refused() -> None:
     with pytest.raises(MindSpeedError) as refused:
         ends_of_positions(torch.tensor([[0, 1, 2], [4, 5, 0]]))
     assert str(refused.value) == (
-        "MS335 a row of position ids does not begin with 0, and documents begin at position 0\n"
-        "  fix: give the position ids of whole rows, before they are cut for context parallelism"
+        "MS335 a row of position ids does not begin with 0, but every document must begin at position 0\n"
+        "  fix: give the position ids of whole rows, before they are split for context parallelism"
     )
 
 
@@ -135,15 +135,15 @@ def refusal(*features: str, **settings: Any) -> str:
 
 def test_a_document_longer_than_the_sequence_is_refused() -> None:
     assert refusal(fixed_document_length=9).startswith(
-        "MS304 eod-reset: fixed_document_length 9 is greater than seq_length=8\n"
+        "MS304 eod-reset: fixed_document_length=9 is greater than seq_length=8\n"
     )
 
 
 @pytest.mark.parametrize(
     ("feature", "reason"),
     [
-        ("adaptive-cp", "adaptive-cp does not provide it, because every batch has other documents"),
-        ("shared-attention-mask", "the documents of each batch take the place of the mask"),
+        ("adaptive-cp", "adaptive-cp does not provide it, because every batch has different documents"),
+        ("shared-attention-mask", "the document ends of each batch replace the mask"),
     ],
 )
 def test_features_with_one_mask_for_all_batches_are_refused(feature: str, reason: str) -> None:
@@ -186,9 +186,9 @@ def test_a_core_attention_that_ignores_documents_is_named() -> None:
     other = get_gpt_layer_local_spec()
     other.submodules.self_attention.submodules.core_attention = IdentityOp
     assert found(get_gpt_layer_local_spec()) == []
-    assert found(other) == ["the core attention IdentityOp of the model ignores documents"]
+    assert found(other) == ["the core attention IdentityOp of the model ignores document ends"]
     assert found(get_gpt_layer_local_spec(), window_size=(4, 0)) == [
-        "window_size is set, and documents in a window of keys need flash-attention"
+        "window_size is set, but packed documents with a sliding window need flash-attention"
     ]
 
 
@@ -197,8 +197,10 @@ def test_a_core_attention_that_ignores_documents_is_named() -> None:
     [
         (
             {"softmax_type": "off-by-one"},
-            "MS304 eod-reset: softmax_type is off-by-one, and eod-reset computes the vanilla softmax\n"
-            "  because: eod-reset: requested\n",
+            (
+                "MS304 eod-reset: softmax_type is off-by-one, but eod-reset computes only the vanilla softmax\n"
+                "  because: eod-reset: requested\n"
+            ),
         ),
         (
             {"cuda_graphs": True},

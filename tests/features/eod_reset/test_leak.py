@@ -13,8 +13,8 @@ from mindspeed.verification.shape import LLAMA, Recipe
 LENGTH, FIRST = 24, 9
 """Two documents; the border of two ranks lies in the second, for three and four also in the first."""
 FIX = (
-    "call megatron.core.utils.get_batch_on_this_cp_rank with position_ids and attention_mask (None) on every stage, and give "
-    "the model the attention_mask that comes back"
+    "call megatron.core.utils.get_batch_on_this_cp_rank with position_ids and attention_mask (None) on every stage, and "
+    "pass the attention_mask that it returns to the model"
 )
 
 
@@ -104,4 +104,4 @@ def unsaid(recipe: Recipe) -> str:
 def test_a_share_that_does_not_say_where_documents_end_is_refused(pool: WorkerPool) -> None:
     world = {**recipe().world(), "world_size": 2, "cp": 2, "rotary": True}
     (one, other) = pool.call(unsaid, 2, recipe(), plan=plan(["eod-reset", "ring-attention"], platform="cpu", world=world))
-    assert one == other == f"MS335 the model got a batch that does not say where its documents end\n  fix: {FIX}"
+    assert one == other == (f"MS335 the model received a batch without document ends\n  fix: {FIX}")

@@ -17,13 +17,15 @@ def test_old_flags_give_it_and_its_settings():
 
 def test_a_softmax_that_the_operator_does_not_compute_is_refused_and_left_out_of_level_1():
     assert refusals("flash-attention", world_size=1, softmax_type="learnable") == [
-        "MS304 flash-attention: softmax_type is learnable, and the operator computes the vanilla softmax "
-        "| --softmax-type vanilla, or remove flash-attention"
+        (
+            "MS304 flash-attention: softmax_type is learnable, but the operator computes only the vanilla softmax | "
+            "--softmax-type vanilla, or remove flash-attention"
+        )
     ]
     assert "flash-attention" not in active(world_size=1, has_variant=has_variant, softmax_type="learnable")
 
 
 def test_context_parallelism_leaves_it_nothing_to_do():
     notes = [row.text for row in ask("flash-attention", "ring-attention", cp=2).rows if row.kind == "note"]
-    text = "cp is 2, and the algorithm of context parallelism has a core attention that calls the same operator"
+    text = "cp is 2, and the context-parallel algorithm already calls the same attention operator"
     assert text in notes

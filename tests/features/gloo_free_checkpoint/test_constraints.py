@@ -11,8 +11,8 @@ from mindspeed.plugins import MindSpeedError
     ("instances", "fsdp", "found"),
     [
         (1, False, []),
-        (2, False, ["2 instances of the distributed optimizer have copies of one shard"]),
-        (1, True, ["Megatron FSDP has no shards in buffers"]),
+        (2, False, ["2 instances of the distributed optimizer hold copies of one shard"]),
+        (1, True, ["Megatron FSDP keeps no optimizer shards in buffers"]),
     ],
 )
 def test_shards_of_an_optimizer_that_exists_are_judged(instances: int, fsdp: bool, found: list[str]) -> None:
@@ -36,8 +36,8 @@ def test_a_checkpoint_of_another_size_is_refused() -> None:
     with pytest.raises(MindSpeedError) as error:
         scatter_state(optimizer, {0: {"bf16": {"numel_unpadded": 64}}})
     assert str(error.value) == (
-        "MS602 the checkpoint has 64 elements in buffer 0, and the run has 96\n"
-        "  fix: resume with the model and the layout that it was saved with"
+        "MS602 the checkpoint has 64 elements in buffer 0, but the run has 96\n"
+        "  fix: resume with the model and the layout that the checkpoint was saved with"
     )
 
 
@@ -47,5 +47,5 @@ def test_the_format_of_before_2024_is_refused() -> None:
     with pytest.raises(MindSpeedError) as error:
         scatter_state(None, None, update_legacy_format=True)
     assert str(error.value) == (
-        "MS602 the checkpoint has the format of before 2024\n  fix: load and save it once without gloo-free-checkpoint"
+        "MS602 the checkpoint has a format from before 2024\n  fix: load and save it once without gloo-free-checkpoint"
     )

@@ -71,7 +71,7 @@ def test_the_requested_feature_refuses_a_weight_without_a_buffer() -> None:
     with pytest.raises(MindSpeedError) as error:
         flags_of(feature, torch.nn.Parameter(torch.ones(2, 2)))
     assert str(error.value) == (
-        "MS304 matmul-add: a weight has no fp32, fp16 or bf16 main_grad of Megatron's data parallelism to add its gradient to\n"
+        "MS304 matmul-add: a weight has no fp32, fp16 or bf16 main_grad buffer of Megatron's data parallelism\n"
         "  fix: wrap the model in Megatron's DistributedDataParallel, or remove matmul-add"
     )
     assert flags_of(feature, torch.nn.Parameter(torch.ones(2, 2), requires_grad=False)) == [False, False]

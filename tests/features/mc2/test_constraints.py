@@ -7,13 +7,14 @@ def test_it_brings_sequence_parallelism_and_the_plan_says_so():
     assert {"mc2", "sequence-parallel", "tensor-parallel"} <= set(active("mc2", tp=2))
     (added,) = [feature for feature in ask("mc2", tp=2).features if feature.name == "sequence-parallel"]
     assert added.why[0].line == (
-        "sequence-parallel: required by mc2, because it fuses the all-gather and the reduce-scatter of sequence parallelism"
+        "sequence-parallel: required by mc2, because mc2 fuses the all-gather and reduce-scatter of sequence parallelism "
+        "with the products"
     )
 
 
 def test_the_plan_says_that_the_reference_runs():
     notes = [row.text for row in ask("mc2", tp=2).rows if row.feature == "mc2"]
-    assert "only the reference of lcal_coc runs on cpu, which is slower; mindspeed ops list says why" in notes
+    assert "lcal_coc has only a plain-torch reference on cpu, which is slower; mindspeed ops list shows why" in notes
 
 
 def notes_on_npu(**world: object) -> list[str]:
@@ -22,15 +23,20 @@ def notes_on_npu(**world: object) -> list[str]:
 
 
 def test_on_an_npu_the_plan_says_which_calls_run_and_where_the_reference_does():
-    calls = "lcal_coc runs npu_all_gather_base_mm and npu_mm_reduce_scatter_base"
+    calls = "lcal_coc uses the kernels npu_all_gather_base_mm and npu_mm_reduce_scatter_base"
     assert notes_on_npu() == [calls]
     assert notes_on_npu(hidden_size=1024) == [
         calls,
-        "the reference of lcal_coc runs where the inner size of a product is the attention of a rank: 128 is outside of 256 to "
-        "65534",
+        (
+            "lcal_coc is replaced by its plain-torch reference for this product, because the attention of a rank 128 is "
+            "outside of 256 to 65534"
+        ),
     ]
     assert notes_on_npu(tp=3, dtype="fp32") == [
-        "the reference of lcal_coc runs, because 3 ranks are not 2, 4, 8 or 16 and fp32 is neither bf16 nor fp16"
+        (
+            "tp=lcal_coc is replaced by its plain-torch reference, because 3 is not 2, 4, 8 or 16 and the dtype is fp32, not "
+            "bf16 or fp16"
+        )
     ]
     assert notes_on_npu(platform="cpu") == []
 
@@ -40,4 +46,4 @@ def test_a_plan_for_npu_lists_the_calls():
     asked = {"mc2": {}, "coc": {"coc": {"fused": True}}}
     for name, settings in asked.items():
         rows = ask(name, tp=8, platform="npu", dtype="bf16", settings=settings, **model).rows
-        assert "lcal_coc runs npu_all_gather_base_mm and npu_mm_reduce_scatter_base" in [row.text for row in rows]
+        assert "lcal_coc uses the kernels npu_all_gather_base_mm and npu_mm_reduce_scatter_base" in [row.text for row in rows]

@@ -38,7 +38,10 @@ def test_experts_of_another_arithmetic_are_refused_and_level_one_leaves_them_alo
         ),
         (
             "probabilities_on_input",
-            "probabilities weigh the input of experts, which moe-grouped-gemm supports only with router_topk=1, not 2",
+            (
+                "probabilities scale the input of experts, which moe-grouped-gemm supports only with router_topk=1, but "
+                "router_topk is 2"
+            ),
             "--no-probabilities-on-input, or --router-topk 1",
         ),
     ],
@@ -55,5 +58,5 @@ def test_experts_of_another_class_are_named_and_a_stage_of_dense_layers_has_none
 
     assert foreign("dense") == foreign(Dense()) == foreign(Sparse(SequentialMLP)) == foreign(Sparse(GroupedExperts)) == []
     assert foreign([Sparse(SequentialMLP), Sparse(object)]) == [
-        "the layer specification has object, which is not one of Megatron's local experts"
+        "the layer specification uses object, which must be one of Megatron's local experts"
     ]

@@ -12,7 +12,9 @@ def refused(world=None, **settings):
 
 def test_a_number_or_a_size_is_needed():
     assert refused(count=1) == refused(size=64) == refused(count=2, gate=True) == []
-    assert refused() == [f"MS304 {NAME}: the number of shared experts is not given, nor their size | --set {NAME}.count=1"]
+    assert refused() == [
+        (f"MS304 {NAME}: neither the number (count) nor the width (size) of shared experts is set | --set {NAME}.count=1")
+    ]
 
 
 def test_a_dense_model_is_refused():
@@ -47,10 +49,14 @@ def test_a_count_is_a_width_that_the_planner_knows():
     overlapped = ask(NAME, world_size=1, settings={NAME: {"size": 64, "overlap": True}}, **world)
     assert (overlapped.problems, overlapped.world.shared_expert_overlap) == ([], True)
     assert refused({**world, "shared_expert_hidden_size": 96}, count=2) == [
-        f"MS304 {NAME}: shared experts are 64 wide by the settings, and shared_expert_hidden_size is 96 "
-        f"| remove --shared-expert-hidden-size, or remove {NAME}"
+        (
+            f"MS304 {NAME}: the settings make shared experts 64 wide, but shared_expert_hidden_size is 96 | remove "
+            f"--shared-expert-hidden-size, or remove {NAME}"
+        )
     ]
     assert refused({**world, "shared_expert_hidden_size": 96}, size=64) == [
-        f"MS304 {NAME}: shared experts are 64 wide by the settings, and shared_expert_hidden_size is 96 "
-        f"| remove --shared-expert-hidden-size, or remove {NAME}"
+        (
+            f"MS304 {NAME}: the settings make shared experts 64 wide, but shared_expert_hidden_size is 96 | remove "
+            f"--shared-expert-hidden-size, or remove {NAME}"
+        )
     ]

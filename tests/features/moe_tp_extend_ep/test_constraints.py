@@ -21,6 +21,7 @@ def test_groups_that_split_experts_are_refused():
     with pytest.raises(MindSpeedError) as error:
         feature.groups_created(sizes={}, get_group=lambda name: SimpleNamespace(size=lambda: 2))
     assert str(error.value) == (
-        f"MS304 {NAME}: process groups split every expert over 2 tensor-parallel ranks, and experts are kept whole\n"
-        f"  fix: drop the script's own expert_tensor_parallel_size, or remove {NAME}"
+        f"MS304 {NAME}: process groups split every expert over 2 tensor-parallel ranks, but the feature keeps experts "
+        "whole\n"
+        f"  fix: remove the expert_tensor_parallel_size that the script sets, or remove {NAME}"
     )

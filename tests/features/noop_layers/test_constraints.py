@@ -26,19 +26,26 @@ def test_empty_places_that_fill_up_every_chunk_are_accepted():
         (
             (3, 3),
             {},
-            "MS301 noop-layers.layers is (3, 3): a place is named twice | --set noop-layers.layers=VALUE (each place once)",
+            (
+                "MS301 noop-layers.layers is (3, 3): a position is given twice | --set noop-layers.layers=VALUE (give each "
+                "position once)"
+            ),
         ),
         (
             (0, 8),
             {},
-            "MS304 noop-layers: empty places (0, 8) are not all among those of 6 layers and the empty ones, counted from 0 "
-            "| --set noop-layers.layers=VALUE (smaller numbers), or --set noop-layers.layers=auto",
+            (
+                "MS304 noop-layers: no-op positions (0, 8) are not all within the 6 layers plus no-ops, counted from 0 | "
+                "--set noop-layers.layers=VALUE (smaller numbers), or --set noop-layers.layers=auto"
+            ),
         ),
         (
             (0,),
             {"vpp": 2},
-            "MS304 noop-layers: 6 layers and the empty places (0,) do not fill pp x vpp = 2 x 2 equal chunks "
-            "| --set noop-layers.layers=auto, or --set noop-layers.layers=VALUE (as many places as fill up every chunk)",
+            (
+                "MS304 noop-layers: 6 layers and no-op positions (0,) do not fill pp x vpp = 2 x 2 equal chunks | --set "
+                "noop-layers.layers=auto, or --set noop-layers.layers=VALUE (as many no-op positions as fill every chunk)"
+            ),
         ),
     ],
 )
@@ -50,8 +57,10 @@ def test_groups_of_recomputed_layers_fill_the_real_chunks():
     settings = with_places(0, 7) | {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 2}}
     request = {"settings": settings, "pp": 2, "vpp": 2, "num_layers": 6}
     assert refusals(NAME, "recompute", **request) == [
-        "MS304 recompute: groups of 2 layers do not fill every model chunk: they have (1, 2, 2, 1) layers "
-        "| --set recompute.num_layers=1"
+        (
+            "MS304 recompute: groups of 2 layers do not divide a model chunk of (1, 2, 2, 1) layers | --set "
+            "recompute.num_layers=1"
+        )
     ]
     settings["recompute"]["num_layers"] = 1
     assert refusals(NAME, "recompute", **request) == []
@@ -71,14 +80,14 @@ def layout(world: dict[str, Any], **settings: Any) -> Any:
 def test_megatron_receives_a_layout():
     override = layout({"pp": 2, "vpp": 2, "num_layers": 6}, layers=(0, 7))
     assert (override.argument, override.value) == ("pipeline_model_parallel_layout", "Et|tt|tt|tL")
-    assert override.reason == "layers per chunk 1, 2, 2, 1; FLOPs of the stages are not known without hidden_size"
+    assert override.reason == "layers per chunk: 1, 2, 2, 1; FLOPs of the stages are unknown because hidden_size is not set"
 
 
 def test_a_large_output_layer_takes_layers_off_the_last_stage():
     override = layout(MODEL | {"pp": 2, "vocab_size": 5120, "num_layers": 8})
     assert (override.value, override.reason) == (
         "Etttttt|ttL",
-        "layers per chunk 6, 2; weights of the chunks 0.923,1.077; the heaviest stage has 1.077 of the mean FLOPs",
+        "layers per chunk: 6, 2; weights of the chunks: 0.923,1.077; the heaviest stage has 1.077 of the mean FLOPs",
     )
 
 
@@ -88,5 +97,5 @@ def test_a_model_that_the_plan_does_not_know_is_refused_when_it_is_built():
     assert made.megatron_args() == []
     assert list(missing_layout(made, None, SimpleNamespace(pipeline_model_parallel_layout="Et|tL"))) == []
     assert list(missing_layout(made, None, SimpleNamespace(pipeline_model_parallel_layout=None))) == [
-        "the plan was made without the shape of the model"
+        "the plan does not contain the shape of the model"
     ]

@@ -41,4 +41,4 @@ def test_more_parts_than_places_are_refused_when_the_model_is_built() -> None:
         return missing_places(SimpleNamespace(args=args, world=world), [model])
 
     assert missing(16) == []
-    assert missing(17) == ["parts=17 is more than the 16 places of an expert"]
+    assert missing(17) == ["parts=17 is greater than the capacity of an expert, 16"]

@@ -46,9 +46,9 @@ def test_a_shorter_tensor_is_refused_before_it_is_sent():
     problem = refused.value.problems[0]
     assert problem.code == "MS645"
     assert problem.message == (
-        "pipeline-parallel: a stage sends a tensor of shape (4, 1, 4), and its neighbour expects (6, 1, 4)"
+        "pipeline-parallel: a stage sends a tensor of shape (4, 1, 4), but its neighbour expects (6, 1, 4)"
     )
-    assert problem.fix_text == "add dynamic-shapes, or give every micro-batch one length"
+    assert problem.fix_text == "add dynamic-shapes, or give all micro-batches the same length"
     assert stage.passed == 1
 
 

@@ -22,15 +22,14 @@ def test_the_defaults_are_fine(tmp_path: Path) -> None:
 def test_the_folder_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert asked(folder=f"{tmp_path}/file") == [
-        f"MS304 profiler: the folder {tmp_path}/file cannot be written "
-        "| --set profiler.folder=FOLDER (where files can be written)"
+        f"MS304 profiler: folder {tmp_path}/file is not writable | --set profiler.folder=FOLDER (a writable folder)"
     ]
 
 
 def test_what_means_nothing_here_is_a_row() -> None:
     rows = {row.text for row in ask("profiler", settings={"profiler": {"level": "level1", "cpu": True}}).rows}
     assert {
-        "profiler.level=level1 has no effect on cpu: only the profiler of an NPU has levels",
+        "profiler.level=level1 has no effect on cpu: only the NPU profiler has levels",
         "profiler.cpu has no effect on the cpu platform, whose traces always include the host",
     } <= rows
 
@@ -39,7 +38,7 @@ def test_what_means_nothing_here_is_a_row() -> None:
 def test_the_window_is_inside_the_run(last: int, done: int, fits: bool) -> None:
     plan = registry.plan(["profiler"], platform="cpu", world={"world_size": 1})
     problems = _window_problems(plan, last, done)
-    text = f"profiler works in steps 11 to 12, and this run has steps {done + 1} to {last}"
+    text = f"profiler works in steps 11 to 12, but this run has steps {done + 1} to {last}"
     assert [problem.message for problem in problems] == ([] if fits else [text])
 
 

@@ -59,16 +59,17 @@ def test_a_mask_first_made_in_inference_mode_can_be_trained_with() -> None:
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("tests.features.shared_attention_mask.masks:without_shape", "gave torch.bool (4,)"),
-        ("tests.features.shared_attention_mask.masks:numbers", "gave torch.float32 (4, 4)"),
-        ("builtins:str", "gave str"),
+        ("tests.features.shared_attention_mask.masks:without_shape", "returned torch.bool (4,)"),
+        ("tests.features.shared_attention_mask.masks:numbers", "returned torch.float32 (4, 4)"),
+        ("builtins:str", "returned str"),
     ],
 )
 def test_a_function_that_gives_no_mask_is_refused(kind: str, sentence: str) -> None:
     with pytest.raises(MindSpeedError) as caught:
         mask_of(MaskRule(kind), 4, torch.device("cpu"))
     assert str(caught.value) == (
-        f"MS332 shared attention mask: {kind} {sentence}; expected is torch.bool (4, 4), True where hidden\n"
+        f"MS332 shared attention mask: {kind} {sentence}, but a mask of type torch.bool and shape (4, 4) is expected, "
+        "True where hidden\n"
         "  fix: name a function of the number of tokens as package.module:function"
     )
 
@@ -142,7 +143,7 @@ def test_it_is_beside_other_features(prove: Prove, also: str) -> None:
 @pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention"])
 def test_it_has_nothing_to_do_beside_an_algorithm_that_implies_the_causal_mask(prove: Prove, algorithm: str) -> None:
     (problem,) = prove(NAME, also=[algorithm]).problems
-    assert problem.message == f"effect of {NAME}: the configuration that reached the model equals the baseline's"
+    assert problem.message == f"effect of {NAME}: the configuration of the model equals the baseline's"
 
 
 def test_the_data_loader_spares_a_byte_for_each_pair_of_tokens_of_each_sample() -> None:

@@ -9,7 +9,7 @@ from mindspeed.plugins import MindSpeedError, World
 from tests.features.resolving import active, ask, refusals
 
 NAME = "tensor-parallel-2d"
-MUON = "Muon reads one split dimension of a weight, and the weights of linear layers are split along both"
+MUON = "Muon expects weights split along one dimension, but {feature} splits linear layers along both"
 AUTO = f"--set {NAME}.x=auto and --set {NAME}.y=auto"
 LLAMA_405B = {
     "hidden_size": 16384,
@@ -28,7 +28,8 @@ def test_it_brings_sequence_parallelism():
     assert {NAME, "sequence-parallel", "tensor-parallel"} <= set(active(NAME, tp=4))
     (added,) = [feature for feature in ask(NAME, tp=4).features if feature.name == "sequence-parallel"]
     assert added.why[0].line == (
-        f"sequence-parallel: required by {NAME}, because its layers have the inputs and outputs of sequence parallelism"
+        f"sequence-parallel: required by {NAME}, because the layers of tensor-parallel-2d have the inputs and outputs of "
+        "sequence parallelism"
     )
 
 
@@ -39,25 +40,25 @@ def test_a_grid_of_the_tensor_parallel_size_is_accepted(x: object, y: object):
 
 @pytest.mark.parametrize(("x", "y"), [(2, 3), (3, "auto"), ("auto", 8), (0, 4), (-2, -2)])
 def test_a_grid_of_another_size_is_refused(x: object, y: object):
-    refused = f"MS304 {NAME}: a grid of x={x} by y={y} does not have tp=4 ranks | {AUTO}"
+    refused = f"MS304 {NAME}: a grid of x={x} by y={y} does not match tp=4 ranks | {AUTO}"
     assert refusals(NAME, tp=4, settings=grid(x, y)) == [refused]
 
 
 def test_a_hidden_size_that_y_does_not_divide_is_refused():
-    refused = f"MS304 {NAME}: hidden size 66 is not divisible by y of the grid x=1, y=4 | {AUTO}"
+    refused = f"MS304 {NAME}: hidden size 66 is not divisible by y=4 of the 1 x 4 grid | {AUTO}"
     assert refusals(NAME, tp=4, hidden_size=66, settings=grid(1, 4)) == [refused]
     assert refusals(NAME, tp=4, hidden_size=66, settings=grid(2, 2)) == []
 
 
 def test_an_mlp_that_the_ranks_do_not_divide_is_refused():
-    text = "MS304 tensor-parallel: ffn_hidden_size 66 is not divisible by tp=4 | --tp N (a divisor of 66)"
+    text = "MS304 tensor-parallel: ffn_hidden_size=66 is not divisible by tp=4 | --tp N (a divisor of 66)"
     assert refusals(NAME, tp=4, ffn_hidden_size=66, settings=grid(2, 2)) == [text]
     assert refusals(NAME, tp=4, ffn_hidden_size=68, settings=grid(2, 2)) == []
 
 
 def test_one_dimension_is_chosen_where_it_sends_the_least_and_the_plan_says_so():
     (note,) = [row.text for row in ask(NAME, tp=4).rows if row.feature == NAME and "grid" in row.text]
-    assert note.startswith("the grid is 4x1, the least of 4x1, 2x2, 1x4: a rank sends ")
+    assert note.startswith("the grid is 4x1, the minimum of 4x1, 2x2, 1x4: a rank sends ")
     assert note.endswith("(1.00)")
     (note,) = [row.text for row in ask(NAME, tp=4, settings=grid(2, 2)).rows if row.feature == NAME and "grid" in row.text]
     assert note.startswith("the grid is 2x2: a rank sends ")
@@ -67,7 +68,7 @@ def test_the_plan_says_where_linear_layers_stay_as_they_are():
     def notes(**settings):
         return [row.text for row in ask(NAME, tp=4, settings={NAME: settings}).rows if row.feature == NAME]
 
-    idle = "with y = 1 and no overlap every linear layer stays Megatron's own; give y, or an overlap"
+    idle = "with y=1 and no overlap every linear layer remains Megatron's; set y or an overlap"
     assert idle in notes()
     assert idle not in notes(x=2, y=2)
     assert idle not in notes(x=4, y=1, overlap_gather=True)
@@ -97,8 +98,8 @@ def test_a_layer_needs_the_groups_of_its_grid_and_features_that_y_divides(monkey
         module._feature_and_grid(four)
     (problem,) = error.value.problems
     assert (problem.message, problem.fix_text) == (
-        f"{NAME}: a layer is built for 4 ranks without the groups of a grid of as many",
-        "call initialize_model_parallel of Megatron before the model is built",
+        f"{NAME}: a layer is built for 4 ranks before the process groups of the grid were created",
+        "call Megatron's initialize_model_parallel before building the model",
     )
     feature.grid = SimpleNamespace(ranks=4, y=4)
     assert module._feature_and_grid(four) == (feature, feature.grid)
@@ -107,8 +108,8 @@ def test_a_layer_needs_the_groups_of_its_grid_and_features_that_y_divides(monkey
         module._require_split(66, feature.grid, "an input")
     (problem,) = error.value.problems
     assert (problem.message, problem.fix_text) == (
-        f"{NAME}: an input of 66 features cannot be split over y = 4 ranks",
-        f"use a --set {NAME}.y that divides 66",
+        f"{NAME}: the 66 features of an input are not divisible by y=4",
+        f"--set {NAME}.y=N, where N divides 66",
     )
 
 
@@ -117,7 +118,7 @@ def test_the_cheapest_grid_needs_the_shape_of_the_model():
     with pytest.raises(MindSpeedError) as error:
         feature.groups_created({"tp": 4}, lambda name: None)
     (problem,) = error.value.problems
-    assert problem.message.startswith(f"{NAME}: x and y are auto, and hidden_size")
+    assert problem.message.startswith(f"{NAME}: x and y are auto, but hidden_size")
     assert problem.fix_text == f"--set {NAME}.y=2"
 
 

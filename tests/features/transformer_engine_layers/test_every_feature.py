@@ -20,8 +20,8 @@ NAME: Final = "transformer-engine-layers"
 FOLDER: Final = Path(__file__).parents[3] / "build" / "engine_layers"
 OTHERS: Final = sorted(set(CATALOG.usable) - {NAME})
 REFUSED: Final = {
-    "norm-recompute": "norms are parts of the linear layers that follow them, and norm-recompute recomputes norms of their own",
-    "swap-attention": "linear_qkv contains the norm, whose input the residual needs too",
+    "norm-recompute": ("norms are fused into the linear layers that follow them, but norm-recompute recomputes separate norms"),
+    "swap-attention": "linear_qkv includes the norm, whose input the residual connection needs too",
 }
 """Features that a declared condition refuses with their defaults, and its sentence."""
 

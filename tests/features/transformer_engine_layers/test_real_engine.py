@@ -57,9 +57,10 @@ def test_an_engine_that_is_installed_after_the_plan_is_named(monkeypatch: pytest
     with pytest.raises(MindSpeedError) as caught:
         mindspeed.activate(made)
     assert str(caught.value) == (
-        f"MS339 the plan was made without a Transformer Engine, and one is there now: {NAMED}/transformer_engine/__init__.py\n"
+        "MS339 the plan was made without Transformer Engine, but it is installed now: "
+        f"{NAMED}/transformer_engine/__init__.py\n"
         f"  where: {NAMED}/transformer_engine/__init__.py\n"
-        "  fix: make the plan again, which then uses it"
+        "  fix: make the plan again; it then uses Transformer Engine"
     )
     assert NAME not in plan().names
 
@@ -82,10 +83,10 @@ def test_a_broken_engine_is_reported_with_its_cause(tmp_path: Path, monkeypatch:
     with pytest.raises(MindSpeedError) as caught:
         mindspeed.activate(made)
     assert str(caught.value) == (
-        "MS339 the job builds Transformer Engine's layers, and the one that is installed cannot be imported\n"
+        "MS339 the job builds Transformer Engine's layers, but the installed Transformer Engine cannot be imported\n"
         "  because: OSError: libcudart.so.12: cannot open shared object file\n"
         f"  where: {broken}/__init__.py\n"
-        "  fix: repair it, or uninstall it: without one, mindspeed builds the layers"
+        "  fix: repair or uninstall Transformer Engine; without it, mindspeed builds compatible layers"
     )
     shutil.rmtree(broken)
     assert NAME in plan().names

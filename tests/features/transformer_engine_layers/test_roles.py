@@ -205,8 +205,7 @@ def test_weights_that_further_ranks_share_are_refused() -> None:
     (problem,) = caught.value.problems
     assert (problem.code, problem.message, str(problem).splitlines()[-1]) == (
         "MS304",
-        "transformer-engine-layers: weight_shards is 2: sharing weights over more ranks is what only a real Transformer "
-        "Engine does",
+        "transformer-engine-layers: weight_shards is 2, but only Transformer Engine supports weights that more ranks share",
         "  fix: --weight-shards 1",
     )
 
@@ -218,8 +217,8 @@ def test_an_option_of_a_newer_engine_is_named() -> None:
     with pytest.raises(MindSpeedError) as caught:
         TEColumnParallelLinear(HIDDEN, WIDTH, config=config(), spin=1, **options)
     assert caught.value.problems[0].message == (
-        "transformer-engine-layers: TEColumnParallelLinear takes no option spin: its interface is that of Transformer Engine "
-        "2.9.0"
+        "transformer-engine-layers: TEColumnParallelLinear does not support spin: it follows the interface of "
+        "Transformer Engine 2.9.0"
     )
     with pytest.raises(MindSpeedError) as caught:
         column(fp8="hybrid")

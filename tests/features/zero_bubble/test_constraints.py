@@ -20,8 +20,8 @@ def of(**settings: object) -> dict[str, dict[str, object]]:
 def test_a_limit_that_no_list_keeps_is_refused_with_the_least_and_the_least_is_not() -> None:
     (text,) = refusals("zero-bubble", pp=4, settings=of(limit=3))
     assert text == (
-        "MS304 zero-bubble: no schedule keeps within 3 activation sets; the least possible limit is 4 | "
-        "--set zero-bubble.limit=4, or --set zero-bubble.recompute=least"
+        "MS304 zero-bubble: no schedule fits within 3 activation sets; the minimum limit is 4 | --set "
+        "zero-bubble.limit=4, or --set zero-bubble.recompute=least"
     )
     assert active("zero-bubble", pp=4, settings=of(limit=4))[-1] == "zero-bubble"
     assert active("zero-bubble", pp=4, settings=of(limit=3, recompute="least"))[-1] == "zero-bubble"
@@ -37,13 +37,16 @@ def test_a_cost_of_zero_is_refused_and_measured_costs_are_not() -> None:
 @pytest.mark.parametrize(
     ("world", "text"),
     [
-        ({"vpp": 1}, "placement v needs two model chunks on each rank, but vpp is 1 | --vpp 2, or"),
-        ({"vpp": 4}, "placement v needs two model chunks on each rank, but vpp is 4 | --vpp 2, or"),
+        ({"vpp": 1}, "placement=v needs two model chunks on each rank, but vpp is 1 | --vpp 2, or"),
+        ({"vpp": 4}, "placement=v needs two model chunks on each rank, but vpp is 4 | --vpp 2, or"),
         (
             {"tied_embeddings": True},
-            "placement v has the embedding and the output layer in two chunks of one rank, where Megatron does not tie them",
+            (
+                "placement=v puts the embedding and the output layer in two chunks of one rank, where Megatron does not tie "
+                "their weights"
+            ),
         ),
-        ({"mtp_num_layers": 1}, "placement v has no stage for the 1 layers of multi-token prediction | --mtp-num-layers 0"),
+        ({"mtp_num_layers": 1}, "placement=v has no stage for the 1 layers of multi-token prediction | --mtp-num-layers 0"),
     ],
 )
 def test_a_v_refuses_models_that_do_not_fit_and_takes_those_that_do(world: dict[str, Any], text: str) -> None:
@@ -58,7 +61,7 @@ def test_a_v_refuses_a_feature_that_deals_out_layers() -> None:
     world = MODEL | V | {"num_layers": 6}
     problems = ask("zero-bubble", "noop-layers", settings=settings, model=world).problems
     assert [problem.message for problem in problems] == [
-        "zero-bubble: placement v needs equal stages, but the job has model chunks of 1, 2, 2, 1 layers"
+        "zero-bubble: placement=v needs equal stages, but the job has model chunks of 1, 2, 2, 1 layers"
     ]
     assert not ask("zero-bubble", "noop-layers", settings={**settings, **of(placement="loop")}, model=world).problems
 
@@ -66,7 +69,7 @@ def test_a_v_refuses_a_feature_that_deals_out_layers() -> None:
 @pytest.mark.parametrize(
     ("job", "text"),
     [
-        ({"pipeline_layout": True}, "deals layers out by a layout"),
+        ({"pipeline_layout": True}, "assigns layers to stages by a layout"),
         ({"first_stage_layers": 2}, "gives the first stage 2 layers"),
         ({"last_stage_layers": 2}, "gives the last stage 2 layers"),
         (
@@ -77,7 +80,7 @@ def test_a_v_refuses_a_feature_that_deals_out_layers() -> None:
 )
 def test_a_v_refuses_uneven_stages_of_megatron(job: dict[str, Any], text: str) -> None:
     assert refusals("zero-bubble", settings=of(placement="v"), **V | job) == [
-        f"MS304 zero-bubble: placement v needs equal stages, but the job {text} | --set zero-bubble.placement=loop"
+        f"MS304 zero-bubble: placement=v needs equal stages, but the job {text} | --set zero-bubble.placement=loop"
     ]
     assert refusals("zero-bubble", **V | job) == []
 
@@ -87,5 +90,5 @@ def test_a_v_refuses_uneven_stages_of_megatron(job: dict[str, Any], text: str) -
 )
 def test_a_v_is_placed_where_megatron_asks_by_chunk(version: str, fits: bool) -> None:
     answer = failure(megatron_asks_by_chunk, "zero-bubble", ZeroBubbleArgs(placement="v"), World(V | {"megatron": version}))
-    text = f"placement v supports Megatron 0.14 to 0.18, and this is {version}"
+    text = f"placement=v supports Megatron 0.14 to 0.18, but the version is {version}"
     assert (answer and answer.message) == (None if fits else text)

@@ -43,7 +43,7 @@ def test_a_run_goes_on_in_another_megatron_as_it_would_have_here(megatron: Megat
     assert status == 0
     shutil.copytree(run, stays)
     if Version(megatron.version) < FLAT_SHARDS:
-        form = "the distributed optimizer's state in the shapes of the parameters, as megatron-core 0.15 and newer save it"
+        form = "distributed optimizer state in the shapes of the parameters, as saved by megatron-core 0.15 and newer"
         with pytest.raises(AssertionError, match=form):
             pretrain(megatron, "--resume", str(run), "--nproc", "2", "--train-iters", "8")
         return
@@ -59,5 +59,5 @@ def test_a_run_goes_on_in_another_megatron_as_it_would_have_here(megatron: Megat
     (problem,) = back["problems"]
     assert (status, problem["code"]) == (1, "MS602")
     assert problem["message"].startswith(
-        "the checkpoint has the torch_dist format of megatron-core 0.19 and newer, without common.pt, and megatron-core "
+        "the checkpoint uses the torch_dist format of megatron-core 0.19 and newer, without common.pt, which megatron-core "
     )

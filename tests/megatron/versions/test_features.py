@@ -38,4 +38,4 @@ def test_a_feature_does_what_it_claims(megatron: Megatron, answers: Mapping[str,
 def refused_on(name: str, version: str) -> str:
     """The beginning of the refusal of a feature that is not for this version, empty for one that is."""
     needed = SPECS[name].megatron if name in SPECS else ""
-    return "" if version_in(version, needed) else f"MS208 {name} needs megatron-core {needed}, this is {version}"
+    return "" if version_in(version, needed) else f"MS208 {name} needs megatron-core {needed}, but the version is {version}"

@@ -143,8 +143,11 @@ def test_versions_outside_the_range_are_refused() -> None:
         with pytest.raises(ResolutionError) as refused:
             plan_for(version)
         assert [str(problem) for problem in refused.value.problems if problem.code == "MS502"] == [
-            f"MS502 megatron-core {version} is not supported, which needs >=0.14,<0.21\n"
-            "  where: made up\n  fix: pip install megatron-core==0.16.1"
+            (
+                f"MS502 megatron-core {version} is not supported; supported is >=0.14,<0.21\n"
+                "  where: made up\n"
+                "  fix: pip install megatron-core==0.16.1"
+            )
         ]
 
 

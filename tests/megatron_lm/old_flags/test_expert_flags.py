@@ -14,7 +14,9 @@ def test_the_sequential_dispatcher_is_the_one_that_there_is():
     in_new_meaning(made, extends=False)
     assert made.words == ["--moe-token-dispatcher-type", "alltoall", "--lr", "1"]
     (note,) = made.notes
-    assert note == "--moe-token-dispatcher-type alltoall_seq means alltoall, the only all-to-all dispatcher since Megatron 0.14"
+    assert note == (
+        "--moe-token-dispatcher-type alltoall_seq is replaced by alltoall, the only all-to-all dispatcher since Megatron 0.14"
+    )
 
 
 @pytest.mark.parametrize(("extends", "ranks"), [(True, 8), (False, 4)])
@@ -23,7 +25,7 @@ def test_the_expert_parallel_size_is_multiplied_where_it_counts_per_tensor_rank(
     in_new_meaning(made, extends)
     assert made.words == [*SIZES[:2], f"--expert-model-parallel-size={ranks}"]
     assert made.notes == (
-        ["--expert-model-parallel-size 4 with --moe-tp-extend-ep means 8 ranks with experts, 4 x tp 2"] if extends else []
+        ["--expert-model-parallel-size 4 with --moe-tp-extend-ep is 8 ranks with experts, 4 x tp 2"] if extends else []
     )
 
 
@@ -42,7 +44,7 @@ def test_flags_that_serve_no_low_precision_are_left_out_with_it(low):
     assert (old.layer.features, old.problems) == ((), ())
     (left,) = old.left_out
     assert left.message == (
-        f"{', '.join(flags)} are left out: nothing here serves {low} that way, and Megatron's own experts compute the same"
+        f"{', '.join(flags)} are left out: mindspeed has no feature for {low}; Megatron's experts compute the same result"
     )
     assert read_old_flags(flags, (), catalog()).left_out == ()
 

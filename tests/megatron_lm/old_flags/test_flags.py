@@ -25,7 +25,7 @@ def read(*argv, known=()):
 def test_a_flag_of_a_feature_that_exists_switches_it_on_and_is_taken_out():
     found = read("--lr", "1", "--use-fused-swiglu", "--use-fused-rmsnorm", "--seed", "-1")
     assert found.layer.features == ("swiglu", "rms-norm")
-    assert found.layer.source == "old MindSpeed flag"
+    assert found.layer.source == "old flag of MindSpeed"
     assert found.rest == ("--lr", "1", "--seed", "-1")
     assert found.notes == (
         "--use-fused-swiglu switches on swiglu; the new spelling is --features swiglu",
@@ -41,8 +41,8 @@ def test_empty_layers_are_no_layers_of_the_model():
     assert found.layer.settings == {"noop-layers": {"layers": "0,7"}}
     assert found.rest == (flags[1], "2", "--lr", "1", "--num-layers", "6", "--num-virtual-stages-per-pipeline-rank", "2")
     assert found.notes[1:] == (
-        "--num-layers 8 counts the empty places 0,7 of --noop-layers: the model has 6 layers",
-        "--num-layers-per-virtual-pipeline-stage 2 counts them too: it is --num-virtual-stages-per-pipeline-rank 2",
+        "--num-layers 8 includes the no-op positions 0,7 of --noop-layers: the model has 6 layers",
+        "--num-layers-per-virtual-pipeline-stage 2 includes them too: it is --num-virtual-stages-per-pipeline-rank 2",
     )
 
 
@@ -51,7 +51,7 @@ def test_a_flag_of_a_feature_that_is_not_there_yet_is_a_problem_that_says_so():
     assert [(problem.code, problem.message) for problem in found.problems] == [
         (
             "MS111",
-            "--moe-zero-memory stands for the feature moe-zero-memory, which this version of mindspeed does not have yet",
+            "--moe-zero-memory maps to the feature moe-zero-memory, which this version of mindspeed does not have yet",
         ),
     ]
     assert found.rest == ()
@@ -79,7 +79,7 @@ def test_the_hybrid_of_adaptive_attention_without_its_degree_is_no_plain_one():
     assert (problem.code, problem.message, problem.fix_text) == (
         "MS301",
         "--context-parallel-algo hybrid_adaptive_cp_algo needs --ulysses-degree-in-cp",
-        "give --ulysses-degree-in-cp 2 or more",
+        "set --ulysses-degree-in-cp to 2 or more",
     )
     assert read_old_flags([*algorithm, "--ulysses-degree-in-cp", "2"], (), catalog()).problems == ()
 
@@ -164,16 +164,21 @@ def test_a_setting_that_a_flag_gives_exists_once_its_feature_does(old):
     [
         (
             ["--attention-mask-type", "general"],
-            "--attention-mask-type is not needed: a causal mask is implied, and any other that the model gives is read",
+            "--attention-mask-type is not needed: a causal mask is implied, and any other mask of the model is read",
         ),
         (
             ["--attention-mask-on-cpu"],
-            "--attention-mask-on-cpu is not needed: a causal mask is never made, and of another a rank has only what its "
-            "algorithm reads",
+            (
+                "--attention-mask-on-cpu is not needed: a causal mask is never created, and of other masks each rank creates "
+                "only what its algorithm reads"
+            ),
         ),
         (
             ["--megatron-cp-in-bnsd"],
-            "--megatron-cp-in-bnsd is not needed: the attention operator takes tensors as Megatron has them, and turns none",
+            (
+                "--megatron-cp-in-bnsd is not needed: the attention operator reads tensors in Megatron's layout and "
+                "transposes none"
+            ),
         ),
     ],
 )
@@ -204,8 +209,8 @@ def test_a_flag_that_means_nothing_with_the_algorithm_says_so():
     found = read_old_flags([*argv, "--cp-window-size", "2"], (), catalog())
     assert (found.problems, found.layer.settings) == ((), {})
     assert found.notes[1:] == (
-        "--context-parallel-kv-cache-policy means nothing with this --context-parallel-algo",
-        "--cp-window-size means nothing with this --context-parallel-algo",
+        "--context-parallel-kv-cache-policy has no effect with this --context-parallel-algo",
+        "--cp-window-size has no effect with this --context-parallel-algo",
     )
 
 

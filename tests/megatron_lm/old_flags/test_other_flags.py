@@ -126,33 +126,38 @@ def test_what_megatron_says_in_other_words_is_translated_with_a_note(line, words
     [
         (
             "--post-norm --gelu-tanh",
-            "--post-norm, --gelu-tanh belong to MindSpeed-LLM: it is part of a model that MindSpeed-LLM builds, "
-            "and Megatron's GPT does not have it",
+            (
+                "--post-norm, --gelu-tanh belong to MindSpeed-LLM: it is part of a model of MindSpeed-LLM that Megatron's "
+                "GPT does not support"
+            ),
         ),
-        ("--ema-decay 0.9", "--ema-decay has no equivalent: no optimizer keeps a moving average of the weights"),
+        ("--ema-decay 0.9", "--ema-decay has no equivalent: no optimizer of mindspeed keeps a moving average of the weights"),
         (
             "--rope-scaling-type llama3 --low-freq-factor 2",
-            "--low-freq-factor is 2, and Megatron-LM, which has no argument for it, computes with 1",
+            "--low-freq-factor is 2, but Megatron-LM has no argument for it and uses 1",
         ),
         (
             "--rope-scaling-type yarn",
-            "--rope-scaling-type yarn has no equivalent: Megatron-LM scales so with --multi-latent-attention alone",
+            (
+                "--rope-scaling-type yarn has no equivalent: Megatron-LM supports this scaling only with "
+                "--multi-latent-attention"
+            ),
         ),
         (
             "--spec mindspeed_llm.tasks.models.spec.gemma2_spec layer_spec",
             "--spec mindspeed_llm.tasks.models.spec.gemma2_spec belongs to MindSpeed-LLM: Megatron's GPT does not have these "
             "layers",
         ),
-        ("--num-layer-list a,b", "--num-layer-list is 'a,b', no list of numbers of layers"),
-        ("--num-layers 4 --first-k-dense-replace x", "--first-k-dense-replace is x, no whole number"),
+        ("--num-layer-list a,b", "--num-layer-list is 'a,b', not a list of layer counts"),
+        ("--num-layers 4 --first-k-dense-replace x", "--first-k-dense-replace is x, not a whole number"),
         ("--first-k-dense-replace 1", "--first-k-dense-replace needs --num-layers"),
         (
             "--rope-scaling-type linear --rope-scaling-factor 1.5",
-            "--rope-scaling-factor of --rope-scaling-type linear is no whole number",
+            "--rope-scaling-factor of --rope-scaling-type linear is not a whole number",
         ),
         (
             "--rope-scaling-type llama3 --low-freq-factor x",
-            "--low-freq-factor is x, and Megatron-LM, which has no argument for it, computes with 1",
+            "--low-freq-factor is x, but Megatron-LM has no argument for it and uses 1",
         ),
     ],
 )
@@ -193,23 +198,23 @@ def test_a_megatron_that_lacks_the_words_is_named():
         (
             "--use-fused-ring-attention-update",
             (),
-            "--use-fused-ring-attention-update does nothing with --context-parallel-size 1",
+            "--use-fused-ring-attention-update has no effect with --context-parallel-size 1",
         ),
-        ("--variable-seq-lengths", (), "--variable-seq-lengths does nothing with --pipeline-model-parallel-size 1"),
+        ("--variable-seq-lengths", (), "--variable-seq-lengths has no effect with --pipeline-model-parallel-size 1"),
         (
             "--use-ascend-mc2 --tensor-model-parallel-size 1",
             (),
-            "--use-ascend-mc2 does nothing with --tensor-model-parallel-size 1",
+            "--use-ascend-mc2 has no effect with --tensor-model-parallel-size 1",
         ),
         (
             "--pipeline-model-parallel-size 2 --recompute-in-advance --recompute-granularity full",
             ("recompute-in-advance",),
-            "--recompute-in-advance takes the place of --recompute-granularity: it recomputes every layer",
+            "--recompute-in-advance replaces --recompute-granularity: it recomputes every layer",
         ),
         (
             "--num-layers 4 --recompute-norm --recompute-norm-num-layers 9",
             ("norm-recompute",),
-            "--recompute-norm-num-layers 9 is all of the 4 layers of a model chunk",
+            "--recompute-norm-num-layers 9 covers all 4 layers of a model chunk",
         ),
     ],
 )

@@ -120,7 +120,7 @@ def test_a_rule_that_does_not_end_is_one_problem(checkout: Path, monkeypatch: py
     monkeypatch.setattr(process, "SECONDS", 1.0)
     found = verdicts(checkout, "--loops", "--num-layers 0")
     assert [problem.message.rpartition(": ")[2] for (problem,) in (one.problems for one in found)] == [
-        "no answer within 1 s",
+        "no result within 1 s",
         "no layers",
     ]
 
@@ -135,7 +135,7 @@ def test_commands_behind_one_that_ends_the_process_are_judged(tmp_path: Path, mo
         [],
         ["nothing"],
         ["no layers"],
-        ["no answer within 5 s"],
+        ["no result within 5 s"],
         ["101 layers are too many"],
     ]
 

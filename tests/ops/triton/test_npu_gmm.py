@@ -100,5 +100,5 @@ def test_without_tokens_and_in_other_types_and_strides_the_buffer_is_right():
 
 
 def test_groups_that_do_not_end_at_the_rows_are_refused():
-    with on_triton(), refused("npu_gmm: the groups end at [2, 4], not ascending up to the 5 rows"):
+    with on_triton(), refused("npu_gmm: the groups end at [2, 4], but must be ascending up to the 5 rows"):
         npu_gmm(torch.ones(5, 3), torch.ones(2, 3, 4), group_list=[2, 4])

@@ -83,7 +83,7 @@ def test_a_command_that_does_not_end_is_a_failure(tmp_path) -> None:
     job.write_text("features: [deterministic]\nplatform: cpu\n")
     words = ["features", "bisect", "-f", str(job), "--test", "sleep 60", "--timeout", "0.2", "--store", str(tmp_path / "s")]
     done = CliRunner().invoke(main, words, catch_exceptions=False)
-    assert done.stdout.splitlines()[:2] == ["fails with: deterministic", "because: timeout it did not end in 0.2 s"]
+    assert done.stdout.splitlines()[:2] == ["fails with: deterministic", "because: timeout the run did not end within 0.2 s"]
 
 
 @pytest.mark.long
@@ -113,7 +113,7 @@ def test_a_tiny_model_shows_which_of_twelve_features_are_wrong_together(planted,
         ("scales", "loss over 2 steps differs by", "step 1, loss"),
         ("not-finite", "is not finite", "step 1, loss"),
         ("crashes", "verification rank 0 ended with signal 6", ""),
-        ("hangs", "verification ranks 0 did not answer for 20 s", ""),
+        ("hangs", "verification ranks 0 did not respond for 20 s", ""),
         ("raises", "RuntimeError: planted", ""),
     ],
 )
