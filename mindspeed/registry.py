@@ -306,7 +306,7 @@ def report() -> EffectReport | None:
 
 @contextmanager
 def step() -> Iterator[None]:
-    """Mark one training step of a loop of your own: ``with mindspeed.step(): ...``.
+    """Mark one training step of a custom loop: ``with mindspeed.step(): ...``.
 
     Operators, and patches whose phase is the step, are counted from the first step on, and judged when it has ended. Loops of
     Megatron and `mindspeed pretrain` mark theirs. Does nothing without an active plan.

@@ -110,12 +110,12 @@ def transformer_engine_experts(values: Values, names: Names) -> bool | None:
 
 
 def weight_shards(values: Values, names: Names) -> int:
-    """Return how many ranks share a weight beside tensor parallelism, whose ranks Megatron's argument counts too."""
+    """Return how many ranks share a weight in addition to tensor-parallel ranks, which Megatron's argument counts too."""
     return max(1, (values.get(names[0]) or 1) // (values.get("tensor_model_parallel_size") or 1))
 
 
 def built_weight_shards(values: Values, names: Names) -> int:
-    """Return how many ranks share a weight beside tensor parallelism, in a configuration."""
+    """Return how many ranks share a weight in addition to tensor-parallel ranks, in a configuration."""
     return values.get("gtp_weight_remat_size") or 1
 
 

@@ -65,7 +65,7 @@ NO_SHARDED_MODEL: Final = ModelCondition(
 
 
 @condition(
-    "the pattern of a hybrid model says which layers a stage has",
+    "the pattern of a hybrid model already assigns layers to pipeline stages",
     fix=(Advice("separate uneven stages with | in the pattern"), RemoveFeature()),
 )
 def layers_have_no_pattern(args: Any, world: World) -> bool:

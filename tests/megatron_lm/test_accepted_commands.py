@@ -115,7 +115,7 @@ def test_a_megatron_that_compares_both_refuses_another_number_of_layers_than_the
 
 
 def test_a_sign_of_equality_alone_is_a_value() -> None:
-    assert messages("--num-layers 8 --swiglu =") == ["--swiglu takes no value, and is followed by ="]
+    assert messages("--num-layers 8 --swiglu =") == ["--swiglu takes no value, but is followed by ="]
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_a_sign_of_equality_alone_is_a_value() -> None:
     [
         (
             "--window-size 16,0 --reset-attention-mask",
-            "flash-attention: layers are Transformer Engine's, and flash-attention works on Megatron's local layers",
+            "flash-attention: layers are Transformer Engine's, but flash-attention supports only Megatron's local layers",
         ),
         (
             "--transformer-impl local --fp8-format e4m3",
-            "Megatron's --fp8-format gives 'e4m3', and the layers are local (transformer_impl): they ignore it and compute "
+            "Megatron's --fp8-format sets 'e4m3', but the layers are local (transformer_impl): local layers ignore it and compute "
             "without fp8",
         ),
     ],

@@ -29,7 +29,7 @@ _BATCHES = "mindspeed.features.eod_reset.batches"
 _DATASET = "megatron.core.datasets.gpt_dataset"
 _TRAINING = "megatron.training.utils"
 _MODELS = (("gpt.gpt_model:GPTModel", ""), ("hybrid.hybrid_model:HybridModel", ">=0.19"))
-_STAGES = "every stage of a pipeline reads where documents end, so that nothing but activations goes between stages"
+_STAGES = "every pipeline stage reads the document ends, so only activations are sent between stages"
 
 
 class EodReset(Feature[EodResetArgs]):
@@ -100,7 +100,7 @@ class EodReset(Feature[EodResetArgs]):
                 Wrap(
                     f"megatron.core.models.{model}.forward",
                     f"{_LAYERS}:with_documents_required",
-                    "a batch that does not say where its documents end is refused",
+                    "refuses a batch without document ends",
                     when=When(megatron=versions),
                     optional=True,
                 )

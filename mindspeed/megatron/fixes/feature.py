@@ -44,7 +44,7 @@ class MegatronFixes(Feature[FeatureArgs]):
             yield f"megatron_adaptor was imported first and keeps what it patches: {', '.join(kept)}"
 
     def _every_patch(self) -> list[Patch]:
-        reason = "on the CPU torch.compile needs a C++ compiler and takes longer than the function saves"
+        reason = "disables torch.compile on the CPU, where it needs a C++ compiler and takes longer than it saves"
         patches: list[Patch] = [
             Wrap(
                 row["target"], f"{_HERE}.{row['by']}", row["reason"], when=When(row["versions"]) if "versions" in row else None

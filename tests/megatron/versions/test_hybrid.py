@@ -23,11 +23,11 @@ FIRST: Final = Version("0.19")
 _OLD: Final = "needs megatron-core >=0.14,<0.17"
 REFUSED: Final = {
     **dict.fromkeys(("ampipe", "deepspeed-moe", "deepspeed-moe-dropless", "deepspeed-moe-rearrange", "pipe-experts"), _OLD),
-    "noop-layers": "refused: the pattern of a hybrid model says which layers a stage has",
+    "noop-layers": "refused: the pattern of a hybrid model already assigns layers to pipeline stages",
     "norm-recompute": (
-        "refused: norms are parts of the linear layers that follow them, and norm-recompute recomputes norms of their own"
+        "refused: norms are fused into the linear layers that follow them, but norm-recompute recomputes separate norms"
     ),
-    "swap-attention": "refused: linear_qkv contains the norm, whose input the residual needs too",
+    "swap-attention": "refused: linear_qkv includes the norm, whose input the residual connection needs too",
 }
 """Features that do not run on a HybridModel with their defaults, and why."""
 EXPECTED: Final = {name: REFUSED.get(name, PASSED) for name in SPECS}
