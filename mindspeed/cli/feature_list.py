@@ -17,8 +17,8 @@ from mindspeed.plugins.found import BUILT_IN, PLUGINS_VARIABLE, DiscoveredFeatur
 MANY: Final = 200
 """Above this number features of other distributions are not loaded to list them, and rows are not aligned."""
 HEADERS: Final = ("NAME", "LEVEL", "STABILITY", "PLATFORMS", "SLOTS", "FROM", "STATE", "SUMMARY")
-_LEVELS: Final = "Level 0: part of Megatron; 1: active by default where safe; 2: active on request."
-_MORE: Final = "Give words to filter; --wide and --json show platforms, slots and packages."
+_LEVELS: Final = "Level 0: part of Megatron; 1: on by default where safe; 2: on request."
+_MORE: Final = "Give words to filter; --wide and --json show more."
 
 
 @click.command("list")

@@ -188,7 +188,6 @@ def test_a_job_file_and_a_setting_that_cannot_be_read_are_reported_together(chec
         "  fix: did you mean features?\n"
         "MS301 'size' does not have the form feature.field=value\n"
         "  where: --set\n"
-        "  fix: --set FEATURE.FIELD=VALUE\n"
         "  fix: --set FEATURE.SETTING=VALUE\n"
         "2 problems\n"
     )

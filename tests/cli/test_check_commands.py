@@ -75,7 +75,7 @@ def test_a_missing_or_unreadable_script_is_a_problem(mindspeed, folder):
         ),
         (
             "from megatron.training import pretrain\n",
-            "it is a program, and its arguments are on the command that starts it\n  where: x.py\n"
+            "it is a program, whose arguments are given where it is started\n  where: x.py\n"
             "  fix: mindspeed check -- torchrun x.py ..., or check the script with that command\n",
         ),
     ],

@@ -181,7 +181,7 @@ def test_a_tool_that_never_answers_does_not_hold_up_the_report(complete, npu_smi
     (root / "bin" / "npu-smi").write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(ascend, "SECONDS", 0.2)
     row = found(root, environ | {"PATH": path})["npu-smi"]
-    assert (row.value, row.state) == (f"{root}/bin/npu-smi does not run: no result within 0.2 seconds", "missing")
+    assert (row.value, row.state) == (f"{root}/bin/npu-smi does not run: no output within 0.2 seconds", "missing")
 
 
 @pytest.fixture

@@ -61,9 +61,9 @@ def test_the_cause_and_the_fix_are_printed(mindspeed):
     done = mindspeed("explain", "gloo connectFullMesh failed")
     assert (done.exit_code, done.stdout) == (
         0,
-        "A gloo group connects every rank to every other one, and one of these connections failed: an\n"
-        "interface or a host name that other nodes cannot reach, a firewall, too few file descriptors, or\n"
-        "simply too many ranks.\n"
+        "A gloo group connects every rank to every other rank, and one of these connections failed. Possible\n"
+        "causes: an interface or a host name that other nodes cannot reach, a firewall, too few file\n"
+        "descriptors, or too many ranks.\n"
         "  fix: GLOO_SOCKET_IFNAME=<interface>, a host name with a reachable address, a larger ulimit -n, or\n"
         "       Megatron-LM's --disable-gloo-process-groups\n",
     )

@@ -78,7 +78,7 @@ def test_verbs_without_a_package_say_so(tmp_path, package, words):
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False
     )
     assert done.returncode == 3
-    assert " is not installed, and this command needs it\n  fix: pip install " in done.stderr
+    assert " is not installed, but this command needs it\n  fix: pip install " in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -136,7 +136,7 @@ def test_a_lock_without_the_facts_of_a_machine_holds_on_every_machine(node):
         data["content"] = {key: value for key, value in data["content"].items() if not key.startswith(kinds)}
 
     rows = node(0, edit=as_made_in_ci)
-    assert rows["version-torch"]["found"] == f"{metadata.version('torch')} (not in the lock file)"
+    assert rows["version-torch"]["found"] == f"{metadata.version('torch')} (not in the lock)"
     assert rows["megatron-contents"]["found"] == "not in the lock file"
 
 

@@ -127,7 +127,8 @@ def test_a_sign_of_equality_alone_is_a_value() -> None:
         ),
         (
             "--transformer-impl local --fp8-format e4m3",
-            "Megatron's --fp8-format sets 'e4m3', but the layers are local (transformer_impl): local layers ignore it and compute "
+            "Megatron's --fp8-format sets 'e4m3', but the layers are local (transformer_impl): local layers ignore it and "
+            "compute "
             "without fp8",
         ),
     ],

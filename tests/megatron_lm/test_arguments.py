@@ -232,7 +232,7 @@ def test_problems_are_shown_as_problems_and_not_as_a_traceback(run):
     assert done.stderr == (
         "MS303 Megatron's --tensor-model-parallel-size is 2, but --set tensor-parallel.size=4 sets another value\n"
         "  where: command line\n"
-        "  fix: keep one of them, they are one value\n"
+        "  fix: keep one of the two; both set the same value\n"
     )
 
 

@@ -89,7 +89,7 @@ def test_a_line_that_megatron_will_refuse_is_left_to_it():
 def test_every_mistake_of_our_flags_is_reported_at_once():
     found = problems_of(read, "--set swiglu --features --bf16 --optimization-level 3 --mindspeed-config none.yaml --without")
     assert [problem.code for problem in found] == ["MS301", "MS301", "MS305", "MS301", "MS301"]
-    assert found[0].message == "--features needs Names of features, separated by commas"
+    assert found[0].message == "--features needs a value: Names of features, separated by commas"
     assert found[1].message == "--without needs names of features to remove, separated by commas"
     assert found[3].message == "'swiglu' does not have the form feature.field=value"
     assert str(found[4]) == (
@@ -211,13 +211,13 @@ def test_the_two_command_lines_of_one_value_must_agree(plan):
         (
             "MS303 Megatron's --tensor-model-parallel-size is 4, but --set tensor-parallel.size=2 sets another value\n"
             "  where: command line\n"
-            "  fix: keep one of them, they are one value"
+            "  fix: keep one of the two; both set the same value"
         ),
         (
             "MS303 Megatron's --recompute-granularity is full, but --set recompute.granularity=selective sets another "
             "value\n"
             "  where: command line\n"
-            "  fix: keep one of them, they are one value"
+            "  fix: keep one of the two; both set the same value"
         ),
     ]
     assert plan(f"{SHAPE} --tensor-model-parallel-size 4 --set tensor-parallel.size=4", 4).world.tp == 4
@@ -357,7 +357,7 @@ def test_a_feature_that_is_requested_and_that_a_flag_of_megatron_takes_out_is_a_
 def test_a_backend_that_the_platform_can_serve_stays_and_is_said(plan):
     made = plan(f"{SHAPE} --distributed-backend nccl")
     assert "distributed_backend" not in {one.override.argument for one in made.overrides}
-    assert notes_of(made) == ["Megatron's --distributed-backend nccl stays: gloo serves requests for NCCL"]
+    assert notes_of(made) == ["Megatron's --distributed-backend nccl is kept: gloo serves requests for NCCL"]
 
 
 def test_a_fix_names_megatrons_flags(plan):

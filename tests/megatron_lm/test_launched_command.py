@@ -77,7 +77,7 @@ def test_a_file_without_a_training_command_is_a_problem(tmp_path, name, text):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("deep.json", "[" * 100_000, "{path} is no JSON: "),
+        ("deep.json", "[" * 100_000, "{path} is not valid JSON: "),
         ("deep.sh", "run " + "${a:-" * 100, "{path} cannot be read: line 1 is nested more than 50 levels deep"),
         ("long.sh", "#" * 2_000_000, "{path} cannot be read: the script has 1000001 characters, more than 1000000"),
         ("folder.sh", None, "{path} cannot be read: it is not a file"),

@@ -145,17 +145,15 @@ LIST = "a list of Replace, Wrap, Mixin, Set"
 )
 def test_a_wrong_answer_of_a_hook_names_feature_and_distribution(refusal, tmp_path, name, answer, expected):
     assert refusal(hook(name, f"return {answer}")) == (
-        f"MS108 hook acme-clip of feature acme-clip returns {answer}, not {expected}\n"
-        f"  where: acme 1.2, {tmp_path}/acme_features.py:9\n"
-        f"{REPORT}"
+        f"MS108 hook {name} of feature acme-clip returns {answer}, not {expected}\n"
+        f"  where: acme 1.2, {tmp_path}/acme_features.py:9\n{REPORT}"
     )
 
 
 def test_a_field_that_no_job_has_is_a_wrong_answer(refusal, tmp_path):
     assert refusal(hook("job_values", "return {'nonsense': 1}")) == (
-        "MS108 hook job_values of feature acme-clip returns nonsense, which is not a field of a job\n"
-        f"  where: acme 1.2, {tmp_path}/acme_features.py:9\n"
-        f"{REPORT}"
+        "MS108 hook job_values of feature acme-clip returns nonsense, which is no field of a job\n"
+        f"  where: acme 1.2, {tmp_path}/acme_features.py:9\n{REPORT}"
     )
 
 
@@ -209,8 +207,7 @@ def test_code_that_takes_long_is_named_while_it_runs(install, monkeypatch, capsy
     registry.plan(["acme-clip"], platform="cpu")
     registry.catalog.cache_clear()
     assert capsys.readouterr().err == (
-        f"MS902 {what} is running for more than 0 s\n"
-        f"  where: acme 1.2, {tmp_path}/acme_features.py:{line}\n"
+        f"MS902 {what} is running for more than 0 s\n  where: acme 1.2, {tmp_path}/acme_features.py:{line}\n"
         "  fix: wait; if it does not end, remove the feature, and report it to the authors of acme 1.2\n"
     )
 

@@ -86,7 +86,7 @@ _SHAPES: Final[Mapping[str, tuple[Any, str]]] = {
     "level": (int, "0, 1 or 2"),
     "strict": (bool, "true or false"),
     "only": (bool, "true or false"),
-    "platform": (str, "platform: npu, cuda or cpu"),
+    "platform": (str, "npu, cuda or cpu"),
 }
 
 

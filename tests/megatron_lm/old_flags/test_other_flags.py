@@ -189,7 +189,7 @@ def test_a_flag_that_megatron_has_is_left_to_it():
 
 def test_a_megatron_that_lacks_the_words_is_named():
     (problem,) = words_of(["--fix-router"], ()).problems
-    assert problem.message.startswith("--fix-router is --moe-router-force-load-balancing in Megatron-LM, which this version")
+    assert problem.message.startswith("--fix-router is --moe-router-force-load-balancing in Megatron-LM, but this version")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def verdicts(folder: Path, *commands: str, arch: str | None = None) -> list[Rule
 
 def told(folder: Path, words: str, arch: str | None = None) -> list[tuple[str, str, str]]:
     found = verdict(folder, words, arch).problems
-    return [(p.message.removeprefix("Megatron-LM 0.16.1 refuses this: "), p.where, p.fix_text) for p in found]
+    return [(p.message.removeprefix("Megatron-LM 0.16.1 refuses this command: "), p.where, p.fix_text) for p in found]
 
 
 @pytest.fixture(scope="module")
