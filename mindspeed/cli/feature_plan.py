@@ -19,10 +19,10 @@ _HINT: Final = "--all shows patches, notes and the base plan; --why NAME explain
 
 @click.command(cls=PlansCommands)
 @names_argument("[NAME]...")
-@click.option("--all", "whole", is_flag=True, help="show everything: patches, all notes, the base plan")
-@click.option("--why", "feature", metavar="NAME", help="explain one feature in this plan, as features explain does")
-@click.option("--memory", is_flag=True, help="show what each pipeline stage holds at its peak, in MiB")
-@click.option("--base", is_flag=True, help="show everything, and every target that the platform patches")
+@click.option("--all", "whole", is_flag=True, help="Show everything: patches, all notes, the base plan")
+@click.option("--why", "feature", metavar="NAME", help="Explain one feature in this plan, like features explain")
+@click.option("--memory", is_flag=True, help="Show the peak memory of each pipeline stage, in MiB")
+@click.option("--base", is_flag=True, help="Show everything, including every patch target of the platform")
 @html_option("plan, ranks and patches")
 @script_option
 @request_options

@@ -32,13 +32,13 @@ _KEYS: Final = ("name", "bytes", "live", "held", "by")
 @click.command(cls=FullJobCommand)
 @names_argument("[NAME]...")
 @click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="MIB", help="device memory of a rank, in MiB")
-@click.option("--dropout/--no-dropout", help="the model has dropout  [default: no]")
-@click.option("--all", "whole", is_flag=True, help="show every tensor of every stage")
+@click.option("--dropout/--no-dropout", help="Assume that the model uses dropout  [default: no]")
+@click.option("--all", "whole", is_flag=True, help="Show every tensor of every stage")
 @html_option("a bar for each stage and every tensor")
 @request_options
 @json_option
 def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout: bool, whole: bool, html: Path | None) -> None:
-    """Estimate what each pipeline stage holds at its peak.
+    """Estimate the peak memory of each pipeline stage.
 
     The estimate covers weights, gradients, optimizer states and every tensor that layers keep for backward. It uses the
     formulas of local layers and of the features. With --budget the exit status is 1 when a stage does not fit. The features

@@ -63,7 +63,7 @@ def bar(parts: Sequence[tuple[str, float]], whole: float) -> str:
 
 
 def legend(names: Sequence[str]) -> str:
-    """What the colours of bars mean."""
+    """Text on what the colours of bars mean."""
     items = (f'<span class="c{number % COLOURS}">&emsp;</span> {escape(name)}&emsp;' for number, name in enumerate(names))
     return f"<p>{''.join(items)}</p>"
 

@@ -108,7 +108,7 @@ class Reporter:
         if find_spec("matplotlib") is not None:
             draw_losses(self.run)
         else:
-            self.note("matplotlib is not installed: the run keeps no picture of its loss")
+            self.note("matplotlib is not installed, so the run draws no loss curve")
         (self.run / PAGE).write_text(report_page(self.run, result, self.tokens), encoding="utf-8")
         (self.run / RESULT).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 

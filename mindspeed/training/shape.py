@@ -138,7 +138,7 @@ def _check_pattern(pattern: str, megatron: str | None) -> list[Problem]:
     at = next((at for at, layer in enumerate(pattern) if layer not in HYBRID_LAYERS), None)
     if at is not None:
         text = f"the trainer builds layers {' '.join(HYBRID_LAYERS[:-1])} of a HybridModel\n{pattern_of(pattern).marked(at)}"
-        fix_text = "train it by a script of your own, or Megatron-LM's, under mindspeed run"
+        fix_text = "train it with a custom script or Megatron-LM's, under mindspeed run"
         problems.append(Problem("MS301", text, fix=advice(fix_text)))
     return problems
 
