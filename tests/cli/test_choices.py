@@ -40,7 +40,7 @@ def test_check_and_plan_show_choice_reason_and_alternatives(run):
 def test_json_carries_the_choice(run):
     plan = json.loads(run("plan", *LAPTOP, *SHAPE, *AUTO, "--json").stdout)["plan"]
     rows = [row for row in plan["rows"] if row["kind"] == "choice"]
-    assert rows[0] == {"kind": "choice", "feature": "context-parallel", "text": CHOSEN, "fields": []}
+    assert rows[0] == {"kind": "choice", "feature": "context-parallel", "text": CHOSEN}
     assert json.loads(run("check", *LAPTOP, *SHAPE, *AUTO, "--json").stdout)["plan"] == plan
     (problem,) = json.loads(run("check", *LAPTOP, *AUTO, "--json").stdout)["problems"]
     assert (problem["code"], problem["features"]) == ("MS341", ["context-parallel"])

@@ -43,7 +43,7 @@ def test_a_plan_says_that_the_operators_cannot_be_built(mindspeed, blocked, monk
     text = f"the C++ operators are not built, so operators use their plain-torch references; {obstacle}"
     for verb in ("check", "plan"):
         plan = json.loads(mindspeed("features", verb, "swiglu", "--platform", "cpu", "--json").stdout)["plan"]
-        assert {"kind": "warning", "feature": "MINDSPEED_CACHE", "text": text, "fields": []} in plan["rows"]
+        assert {"kind": "warning", "feature": "MINDSPEED_CACHE", "text": text} in plan["rows"]
     shown = mindspeed("features", "plan", "swiglu", "--platform", "cpu", "--all").stdout
     assert f"warnings\n  MINDSPEED_CACHE: {text}\n" in shown
     operators = json.loads(mindspeed("ops", "list", "--json").stdout)["operators"]

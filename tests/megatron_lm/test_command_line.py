@@ -90,7 +90,7 @@ def test_every_mistake_of_our_flags_is_reported_at_once():
     found = problems_of(read, "--set swiglu --features --bf16 --optimization-level 3 --mindspeed-config none.yaml --without")
     assert [problem.code for problem in found] == ["MS301", "MS301", "MS305", "MS301", "MS301"]
     assert found[0].message == "--features needs a value: Names of features, separated by commas"
-    assert found[1].message == "--without needs names of features to remove, separated by commas"
+    assert found[1].message == "--without needs a value: Names of features to remove, separated by commas"
     assert found[3].message == "'swiglu' does not have the form feature.field=value"
     assert str(found[4]) == (
         "MS301 optimization level 3 is not 0, 1 or 2\n  where: command line\n  fix: --optimization-level 2"

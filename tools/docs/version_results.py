@@ -50,7 +50,11 @@ def result_of(name: str, answer: Mapping[str, Any]) -> str:
 def reason(problems: Sequence[str], name: str = "") -> str:
     """The Megatron that a feature needs, else its own condition that refuses it, else the first problem, in few words."""
     lines = [problem.splitlines()[0] for problem in problems] or ["no verdict"]
-    needed = [found[1] for line in lines if (found := re.fullmatch(r"MS208 \S+ (needs megatron-core \S+), this is \S+", line))]
+    needed = [
+        found[1]
+        for line in lines
+        if (found := re.fullmatch(r"MS208 \S+ (needs megatron-core \S+), but the version is \S+", line))
+    ]
     refused = [line.removeprefix(f"MS304 {name}: ") for line in lines if line.startswith(f"MS304 {name}: ")]
     return needed[0] if needed else f"refused: {refused[0]}" if refused else f"fails: {lines[0]}"
 

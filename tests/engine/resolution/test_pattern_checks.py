@@ -140,5 +140,5 @@ def test_features_that_deal_out_layers_refuse_a_pattern():
     with pytest.raises(ResolutionError) as error:
         mindspeed.plan(["noop-layers"], world=world, environment=made_up("cpu", "0.19.1"))
     assert [problem.message for problem in error.value.problems] == [
-        "noop-layers: the pattern of a hybrid model says which layers a stage has"
+        "noop-layers: the pattern of a hybrid model already assigns layers to pipeline stages"
     ]
