@@ -61,7 +61,7 @@ class Reporter:
         seconds: float,
         numbers: Mapping[str, float],
     ) -> None:
-        """Record one step; after the first one, every ``interval`` steps and at the end, show how it goes.
+        """Record one step; show progress after the first step, every ``interval`` steps, and at the end.
 
         ``seconds`` are those of the slowest rank, ``numbers`` those of features.
         """
