@@ -155,6 +155,26 @@ def test_a_generated_page_is_what_the_declarations_say_now(name):
     assert read(f"docs/{name}") == GENERATED[name], "run: make docs"
 
 
+SHAPE = [
+    "When to use it",
+    "Usage",
+    "How it works",
+    "Settings",
+    "Works with, needs and refuses",
+    "Numerics",
+    "Measured effect",
+    "Limits",
+    "For developers",
+]
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_the_page_of_a_feature_has_the_shape_of_all(name):
+    titles = re.findall(r"^## (.*)$", GENERATED[f"features/{name}.md"], re.MULTILINE)
+    assert titles == [title for title in SHAPE if title in titles]
+    assert {"Usage", "How it works", "Settings", "Numerics", "Measured effect", "For developers"} <= set(titles)
+
+
 def test_no_page_is_left_of_a_feature_that_is_no_more(tmp_path):
     (tmp_path / "features").mkdir()
     (tmp_path / "features" / "gone.md").write_text("# gone\n")
