@@ -1,0 +1,53 @@
+"""Trains a GPTModel and the HybridModel of the same layers and weights; prints the largest differences on the last line.
+
+Arguments: cases of `CASES`, all when there are none. Printed: ``{case: {kind of value: difference}}``.
+Both models are unmodified Megatron's in the same layout, with layers in the roles of Transformer Engine's.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.registry import resolve
+from mindspeed.verification.comparison import Tolerances, compare
+from mindspeed.verification.pool import WorkerPool
+from mindspeed.verification.shape import LLAMA, MOE, GptShape, Recipe
+
+_MLA: Final = replace(LLAMA, name="mla", num_query_groups=4, multi_latent_attention=True)
+CASES: Final[dict[str, tuple[GptShape, dict[str, int]]]] = {
+    "dense": (LLAMA, {}),
+    "dense tp2": (LLAMA, {"tp": 2, "world_size": 2}),
+    "dense tp2 pp2": (LLAMA, {"tp": 2, "pp": 2, "world_size": 4}),
+    "moe": (replace(MOE, grouped_experts=True), {}),
+    "moe ep2": (replace(MOE, grouped_experts=True), {"ep": 2, "world_size": 2}),
+    "mla": (_MLA, {}),
+}
+
+
+def differences(shape: GptShape, sizes: Mapping[str, int], pool: WorkerPool) -> dict[str, float]:
+    """Return the largest difference of each kind between both models."""
+    layout = {"world_size": 1, **sizes}
+    records = []
+    for model in (shape, shape.as_hybrid()):
+        recipe = Recipe(model)
+        layer = Layer("test", features=("transformer-engine-layers",), world=recipe.world() | layout, platform="cpu", level=0)
+        records.append(pool.run(resolve([layer]), recipe, layout["world_size"]))
+    largest: dict[str, float] = {}
+    for check in compare(*records, Tolerances(1e-6, 1e-6, 1e-6)):
+        kind = check.what.partition(" of ")[0]
+        found = float("inf") if check.largest_difference is None else check.largest_difference
+        largest[kind] = max(largest.get(kind, 0.0), found)
+    return largest
+
+
+def main() -> None:
+    with WorkerPool() as pool:
+        found: dict[str, Any] = {name: differences(*CASES[name], pool) for name in sys.argv[1:] or CASES}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
