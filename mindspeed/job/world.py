@@ -26,7 +26,11 @@ def typed_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: FIELDS[name].typed(value) if name in FIELDS else value for name, value in values.items()}
 
 
-class UnknownValue(Exception):  # noqa: N818 - a signal to the resolver, not an error
+class Signal(Exception):  # noqa: N818 - no error of the code that it passes through
+    """Base of exceptions by which a value of a job reports to the caller of a function of the job."""
+
+
+class UnknownValue(Signal):
     """Fields were read that are not set. The resolver turns the first into a 'not checked' row."""
 
     def __init__(self, *fields: str) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 from traceback import extract_tb
 from typing import Any, Final, get_type_hints
 
-from mindspeed.job.world import UnknownValue
+from mindspeed.job.world import Signal
 from mindspeed.plugins import hookspecs
 from mindspeed.plugins.declared_types import Test, test_of, words_of
 from mindspeed.plugins.fixes import Advice
@@ -29,7 +29,7 @@ def asked(hook: str, feature: Any, ask: Callable[[], Any]) -> Any:
     try:
         with running(f"hook {hook} of feature {feature.spec.name}", feature):
             answer = ask()
-    except (MindSpeedError, UnknownValue):
+    except (MindSpeedError, Signal):
         raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) or not (isinstance(error, Exception) or is_watched()):

@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mindspeed.job.world import Signal
 from mindspeed.tuning.space import Column
 
 Answer = TypeVar("Answer")
 
 
-class LayoutsDifferError(Exception):
+class LayoutsDifferError(Signal):
     """A formula needs one value where layouts have several; ``values`` has that of each layout."""
 
     def __init__(self, values: NDArray[Any]) -> None:
