@@ -28,14 +28,14 @@ DRY_PEAK: Final = 0.1
 @click.option(
     "--nproc", type=click.IntRange(1), metavar="N", help="Number of processes  [default: the fewest that the features need]"
 )
-@click.option("--dry", is_flag=True, help="Use one process and no weights: each pipeline stage for any --world-size")
+@click.option("--dry-run", "dry", is_flag=True, help="Use one process and no weights: each pipeline stage for any --world-size")
 @request_options
 @json_option
 def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bool) -> None:
     """Train a small model with features and compare its memory with the estimate.
 
     Compares the bytes that one micro-batch keeps for backward, and the peak of a training step, on the rank with the most
-    memory. With --dry the requested model is built and trained with fake tensors, one rank per stage. The exit status is 1
+    memory. With --dry-run the requested model is built and trained with fake tensors, one rank per stage. The exit status is 1
     when a prediction differs by more than 5 %, or a peak of a dry run by more than 10 %.
     """
     from mindspeed.verification.case import build_case, with_few_micro_batches

@@ -31,7 +31,7 @@ _KEYS: Final = ("name", "bytes", "live", "held", "by")
 
 @click.command(cls=FullJobCommand)
 @names_argument("[NAME]...")
-@click.option("--budget", type=click.FloatRange(0, min_open=True), metavar="MIB", help="device memory of a rank, in MiB")
+@click.option("--budget-mib", "budget", type=click.FloatRange(0, min_open=True), metavar="MIB", help="Device memory of a rank")
 @click.option("--dropout/--no-dropout", help="Assume that the model uses dropout  [default: no]")
 @click.option("--all", "whole", is_flag=True, help="Show every tensor of every stage")
 @html_option("a bar for each stage and every tensor")
@@ -41,7 +41,7 @@ def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout
     """Estimate the peak memory of each pipeline stage.
 
     The estimate covers weights, gradients, optimizer states and every tensor that layers keep for backward. It uses the
-    formulas of local layers and of the features. With --budget the exit status is 1 when a stage does not fit. The features
+    formulas of local layers and of the features. With --budget-mib the exit status is 1 when a stage does not fit. The features
     that make it fit at the lowest cost are printed.
     """
     made = request.naming(names).plan_of_run()

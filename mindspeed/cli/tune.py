@@ -61,10 +61,16 @@ class Size(click.ParamType):  # type: ignore[type-arg]
     "--calibrate", default=0, metavar="N", help="First measure up to N configurations on this machine to fit the cost model"
 )
 @click.option("--steps", default=10, show_default=True, metavar="N", help="Number of measured steps per run")
-@click.option("--budget", default=float("inf"), metavar="SECONDS", help="Time for measurements; finished measurements are kept")
+@click.option(
+    "--budget-seconds",
+    "budget",
+    default=float("inf"),
+    metavar="SECONDS",
+    help="Time for measurements; finished measurements are kept",
+)
 @click.option("--store", type=FOLDER, metavar="FOLDER", help="Folder of the measurements  [default: the cache]")
 @click.option("--output", type=FOLDER, metavar="FOLDER", help="Write tune.json, job.yaml and pareto.png to this folder")
-@click.option("--dry", is_flag=True, help="Use dry runs (fake tensors) to decide which layouts fit in memory")
+@click.option("--dry-run", "dry", is_flag=True, help="Use dry runs (fake tensors) to decide which layouts fit in memory")
 @click.option(
     "--top", default=20, show_default=True, metavar="N", help="Number of rows to show; 0 = every feasible configuration"
 )
@@ -188,7 +194,7 @@ def _dry_runs(job: SearchJob) -> Iterator[CountBytes]:
 
     if (platform := job.environment.platform) != "cpu":
         text = f"a dry run uses the layers of platform cpu, but this job is for {platform}"
-        raise ResolutionError([Problem("MS345", text, fix=Advice("remove --dry, or --platform cpu"))])
+        raise ResolutionError([Problem("MS345", text, fix=Advice("remove --dry-run, or --platform cpu"))])
 
     def count(choice: Choice, world: Mapping[str, Any]) -> int:
         short = with_few_micro_batches(job.plan_of(choice, world).world)

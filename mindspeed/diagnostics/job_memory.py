@@ -39,7 +39,7 @@ def over_budget(made: ActivationPlan, budget: float) -> list[Problem]:
     for stage in stages_of(made, options_of(made, dropout=False)):
         if stage.peak > budget * MIB:
             text = f"the peak of stage {stage.stage} is {stage.peak / MIB:,.1f} MiB, but a device has {budget:,.1f} MiB"
-            fix = f"mindspeed memory plan --budget {budget:g} shows the features that make it fit"
+            fix = f"mindspeed memory plan --budget-mib {budget:g} shows the features that make it fit"
             found.append(Problem("MS347", text, fix=advice(fix)))
     return found
 

@@ -58,12 +58,12 @@ def test_a_feature_needs_fewer_bytes(planned):
 
 
 def test_a_budget_that_fits_is_accepted_and_another_names_what_makes_it_fit(planned):
-    assert planned("--budget", 100_000)[0] == 0
+    assert planned("--budget-mib", 100_000)[0] == 0
     peak = planned()[1]["stages"][0]["peak"] / 2**20
-    code, found = planned("--budget", peak - 1)
+    code, found = planned("--budget-mib", peak - 1)
     assert code == 1
     assert (found["fits"], len(found["cheapest"])) == (False, 1)
-    code, found = planned("--budget", 1)
+    code, found = planned("--budget-mib", 1)
     assert (code, found["cheapest"]) == (1, [])
 
 

@@ -188,11 +188,11 @@ def test_more_ranks_than_cores_are_not_measured(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_dry_run_needs_the_layers_of_the_cpu(tmp_path: Path) -> None:
-    status, data = run("--dry", "--top", "1", "--platform", "cuda", "--megatron", "0.16.1", "--store", str(tmp_path))
+    status, data = run("--dry-run", "--top", "1", "--platform", "cuda", "--megatron", "0.16.1", "--store", str(tmp_path))
     (problem,) = data["problems"]
     assert status == 1
     assert problem["message"] == "a dry run uses the layers of platform cpu, but this job is for cuda"
-    assert problem["fix"] == "remove --dry, or --platform cpu"
+    assert problem["fix"] == "remove --dry-run, or --platform cpu"
 
 
 def test_a_count_decides_what_fits_while_rows_are_looked_for() -> None:
@@ -210,7 +210,7 @@ def test_a_count_decides_what_fits_while_rows_are_looked_for() -> None:
 @pytest.mark.long
 def test_bytes_of_a_row_are_those_of_a_dry_run_if_asked_for(tmp_path: Path) -> None:
     words = ("--top", "1", "--tp", "2", "--micro-batch-size", "1", "--store", str(tmp_path))
-    (_, plain), (status, data) = run(*words), run(*words, "--dry")
+    (_, plain), (status, data) = run(*words), run(*words, "--dry-run")
     (row,), (foretold,) = data["rows"], plain["rows"]
     assert status == 0
     assert row["job"] == foretold["job"]
