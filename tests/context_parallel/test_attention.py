@@ -119,7 +119,9 @@ def test_wrong_shapes_of_a_ring_are_refused(pool: WorkerPool) -> None:
         ([q, k, v], {"layout": zigzag(2)}, "the layout is for 2 ranks, but the group has 1"),
     ]
     (messages,) = pool.call(refusals, 1, RING, [case[:2] for case in cases])
-    assert messages == [f"MS505 ring_attention: {message}" for _, _, message in cases]
+    assert messages == [
+        f"MS505 ring_attention: {message}\n  fix: see the docstring of ring_attention" for _, _, message in cases
+    ]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,9 @@ def test_heads_that_the_ranks_do_not_divide_are_refused(pool: WorkerPool) -> Non
     q4, k2, v2, _ = made(4, 1, 4, 2, 4, 4)
     for messages in pool.call(refusals, 2, ULYSSES, [([q, k, v], {}), ([q4, k2, v2], {"kv_allgather": True})]):
         assert messages == [
-            "MS505 ulysses_attention: 3 query heads are not divisible by 2 ranks",
-            "kv_allgather gathers a single key head, but this rank has MS505 ulysses_attention: 2",
+            f"MS505 ulysses_attention: {text}\n  fix: see the docstring of ulysses_attention"
+            for text in (
+                "3 query heads are not divisible by 2 ranks",
+                "kv_allgather gathers a single key head, but this rank has 2",
+            )
         ]

@@ -91,4 +91,4 @@ def refused(message: str) -> Iterator[None]:
     """Check that an operator refuses what it is given, with this whole text: its name and what is wrong."""
     with pytest.raises(OperatorError) as caught:
         yield
-    assert str(caught.value) == f"MS505 {message}"
+    assert str(caught.value) == f"MS505 {message}\n  fix: see the docstring of {message.partition(':')[0]}"

@@ -355,6 +355,6 @@ def test_wrong_arguments_are_refused(pool):
         f"{scatter}: bias must have shape (2, 4) or (2, 1, 4)": (scatter, [back, weight, "EP", 1, "TP", 1], {"bias": gamma}),
     }
     (messages,) = pool.call(communicating.refusals, 1, list(cases.values()))
-    assert messages == [f"MS505 {message}" for message in cases]
+    assert messages == [f"MS505 {message}\n  fix: see the docstring of {message.partition(':')[0]}" for message in cases]
     (message,) = pool.call(communicating.refusals, 1, [(group, [x, weight, "EP", 2, "TP", 1], {})])[0]
-    assert message.endswith("has 1 ranks, not 2")
+    assert "has 1 ranks, but 2 are needed\n" in message

@@ -168,7 +168,10 @@ def test_of_a_block_only_the_rectangle_in_which_something_is_seen_is_computed() 
 
 def test_a_plan_for_another_length_is_refused(pool: WorkerPool) -> None:
     (message,) = pool.call(refused, 1, made(8, 1, 2, 2, 8, 8), causal(12))
-    assert message == "MS505 adaptive_attention: the plan of the mask is for 12 tokens, but the ranks hold 8"
+    assert message == (
+        "MS505 adaptive_attention: the plan of the mask is for 12 tokens, but the ranks hold 8\n"
+        "  fix: see the docstring of adaptive_attention"
+    )
 
 
 def refused(tensors: Sequence[Tensor], mask: Tensor) -> str:

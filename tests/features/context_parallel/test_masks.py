@@ -29,5 +29,5 @@ def test_a_mask_of_another_shape_is_refused(pool: WorkerPool, algorithm: str, wo
     if algorithm == "hybrid-attention":
         settings[algorithm] = {"ulysses_degree": 2}
     plan = mindspeed.plan(settings=settings, world={**RECIPE.world(), "world_size": world}, platform="cpu")
-    text = f"MS505 {function}: mask has shape (1, 1, 3, 5), but {expected} is expected"
+    text = f"MS505 {function}: mask has shape (1, 1, 3, 5), but {expected} is expected\n  fix: see the docstring of {function}"
     assert pool.call(refusal, world, RECIPE, 3, 5, plan=plan) == [text] * world
