@@ -105,7 +105,7 @@ def test_memory_of_a_process_is_its_share_of_the_host(monkeypatch):
 def test_a_tensor_beyond_the_limit_of_the_process_is_out_of_memory(limit_lifted, make):
     used, total = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(min(1.0, (used + (1 << 30)) / total))
-    with pytest.raises(torch.cuda.OutOfMemoryError, match="a tensor takes 8192 MiB"):
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="a tensor needs 8192 MiB"):
         make()
     assert torch.empty(1 << 10, device="cuda").shape == (1 << 10,)
 

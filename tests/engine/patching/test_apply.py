@@ -348,7 +348,11 @@ def test_only_a_patched_site_can_be_suspended(state: Any) -> None:
     with pytest.raises(PatchError) as caught, patches.suspended(f"{STATE}:scale"):
         pass
     patches.undo()
-    assert str(caught.value) == "MS401 megatron.core.state:scale is not patched by the active plan"
+    assert (
+        str(caught.value)
+        == "MS401 megatron.core.state:scale is not patched by the active plan\n  fix: mindspeed features plan --all lists the "
+        "patched sites"
+    )
 
 
 def failing(*patches: PlannedPatch) -> str:
@@ -367,20 +371,24 @@ def test_a_replacement_that_cannot_be_imported_stops_everything(state: Any) -> N
     assert text == (
         "MS406 replace of megatron.core.state:scale by alpha: glue:gone cannot be imported: "
         "AttributeError: module 'glue' has no attribute 'gone'\n"
-        "  where: glue:gone\n"
+        "  where: glue:gone\n  fix: install what the import needs, or remove alpha\n"
         "MS406 wrap of megatron.core.state:fused by beta: no_such_module:f cannot be imported: "
         "ModuleNotFoundError: No module named 'no_such_module'\n"
-        "  where: no_such_module:f"
+        "  where: no_such_module:f\n  fix: install what the import needs, or remove beta"
     )
 
 
 @pytest.mark.parametrize(
     ("wrapper", "text"),
     [
-        ("glue:broken", "MS406 the wrapper glue:broken of alpha failed: ValueError: no\n  where: glue:broken"),
+        (
+            "glue:broken",
+            "MS406 the wrapper glue:broken of alpha failed: ValueError: no\n  where: glue:broken\n  fix: remove alpha",
+        ),
         (
             "glue:returns_none",
-            "MS406 the wrapper glue:returns_none of alpha returned None, which cannot be called\n  where: glue:returns_none",
+            "MS406 the wrapper glue:returns_none of alpha returned None, which cannot be called\n"
+            "  where: glue:returns_none\n  fix: remove alpha",
         ),
     ],
 )
