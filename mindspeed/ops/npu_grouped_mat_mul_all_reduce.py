@@ -47,7 +47,7 @@ def npu_grouped_mat_mul_all_reduce(
     else:
         require(group_list is None, op, f"split_item {split_item} does not support group_list")
     counts = f"x has {len(parts)} tensors, but there are {len(weights)} weights"
-    require(0 < len(parts) == len(weights), op, f"there are {counts}")
+    require(0 < len(parts) == len(weights), op, counts)
     require(bias is None or len(bias) == len(weights), op, f"the number of biases differs from the {len(weights)} weights")
     biases: list[Tensor | None] = [None] * len(weights) if bias is None else list(bias)
     for i, (a, b, c) in enumerate(zip(parts, weights, biases, strict=True)):

@@ -178,7 +178,7 @@ def test_a_cache_that_cannot_be_written_is_said_with_the_way_out(sources, tmp_pa
     problem = problem_of(sources, tmp_path / "file")
     assert (problem.code, problem.message) == (
         "MS514",
-        "folder of built operators is not writable: Not a directory",
+        "the folder of built operators is not writable: Not a directory",
     )
     assert problem.fix_text == "MINDSPEED_CACHE=FOLDER mindspeed ops build, and set the same variable for training"
 

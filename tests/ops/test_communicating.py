@@ -319,7 +319,7 @@ def test_wrong_arguments_are_refused(pool):
             {},
         ),
         f"{MM}_: {gradient}": (f"{MM}_", [needs, x2, residual, gamma, "WORLD"], {}),
-        f"x has {grouped}: there are 1 tensors, but there are 2 weights": (grouped, [[x1], [x2, x2], "WORLD"], {}),
+        f"{grouped}: x has 1 tensors, but there are 2 weights": (grouped, [[x1], [x2, x2], "WORLD"], {}),
         f"{grouped}: split_item 1 needs group_list": (grouped, [[x1], [x2], "WORLD"], {"split_item": 1}),
         f"{grouped}: split_item 2 does not support group_list": (
             grouped,

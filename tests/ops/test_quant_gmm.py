@@ -95,7 +95,7 @@ def test_no_row_and_strided_operands_are_no_problem():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x": torch.ones(9, 17)}, "x is torch.float32, but weight is torch.int8, but both must be torch.int8"),
+        ({"x": torch.ones(9, 17)}, "x is torch.float32 and weight is torch.int8, but both must be torch.int8"),
         ({"x": integers(9, 16)}, "x of shape (9, 16) and weight of shape (3, 17, 4) cannot be multiplied"),
         ({"group_list": [9]}, "weight has 3 matrices, but group_list has 1 groups"),
         ({"scale": torch.ones(3)}, "scale is torch.float32 of shape (3,), but must be int64, bf16 or fp32 of shape (3, 4)"),
