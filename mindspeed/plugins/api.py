@@ -70,6 +70,7 @@ from mindspeed.plugins.saved_tensors import SavedTensors as SavedTensors
 from mindspeed.plugins.saved_tensors import in_backward as in_backward
 from mindspeed.plugins.saved_tensors import leave as leave
 from mindspeed.plugins.saved_tensors import resized as resized
+from mindspeed.plugins.specs import class_for as class_for
 from mindspeed.plugins.specs import is_unpatched as is_unpatched
 from mindspeed.plugins.specs import with_modules as with_modules
 from mindspeed.plugins.specs import with_parts as with_parts

@@ -8,8 +8,7 @@ from typing import Any
 from megatron.core.utils import get_model_config, unwrap_model
 
 from mindspeed.job.arithmetic import model_flops, shape_of_config
-from mindspeed.job.world import UnknownValue
-from mindspeed.plugins import World
+from mindspeed.plugins import UnknownValue, World
 
 
 def model_operations(chunks: Sequence[Any], world: World) -> int | None:
