@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mindspeed.job.world import Signal
+from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.tuning.space import Column
 
 Answer = TypeVar("Answer")
+_NOT_FOR_ARRAYS: Final = (TypeError, ValueError, AttributeError, ArithmeticError)
+"""Errors of a formula that cannot compute with arrays; those of a hook arrive as the cause of a problem."""
 
 
 class LayoutsDifferError(Signal):
@@ -69,7 +72,9 @@ def by_case(function: Callable[[Column], Answer], rows: Column, sizes: Sequence[
                 found = function(some)
         except LayoutsDifferError as differ:
             waiting += _apart(some, differ.values)
-        except (TypeError, ValueError, AttributeError, ArithmeticError):
+        except (*_NOT_FOR_ARRAYS, MindSpeedError) as error:
+            if isinstance(error, MindSpeedError) and not isinstance(error.__cause__, _NOT_FOR_ARRAYS):
+                raise
             size = next((size[some] for size in sizes if not _are_same(size[some])), None)
             if size is None:
                 raise

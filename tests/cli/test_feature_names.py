@@ -74,7 +74,7 @@ def test_the_features_of_a_verb_about_features_are_words_or_an_option_too(mindsp
     assert pairs[0].splitlines()[1].split() == ["rms-norm", "swiglu", "yes"]
     for verb in ("features verify", "memory pairs", "features matrix show"):
         assert mindspeed(*verb.split()).stderr.endswith("Error: name at least one feature\n")
-    assert "no feature swigl; did you mean swiglu" in mindspeed("docs", "swigl").stderr
+    assert "no guide or feature is named swigl; did you mean swiglu" in mindspeed("docs", "swigl").stderr
 
 
 def test_spaces_split_the_names_of_the_environment_too(mindspeed, monkeypatch):

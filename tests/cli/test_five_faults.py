@@ -32,7 +32,7 @@ PROBLEMS = {
         "MS301",
         "recompute.num_layers is 0: input should be greater than or equal to 1",
         (
-            "--set recompute.num_layers=1 (Number of layers per group (uniform), or number of recomputed layers per chunk: "
+            "--set recompute.num_layers=1 (Number of layers per group (uniform), or number of recomputed layers per chunk "
             "(block))"
         ),
     ),

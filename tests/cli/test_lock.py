@@ -201,7 +201,7 @@ def test_the_locked_command_starts_and_a_changed_one_does_not(mindspeed, megatro
         assert (done.exit_code, done.stderr) == (7, "")
     else:
         assert done.exit_code == 1
-        assert f"MS618 this job is not the one that was locked: {message}\n" in done.stderr
+        assert f"MS618 this job differs from the locked one: {message}\n" in done.stderr
 
 
 def test_a_command_with_problems_or_two_scripts_give_no_lock(mindspeed, megatron_script, tmp_path):

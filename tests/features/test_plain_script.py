@@ -88,7 +88,9 @@ ROW = (
 def test_a_requested_feature_is_not_left_out_silently(pool: WorkerPool) -> None:
     with pytest.raises(MindSpeedError) as error:
         pool.call(train, 1, LLAMA, plan=plan_of("matmul-add"))
-    assert "MS304 matmul-add: a weight has no fp32, fp16 or bf16 main_grad of Megatron's data parallelism" in str(error.value)
+    assert "MS304 matmul-add: a weight has no fp32, fp16 or bf16 main_grad buffer of Megatron's data parallelism" in str(
+        error.value
+    )
 
 
 SCRIPT = """

@@ -112,7 +112,9 @@ def test_a_condition_that_cannot_be_imported_is_a_problem(activate):
     activate(planned("size", 2), PlannedOverride(("a",), ArgOverride("names", ("x",), "a test", only="nowhere:at_all")))
     with pytest.raises(MindSpeedError) as error:
         config_class([])()
-    assert str(error.value) == "MS406 the condition nowhere:at_all of names cannot be imported: No module named 'nowhere'"
+    assert str(error.value) == (
+        "MS406 the condition nowhere:at_all of names cannot be imported: No module named 'nowhere'\n  fix: remove a"
+    )
 
 
 def test_without_a_plan_and_for_other_names_a_configuration_stays_as_it_is(activate):

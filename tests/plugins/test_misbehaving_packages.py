@@ -152,7 +152,7 @@ def test_a_wrong_answer_of_a_hook_names_feature_and_distribution(refusal, tmp_pa
 
 def test_a_field_that_no_job_has_is_a_wrong_answer(refusal, tmp_path):
     assert refusal(hook("job_values", "return {'nonsense': 1}")) == (
-        "MS108 hook job_values of feature acme-clip returns nonsense, which is no field of a job\n"
+        "MS108 hook job_values of feature acme-clip returns nonsense, which is not a field of a job\n"
         f"  where: acme 1.2, {tmp_path}/acme_features.py:9\n{REPORT}"
     )
 

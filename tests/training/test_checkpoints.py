@@ -97,7 +97,7 @@ def test_a_file_that_was_cut_is_named_with_its_sizes(run):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (None, "it has no mindspeed.json"),
+        (None, "mindspeed.json is missing"),
         ("{", "mindspeed.json cannot be read: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         (
             json.dumps({"format": 9}),
@@ -130,8 +130,8 @@ def test_a_checkpoint_of_another_model_names_every_difference():
     assert [str(problem) for problem in problems] == [
         (
             "MS602 the checkpoint belongs to another model\n"
-            "  because is hidden_size: 64 in the checkpoint, but 128 in this job\n"
-            "  because is num_layers: None in the checkpoint, but 2 in this job\n"
+            "  because: hidden_size is 64 in the checkpoint, but 128 in this job\n"
+            "  because: num_layers is None in the checkpoint, but 2 in this job\n"
             "  where: somewhere\n"
             "  fix: give this job the checkpoint's values, or start a new run"
         ),

@@ -140,7 +140,7 @@ def test_a_damaged_data_file_is_refused(refuse, text, tmp_path):
         content = Path(text + suffix).read_bytes()
         (tmp_path / f"cut{suffix}").write_bytes(content[:-1] if suffix == ".idx" else content)
     (message,) = refuse("--data", tmp_path / "cut")
-    assert message.startswith(f"{tmp_path / 'cut'}.idx cannot be read: it has ")
+    assert message.startswith(f"{tmp_path / 'cut'}.idx cannot be read: the file has ")
 
 
 def test_a_job_file_asks_for_what_its_layers_asked_together():

@@ -149,7 +149,7 @@ def test_a_run_folder_that_cannot_be_made_is_one_problem(tmp_path: Path, text: s
     assert str(problem) == (
         f"MS603 the run folder {run} cannot be used: {blocking} is not a folder\n"
         f"  where: {run}\n"
-        "  fix: --run FOLDER, a writable folder"
+        "  fix: --run FOLDER with a writable folder"
     )
 
 

@@ -250,5 +250,5 @@ def test_a_megatron_that_does_not_say_its_version_is_a_warning_with_its_path(cor
     (warning,) = notes_on([wrap(f"{STATE}:get_nccl_options")], None)
     assert (warning.kind, warning.text) == (
         "warning",
-        f"{core.parent} does not contain a version, so its functions are compared with those of no release",
+        f"{core.parent} does not contain its version, so its functions are not compared with a release",
     )

@@ -69,7 +69,7 @@ def test_the_digest_leaves_out_what_only_the_processes_of_a_job_know(plan):
 def test_a_plan_whose_content_was_changed_is_refused(plan):
     data = plan.to_json()
     data["world"]["tp"] = 4
-    with pytest.raises(ValueError, match=f"plan digest {plan.digest} does not match its content"):
+    with pytest.raises(ValueError, match=f"the plan digest {plan.digest} does not match the content of the plan"):
         plan_from_json(data)
 
 

@@ -246,7 +246,7 @@ def test_a_report_that_cannot_be_written_ends_nothing(start: Start, said: Said, 
     proof = start(SCALE)
     proof.path = tmp_path
     one_step(proof, lambda: state().scale(1))
-    assert said[0] == f"mindspeed: the report is not writable: [Errno 21] Is a directory: '{tmp_path}'"
+    assert said[0] == f"mindspeed: the report cannot be written: [Errno 21] Is a directory: '{tmp_path}'"
 
 
 def test_a_run_of_one_step_is_judged_at_its_end(start: Start, said: Said) -> None:

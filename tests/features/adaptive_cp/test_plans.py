@@ -69,7 +69,7 @@ def test_masks_in_inference_mode_are_planned() -> None:
         (
             causal(6),
             (
-                "MS333 adaptive-cp: the mask of a batch has shape (6, 6), but (8, 8) or ( is expected'batch', 1, 8, 8)\n"
+                "MS333 adaptive-cp: the mask of a batch has shape (6, 6), but (8, 8) or ('batch', 1, 8, 8) is expected\n"
                 "  fix: give the mask of all tokens"
             ),
         ),

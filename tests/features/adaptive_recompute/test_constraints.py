@@ -42,7 +42,7 @@ def test_a_budget_below_the_least_that_the_planner_foretells_is_refused_with_it(
     fix = f"--set {NAME}.budget_mb={least:g} or more, or use more tensor or pipeline parallelism"
     text = f"the memory of stage {stage} after everything that {NAME} can offload is offloaded"
     below = round(least - 0.01, 2)
-    assert refused(below, **request_) == [f"MS304 {NAME}: budget_mb={below:g} is below {least:g}, {text} | {fix}"]
+    assert refused(below, **request_) == [f"MS304 {NAME}: budget_mb={below:g} is less than {least:g}, {text} | {fix}"]
     assert planned(least, **request_).rows == planned(1000, **request_).rows
 
 

@@ -75,5 +75,5 @@ def test_megatrons_script_cannot_ask_for_another_table():
     )
     with pytest.raises(MindSpeedError) as error:
         planned("--features alibi --position-embedding-type rope")
-    assert "MS304 alibi: the positions of the model are rotary" in str(error.value)
+    assert "MS304 alibi: the model uses rotary positions, but alibi replaces position embeddings" in str(error.value)
     assert "fix: remove --position-embedding-type" in str(error.value)

@@ -26,7 +26,7 @@ def test_selective_recomputation_is_refused_and_full_one_is_not():
 
     assert problems("full", method="uniform", num_layers=1) == []
     (problem,) = problems("selective")
-    assert problem.startswith("MS304 ampipe: recompute_granularity is selective, ")
+    assert problem.startswith("MS304 ampipe: selective recomputation expects modules that run once per layer, ")
 
 
 MODULES = "ampipe runs modules once per chunk, but that feature expects one call per micro-batch"

@@ -24,9 +24,7 @@ def choices(algorithm: str = "auto", settings: dict[str, Any] | None = None, **w
     given = {"context-parallel": {"algorithm": algorithm}} | (settings or {})
     resolution = ask(settings=given, model=MODEL, **world | {"world_size": 48 * 64})
     assert not resolution.problems, "\n".join(map(str, resolution.problems))
-    rows = [
-        row.text.removeprefix("context-parallel.algorithm is auto, and ") for row in resolution.rows if row.kind == "choice"
-    ]
+    rows = [row.text.removeprefix("context-parallel.algorithm is auto, so ") for row in resolution.rows if row.kind == "choice"]
     return [row for row in rows if not row.startswith("adaptive-cp: cannot, ")]  # it is for masks, which no plan knows
 
 

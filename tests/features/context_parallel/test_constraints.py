@@ -92,7 +92,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             (
                 f"MS304 hybrid-attention: window={window} does not split the ring of cp=8 / ulysses_degree=2 ranks into two "
                 "or more equal inner rings | --set hybrid-attention.window=1, or --set hybrid-attention.window=VALUE (a "
-                "divisor of the ring that is less than it)"
+                "smaller divisor of the ring size)"
             ),
         )
         for window in (3, 4)

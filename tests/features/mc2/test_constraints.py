@@ -34,7 +34,7 @@ def test_on_an_npu_the_plan_says_which_calls_run_and_where_the_reference_does():
     ]
     assert notes_on_npu(tp=3, dtype="fp32") == [
         (
-            "tp=lcal_coc is replaced by its plain-torch reference, because 3 is not 2, 4, 8 or 16 and the dtype is fp32, not "
+            "lcal_coc is replaced by its plain-torch reference, because tp=3 is not 2, 4, 8 or 16 and the dtype is fp32, not "
             "bf16 or fp16"
         )
     ]

@@ -58,5 +58,5 @@ def test_experts_of_another_class_are_named_and_a_stage_of_dense_layers_has_none
 
     assert foreign("dense") == foreign(Dense()) == foreign(Sparse(SequentialMLP)) == foreign(Sparse(GroupedExperts)) == []
     assert foreign([Sparse(SequentialMLP), Sparse(object)]) == [
-        "the layer specification uses object, which must be one of Megatron's local experts"
+        "the layer specification uses object, which is not one of Megatron's local experts"
     ]

@@ -98,7 +98,7 @@ def test_time_is_counted_once() -> None:
 def test_a_folder_without_a_trace_is_a_problem(tmp_path: Path) -> None:
     with pytest.raises(RunError) as caught:
         summarize_folder(tmp_path, [])
-    assert "has no trace" in caught.value.problems[0].message
+    assert "contains no trace" in caught.value.problems[0].message
 
 
 def test_a_damaged_trace_is_a_problem(tmp_path: Path) -> None:

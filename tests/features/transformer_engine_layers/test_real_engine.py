@@ -69,7 +69,7 @@ def test_an_engine_that_was_imported_without_a_file_is_named(monkeypatch: pytest
     made = plan()
     monkeypatch.setitem(sys.modules, "transformer_engine", ModuleType("transformer_engine"))
     assert engine_installed()
-    with pytest.raises(MindSpeedError, match="and one is there now: transformer_engine"):
+    with pytest.raises(MindSpeedError, match="but it is installed now: transformer_engine"):
         mindspeed.activate(made)
 
 

@@ -238,9 +238,9 @@ def test_the_stand_in_has_types_and_refuses_what_it_lacks() -> None:
     assert isinstance(layer, pytorch.LayerNormLinear)
     assert not isinstance(layer, pytorch.Linear)
     assert isinstance(pytorch.ops.Sequential, type)  # Megatron-Bridge names it in an annotation
-    with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.Float8Tensor is not provided"):
+    with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.Float8Tensor is not available"):
         pytorch.Float8Tensor()
-    with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.LayerNormMLP is not provided"):
+    with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.LayerNormMLP is not available"):
         pytorch.LayerNormMLP(8, 8)
 
 
