@@ -168,7 +168,8 @@ def test_without_a_launcher_they_stop_when_they_make_their_process_group(job):
             "MS610 the ranks have different plans: rank 1 has recompute.num_layers=2, rank 0 1\n"
             "  because: rank 1 has recompute_num_layers=2, rank 0 1\n"
             "  because: rank 1 has Megatron argument recompute_num_layers=2, rank 0 1\n"
-            f"  because: rank 1 runs on {HERE}\n  fix: check the log of rank 1\n"
+            f"  because: rank 1 runs on {HERE}\n"
+            "  fix: check the log of rank 1\n"
             f"{FIX}\n"
         )
 
@@ -195,7 +196,8 @@ def test_a_failure_reaches_ranks_that_wait_for_the_process_group(job, launcher_s
     assert healthy.process.returncode == 1
     assert healthy.ended - failing.ended < 5
     assert healthy.err == (
-        f"MS612 rank 1 failed during the setup of the job: OSError: no compiler\n  because: rank 1 runs on {HERE}\n  fix: check the log of rank 1\n"
+        f"MS612 rank 1 failed during the setup of the job: OSError: no compiler\n  because: rank 1 runs on {HERE}\n"
+        "  fix: check the log of rank 1\n"
     )
 
 

@@ -240,7 +240,7 @@ def test_the_stand_in_has_types_and_refuses_what_it_lacks() -> None:
     assert isinstance(pytorch.ops.Sequential, type)  # Megatron-Bridge names it in an annotation
     with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.Float8Tensor is not available"):
         pytorch.Float8Tensor()
-    with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.LayerNormMLP is not available"):
+    with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.LayerNormMLP is not provided"):
         pytorch.LayerNormMLP(8, 8)
 
 
