@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,12 +67,12 @@ def explanation_of(reason: str) -> str | None:
     return next((text for pattern, text in rows.items() if re.search(pattern, reason)), None)
 
 
-def reasons_of(record: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Every finding with the numbers of commands of each source."""
-    found: dict[str, list[str]] = {}
+def reasons_of(record: Mapping[str, Any]) -> dict[str, Counter[str]]:
+    """Every finding with the number of commands of each source that have it."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
     for name, kind, group in _groups(record):
         for count, reason in group["findings"]:
-            found.setdefault(reason, []).append(f"{name} {kind}: {count}")
+            found[reason][f"{name} {kind}"] += count
     return found
 
 
@@ -110,13 +111,16 @@ def _public_table(record: Mapping[str, Any]) -> list[str]:
 
 
 def _findings_table(record: Mapping[str, Any]) -> list[str]:
-    rows: dict[str, tuple[list[str], list[str]]] = {}
+    rows: dict[str, tuple[list[str], Counter[str]]] = {}
     for reason, places in reasons_of(record).items():
-        reasons, counts = rows.setdefault(explanation_of(reason) or "", ([], []))
+        reasons, counts = rows.setdefault(explanation_of(reason) or "", ([], Counter()))
         reasons.append(reason)
         counts += places
-    cells = [("; ".join(sorted(reasons)), explanation, "; ".join(counts)) for explanation, (reasons, counts) in rows.items()]
-    return table(("finding", "explanation", "commands"), cells)
+    cells = [
+        ("; ".join(sorted(reasons)), explanation, "; ".join(f"{source}: {count}" for source, count in counts.items()))
+        for explanation, (reasons, counts) in rows.items()
+    ]
+    return table(("finding", "explanation", "times found"), cells)
 
 
 def _traps_table() -> list[str]:
