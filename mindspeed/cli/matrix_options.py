@@ -13,7 +13,7 @@ from mindspeed.cli.output import wants_json
 if TYPE_CHECKING:
     from mindspeed.verification.matrix.run import Progress
 
-store_option = click.option("--store", type=click.Path(path_type=Path), metavar="FILE", help="Folder of the verdicts")
+store_option = click.option("--store", type=click.Path(path_type=Path), metavar="FILE", help="File in which verdicts are kept")
 budget_option = click.option(
     "--budget-seconds", type=click.FloatRange(0), metavar="S", help="Start no further case after this many seconds"
 )

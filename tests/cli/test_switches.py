@@ -88,7 +88,7 @@ def test_a_plan_made_before_is_not_activated_with_a_disabled_feature(disable):
     with pytest.raises(MindSpeedError) as caught:
         registry.activate(plan)
     assert str(caught.value) == (
-        "MS211 the plan contains recompute, which MINDSPEED_DISABLE removes\n"
+        "MS211 the plan contains recompute, but MINDSPEED_DISABLE switches it off\n"
         "  where: MINDSPEED_DISABLE\n"
         "  fix: make the plan again, or remove recompute from the variable"
     )

@@ -82,8 +82,8 @@ def published_rows() -> list[str]:
         "",
         f"Options that nobody has, mostly misspelt: {unknown}." if unknown else "No option is unknown.",
         "",
-        "Programs that fine-tune, generate or evaluate are MindSpeed-LLM's own and not counted. "
-        "A command may be refused for several reasons; *alone* counts those for which it is the only one.",
+        "Commands that fine-tune, generate or evaluate start MindSpeed-LLM's own programs and are not counted. "
+        "A command can be refused for several reasons. The column *alone* counts commands that have no other reason.",
         "",
         "| commands | alone | reason |",
         "| --- | --- | --- |",

@@ -36,7 +36,7 @@ def refuse_disabled(plan: ActivationPlan, environ: Mapping[str, str] = os.enviro
     problems = [
         Problem(
             "MS211",
-            f"the plan contains {name}, which {DISABLE_VARIABLE} removes",
+            f"the plan contains {name}, but {DISABLE_VARIABLE} switches it off",
             (name,),
             where=DISABLE_VARIABLE,
             fix=advice(fix),

@@ -104,7 +104,7 @@ def _shape_problems(data: Mapping[str, Any], code: str, where: str) -> list[Prob
             problems += [
                 Problem(
                     code,
-                    f"{key} contains {brief(name)}, which is not a name",
+                    f"{key} contains {brief(name)}, but names are text",
                     where=where,
                     fix=Advice(f"give {key} as {words}"),
                 )

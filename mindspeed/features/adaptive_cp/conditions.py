@@ -39,14 +39,18 @@ class AdaptiveCpArgs(FeatureArgs):
     ulysses_degree: int = Field(
         1, ge=1, description="Number of neighbouring ranks that exchange tokens for attention heads (Ulysses); 1 = none"
     )
-    own_masks: bool = Field(False, description="not supported: use a function that returns the mask instead")
+    own_masks: bool = Field(
+        False, description="Not supported; set shared-attention-mask.kind to a function that returns the mask"
+    )
 
     @model_validator(mode="after")
     def masks_are_named(self) -> AdaptiveCpArgs:
         """Refuse masks of functions that are edited in place."""
         if self.own_masks:
             fix = GiveSetting("shared-attention-mask.kind", "package.module:function", "function that returns the mask")
-            raise SettingsError("own_masks reads lists of blocks from edited functions, which is not supported", fix)
+            raise SettingsError(
+                "own_masks needs mask functions that are edited in MindSpeed's source, which is not supported", fix
+            )
         return self
 
 

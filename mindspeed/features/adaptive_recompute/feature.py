@@ -56,7 +56,7 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
     """Recompute or offload within a memory budget.
 
     Memory and time of norms, activation functions and attention are measured in the first steps. The activations whose
-    recomputation costs the most time are kept within the budget.
+    recomputation costs the most time are kept within the budget; the others are recomputed or offloaded.
     """
 
     spec = FeatureSpec(

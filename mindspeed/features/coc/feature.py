@@ -34,7 +34,7 @@ class CocArgs(FeatureArgs):
         description="Which linear layers to use: 0 = Megatron's, 1 = those of coc without chunks, 2 = those of coc with "
         "chunks. -1 = 0 for one chunk, else 2",
     )
-    fused: bool = Field(False, description="Use one fused operator for a product and its collective instead of chunks")
+    fused: bool = Field(False, description="Run a matrix product and its collective as one fused operator instead of in chunks")
 
 
 def _fuses(args: CocArgs, world: World) -> bool:

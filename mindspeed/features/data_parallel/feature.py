@@ -45,7 +45,7 @@ class DataParallel(Feature[DataParallelArgs]):
         sizes={"dp": None},
         constraints=(batch_divides,),
         megatron_flags=(MegatronFlag("accumulate_allreduce_grads_in_fp32", "reduce_in_fp32"),),
-        numerics=Numerics.reordered(reason="the gradient is summed over replicas instead of over one larger batch"),
+        numerics=Numerics.reordered(reason="gradients are summed per replica first, then over replicas"),
     )
 
     @hookimpl

@@ -37,7 +37,7 @@ class DeepspeedMoeArgs(FeatureArgs):
     )
     interval: int = Field(1, ge=1, description="Use experts in every N-th layer (N, 2N, 3N ...), counting layers from 1")
     reference: bool = Field(
-        False, description="Run every expert on every token in one process; this is the formula that verify compares with"
+        False, description="Run every expert on every token in one process; mindspeed features verify uses it as the reference"
     )
 
     @field_validator("noise", mode="before")

@@ -54,7 +54,7 @@ def _has_both(args: MoeSharedExpertsArgs, world: World) -> bool:
 
 
 @condition(
-    "count={args.count} experts of width {world.moe_ffn_hidden_size} do not match size={args.size}",
+    "size={args.size} is not count={args.count} times the expert width {world.moe_ffn_hidden_size}",
     fix=(DropSetting("count"), DropSetting("size")),
     when=_has_both,
 )

@@ -103,7 +103,7 @@ class MoeZeroMemory(Feature[MoeZeroMemoryArgs]):
         constraints=(
             Requires(
                 "moe-alltoall-overlap",
-                reason="the overlapped transfers of that dispatcher hide the repeated computation and transfers",
+                reason="recomputation repeats the all-to-alls of experts, which moe-alltoall-overlap overlaps with compute",
             ),
             Conflicts("moe-adaptive-recompute", reason="both features recompute the experts"),
             stage_has_layers,

@@ -53,7 +53,7 @@ class SharedAttentionMaskArgs(FeatureArgs):
     def _kind_is_known(cls, kind: str) -> str:
         if kind not in _NAMED and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", kind):
             raise SettingsError(
-                "a mask is causal, sliding-window, prefix or package.module:function",
+                "a mask must be causal, sliding-window, prefix or package.module:function",
                 *(GiveSetting("kind", name) for name in _NAMED),
             )
         return kind

@@ -28,7 +28,7 @@ class TflopsArgs(FeatureArgs):
 class Tflops(Feature[TflopsArgs]):
     """Log model and hardware FLOP/s of every step.
 
-    The operations of matrix products are counted in one step per interval.
+    Operations of matrix products are counted in one step per interval; the count serves all steps of the interval.
     """
 
     spec = FeatureSpec(

@@ -37,6 +37,7 @@ def plan(*names: str, **settings: object) -> mindspeed.ActivationPlan:
     return mindspeed.plan([*names], settings={NAME: settings} if settings else {}, world=world, platform="cpu")
 
 
+@pytest.mark.long
 def test_modules_that_were_imported_before_the_plan_is_active_get_the_roles() -> None:
     """One of both imports a name from the other that exists with the roles alone."""
     user = "megatron.core.models.gpt.heterogeneous.heterogeneous_layer_specs"
@@ -65,6 +66,7 @@ def test_an_engine_that_is_installed_after_the_plan_is_named(monkeypatch: pytest
     assert NAME not in plan().names
 
 
+@pytest.mark.long
 def test_an_engine_that_was_imported_without_a_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan()
     import_module("megatron.core.utils")  # which asks for the version of a module that it finds
@@ -93,6 +95,7 @@ def test_a_broken_engine_is_reported_with_its_cause(tmp_path: Path, monkeypatch:
     assert NAME in plan().names
 
 
+@pytest.mark.long
 def test_the_layers_of_an_installed_engine_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Megatron's own wrappers are loaded over the engine first, as in a process that needed it before."""
     monkeypatch.syspath_prepend(NAMED)
