@@ -11,7 +11,7 @@ _PROVIDERS: Final = {"mindspeed": f"mindspeed {__version__}"}
 
 def note_provider(module: str, distribution: str, version: str) -> None:
     """Note the distribution that a module of features belongs to."""
-    _PROVIDERS.setdefault(module.partition(".")[0], f"{distribution} {version}")
+    _PROVIDERS[module.partition(".")[0]] = f"{distribution} {version}"
 
 
 def provider_of(code: Any) -> str:
