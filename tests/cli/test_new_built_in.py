@@ -31,7 +31,7 @@ LEFT_OUT = (".git", ".venv", "build", "shared", "__pycache__", "*.egg-info", ".*
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the tree, whose modules win over the installed ones."""
     folder = tmp_path_factory.mktemp("copy") / "mindspeed"
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
     return folder
 
 
