@@ -86,7 +86,7 @@ def expert_group(rank: int, expert_tp: int, ep: int) -> int:
 
 
 def _layers(known: Mapping[str, object], size: Mapping[str, int], stage: int) -> str:
-    """What a stage holds: each of its chunks has layers, the first the embedding, the last the output layer."""
+    """Name the parts of a stage: each of its chunks has layers, the first the embedding, the last the output layer."""
     layers, pp, vpp = _whole(known.get("num_layers", 0)), size["pp"], size["vpp"]
     if not layers or layers % (pp * vpp):
         return "layers are not spread evenly, or their number is not given"

@@ -34,7 +34,7 @@ class OncePerRankCall(AllToAllCall):
 
     @cached_property
     def _numbers(self) -> Tensor:
-        """What each rank sends, [rank, E + parts x ranks]: rows to experts, then pairs."""
+        """Count the rows and pairs that each rank sends, [rank, E + parts x ranks]: rows to experts, then pairs."""
         return self._gathered.wait().view(self.place.ranks, -1)
 
     @cached_property

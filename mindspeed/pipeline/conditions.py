@@ -34,7 +34,7 @@ KEEPS_FORWARDS: Final = (
         "{feature} decides which ones",
     ),
 )
-"""What every feature needs that decides the order of forward passes, and of those that are recomputed."""
+"""Conditions of every feature that decides the order of forward passes or of recomputation."""
 
 KEEPS_PASSES: Final = (
     *KEEPS_FORWARDS,
@@ -56,7 +56,7 @@ KEEPS_PASSES: Final = (
         "the model has no Transformer Engine linear layers and no fully sharded parameters",
     ),
 )
-"""What every feature needs whose schedule has weight gradients as operations of their own."""
+"""Conditions of every feature whose schedule has separate operations for weight gradients."""
 
 NO_SHARDED_MODEL: Final = ModelCondition(
     "mindspeed.pipeline.model_conditions:sharded_modules",

@@ -33,7 +33,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     *KEEPS_FORWARDS,
     NO_SHARDED_MODEL,
 )
-"""What every feature of this kind needs."""
+"""Conditions of every feature of this kind."""
 
 ArgsT = TypeVar("ArgsT", bound=ScheduleArgs)
 

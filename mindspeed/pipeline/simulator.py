@@ -67,7 +67,7 @@ def judge(schedule: Schedule, costs: Costs | None = None) -> SimulationResult:
 
 
 COMPLETE: Final = ("FD", "FRD", "FBW", "FRBW")
-"""What a rank does with one chunk and one micro-batch, in order."""
+"""Operations of a rank on one chunk and one micro-batch, in order."""
 
 
 def incomplete(schedule: Schedule) -> Iterator[str]:

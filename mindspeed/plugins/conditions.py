@@ -26,7 +26,7 @@ TextValues = Callable[[Any, Any], Mapping[str, Any]]
 
 
 Otherwise = Literal["refuse", "warn", "idle", "skip"]
-"""What follows where a condition does not hold."""
+"""Consequences of a condition that does not hold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class Capability:
     SHARED_MASK = "shared-mask"
     """The holder takes a mask that is not causal from `mindspeed.context_parallel.attention_mask`."""
     PREDICTION_REPORT = "prediction-report"
-    """It compares steps with a prediction: settings ``predicted_seconds``, and ``prediction``, the file of a search."""
+    """The holder compares steps with a prediction: settings ``predicted_seconds``, and ``prediction``, the file of a search."""
 
 
 @dataclass(frozen=True, slots=True)
