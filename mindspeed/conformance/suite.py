@@ -58,7 +58,7 @@ class Suite:
     def _parity(self, tested: Sequence[Subject]) -> list[Outcome]:
         missing = ", ".join(problem.message for problem in doctor.problems()) if self.prove else ""
         if missing or not self.prove:
-            reason = missing or "trains a small model; use --parity to run it"
+            reason = missing or "trains a small model; --parity runs it (pytest: --mindspeed-parity)"
             return [Outcome(subject.name, check, "not run", reason) for subject in tested for check in PARITY]
         with WorkerPool() as pool:
             return [_parity(subject, check, pool) for subject in tested for check in PARITY]

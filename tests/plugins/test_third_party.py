@@ -119,9 +119,10 @@ def test_the_example_is_installed_listed_activated_and_removed(environment, tmp_
     assert (row["distribution"], row["version"], row["state"]) == ("acme-mindspeed", "0.3.0", "not loaded")
     done = environment.run("-c", ACTIVATE)
     assert done.returncode == 0, done.stderr
-    own_tests = environment.run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(copy / "tests"))
+    own_tests = environment.run("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(copy / "tests"))
     assert own_tests.returncode == 0, own_tests.stdout
-    assert "14 passed, 1 skipped" in own_tests.stdout, "the suite without its proof, and the tests of the package"
+    assert "14 passed, 2 skipped" in own_tests.stdout, "the suite without its two proofs, and the tests of the package"
+    assert own_tests.stdout.count("trains a small model; --parity runs it (pytest: --mindspeed-parity)") == 1, "both are skipped for the same reason"
     environment.pip("uninstall", "--yes", "acme-mindspeed")
     assert "acme-z-loss" not in environment.features()
 
