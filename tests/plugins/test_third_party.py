@@ -122,7 +122,7 @@ def test_the_example_is_installed_listed_activated_and_removed(environment, tmp_
     own_tests = environment.run("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", str(copy / "tests"))
     assert own_tests.returncode == 0, own_tests.stdout
     assert "14 passed, 2 skipped" in own_tests.stdout, "the suite without its two proofs, and the tests of the package"
-    assert own_tests.stdout.count("trains a small model; --parity runs it (pytest: --mindspeed-parity)") == 1, "both are skipped for the same reason"
+    assert "trains a small model; --parity runs it" in own_tests.stdout
     environment.pip("uninstall", "--yes", "acme-mindspeed")
     assert "acme-z-loss" not in environment.features()
 
