@@ -25,8 +25,8 @@ test: ops  ## every test that belongs in a default run
 
 LONG ?= tests
 
-test-long: ops  ## every long test; SHARD=1/4 takes a quarter; what has passed on this source is not run again
-	$(BIN)/python -m pytest -q -m long -n 2 --dist loadfile --resume $(if $(SHARD),--shard $(SHARD)) -o console_output_style=count $(LONG)
+test-long: ops  ## the long tests, of tables a cover; EXHAUSTIVE=1 takes every row, SHARD=1/4 a quarter; what has passed on this source is not run again
+	$(BIN)/python -m pytest -q -m long -n 2 --dist loadfile --resume $(if $(EXHAUSTIVE),--exhaustive) $(if $(SHARD),--shard $(SHARD)) -o console_output_style=count $(LONG)
 
 SINCE ?= main
 
@@ -48,7 +48,7 @@ test-hybrid: $(VENV)/installed  ## the features on Megatron's HybridModel, with 
 	$(BIN)/python -m tools.docs.version_results build/hybrid
 
 test-engine-layers: $(VENV)/installed  ## the features on layers in the roles of Transformer Engine's
-	-$(BIN)/python -m pytest -q -m long tests/features/transformer_engine_layers/test_every_feature.py
+	-$(BIN)/python -m pytest -q -m long --exhaustive tests/features/transformer_engine_layers/test_every_feature.py
 	$(BIN)/python -m tools.docs.engine_results build/engine_layers
 
 CLIENTS := tests/features/transformer_engine_layers/clients.txt

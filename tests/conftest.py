@@ -13,7 +13,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.verification.case import build_case
 from mindspeed.verification.harness import Verdict, verify
 from mindspeed.verification.pool import SharedBroker, WorkerPool
-from tests import selection
+from tests import covers, selection
 from tests.budgets import POOL, Budgets, Durations
 from tests.selection import Passed
 from tests.stale_verdicts import StaleVerdicts
@@ -42,10 +42,12 @@ class OwnsBroker:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     selection.add_options(parser)
+    covers.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Budgets())
+    config.pluginmanager.register(covers.Covers())
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(OwnsBroker())
         config.pluginmanager.register(Durations())

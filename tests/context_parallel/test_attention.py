@@ -38,6 +38,7 @@ def check(
     assert_like_dense(shards, layout, reference(tensors, hidden, None, bias))
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("name", "kind", "length", "heads", "groups", "value"),
@@ -54,6 +55,7 @@ def test_causal_with_any_number_of_key_heads_and_another_width_of_values(
     check(pool, world, name, kind, made(world * length, 2, heads, groups, 8, value, dtype), causal(world * length))
 
 
+@pytest.mark.cover(1, because="every algorithm and layout is in the default run on two ranks")
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 @pytest.mark.parametrize("world", WORLDS)
 def test_masks_with_a_row_that_sees_nothing(pool: WorkerPool, world: int, name: str, kind: Any) -> None:
@@ -66,6 +68,7 @@ def test_masks_with_a_row_that_sees_nothing(pool: WorkerPool, world: int, name: 
         check(pool, world, name, kind, tensors, hidden, mask=hidden)
 
 
+@pytest.mark.cover(1, because="every algorithm and layout is in the default run on two ranks")
 @pytest.mark.parametrize(("name", "kind"), KINDS)
 @pytest.mark.parametrize("world", WORLDS)
 def test_documents_packed_into_a_row_do_not_see_one_another(pool: WorkerPool, world: int, name: str, kind: Any) -> None:

@@ -105,6 +105,7 @@ def heads_for(world: int) -> int:
     return 6 if world == 3 else 4
 
 
+@pytest.mark.cover(1, because="every algorithm is in the default run on two ranks")
 @pytest.mark.parametrize(("name", "world"), CASES)
 def test_it_is_dense_attention_with_the_mask_as_recorded(pool: WorkerPool, name: str, world: int) -> None:
     tensors = made(world * 12, 2, heads_for(world), 2, 4, 6)
@@ -118,6 +119,7 @@ def test_it_is_dense_attention_with_the_mask_as_recorded(pool: WorkerPool, name:
         assert torch.equal(found, again), "recomputed from another mask"
 
 
+@pytest.mark.cover(1, because="every algorithm is in the default run on two ranks")
 @pytest.mark.parametrize(("name", "world"), CASES)
 def test_no_two_ranks_drop_the_same_places(pool: WorkerPool, name: str, world: int) -> None:
     """Every rank starts from one random state. Blocks of independent masks agree in half of their places."""

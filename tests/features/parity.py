@@ -50,10 +50,10 @@ def trains(name: str, cases: Mapping[str, Given]) -> Callable[..., None]:
     """A long test that the feature keeps its claim in each case."""
 
     @pytest.mark.long
-    @pytest.mark.parametrize("case", cases)
-    def test(prove: Prove, case: str) -> None:
-        row = cases[case]
-        verdict = prove(name, *row.features, also=row.also, settings=row.settings, world=row.world, nproc=row.nproc)
+    @pytest.mark.cover(matrix=True)
+    @pytest.mark.parametrize("case", [pytest.param(row, id=case) for case, row in cases.items()])
+    def test(prove: Prove, case: Given) -> None:
+        verdict = prove(name, *case.features, also=case.also, settings=case.settings, world=case.world, nproc=case.nproc)
         assert not verdict.problems, verdict.problems
 
     return test

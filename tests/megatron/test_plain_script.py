@@ -58,6 +58,7 @@ MOE = {
 }
 
 
+@pytest.mark.exhaustive("the next test has the losses, norms and every gradient of the same runs")
 @pytest.mark.long
 @pytest.mark.parametrize("name", MOE)
 def test_experts_on_two_ranks_give_the_losses_and_norms_of_one_process(name: str) -> None:
@@ -171,10 +172,14 @@ LONG = {
         1, {"recompute": "selective"}, ("--features", "recompute", "--set", "recompute.granularity=selective")
     ),
 }
+FLAGS = pytest.mark.exhaustive("tests/megatron/test_layouts.py has the layouts of the platform by Megatron's own arguments")
+BY_FLAGS = [name for name in LONG if name.endswith("by flags") and "vpp2" not in name]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
+@pytest.mark.parametrize(
+    "name", [*SHORT, *(pytest.param(name, marks=[pytest.mark.long, *([FLAGS] if name in BY_FLAGS else [])]) for name in LONG)]
+)
 def test_the_script_gives_the_losses_of_one_process(name):
     case = (SHORT | LONG)[name]
     expected, alone = one_process(case.model)
@@ -215,6 +220,7 @@ def whole_sequences(flags: tuple[str, ...]) -> list[float]:
     return losses_and_norms(1, (), flags)
 
 
+@pytest.mark.cover(1, because="tests/features/context_parallel/test_parity.py has every algorithm beside every layout")
 @pytest.mark.long
 @pytest.mark.parametrize("beside", BESIDE_SHARES)
 @pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention", "hybrid-attention", "kv-allgather-cp"])
@@ -226,6 +232,7 @@ def test_a_script_that_slices_its_batches_gives_the_losses_and_norms_of_one_proc
     assert shares == pytest.approx(whole_sequences(("--llama",)), rel=5e-6)
 
 
+@pytest.mark.cover
 @pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["ring-attention", "kv-allgather-cp"])
 @pytest.mark.parametrize("cp", [2, 4])

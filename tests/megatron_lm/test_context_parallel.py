@@ -25,6 +25,10 @@ ALGORITHMS = {
     "auto of 4": (4, split("--set context-parallel.algorithm=auto")),
     "hybrid-attention of 4": (4, split("--set hybrid-attention.ulysses_degree=2")),
 }
+PARITY = "tests/features/context_parallel/test_parity.py has every algorithm"
+OF_FOUR = pytest.mark.exhaustive(f"{PARITY} on four ranks")
+OTHERS_OF_FOUR = ("ring-attention of 4", "ulysses-attention of 4", "kv-allgather-cp of 4", "adaptive-cp of 4")
+LATENT = pytest.mark.exhaustive(f"{PARITY} with latent attention")
 
 
 def flags_of(name: str) -> tuple[int, list[str]]:
@@ -43,8 +47,9 @@ def assert_alike(run, alone, count=4):
     assert run.report["problems"] == []
 
 
+@pytest.mark.cover(1, because="the mask of the loss does not know of the algorithm")
 @pytest.mark.parametrize("masked", [False, True], ids=["all tokens", "eod-mask-loss"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=OF_FOUR) if name in OTHERS_OF_FOUR else name for name in ALGORITHMS])
 def test_every_algorithm_trains_as_one_process_does(checkout, initial, stock, name, masked):
     eod = [EOD] if masked else []
     nproc, flags = flags_of(name)
@@ -73,7 +78,12 @@ def test_learned_positions_go_with_their_tokens(checkout, initial, stock, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["ring-attention", "ulysses-attention", "kv-allgather-cp", "adaptive-cp", "hybrid-attention of 4"]
+    "name",
+    [
+        "ring-attention",
+        *(pytest.param(name, marks=LATENT) for name in ("ulysses-attention", "kv-allgather-cp", "adaptive-cp")),
+        "hybrid-attention of 4",
+    ],
 )
 def test_multi_latent_attention_does_it(checkout, initial, stock, name):
     nproc, flags = flags_of(name)
@@ -81,6 +91,7 @@ def test_multi_latent_attention_does_it(checkout, initial, stock, name):
     assert_alike(run, stock("latent"))
 
 
+@pytest.mark.cover(1, because="tests/features/context_parallel/test_parity.py has every algorithm beside every layout")
 @pytest.mark.parametrize("name", ["ring-attention", "ulysses-attention"])
 @pytest.mark.parametrize(
     "layout",

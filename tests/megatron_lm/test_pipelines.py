@@ -27,9 +27,11 @@ FEATURES = {
     "dynamic-shapes-tp": (4, [*PP, *TP], ""),
 }
 
+TENSOR = pytest.mark.exhaustive("tests/features/*/test_parity.py has each of them beside tensor ranks")
+
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", FEATURES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=TENSOR) if case.endswith("-tp") else case for case in FEATURES])
 @pytest.mark.guards(48, processes=True)
 def test_a_pipeline_trains_as_one_stock_process_and_another_layout_resumes_it(checkout, initial, stock, case):
     nproc, layout, setting = FEATURES[case]

@@ -131,6 +131,7 @@ def equal(some: list[Outcome], others: list[Outcome]) -> bool:
     return all(same(x.values, y.values) for x, y in zip(some, others, strict=True))
 
 
+@pytest.mark.cover(1, because="test_parity.py has both dispatchers with uneven loads")
 @pytest.mark.long
 @pytest.mark.parametrize("feature", OVERLAPS)
 @pytest.mark.parametrize("hot", [0.0, 100.0], ids=["uneven", "a starved rank"])
@@ -181,6 +182,7 @@ def test_megatrons_layer_reads_the_device_more_often(pool: WorkerPool, dispatche
         assert len(forward) >= least, forward
 
 
+@pytest.mark.cover(1, because="both modes take the same path, without a graph")
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("features", "settings", "dispatcher"),
@@ -225,6 +227,7 @@ def test_every_wait_is_needed(pool: WorkerPool, features: Any, settings: Any, wa
         assert all(matter), matter
 
 
+@pytest.mark.cover(1, because="loads and shared experts are computed apart")
 @pytest.mark.long
 @pytest.mark.parametrize("shared", [0, 96], ids=["routed alone", "shared experts"])
 @pytest.mark.parametrize("hot", [0.0, 100.0], ids=["uneven", "a starved rank"])
@@ -299,6 +302,7 @@ def test_transfers_are_hidden(pool: WorkerPool, features: Any, shared: int, sett
         assert rank.exposed > most
 
 
+@pytest.mark.cover(1, because="the formula is of rows and ranks, and each occurs")
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("hot", [0.0, 100.0], ids=["uneven", "starved ranks"])
@@ -318,6 +322,7 @@ def run_counting_pairs(shape: Shape) -> tuple[Outcome, int, int]:
     return layer.run_counting_pairs(shape)
 
 
+@pytest.mark.cover(1, because="the formula is of rows and ranks, and each occurs")
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("hot", [0.0, 100.0], ids=["uneven", "starved ranks"])

@@ -38,6 +38,7 @@ def mm_inputs(world, dtype):
     return x1.chunk(world, -1), x2.chunk(world), residual, gamma, biases
 
 
+@pytest.mark.cover(1, because="every dtype is in the default run on one and two ranks")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("world", WORLDS)
 def test_mm_all_reduce_add_rms_norm_and_its_in_place_variant(pool, world, dtype):
@@ -81,6 +82,7 @@ def test_mm_all_reduce_add_rms_norm_with_integers(pool, world):
                 assert_close(value, expected, torch.bfloat16)
 
 
+@pytest.mark.cover(1, because="every dtype is in the default run on one and two ranks")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("world", WORLDS)
 def test_grouped_mat_mul_all_reduce(pool, world, dtype):
@@ -116,6 +118,7 @@ def test_grouped_mat_mul_all_reduce(pool, world, dtype):
                 assert_close(y, reference, dtype)
 
 
+@pytest.mark.cover(1, because="every dtype is in the default run on one and two ranks")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("world", WORLDS)
 def test_lcal_coc(pool, world, dtype):
@@ -172,6 +175,7 @@ def test_lcal_coc_on_a_grid_of_ranks(pool, gathering, scattering):
 ACTIVATIONS = {"None": None, "gelu": F.gelu, "SiLU": F.silu, "relu": F.relu, "fastgelu": lambda y: y * torch.sigmoid(1.702 * y)}
 
 
+@pytest.mark.cover(1, because="every dtype and activation is in the default run on one and two ranks")
 @pytest.mark.parametrize("act", ACTIVATIONS)
 @pytest.mark.parametrize(("ep", "tp"), GRIDS)
 def test_all_to_all_all_gather_bmm(pool, ep, tp, act):
@@ -207,6 +211,7 @@ def test_all_to_all_all_gather_bmm(pool, ep, tp, act):
                 assert_close(got, wanted, dtype)
 
 
+@pytest.mark.cover(1, because="every dtype is in the default run on one and two ranks")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("ep", "tp"), GRIDS)
 def test_bmm_reduce_scatter_all_to_all(pool, ep, tp, dtype):

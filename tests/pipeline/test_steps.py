@@ -38,6 +38,7 @@ def compared(pool: WorkerPool, feature: str, vpp: int, settings: dict[str, Any],
     return pool.call(on_rank, STAGES, "compared", feature, tied, arguments, plan=plan(feature, vpp, settings))
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("vpp", [1, 2])
 @pytest.mark.parametrize(
     ("tied", "arguments"),
@@ -77,6 +78,7 @@ WAITS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize(
     ("vpp", "waits"), [(1, "batched"), (1, "one-by-one"), (2, "batched"), (2, "one-by-one"), (2, "overlapped")]
 )
@@ -103,6 +105,7 @@ def test_gradients_recomputed_ahead_under_megatrons_own_schedule_are_its_own(
     assert ranks[0]["recomputed"] > 0
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("vpp", [1, 2])
 @pytest.mark.parametrize(("feature", "settings"), [("recompute-in-advance", {}), ("recompute-in-bubble", {"limit": 2})])
 @pytest.mark.parametrize("engine", ["nano-pipe", "zero-bubble"])

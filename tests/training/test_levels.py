@@ -40,6 +40,7 @@ def test_at_level_zero_every_module_of_the_model_is_megatrons_or_torchs(level_ze
     assert level_zero["fused"] is False
 
 
+@pytest.mark.cover(1, because="the dtype does not know of the layout")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("layout", [("--nproc", 1), ("--nproc", 2, "--tp", 2), ("--nproc", 2, "--num-experts", 4)], ids=str)
 def test_both_levels_learn_the_same(tmp_path: Path, text: Path, layout: tuple[object, ...], dtype: str) -> None:

@@ -136,6 +136,9 @@ def failing(verdict: Verdict) -> list[str]:
     return [check.what for check in verdict.checks if not check.holds]
 
 
+@pytest.mark.cover(
+    1, of=("fault", "blamed"), because="one comparison judges all features, and every kind of fault is in the rows that run"
+)
 @pytest.mark.parametrize(
     ("feature", "target", "fault", "blamed"), each_long_but(2, FAULTS), ids=lambda value: str(value).rpartition(".")[2]
 )
@@ -147,6 +150,7 @@ def test_a_planted_fault_is_found_and_its_parameter_named(
     assert blamed in failing(verdict)
 
 
+@pytest.mark.cover(1, of=(), because="one comparison judges all features: the default run has one")
 @pytest.mark.parametrize("feature", each_long_but(1, ((name,) for name in FEATURES)))
 def test_one_gradient_times_1_001_is_found_and_only_it_is_named(pool: WorkerPool, feature: str) -> None:
     verdict = verify(planted(asked(feature), f"{FINALIZE}:finalize_model_grads", "scaled_gradient"), pool)
@@ -189,6 +193,7 @@ def idle(case: VerificationCase, feature: str) -> VerificationCase:
     return replace(case, plan=replace(plan, patches=patches, overrides=overrides))
 
 
+@pytest.mark.cover(1, of=(), because="calls of operators are counted by one function: the default run has one")
 @pytest.mark.parametrize("feature", each_long_but(1, ((name,) for name in OPERATORS)))
 @pytest.mark.guards(16, processes=True)
 def test_an_operator_feature_that_forgets_its_work_fails(pool: WorkerPool, feature: str) -> None:

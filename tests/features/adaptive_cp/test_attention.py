@@ -44,6 +44,7 @@ def shares(tensors: Sequence[Tensor], mask: Tensor, reordered: bool) -> list[Any
 MASKS = {"causal": causal, "window": lambda n: window(n, n // 8), "scattered": scattered, "interleaved": interleaved}
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("world", WORLDS)

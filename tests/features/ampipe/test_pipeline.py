@@ -33,6 +33,7 @@ def agree(some: list[Measured], others: list[Measured]) -> bool:
     return all((x - y).abs().max() <= 2e-6 * y.abs().max() for x, y in pairs)
 
 
+@pytest.mark.cover
 @pytest.mark.parametrize("without", [(), ("flash-attention",)], ids=["operator", "scores"])
 @pytest.mark.parametrize("full", [False, True], ids=["causal", "full"])
 @pytest.mark.parametrize("tp", [1, 2])
@@ -50,6 +51,7 @@ def test_experts_of_a_chunk_are_computed_in_units(pool: WorkerPool, tp: int) -> 
     assert all(rank.hooks == {1} for rank in chunks)
 
 
+@pytest.mark.cover(1, because="test_chunks_give_what_the_layer_gives has the layouts")
 @pytest.mark.parametrize("more", [(), ("moe-shared-experts",)], ids=["", "shared experts"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_losses_of_megatrons_router_are_of_all_chunks_together(pool: WorkerPool, tp: int, more: tuple[str, ...]) -> None:

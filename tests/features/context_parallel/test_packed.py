@@ -112,6 +112,7 @@ ALGORITHMS = [
 ]
 
 
+@pytest.mark.cover
 @pytest.mark.guards(46, processes=True)
 @pytest.mark.parametrize("shape", [LLAMA, GPT], ids=lambda shape: shape.name)
 @pytest.mark.parametrize(("algorithm", "ranks"), ALGORITHMS)

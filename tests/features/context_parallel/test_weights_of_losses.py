@@ -46,6 +46,7 @@ def test_losses_of_routers_and_further_tokens_weigh_what_is_configured(prove: Pr
     assert problems(prove, "cp2", "further tokens", per_token=False, steps=1, num_layers=1, mtp_num_layers=1) == []
 
 
+@pytest.mark.cover
 @pytest.mark.long
 @pytest.mark.parametrize("per_token", [False, True], ids=["a micro-batch", "a token"])
 @pytest.mark.parametrize(("layout", "loss"), [pair for pair in product(LAYOUTS, LOSSES) if pair not in NOT_ALIKE])

@@ -66,6 +66,7 @@ LATER = [
 ]
 
 
+@pytest.mark.cover(1, because="test_parity.py has the algorithms on four ranks")
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("features", "ranks"),

@@ -31,6 +31,7 @@ def both() -> Any:
     return run_both(LAYERS, ("sequence parallel", "frozen"))
 
 
+@pytest.mark.cover(1, because="sizes of both axes are in the rows that run")
 @pytest.mark.parametrize(("x", "y"), GRIDS)
 def test_bytes_are_those_of_the_formula_and_what_is_kept_is_megatrons(pool: WorkerPool, x: int, y: int) -> None:
     batch = 4 * 2 * ROWS * x * y  # bytes of a number, micro-batch, rows of all ranks

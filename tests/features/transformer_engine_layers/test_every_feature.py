@@ -26,6 +26,7 @@ REFUSED: Final = {
 """Features that a declared condition refuses with their defaults, and its sentence."""
 
 
+@pytest.mark.exhaustive("docs/matrix.json has every feature beside transformer-engine-layers")
 @pytest.mark.long
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_feature_holds_on_these_layers_or_is_refused(prove: Prove, name: str) -> None:

@@ -87,6 +87,7 @@ def with_experts_over_ranks(model: str, layout: str) -> list[str]:
     return split("--expert-model-parallel-size 2") if "moe" in model and "dp2" in layout else []
 
 
+@pytest.mark.cover(1, because="test_parity.py has the models in the layouts")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", checkouts() or [pytest.param("", marks=pytest.mark.skip(f"{VARIABLE} names no checkout"))])
