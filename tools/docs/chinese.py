@@ -2,6 +2,9 @@
 
 A unit is a heading, a paragraph, an item of a list or a cell of a table. The table has a translation of each, so a unit that
 was changed in English has none, and a test names it. Code, output and names stay as they are.
+
+A new feature needs no translation at once: the number of features that begins a unit is ``{number}`` in the table, and a
+summary without a translation stays English and is named below the list of features.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ PAGES: Final[Mapping[str, str]] = {
     "docs/moving-from-mindspeed.md": "docs/zh/moving-from-mindspeed.md",
     "docs/features/index.md": "docs/zh/features.md",
 }
+DECLARED: Final = "docs/features/index.md"
+"""The page whose prose is the summaries of features; each may wait for its translation."""
+_NUMBER: Final = re.compile(r"^\d+(?= features\b)")
 _MADE: Final = "<!-- made by `make docs` from {source} and docs/zh/translations.yaml; do not edit -->"
 _TABLES: Final[Mapping[str, str]] = {
     "flags": "flags-that-stand-for-features",
@@ -46,6 +52,18 @@ def translations() -> dict[str, str]:
     """The table: English unit to Chinese."""
     rows: list[dict[str, str]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     return {row["en"]: row["zh"] for row in rows}
+
+
+def row_of(unit: str) -> str:
+    """What the table calls a unit."""
+    return _NUMBER.sub("{number}", unit)
+
+
+def translated(unit: str, known: Mapping[str, str]) -> str | None:
+    """The translation of a unit; None without one."""
+    number = _NUMBER.match(unit)
+    chinese = known.get(row_of(unit))
+    return chinese.replace("{number}", number[0]) if number and chinese else chinese
 
 
 def page(source: str, translate: Translate) -> str:
@@ -136,7 +154,16 @@ def _relinked(text: str, source: str) -> str:
 def pages() -> dict[str, str]:
     """Every Chinese page by its path; a unit without translation stays English."""
     known = translations()
-    return {target: page(source, lambda unit, _: known.get(unit, unit)) for source, target in PAGES.items()}
+    made = {PAGES[source]: page(source, lambda unit, _: translated(unit, known) or unit) for source in PAGES}
+    if waiting := untranslated(DECLARED):
+        made[PAGES[DECLARED]] += "\n## 尚无译文\n\n" + "".join(f"- {unit}\n" for unit in waiting)
+    return made
+
+
+def untranslated(source: str) -> list[str]:
+    """The units of a page that need a translation and have none."""
+    known = translations()
+    return [unit for unit, needed in units(source).items() if needed and translated(unit, known) is None]
 
 
 def units(source: str) -> dict[str, bool]:
