@@ -12,14 +12,7 @@ import click
 
 from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
-from mindspeed.cli.training_command import (
-    WORDS,
-    PlansCommands,
-    arch_option,
-    checkout_option,
-    plans_of_launched,
-    static_option,
-)
+from mindspeed.cli.training_command import WORDS, PlansCommands, Rules, plans_of_launched, rules_options
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -59,12 +52,10 @@ class CheckedCommand:
     default="text",
     help="Output format. github = annotations of GitHub Actions, sarif = code scanning",
 )
-@checkout_option
-@arch_option
-@static_option
+@rules_options
 @request_options
 @json_option
-def check(request: Request, paths: tuple[str, ...], form: str, checkout: str | None, arch: str | None, static: bool) -> None:
+def check(request: Request, paths: tuple[str, ...], form: str, rules: Rules) -> None:
     """Find every problem of training commands before they start.
 
     mindspeed check pretrain.sh
@@ -78,7 +69,7 @@ def check(request: Request, paths: tuple[str, ...], form: str, checkout: str | N
     Every training command of a script, a launcher's JSON file, or a folder is checked. The rules are those of the command's
     Megatron-LM and of the features. The exit status is 1 when a command has problems.
     """
-    checked = _checked(request, paths, static, checkout, arch)
+    checked = _checked(request, paths, rules)
     if wants_json():
         commands, problems = [_as_json(one) for one in checked], _problems_as_json(checked)
         print_json({"commands": commands, "problems": problems, "traps": _traps_as_json(checked), "plan": None})
@@ -91,9 +82,7 @@ def check(request: Request, paths: tuple[str, ...], form: str, checkout: str | N
     end(exit_code([problem for one in checked for problem in one.problems]))
 
 
-def _checked(
-    request: Request, paths: tuple[str, ...], static: bool, checkout: str | None, arch: str | None
-) -> list[CheckedCommand]:
+def _checked(request: Request, paths: tuple[str, ...], rules: Rules) -> list[CheckedCommand]:
     from mindspeed.megatron_lm.launched_command import command_of_words, commands_of_file
     from mindspeed.plugins.problems import MindSpeedError
 
@@ -109,7 +98,7 @@ def _checked(
     if not paths and words is None:
         return [_planned(request)]
     commands = [one for one in found if not isinstance(one, CheckedCommand)]
-    plans = iter(plans_of_launched(request, commands, static, checkout, arch))
+    plans = iter(plans_of_launched(request, commands, rules))
     return [one if isinstance(one, CheckedCommand) else _of_command(one, *next(plans)) for one in found]
 
 

@@ -11,14 +11,7 @@ import click
 
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import Request, names_argument, request_options
-from mindspeed.cli.training_command import (
-    PlansCommandsFully,
-    arch_option,
-    checkout_option,
-    plan_of_command,
-    script_option,
-    static_option,
-)
+from mindspeed.cli.training_command import PlansCommandsFully, Rules, plan_of_command, rules_options, script_option
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -34,20 +27,10 @@ if TYPE_CHECKING:
     help="Memory of a device, in MiB; stages that need more are problems",
 )
 @script_option
-@checkout_option
-@arch_option
-@static_option
+@rules_options
 @request_options
 @json_option
-def check(
-    request: Request,
-    names: tuple[str, ...],
-    script: str | None,
-    device_memory: float | None,
-    checkout: str | None,
-    arch: str | None,
-    static: bool,
-) -> None:
+def check(request: Request, names: tuple[str, ...], script: str | None, device_memory: float | None, rules: Rules) -> None:
     """Find every problem of a request.
 
     Features, settings and sizes are checked together, for this machine or for another one that options describe. All
@@ -63,7 +46,7 @@ def check(
     The argument rules of the command's Megatron-LM, or of --checkout, are run as well, in a process without torch.
     """
     request = request.naming(names)
-    plan = plan_of_command(request, script, static, checkout, arch)
+    plan = plan_of_command(request, script, rules)
     if plan is None:
         plan = request.plan_of_run()
         plan = replace(plan, rows=(*plan.rows, *_ambiguous_padding(plan, request.train)))

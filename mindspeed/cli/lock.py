@@ -6,26 +6,17 @@ import click
 
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import FeatureNames, Request, request_options, spelled_names
-from mindspeed.cli.training_command import (
-    PlansCommands,
-    arch_option,
-    checkout_option,
-    command_named,
-    plan_of_launched,
-    static_option,
-)
+from mindspeed.cli.training_command import PlansCommands, Rules, command_named, plan_of_launched, rules_options
 from mindspeed.plugins.fixes import Advice
 
 
 @click.command(cls=PlansCommands)
 @click.argument("words", metavar="[NAME|SCRIPT]...", nargs=-1, type=FeatureNames())
 @click.option("-o", "--output", default="mindspeed.lock", show_default=True, metavar="FILE", help="Output file")
-@checkout_option
-@arch_option
-@static_option
+@rules_options
 @request_options
 @json_option
-def lock(request: Request, words: tuple[str, ...], output: str, checkout: str | None, arch: str | None, static: bool) -> None:
+def lock(request: Request, words: tuple[str, ...], output: str, rules: Rules) -> None:
     """Write the lock file of a job.
 
     mindspeed lock -f job.yaml -o mindspeed.lock
@@ -60,8 +51,8 @@ def lock(request: Request, words: tuple[str, ...], output: str, checkout: str | 
         raise click.UsageError(f"a lock file holds one job, but {' and '.join(scripts)} are several")
     request = request.naming(spelled_names([word for word in words if word not in scripts]))
     command = command_named(scripts[0] if scripts else None)
-    with importable(command.program, checkout) if command is not None else nullcontext(True) as has_megatron:
-        plan = request.plan_of_run() if command is None else plan_of_launched(request, command, static, checkout, arch)
+    with importable(command.program, rules.checkout) if command is not None else nullcontext(True) as has_megatron:
+        plan = request.plan_of_run() if command is None else plan_of_launched(request, command, rules)
         if "megatron" not in plan.environment:
             text = "megatron-core is not installed, but a lock file contains its version"
             raise MindSpeedError([Problem("MS502", text, fix=Advice("--megatron 0.16.1, or the version of the job"))])

@@ -9,8 +9,7 @@ import click
 
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
-from mindspeed.diagnostics.job_memory import options_of, repeats
-from mindspeed.diagnostics.missing_sizes import stages_by_sizes
+from mindspeed.diagnostics.job_memory import options_of, repeats, stages_of
 
 if TYPE_CHECKING:
     from mindspeed.memory.estimate import Stage
@@ -45,7 +44,7 @@ def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bo
     case = build_case(names, layers, [], nproc, request.environment())
     if dry:
         case = build_case(names, [*layers, with_few_micro_batches(case.plan.world)], [], nproc, request.environment())
-    foretold = stages_by_sizes(case.plan, options_of(case.plan, dropout=case.recipe.shape.dropout > 0))
+    foretold = stages_of(case.plan, options_of(case.plan, dropout=case.recipe.shape.dropout > 0))
     with WorkerPool() as pool:
         if dry:
             found = pool.dry_run(case.plan, case.recipe)

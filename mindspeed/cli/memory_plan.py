@@ -13,8 +13,7 @@ from mindspeed.cli.html_option import html_option, write_page
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import FullJobCommand, Request, names_argument, request_options
 from mindspeed.cli.terminal import columns, rows_of_cells, wrapped
-from mindspeed.diagnostics.job_memory import MIB, options_of
-from mindspeed.diagnostics.missing_sizes import stages_by_sizes
+from mindspeed.diagnostics.job_memory import MIB, options_of, stages_of
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -46,7 +45,7 @@ def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout
     """
     made = request.naming(names).plan_of_run()
     options = options_of(made, dropout)
-    foretold = stages_by_sizes(made, options)
+    foretold = stages_of(made, options)
     fits = budget is None or max(stage.peak for stage in foretold) <= budget * MIB
     if html is not None:
         write_page(html, memory_page(foretold))
@@ -139,7 +138,7 @@ def _cheapest(request: Request, names: Sequence[str], made: ActivationPlan, opti
         if any(part.issubset(added) for part in refused):
             continue
         try:
-            found = stages_by_sizes(request.naming((*names, *added)).plan_of_run(), options)
+            found = stages_of(request.naming((*names, *added)).plan_of_run(), options)
         except MindSpeedError as error:  # they do not fit the model, or exclude one another whatever is added
             if EXCLUSIVE & {problem.code for problem in error.problems}:
                 refused.append(set(added))

@@ -156,8 +156,7 @@ def _join(job: Job, rank: dict[str, str]) -> None:
 
 def _show_dry_run(job: Job) -> None:
     """Print what a job would run, its parameters and memory, from which checkpoint, and into which folder."""
-    from mindspeed.diagnostics.job_memory import parameters_of, peaks, summary
-    from mindspeed.diagnostics.missing_sizes import HYBRID
+    from mindspeed.diagnostics.job_memory import HYBRID, parameters_of, peaks, summary
 
     request = {"run": job.run, "checkpoint": job.checkpoint, "changes": job.changes(), "notes": list(job.notes)}
     end = f"would train up to step {job.config.train_iters} in {job.run}; nothing was started or written"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -52,13 +53,29 @@ script_option = click.option(
 )
 
 
-static_option = click.option("--static", is_flag=True, help="Do not run the rules of the command's Megatron-LM")
-checkout_option = click.option(
-    "--checkout", metavar="FOLDER", help="Megatron-LM whose rules are run  [default: that of the command]"
+class Rules(NamedTuple):
+    """The Megatron-LM whose rules are run, and the compute capability that they see; with ``static`` none are run."""
+
+    static: bool = True
+    checkout: str | None = None
+    arch: str | None = None
+
+
+_RULES: Final = (
+    click.option("--static", is_flag=True, help="Do not run the rules of the command's Megatron-LM"),
+    click.option("--arch", metavar="X.Y", callback=_capability, help="Compute capability of the devices, for example 9.0"),
+    click.option("--checkout", metavar="FOLDER", help="Megatron-LM whose rules are run  [default: that of the command]"),
 )
-arch_option = click.option(
-    "--arch", metavar="X.Y", callback=_capability, help="Compute capability of the devices, for example 9.0"
-)
+
+
+def rules_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `Rules`, which the verb receives as ``rules``."""
+
+    @functools.wraps(command)
+    def with_rules(*args: Any, static: bool, checkout: str | None, arch: str | None, **others: Any) -> Any:
+        return command(*args, rules=Rules(static, checkout, arch), **others)
+
+    return functools.reduce(lambda decorated, option: option(decorated), _RULES, with_rules)
 
 
 _NO_RULES: Final = (
@@ -67,15 +84,13 @@ _NO_RULES: Final = (
 )
 
 
-def plan_of_command(
-    request: Request, script: str | None, static: bool = True, checkout: str | None = None, arch: str | None = None
-) -> ActivationPlan | None:
+def plan_of_command(request: Request, script: str | None, rules: Rules) -> ActivationPlan | None:
     """The plan of a training command with the rest of a request; None where the request names no command.
 
-    Without ``static`` the rules of its Megatron-LM are run as well. Raises MindSpeedError with every problem.
+    Raises MindSpeedError with every problem.
     """
     command = command_named(script)
-    return plan_of_launched(request, command, static, checkout, arch) if command is not None else None
+    return plan_of_launched(request, command, rules) if command is not None else None
 
 
 def command_named(script: str | None) -> LaunchedCommand | None:
@@ -90,35 +105,35 @@ def command_named(script: str | None) -> LaunchedCommand | None:
     return command_of_file(script, os.environ) if script is not None else command_of_words(words or ())
 
 
-def plan_of_launched(
-    request: Request, command: LaunchedCommand, static: bool, checkout: str | None, arch: str | None
-) -> ActivationPlan:
+def plan_of_launched(request: Request, command: LaunchedCommand, rules: Rules) -> ActivationPlan:
     """The plan of a training command that was found. Raises MindSpeedError with every problem."""
     from mindspeed.plugins.problems import MindSpeedError
 
-    ((plan, *_),) = plans_of_launched(request, [command], static, checkout, arch)
+    ((plan, *_),) = plans_of_launched(request, [command], rules)
     if isinstance(plan, MindSpeedError):
         raise plan
     return plan
 
 
 def plans_of_launched(
-    request: Request, commands: Sequence[LaunchedCommand], static: bool, checkout: str | None, arch: str | None
+    request: Request, commands: Sequence[LaunchedCommand], rules: Rules
 ) -> list[tuple[ActivationPlan | MindSpeedError, list[Trap], str]]:
     """Return for each training command its plan, or the error with every problem, its traps, and who judges it."""
     from mindspeed.megatron_lm.upstream.process import RulesProcess, find_checkout
 
-    found = [None if static else find_checkout(command.program, os.environ, checkout) for command in commands]
+    found = [None if rules.static else find_checkout(command.program, os.environ, rules.checkout) for command in commands]
     first = next(filter(None, found), None)
-    child = RulesProcess(first.folder, arch) if first is not None else None  # works while this process imports what plans need
+    child = (
+        RulesProcess(first.folder, rules.arch) if first is not None else None
+    )  # works during the imports below
     from mindspeed.megatron_lm.lint import check_jobs
 
-    jobs = [_job(request, *named, static, checkout) for named in zip(commands, found, strict=True)]
-    checked = check_jobs(jobs, arch, request.layers, child)
+    jobs = [_job(request, *named, rules) for named in zip(commands, found, strict=True)]
+    checked = check_jobs(jobs, rules.arch, request.layers, child)
     return [(plan, traps, job.judge) for (plan, traps), job in zip(checked, jobs, strict=True)]
 
 
-def _job(request: Request, command: LaunchedCommand, found: Checkout | None, static: bool, checkout: str | None) -> CheckedJob:
+def _job(request: Request, command: LaunchedCommand, found: Checkout | None, rules: Rules) -> CheckedJob:
     """Return a command with the environment and the Megatron-LM that it will have."""
     from mindspeed.megatron_lm.lint import CheckedJob
     from mindspeed.platforms import detect
@@ -127,13 +142,13 @@ def _job(request: Request, command: LaunchedCommand, found: Checkout | None, sta
     environment = request.environment(command_line.world.get("world_size"))
     if environment.platform == "cuda" and detect() != "cuda":
         environment = replace(environment, engine=True)  # as on every machine with Megatron's default layers
-    if checkout is not None and found is None and not static:
-        raise click.UsageError(f"{checkout} does not contain megatron/training/arguments.py")
+    if rules.checkout is not None and found is None and not rules.static:
+        raise click.UsageError(f"{rules.checkout} does not contain megatron/training/arguments.py")
     if found is not None and found.version is not None:
         if request.megatron is None:
             environment = replace(environment, megatron=found.version)
-        elif checkout is None and request.megatron != found.version:
+        elif rules.checkout is None and request.megatron != found.version:
             versions = f"the plan is for Megatron {request.megatron}, but {found.source} has {found.version}"
             text = f"Megatron-LM's rules are not run: {versions}"
             return CheckedJob(command, environment, None, text)
-    return CheckedJob(command, environment, found, "" if found or static else _NO_RULES)
+    return CheckedJob(command, environment, found, "" if found or rules.static else _NO_RULES)

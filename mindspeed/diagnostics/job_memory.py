@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from mindspeed import registry
-from mindspeed.diagnostics.missing_sizes import HYBRID
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.job.arithmetic import parameters, shape_of_world
 from mindspeed.job.world import FIELDS, UnknownValue
 from mindspeed.memory.estimate import JobOptions, Stage
 from mindspeed.pipeline.plan_memory import MIB, foretold, options_of, passes_of
-from mindspeed.plugins.fixes import GiveField, advice
+from mindspeed.plugins.fixes import Advice, GiveField, Together, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
-__all__ = ["MIB", "options_of", "over_budget", "parameters_of", "peaks", "repeats", "stages_of", "summary"]
+__all__ = ["HYBRID", "MIB", "options_of", "over_budget", "parameters_of", "peaks", "repeats", "stages_of", "summary"]
+
+HYBRID: Final = Problem(
+    "MS307",
+    "the memory of a HybridModel is not estimated",
+    fix=Advice("estimate a GPTModel, each of whose layers has attention and an MLP or experts"),
+)
 
 
 def stages_of(made: ActivationPlan, options: JobOptions) -> list[Stage]:
-    """Return the stages of a plan. Raises MindSpeedError MS307 where a size that is needed is not known."""
+    """Return the stages of a plan. Raises MindSpeedError with MS307, whose fix gives every size that is missing."""
     try:
         return foretold(made, options, registry.catalog())
     except UnknownValue as unknown:
         if made.world.is_hybrid:
             raise MindSpeedError([HYBRID]) from None
-        problems = [
-            Problem("MS307", f"{name} ({FIELDS[name].meaning}) is not set", fix=GiveField(name)) for name in unknown.fields
-        ]
-        raise MindSpeedError(problems) from None
+        text = f"memory cannot be estimated without {', '.join(unknown.fields)}"
+        fix = Together(tuple(GiveField(name, True if FIELDS[name].kind is bool else None) for name in unknown.fields))
+        raise MindSpeedError([Problem("MS307", text, fix=fix)]) from None
 
 
 def repeats(made: ActivationPlan) -> bool:

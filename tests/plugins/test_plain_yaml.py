@@ -47,6 +47,7 @@ def test_a_job_file_reads_as_before():
         ("yes", True),
         ("'yes'", "yes"),
         ("{1: a, ~: b, on: c}", {"1": "a", "~": "b", "on": "c"}),
+        ("a: &x 1\nb: &x 2\nc: *x", {"a": 1, "b": 2, "c": 2}),
         ("{a: {<<: [{x: 1}, {x: 2, y: 3}], x: 0}}", {"a": {"x": 0, "y": 3}}),
     ],
 )
@@ -67,7 +68,7 @@ def test_values_are_plain(text, value):
         ("a: " + "9" * 5000, "a number has more than 40 digits", 1),
         ("a: 1\n---\nb: 2", "it has more than one document", 2),
         ("# x\n" * 100_000, "it has more than 200,000 characters", 1),
-        ("{<<: [1, 2]}", "<< needs a mapping, or a list of mappings", 1),
+        ("{<<: [1, 2]}", "expected a mapping for merging, but found scalar", 1),
         ("a: [", "expected the node content, but found '<stream end>'", 1),
     ],
 )
@@ -79,6 +80,9 @@ def test_what_is_no_plain_data_is_told_with_its_line(text, message, line):
 
 def test_a_key_that_is_given_twice_is_told_with_both_lines():
     repeated = []
+    assert read_plain("{a: 1, a: 2}", repeated) == {"a": 2}
+    assert repeated == [("the key 'a' is given twice, first in line 1", 1)]
+    repeated.clear()
     assert read_plain("a: 1\nb:\n  c: 2\n  c: 3\na: 4", repeated) == {"a": 4, "b": {"c": 3}}
     assert repeated == [
         ("the key 'c' is given twice, first in line 3", 4),
