@@ -12,7 +12,7 @@ import click
 
 from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
-from mindspeed.cli.training_command import WORDS, PlansCommands, Rules, plans_of_launched, rules_options
+from mindspeed.cli.training_command import WORDS, PlansCommands, RuleOptions, plans_of_launched, rules_options
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -55,7 +55,7 @@ class CheckedCommand:
 @rules_options
 @request_options
 @json_option
-def check(request: Request, paths: tuple[str, ...], form: str, rules: Rules) -> None:
+def check(request: Request, paths: tuple[str, ...], form: str, rules: RuleOptions) -> None:
     """Find every problem of training commands before they start.
 
     mindspeed check pretrain.sh
@@ -82,7 +82,7 @@ def check(request: Request, paths: tuple[str, ...], form: str, rules: Rules) -> 
     end(exit_code([problem for one in checked for problem in one.problems]))
 
 
-def _checked(request: Request, paths: tuple[str, ...], rules: Rules) -> list[CheckedCommand]:
+def _checked(request: Request, paths: tuple[str, ...], rules: RuleOptions) -> list[CheckedCommand]:
     from mindspeed.megatron_lm.launched_command import command_of_words, commands_of_file
     from mindspeed.plugins.problems import MindSpeedError
 

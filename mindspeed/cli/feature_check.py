@@ -11,7 +11,7 @@ import click
 
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import Request, names_argument, request_options
-from mindspeed.cli.training_command import PlansCommandsFully, Rules, plan_of_command, rules_options, script_option
+from mindspeed.cli.training_command import PlansCommandsFully, RuleOptions, plan_of_command, rules_options, script_option
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 @rules_options
 @request_options
 @json_option
-def check(request: Request, names: tuple[str, ...], script: str | None, device_memory: float | None, rules: Rules) -> None:
+def check(
+    request: Request, names: tuple[str, ...], script: str | None, device_memory: float | None, rules: RuleOptions
+) -> None:
     """Find every problem of a request.
 
     Features, settings and sizes are checked together, for this machine or for another one that options describe. All

@@ -12,7 +12,7 @@ from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.plan_text import as_lines, brief_lines, sections
 from mindspeed.cli.request_options import Request, names_argument, request_options
 from mindspeed.cli.terminal import wrapped
-from mindspeed.cli.training_command import PlansCommands, Rules, plan_of_command, script_option
+from mindspeed.cli.training_command import PlansCommands, RuleOptions, plan_of_command, script_option
 
 _HINT: Final = "--all shows patches, notes and the base plan; --why NAME explains one feature"
 
@@ -49,7 +49,7 @@ def plan(
     mindspeed features plan --platform npu --script pretrain_llama.sh
     """
     request = request.naming(names)
-    of_command = plan_of_command(request, script, Rules())
+    of_command = plan_of_command(request, script, RuleOptions())
     made = of_command or request.plan_of_run()
     if feature is not None:
         from mindspeed.cli.feature_explain import explain_in_plan

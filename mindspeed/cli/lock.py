@@ -6,7 +6,7 @@ import click
 
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import FeatureNames, Request, request_options, spelled_names
-from mindspeed.cli.training_command import PlansCommands, Rules, command_named, plan_of_launched, rules_options
+from mindspeed.cli.training_command import PlansCommands, RuleOptions, command_named, plan_of_launched, rules_options
 from mindspeed.plugins.fixes import Advice
 
 
@@ -16,7 +16,7 @@ from mindspeed.plugins.fixes import Advice
 @rules_options
 @request_options
 @json_option
-def lock(request: Request, words: tuple[str, ...], output: str, rules: Rules) -> None:
+def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptions) -> None:
     """Write the lock file of a job.
 
     mindspeed lock -f job.yaml -o mindspeed.lock

@@ -53,7 +53,7 @@ script_option = click.option(
 )
 
 
-class Rules(NamedTuple):
+class RuleOptions(NamedTuple):
     """The Megatron-LM whose rules are run, and the compute capability that they see; with ``static`` none are run."""
 
     static: bool = True
@@ -69,11 +69,11 @@ _RULES: Final = (
 
 
 def rules_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `Rules`, which the verb receives as ``rules``."""
+    """Add the options of `RuleOptions`, which the verb receives as ``rules``."""
 
     @functools.wraps(command)
     def with_rules(*args: Any, static: bool, checkout: str | None, arch: str | None, **others: Any) -> Any:
-        return command(*args, rules=Rules(static, checkout, arch), **others)
+        return command(*args, rules=RuleOptions(static, checkout, arch), **others)
 
     return functools.reduce(lambda decorated, option: option(decorated), _RULES, with_rules)
 
@@ -84,7 +84,7 @@ _NO_RULES: Final = (
 )
 
 
-def plan_of_command(request: Request, script: str | None, rules: Rules) -> ActivationPlan | None:
+def plan_of_command(request: Request, script: str | None, rules: RuleOptions) -> ActivationPlan | None:
     """The plan of a training command with the rest of a request; None where the request names no command.
 
     Raises MindSpeedError with every problem.
@@ -105,7 +105,7 @@ def command_named(script: str | None) -> LaunchedCommand | None:
     return command_of_file(script, os.environ) if script is not None else command_of_words(words or ())
 
 
-def plan_of_launched(request: Request, command: LaunchedCommand, rules: Rules) -> ActivationPlan:
+def plan_of_launched(request: Request, command: LaunchedCommand, rules: RuleOptions) -> ActivationPlan:
     """The plan of a training command that was found. Raises MindSpeedError with every problem."""
     from mindspeed.plugins.problems import MindSpeedError
 
@@ -116,16 +116,14 @@ def plan_of_launched(request: Request, command: LaunchedCommand, rules: Rules) -
 
 
 def plans_of_launched(
-    request: Request, commands: Sequence[LaunchedCommand], rules: Rules
+    request: Request, commands: Sequence[LaunchedCommand], rules: RuleOptions
 ) -> list[tuple[ActivationPlan | MindSpeedError, list[Trap], str]]:
     """Return for each training command its plan, or the error with every problem, its traps, and who judges it."""
     from mindspeed.megatron_lm.upstream.process import RulesProcess, find_checkout
 
     found = [None if rules.static else find_checkout(command.program, os.environ, rules.checkout) for command in commands]
     first = next(filter(None, found), None)
-    child = (
-        RulesProcess(first.folder, rules.arch) if first is not None else None
-    )  # works during the imports below
+    child = RulesProcess(first.folder, rules.arch) if first is not None else None  # works during the imports below
     from mindspeed.megatron_lm.lint import check_jobs
 
     jobs = [_job(request, *named, rules) for named in zip(commands, found, strict=True)]
@@ -133,7 +131,7 @@ def plans_of_launched(
     return [(plan, traps, job.judge) for (plan, traps), job in zip(checked, jobs, strict=True)]
 
 
-def _job(request: Request, command: LaunchedCommand, found: Checkout | None, rules: Rules) -> CheckedJob:
+def _job(request: Request, command: LaunchedCommand, found: Checkout | None, rules: RuleOptions) -> CheckedJob:
     """Return a command with the environment and the Megatron-LM that it will have."""
     from mindspeed.megatron_lm.lint import CheckedJob
     from mindspeed.platforms import detect
