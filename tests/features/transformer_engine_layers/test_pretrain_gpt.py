@@ -34,6 +34,7 @@ LAYOUTS: Final = {
     "pp2": (2, _STAGES),
     "tp2-dp2": (4, f"{_TENSOR} --use-distributed-optimizer"),
     "tp2-pp2": (4, f"{_TENSOR} {_STAGES}"),
+    "cp2": (2, "--context-parallel-size 2 --features ring-attention"),
 }
 FROM_CHECKPOINT: Final = ("grouped moe", "latent attention")
 """Models that local layers give other initial weights; the others start with the same ones from the same seed."""

@@ -31,7 +31,15 @@ _FROM_THE_START: Final = {
     "PYTHONHASHSEED": "0",
 }
 """What ``mindspeed run`` sets for the feature deterministic, and a process that is forked cannot set later."""
-_MODULES: Final = ("megatron.training", "megatron.core.models.gpt.gpt_layer_specs", "megatron.core.datasets.gpt_dataset")
+_MODULES: Final = (
+    "megatron.training",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.datasets.gpt_dataset",
+    "gpt_builders",
+    "model_provider",
+    "mindspeed.megatron_lm.training_plan",
+    "mindspeed.megatron_lm.locked_command",
+)
 
 
 class WarmCheckout(Checkout):

@@ -1,7 +1,8 @@
 """Run files of Megatron-LM's unit tests under a plan, and collect one outcome per test.
 
-    python runner.py CHECKOUT RESULTS.jsonl NPROC LEVEL FILE...
+    python runner.py CHECKOUT RESULTS.jsonl NPROC PLAN FILE...
 
+PLAN is a JSON object with the arguments of ``mindspeed.plan``, or null for Megatron without mindspeed.
 One warm process activates the plan and imports Megatron; each file runs in processes forked from it, one per rank, so that
 a test that hangs or ends its process costs itself alone. A script, not a module: the checkout's package is called ``tests``
 as well.
@@ -172,24 +173,25 @@ def _port() -> int:
         return int(listening.getsockname()[1])
 
 
-def _prepare(checkout: str, nproc: int, level: int) -> None:
-    """Activate the plan of this level, then import what most tests import; nothing may be downloaded."""
+def _prepare(checkout: str, nproc: int, plan: dict[str, Any] | None) -> None:
+    """Activate the plan, then import what most tests import; nothing may be downloaded."""
     os.chdir(checkout)
     sys.path.insert(0, checkout)
     download: Any = ModuleType("tests.test_utils.python_scripts.download_unit_tests_dataset")
     download.download_and_extract_asset = lambda assets_dir: False
     sys.modules[download.__name__] = download
     os.environ |= {"WORLD_SIZE": str(nproc), "RANK": "0", "LOCAL_RANK": "0"}
-    import mindspeed
+    if plan is not None:
+        import mindspeed
 
-    mindspeed.activate(mindspeed.plan(level=level))
+        mindspeed.activate(mindspeed.plan(**plan))
     for module in WARM:
         importlib.import_module(module)
 
 
-def main(checkout: str, results: str, nproc: str, level: str, *files: str) -> None:
+def main(checkout: str, results: str, nproc: str, plan: str, *files: str) -> None:
     target = Path(results)
-    _prepare(checkout, int(nproc), int(level))
+    _prepare(checkout, int(nproc), json.loads(plan))
     done = {json.loads(line)["file"] for line in target.read_text().splitlines()} if target.exists() else set()
     for file in files:
         if file in done:
