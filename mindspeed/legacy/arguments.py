@@ -35,6 +35,8 @@ MEGATRON_SIZES: Final = {
 _HOLDER: Final = "mindspeed.args_utils"
 """The old module whose ``_MINDSPEED_ARGS`` holds the namespace, which consumers also write."""
 
+_LAYERS: Final = "transformer_engine_layers"
+
 _of_plan: Final[dict[str, Any]] = {}
 """Arguments that stand for features of the plan that was active when the command line was read."""
 
@@ -176,7 +178,7 @@ def assumed_world(world: World) -> set[str]:
     """Return the fields of a world that only repeat defaults of Megatron-LM's parser.
 
     A command line that does not say how many layers there are is not Megatron-LM's: a framework makes the model, with
-    arguments of its own.
+    arguments of its own. Its specs are those of Transformer Engine, as with MindSpeed, unless an argument says otherwise.
     """
     from mindspeed.engine.inspection.cli_arguments import surface
 
@@ -185,7 +187,7 @@ def assumed_world(world: World) -> set[str]:
         return set()
     defaults = derived_world({name: rows[0].default for name, rows in recorded.by_dest.items()})
     known = world.known()
-    return {field for field, (value, _) in defaults.items() if known.get(field) == value}
+    return {field for field, (value, _) in defaults.items() if known.get(field) == value} - {_LAYERS}
 
 
 def world_of(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,6 +199,8 @@ def world_of(args: Mapping[str, Any]) -> dict[str, Any]:
         world["activation"] = "silu"
     if type(args.get("moe_expert_capacity_factor")) is float:
         world["expert_capacity_factor"] = args["moe_expert_capacity_factor"]
+    if type(args.get("transformer_impl")) is str:
+        world[_LAYERS] = args["transformer_impl"] != "local"
     if not args.get("group_query_attention"):
         world.pop("num_query_groups", None)  # Megatron's default of 1 means nothing then
     return world

@@ -39,6 +39,14 @@ def test_nothing_is_assumed_of_a_model_that_nobody_described(of_a_framework, giv
 
 
 @pytest.mark.parametrize("given", [ENGINE, TRAINER], ids=["engine", "trainer"])
+def test_specs_of_transformer_engine_can_be_built_unless_layers_are_local(of_a_framework, given):
+    repatch(given)
+    assert "transformer-engine-layers" in session.current().plan.names
+    repatch({"transformer_impl": "local"})
+    assert "transformer-engine-layers" not in session.current().plan.names
+
+
+@pytest.mark.parametrize("given", [ENGINE, TRAINER], ids=["engine", "trainer"])
 def test_context_parallelism_without_an_algorithm_takes_mindspeeds_default_with_a_row(of_a_framework, given):
     repatch(given | {"context_parallel_size": 2})
     assert {"context-parallel", "ring-attention"} <= set(session.current().plan.names)

@@ -4,6 +4,7 @@ import functools
 import importlib
 import sys
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -61,6 +62,14 @@ def test_closures_partials_methods_and_instances_that_hold_an_original_are_named
         (f"MS404 the closure of {here}.closing_over {function}\n  fix: activate the plan before this object is created"),
     ]
     del instance, holder, partial, method
+
+
+def test_the_parts_of_an_original_that_is_a_mock_are_no_stale_holders(state: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron's classes over a Transformer Engine that is missing are mocks."""
+    monkeypatch.setattr(state, "scale", MagicMock())
+    patches = applied(replace(f"{STATE}:scale", "layers:size_plus_one"))
+    assert patches.audit() == []
+    patches.undo()
 
 
 def test_a_wrapper_whose_calls_are_counted_is_no_stale_holder(state: Any) -> None:
