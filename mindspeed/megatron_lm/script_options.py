@@ -6,12 +6,18 @@ import ast
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _MAX_BYTES: Final = 2_000_000
 
 
-@lru_cache(maxsize=256)
+class _Source(NamedTuple):
+    """The modules that a file may import, and the options that it registers."""
+
+    imported: frozenset[str] = frozenset()
+    registered: frozenset[str] = frozenset()
+
+
 def script_options(program: str, source: Path, checkout: Path | None) -> frozenset[str]:
     """Return the options in ``add_argument`` calls of a script and of its direct imports; none where it is not found.
 
@@ -21,22 +27,28 @@ def script_options(program: str, source: Path, checkout: Path | None) -> frozens
     name = Path(program).name
     candidates = [Path(program), *(root / one for root in roots for one in (program, name)), source.parent / name]
     script = next((path for path in candidates if path.is_file()), None)
-    if script is None or (tree := _parsed(script)) is None:
+    if script is None:
         return frozenset()
-    modules = {file for name in _imported(tree) if (file := _file_of(name, [script.parent, *roots])) is not None}
-    trees = [tree, *filter(None, (_parsed(module, holding="add_argument") for module in sorted(modules)))]
-    return frozenset(option for one in trees for option in _registered(one))
+    read = _read(script)
+    modules = {file for name in read.imported if (file := _file_of(name, [script.parent, *roots])) is not None}
+    return read.registered.union(*(_read(module, holding="add_argument").registered for module in modules))
 
 
-def _parsed(file: Path, holding: str = "") -> ast.Module | None:
-    """Parse a file that holds a text; None where it does not, or cannot be read."""
+def _read(file: Path, holding: str = "") -> _Source:
+    """Read a file that holds a text, again after each change; nothing is found in one that does not, or cannot be read."""
     try:
-        if file.stat().st_size > _MAX_BYTES:
-            return None
-        text = file.read_text(encoding="utf-8", errors="replace")
-        return ast.parse(text) if holding in text else None
+        status = file.stat()
+        return _parsed(file.resolve(), holding, status.st_mtime_ns, status.st_size)
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return None
+        return _Source()
+
+
+@lru_cache(maxsize=1024)
+def _parsed(file: Path, holding: str, changed: int, size: int) -> _Source:
+    """Parse a file as it is since it was ``changed``."""
+    text = file.read_text(encoding="utf-8", errors="replace") if size <= _MAX_BYTES else ""
+    tree = ast.parse(text if holding in text else "")
+    return _Source(frozenset(_imported(tree)), frozenset(_registered(tree)))
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:

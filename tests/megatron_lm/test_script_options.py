@@ -47,6 +47,21 @@ def test_options_of_a_script_and_of_its_imports_are_read(checkout: Path) -> None
     assert script_options("/elsewhere/pretrain_own.py", checkout / "pretrain.sh", None) == found
 
 
+def test_a_script_is_read_again_in_another_folder_and_after_a_change(tmp_path: Path, monkeypatch) -> None:
+    def registered(folder: Path) -> frozenset[str]:
+        monkeypatch.chdir(folder)
+        return script_options("pretrain.py", Path("command line"), None)
+
+    other = tmp_path / "other"
+    other.mkdir()
+    assert registered(tmp_path) == frozenset()
+    (tmp_path / "pretrain.py").write_text("parser.add_argument('--first')\n")
+    (other / "pretrain.py").write_text("parser.add_argument('--second')\n")
+    assert [registered(tmp_path), registered(other)] == [{"--first"}, {"--second"}]
+    (other / "pretrain.py").write_text("parser.add_argument('--third-of-it')\n")
+    assert registered(other) == {"--third-of-it"}
+
+
 @pytest.mark.parametrize("program", ["nowhere.py", "broken.py"])
 def test_a_script_that_cannot_be_read_has_none(checkout: Path, program: str) -> None:
     assert script_options(program, Path("command line"), checkout) == frozenset()
