@@ -106,27 +106,6 @@ def _spread(pse: Tensor | None, query: Tensor, options: AttentionOptions) -> Ten
     return pse.expand(sizes(query, options.layout)[0], -1, -1, -1).contiguous()
 
 
-def _shared_arguments(
-    query: Tensor, key: Tensor, pse: Tensor | None, mask: Tensor | None, options: AttentionOptions
-) -> tuple[MaskArguments, dict[str, Any]]:
-    """The mask of a call, and the named arguments of both directions; those with ``pse_type`` are of the ``_v2`` operators."""
-    masking, bias = mask_arguments(query, key, mask, options), _spread(pse, query, options)
-    names = {
-        "pse": bias,
-        "atten_mask": masking.mask,
-        "inner_precise": masking.precise,
-        "prefix": masking.prefix,
-        "actual_seq_qlen": options.q_ends,
-        "actual_seq_kvlen": options.kv_ends,
-        "sparse_mode": masking.mode,
-        "softmax_layout": masking.statistics,
-    }
-    if bias is None or options.pse_type == 1:
-        return masking, names | {"pre_tockens": masking.before, "next_tockens": masking.after}
-    starts = {"q_start_idx": [options.q_start], "kv_start_idx": [options.kv_start]}
-    return masking, names | starts | {"pre_tokens": masking.before, "next_tokens": masking.after, "pse_type": options.pse_type}
-
-
 def _supports_forward(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> bool:
@@ -142,10 +121,48 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     options = AttentionOptions(*rest)
-    masking, names = _shared_arguments(query, key, pse, mask, options)
-    operator = "npu_fusion_attention_v2" if "pse_type" in names else "npu_fusion_attention"
-    arguments = (query, key, value, options.heads, options.layout)
-    out, *stats = getattr(torch.ops.npu, operator)(*arguments, scale=options.scale, **names)[:3]
+    masking, bias = mask_arguments(query, key, mask, options), _spread(pse, query, options)
+    if bias is None or options.pse_type == 1:
+        out, *stats = torch.ops.npu.npu_fusion_attention(
+            query,
+            key,
+            value,
+            options.heads,
+            options.layout,
+            pse=bias,
+            atten_mask=masking.mask,
+            scale=options.scale,
+            pre_tockens=masking.before,
+            next_tockens=masking.after,
+            inner_precise=masking.precise,
+            prefix=masking.prefix,
+            actual_seq_qlen=options.q_ends,
+            actual_seq_kvlen=options.kv_ends,
+            sparse_mode=masking.mode,
+            softmax_layout=masking.statistics,
+        )[:3]
+    else:
+        out, *stats = torch.ops.npu.npu_fusion_attention_v2(
+            query,
+            key,
+            value,
+            options.heads,
+            options.layout,
+            pse=bias,
+            atten_mask=masking.mask,
+            scale=options.scale,
+            pre_tokens=masking.before,
+            next_tokens=masking.after,
+            inner_precise=masking.precise,
+            prefix=masking.prefix,
+            actual_seq_qlen=options.q_ends,
+            actual_seq_kvlen=options.kv_ends,
+            sparse_mode=masking.mode,
+            pse_type=options.pse_type,
+            q_start_idx=[options.q_start],
+            kv_start_idx=[options.kv_start],
+            softmax_layout=masking.statistics,
+        )[:3]
     maximum, total = (stat[..., 0].contiguous() for stat in stats)
     if masking.precise == _HIDES_ROWS:
         unseen = (maximum < _UNSEEN) | (total == 0)
@@ -155,14 +172,59 @@ def forward(
 
 def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dout, query, key, value, pse, mask, _, out, maximum, total, of_pse, options = AttentionGradientInputs.of(*args)
-    _, names = _shared_arguments(query, key, pse, mask, options)
+    masking, bias = mask_arguments(query, key, mask, options), _spread(pse, query, options)
     unseen = total == 0
     lean = (maximum.masked_fill(unseen, _LARGEST), total.masked_fill(unseen, 1.0))
     largest, summed = (stat[..., None].expand(*stat.shape, LANES).contiguous() for stat in lean)
-    names |= {"softmax_max": largest, "softmax_sum": summed, "attention_in": out, "scale_value": options.scale}
-    operator = "npu_fusion_attention_grad_v2" if "pse_type" in names else "npu_fusion_attention_grad"
-    arguments = (query, key, value, dout, options.heads, options.layout)
-    dq, dk, dv, dpse = getattr(torch.ops.npu, operator)(*arguments, **names)[:4]
+    if bias is None or options.pse_type == 1:
+        dq, dk, dv, dpse = torch.ops.npu.npu_fusion_attention_grad(
+            query,
+            key,
+            value,
+            dout,
+            options.heads,
+            options.layout,
+            pse=bias,
+            atten_mask=masking.mask,
+            softmax_max=largest,
+            softmax_sum=summed,
+            attention_in=out,
+            scale_value=options.scale,
+            pre_tockens=masking.before,
+            next_tockens=masking.after,
+            inner_precise=masking.precise,
+            prefix=masking.prefix,
+            actual_seq_qlen=options.q_ends,
+            actual_seq_kvlen=options.kv_ends,
+            sparse_mode=masking.mode,
+            softmax_layout=masking.statistics,
+        )[:4]
+    else:
+        dq, dk, dv, dpse = torch.ops.npu.npu_fusion_attention_grad_v2(
+            query,
+            key,
+            value,
+            dout,
+            options.heads,
+            options.layout,
+            pse=bias,
+            atten_mask=masking.mask,
+            softmax_max=largest,
+            softmax_sum=summed,
+            attention_in=out,
+            scale_value=options.scale,
+            pre_tokens=masking.before,
+            next_tokens=masking.after,
+            inner_precise=masking.precise,
+            prefix=masking.prefix,
+            actual_seq_qlen=options.q_ends,
+            actual_seq_kvlen=options.kv_ends,
+            sparse_mode=masking.mode,
+            pse_type=options.pse_type,
+            q_start_idx=[options.q_start],
+            kv_start_idx=[options.kv_start],
+            softmax_layout=masking.statistics,
+        )[:4]
     return dq, dk, dv, dpse.sum_to_size(pse.shape) if of_pse and pse is not None else query.new_empty(0)
 
 
