@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import lcm
 from typing import Any, Final
 
 from mindspeed import registry
@@ -22,7 +23,7 @@ from mindspeed.verification.surroundings import DeclaredSurroundings, required_b
 DROPOUT: Final = 0.1
 """For features that claim equal bits and leave the layout alone: both runs must then draw the same masks."""
 PROCESSES: Final = (1, 2, 4, 8)
-"""Numbers of processes that are tried in turn when the caller gives none."""
+"""Numbers of processes that are tried in turn when the caller gives none; larger sizes have as many as they need."""
 DEFAULT_SIZE: Final = 2
 """Of every parallel size that a feature under test owns and nobody gave."""
 _CONFLICTS: Final = ("MS201", "MS202", "MS203", "MS206", "MS212")
@@ -92,7 +93,7 @@ class CaseRequest:
             return (count,)
         sizes = dict.fromkeys(PARALLEL_SIZES, 1) | self.default_sizes | self.given_sizes
         whole, experts = sizes["tp"] * sizes["cp"] * sizes["pp"], sizes["ep"] * sizes["pp"]
-        return tuple(count for count in PROCESSES if count % whole == count % experts == 0) or PROCESSES[-1:]
+        return tuple(count for count in PROCESSES if count % whole == count % experts == 0) or (lcm(whole, experts),)
 
     @property
     def tested(self) -> list[FeatureSpec]:

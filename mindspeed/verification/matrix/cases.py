@@ -95,6 +95,10 @@ class MatrixCase:
         known = registry.catalog()
         declared = any("dtype" in known.feature(name).spec.verify_with.world for name in self.tested)
         sizes = {**self._switch.world, **self._layout.world, **self.given}
+        if "world_size" in self._layout.world:  # as many replicas of a job that a feature declares larger than the layout
+            needed = [known.feature(name).spec.verify_with.world for name in self.tested]
+            for size in ("tp", "pp", "cp"):
+                sizes["world_size"] *= max([1, *(world.get(size, 1) // sizes.get(size, 1) for world in needed)])
         return sizes if declared else {"dtype": self.dtype} | sizes
 
     @property

@@ -46,7 +46,7 @@ def test_what_is_wrong_only_together_only_in_a_layout_or_without_effect_is_named
     found = {result.case.name: result for result in judge_all(cases, store, sources)}
     raised = found.pop("b-after + f-raises")
     assert (raised.outcome, raised.reason) == (CaseOutcome.FAILS, "verification rank 0 failed: RuntimeError: planted")
-    wrong = {name: result.what for name, result in found.items() if result.outcome is CaseOutcome.FAILS}
+    wrong = {name: result.what or str(result) for name, result in found.items() if result.outcome is CaseOutcome.FAILS}
     assert {name: what.partition(" ")[0] for name, what in wrong.items()} == WRONG_TOGETHER
     assert to_judge(cases, store.read(), sources) == []
 
@@ -141,6 +141,14 @@ def test_there_is_a_case_for_every_pair_and_every_feature_in_every_layout() -> N
     ring = [case for case in in_layouts(["ring-attention"]) if "cp2" in case.layout]
     assert [case.tested for case in ring] == [("ring-attention",)] * 2  # alone and beside tp: the other algorithm has its slot
     assert {case.switch for case in of_stock()} == SWITCHES.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "ranks"),
+    [("rms-norm", "dp2-sharded", 2), ("hybrid-attention", "dp2-sharded", 8), ("hybrid-attention", "tp2-pp2", 16)],
+)
+def test_a_layout_has_the_ranks_that_a_feature_declares(name: str, layout: str, ranks: int) -> None:
+    assert MatrixCase((name,), layout).build().plan.world.world_size == ranks
 
 
 def test_a_verdict_is_read_as_it_was_written() -> None:
