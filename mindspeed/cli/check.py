@@ -13,12 +13,12 @@ import click
 from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 from mindspeed.cli.training_command import WORDS, PlansCommands, RuleOptions, plans_of_launched, rules_options
+from mindspeed.plugins.fixes import CommandLine, on_command_line
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
     from mindspeed.megatron_lm.launched_command import LaunchedCommand
     from mindspeed.megatron_lm.traps import Trap
-    from mindspeed.plugins.fixes import CommandLine
     from mindspeed.plugins.problems import MindSpeedError, Problem
 
 _FORMATS: Final = ("text", "github", "sarif")
@@ -33,7 +33,7 @@ class CheckedCommand:
     program: str
     problems: tuple[Problem, ...] = ()
     lines: tuple[int, ...] = ()
-    words: CommandLine | None = None
+    words: CommandLine = on_command_line
     plan: ActivationPlan | None = None
     traps: tuple[Trap, ...] = ()
     judge: str = ""
@@ -71,8 +71,9 @@ def check(request: Request, paths: tuple[str, ...], form: str, rules: RuleOption
     """
     checked = _checked(request, paths, rules)
     if wants_json():
-        commands, problems = [_as_json(one) for one in checked], _problems_as_json(checked)
-        print_json({"commands": commands, "problems": problems, "traps": _traps_as_json(checked), "plan": None})
+        problems = [problem.to_json(one.words) for one in checked for problem in one.problems]
+        commands, traps = list(map(_as_json, checked)), _traps_as_json(checked)
+        print_json({"commands": commands, "problems": problems, "traps": traps, "plan": None})
     elif form == "text":
         _print(checked)
     else:
@@ -141,7 +142,7 @@ def _print(checked: list[CheckedCommand]) -> None:
         click.echo(f"checked by {judge}")
     for one in checked:
         for problem in one.problems:
-            click.echo(problem.text(one.words) if one.words else problem.text())
+            click.echo(problem.text(one.words))
     for trap, places in places_of_traps(checked).items():
         click.echo(f"{trap}\n  in: {', '.join(places)}")
     notes: dict[str, list[str]] = {}
@@ -162,11 +163,10 @@ def _notes(one: CheckedCommand) -> Iterator[str]:
     if one.plan is None:
         return
     from mindspeed.cli.plan_text import unknown_lines
-    from mindspeed.plugins.fixes import on_command_line
 
     told = {trap.note for trap in one.traps}
     yield from (f"warning: {row.feature}: {row.text}" for row in one.plan.rows if row.kind == "warning" and row not in told)
-    yield from (f"not checked: {line}" for line in unknown_lines(one.plan.rows, one.words or on_command_line))
+    yield from (f"not checked: {line}" for line in unknown_lines(one.plan.rows, one.words))
 
 
 def places_of_traps(checked: list[CheckedCommand]) -> dict[Trap, list[str]]:
@@ -196,7 +196,3 @@ def _as_json(one: CheckedCommand) -> dict[str, object]:
         "problems": len(one.problems),
         "plan": plan,
     }
-
-
-def _problems_as_json(checked: list[CheckedCommand]) -> list[dict[str, object]]:
-    return [problem.to_json(one.words) if one.words else problem.to_json() for one in checked for problem in one.problems]

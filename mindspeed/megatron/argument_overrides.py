@@ -92,7 +92,8 @@ def _values_for(place: str, given: Mapping[str, tuple[Any, Any]], subject: Any) 
         return {}
     values, problems = {}, []
     for planned in active.plan.overrides:
-        argument, wanted = planned.override.argument, _as_megatron_takes(planned.override.value)
+        argument, sets = planned.override.argument, planned.override.value
+        wanted = list(sets) if isinstance(sets, tuple) else sets
         if argument not in given or not _is_meant_for(planned, given, subject):
             continue
         value, default = given[argument]
@@ -152,10 +153,6 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
-
-
-def _as_megatron_takes(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _caller() -> str:

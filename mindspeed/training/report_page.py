@@ -24,11 +24,12 @@ def report_page(run: Path, result: Mapping[str, Any], tokens: int) -> str:
         ],
         "Gradient norm": _points(rows, "gradient_norm"),
     }
+    reached = [(feature["name"], feature["summary"].removeprefix(f"{feature['name']}: ")) for feature in features]
     return page(
         f"Run {run.name}",
         section("Result", table(("", ""), numbers)),
         *(section(title, chart(points, title)) for title, points in charts.items() if points),
-        section("Effects of features", table(("feature", "sites, and whether they were reached"), map(_effect, features))),
+        section("Effects of features", table(("feature", "sites, and whether they were reached"), reached)),
     )
 
 
@@ -36,7 +37,3 @@ def _points(rows: Iterable[Mapping[str, Any]], key: str) -> list[tuple[float, fl
     """The finite values of a key by step; of a step that was logged twice the last counts."""
     found = {row["step"]: row[key] for row in rows if "step" in row and math.isfinite(row.get(key, math.nan))}
     return sorted(found.items())
-
-
-def _effect(feature: Mapping[str, Any]) -> tuple[str, str]:
-    return feature["name"], feature["summary"].removeprefix(f"{feature['name']}: ")

@@ -219,9 +219,7 @@ def make_search(
                 pinned[size] = int(layer.settings[owner][argument])
     own = {"world_size": world_size, "platform": environment.platform, "megatron": environment.megatron}
     model = {**lowest.world, **given, **own}
-    fixed = (lowest, *(_without_sizes(layer) for layer in layers))
+    searched = (*SIZES, "world_size")
+    others = ({name: value for name, value in layer.world.items() if name not in searched} for layer in layers)
+    fixed = (lowest, *(replace(layer, world=world) for layer, world in zip(layers, others, strict=True)))
     return SearchJob(fixed, train, environment, model, pinned, tuple(tried), catalog)
-
-
-def _without_sizes(layer: Layer) -> Layer:
-    return replace(layer, world={name: value for name, value in layer.world.items() if name not in (*SIZES, "world_size")})

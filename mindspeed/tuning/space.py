@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Final
@@ -147,8 +147,4 @@ def _joined(parts: Sequence[Choice]) -> Choice:
 
 
 def _divisors(number: int) -> list[int]:
-    return list(_each_divisor(number))
-
-
-def _each_divisor(number: int) -> Iterator[int]:
-    return (size for size in range(1, number + 1) if number % size == 0)
+    return [size for size in range(1, number + 1) if number % size == 0]

@@ -68,11 +68,6 @@ class JournalEntry(NamedTuple):
     old: Any
     new: Any
 
-    def revert(self) -> None:
-        """Restore the old value, unless other code has changed it since."""
-        if self.place.read(self.holder, self.key) is self.new:
-            self.place.write(self.holder, self.key, self.old)
-
 
 class Journal:
     """Every change in order; undone last first."""
@@ -86,17 +81,18 @@ class Journal:
         self.changes.append(JournalEntry(place, holder, new if place in (KEY, MEMBER) else key, old, new))
 
     def undo(self, mark: int = 0) -> None:
-        """Revert everything that was written after the journal had ``mark`` changes.
+        """Restore every value that was changed after ``mark`` changes, unless other code has changed it since.
 
         Raises PatchError MS404, after reverting all else, for classes whose bases cannot go back.
         """
         problems = []
         while len(self.changes) > mark:
-            change = self.changes.pop()
+            place, holder, key, old, new = self.changes.pop()
             try:
-                change.revert()
+                if place.read(holder, key) is new:
+                    place.write(holder, key, old)
             except TypeError as error:  # of bases: subclasses were made meanwhile whose order of bases would break
-                text = f"the original base class of {change.holder!r} cannot be restored: {error}"
+                text = f"the original base class of {holder!r} cannot be restored: {error}"
                 problems.append(Problem("MS404", text, fix=Advice("start a new process instead of deactivating the plan")))
         if problems:
             raise PatchError(problems)

@@ -83,6 +83,8 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
     if problems:
         raise ResolutionError(problems)
     said = [PlanNote("note", name, text) for name, answer in manager.call("notes", without=names) for text in answer]
+    skipped = [p for p in patches if p.skipped and not p.ground]
+    said += [PlanNote("left-out", p.owner, f"patch of {p.patch.target} is skipped: {p.skipped}") for p in skipped]
     return ActivationPlan(
         features=resolution.features,
         world=world,
@@ -90,7 +92,7 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
         base=resolution.base,
         overrides=overrides,
         patches=tuple(patches),
-        rows=(*resolution.rows, *said, *_skipped_rows(patches), *notes_on(patches, environment.megatron, places)),
+        rows=(*resolution.rows, *said, *notes_on(patches, environment.megatron, places)),
         environment=environment.versions(),
         strict=resolution.strict,
     )
@@ -200,9 +202,3 @@ def _superseded(patches: Sequence[PlannedPatch], supersedes: Sequence[tuple[str,
         replace(p, skipped=p.skipped or skipped.get((p.owner, p.site), "")) if isinstance(p.patch, Replace) else p
         for p in patches
     ]
-
-
-def _skipped_rows(patches: Iterable[PlannedPatch]) -> Iterator[PlanNote]:
-    for p in patches:
-        if p.skipped and not p.ground:
-            yield PlanNote("left-out", p.owner, f"patch of {p.patch.target} is skipped: {p.skipped}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -109,10 +109,7 @@ class ActivationPlan:
             "features": [f.to_json() for f in self.features],
             "layer_split": list(self.world.layer_split),
             "overrides": [{"owners": list(o.owners), "optional": o.optional, **o.override.to_json()} for o in self.overrides],
-            "patches": [
-                {"owner": p.owner, "site": p.site, "ground": p.ground, "skipped": p.skipped, "patch": p.patch.to_json()}
-                for p in self.patches
-            ],
+            "patches": [asdict(p) | {"patch": p.patch.to_json()} for p in self.patches],
             "rows": [row.to_json() for row in self.rows],
         }
 
@@ -139,9 +136,7 @@ def plan_from_json(data: Mapping[str, Any]) -> ActivationPlan:
             PlannedOverride(tuple(o["owners"]), ArgOverride(o["argument"], o["value"], o["reason"], o["only"]), o["optional"])
             for o in data["overrides"]
         ),
-        patches=tuple(
-            PlannedPatch(p["owner"], patch_from_json(p["patch"]), p["site"], p["ground"], p["skipped"]) for p in data["patches"]
-        ),
+        patches=tuple(PlannedPatch(**p | {"patch": patch_from_json(p["patch"])}) for p in data["patches"]),
         rows=TypeAdapter(tuple[PlanNote, ...]).validate_python(data["rows"]),
         environment=data["environment"],
         strict=data["strict"],

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial, reduce
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from operator import and_
+from operator import and_, methodcaller
 from typing import Any
 
 from mindspeed._version import __version__
@@ -212,16 +212,12 @@ def _followers(state: ResolutionState) -> Iterator[Root]:
         if state.merged.removal(name):
             state.withdraw(flag)
             continue
-        for is_set, jobs in state.values(("flag", flag), partial(_is_set, flag)):
+        for is_set, jobs in state.values(("flag", flag), methodcaller("is_set", flag)):
             for refusal, here in refusals(state, name, selecting=True) if is_set else ():
                 if refusal:
                     state.note("left-out", name, refusal)
                 else:
                     yield name, Reason(name, ReasonKind.FIELD, name=flag, note=FIELDS[flag].meaning), jobs & here
-
-
-def _is_set(flag: str, world: World) -> bool:
-    return world.is_set(flag)
 
 
 def _size_in(size: str, world: World) -> int:

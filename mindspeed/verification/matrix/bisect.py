@@ -79,7 +79,7 @@ class Search:
         with self.store.hold():
             self._known = self.store.read()
             whole = self._judged(suspects)
-            if not self._is_failure(whole):
+            if not whole.outcome.is_defect:
                 return Culprits((), whole, self.runs)
             first = set(suspected)
             ordered = sorted(suspects, key=lambda suspect: suspect.feature not in first)
@@ -112,9 +112,6 @@ class Search:
         result = self._tested(case) if self.test else judge(case, self.pool, self.sources)
         self.progress(result)
         return result
-
-    def _is_failure(self, result: CaseResult) -> bool:
-        return result.outcome.is_defect
 
     def _tested(self, case: MatrixCase) -> CaseResult:
         """Judge by a command: 0 is good, 125 says nothing, everything else and running too long is a failure."""
