@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -141,8 +142,7 @@ def read_scope(module: Module | None) -> Scope | None:
     if module.file is None:
         return Scope() if module.portions is not None else None
     key = state_of(module.file)
-    if _consulted is not None:
-        _consulted.add(module.file)
+    _consult(module.file)
     known = _tables.get(module.file)
     if known is None or known[0] != key:
         with collector_paused():
@@ -154,8 +154,7 @@ def read_text(module: Module) -> bytes:
     """The source of a module, empty where there is none."""
     if module.file is None:
         return b""
-    if _consulted is not None:
-        _consulted.add(module.file)
+    _consult(module.file)
     return Path(module.file).read_bytes()
 
 
@@ -165,44 +164,48 @@ def state_of(file: str) -> tuple[int, int]:
     return state.st_size, state.st_mtime_ns
 
 
-_consulted: set[str] | None = None
+_consulted: Final[ContextVar[set[str] | None]] = ContextVar("_consulted", default=None)
+_trees: Final[ContextVar[dict[str, ast.Module] | None]] = ContextVar("_trees", default=None)
+"""Both are of a thread: the matrix plans in several at once."""
 
 
 @contextmanager
 def files_consulted() -> Iterator[set[str]]:
-    """The source files that are looked into within the block."""
-    global _consulted
-    outer, _consulted = _consulted, set()
+    """The source files that are looked into within the block, by this thread."""
+    files = set[str]()
+    token = _consulted.set(files)
     try:
-        yield _consulted
+        yield files
     finally:
-        _consulted = outer
+        _consulted.reset(token)
 
 
-_trees: dict[str, ast.Module] | None = None
+def _consult(file: str) -> None:
+    if (files := _consulted.get()) is not None:
+        files.add(file)
 
 
 def parse(file: str) -> ast.Module:
     """The syntax tree of a file. Raises SyntaxError for a damaged one."""
-    if _trees is not None and file in _trees:
-        return _trees[file]
+    trees = _trees.get()
+    if trees is not None and file in trees:
+        return trees[file]
     with collector_paused():  # a syntax tree is many objects and no cycles
         tree = ast.parse(Path(file).read_bytes(), file)
-    if _trees is not None:
-        _trees[file] = tree
+    if trees is not None:
+        trees[file] = tree
     return tree
 
 
 @contextmanager
 def trees_kept() -> Iterator[None]:
     """Parse no file twice within the block. The trees are dropped afterwards: they are large, and few need them."""
-    global _trees
-    outer = _trees
-    _trees = {} if outer is None else outer
+    outer = _trees.get()
+    token = _trees.set({} if outer is None else outer)
     try:
         yield
     finally:
-        _trees = outer
+        _trees.reset(token)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
+from threading import RLock
 from typing import Any, Final
 
 from mindspeed._version import __version__
@@ -33,6 +34,7 @@ class SourceCache:
         self._states: dict[str, list[int]] = {}
         self._rows: dict[str, tuple[Any, list[str]]] = {}
         self._new = False
+        self._lock = RLock()  # several threads may plan at once
         with suppress(OSError, ValueError, KeyError, TypeError):
             if distrust(self._file, self._file.parent) is not None:
                 raise PermissionError
@@ -43,31 +45,33 @@ class SourceCache:
 
     def revalidate(self) -> None:
         """Read the state of every file again, and forget the contents of changed files."""
-        changed = {file for file, state in self._states.items() if not _unchanged(file, state)}
-        if changed:
-            self._states = {file: state for file, state in self._states.items() if file not in changed}
-            self._rows = {name: row for name, row in self._rows.items() if changed.isdisjoint(row[1])}
+        with self._lock:
+            changed = {file for file, state in self._states.items() if not _unchanged(file, state)}
+            if changed:
+                self._states = {file: state for file, state in self._states.items() if file not in changed}
+                self._rows = {name: row for name, row in self._rows.items() if changed.isdisjoint(row[1])}
 
     def get(self, name: str, read: Callable[[], Any]) -> Any:
         """Return the cached value of a name, else the one that ``read`` gives, which is kept unless it is None."""
-        if name in self._rows:
-            return self._rows[name][0]
-        with files_consulted() as files:
-            value = read()
-        if value is not None and files:
-            self._states |= {file: list(state_of(file)) for file in files}
-            self._rows[name] = (value, sorted(files))
-            self._new = True
-        return value
+        with self._lock:
+            if name in self._rows:
+                return self._rows[name][0]
+            with files_consulted() as files:
+                value = read()
+            if value is not None and files:
+                self._states |= {file: list(state_of(file)) for file in files}
+                self._rows[name] = (value, sorted(files))
+                self._new = True
+            return value
 
     def save(self) -> None:
         """Write what is new."""
-        if self._new:
-            with suppress(PlatformError, OSError):
+        with self._lock, suppress(PlatformError, OSError):
+            if self._new:
+                self._new = False
                 make_private(self._file.parent)
                 write_files({self._file: json.dumps({"files": self._states, "rows": self._rows})})
                 self._file.chmod(0o600)
-            self._new = False
 
 
 @lru_cache(maxsize=8)
