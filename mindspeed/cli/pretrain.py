@@ -156,14 +156,13 @@ def _join(job: Job, rank: dict[str, str]) -> None:
 
 def _show_dry_run(job: Job) -> None:
     """Print what a job would run, its parameters and memory, from which checkpoint, and into which folder."""
-    from mindspeed.diagnostics.job_memory import HYBRID, parameters_of, peaks, summary
+    from mindspeed.diagnostics.job_memory import parameters_of, peaks, summary
 
     request = {"run": job.run, "checkpoint": job.checkpoint, "changes": job.changes(), "notes": list(job.notes)}
     end = f"would train up to step {job.config.train_iters} in {job.run}; nothing was started or written"
-    is_hybrid = job.plan.world.is_hybrid
-    forecast = {"memory": [] if is_hybrid else peaks(job.plan), "parameters": parameters_of(job.plan)}
+    forecast = {"memory": peaks(job.plan), "parameters": parameters_of(job.plan)}
     data = {**request, "train": job.config.model_dump(), "plan": job.plan.to_json(), **forecast}
-    lines = [f"{parameters_of(job.plan):,} parameters", *([HYBRID.message] if is_hybrid else summary(job.plan))]
+    lines = [f"{parameters_of(job.plan):,} parameters", *summary(job.plan)]
     print_result(data, [*brief_lines(job.plan), *as_lines([("memory", lines)]), *_changes(job), end])
 
 

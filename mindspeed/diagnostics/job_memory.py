@@ -13,12 +13,12 @@ from mindspeed.pipeline.plan_memory import MIB, foretold, options_of, passes_of
 from mindspeed.plugins.fixes import Advice, GiveField, Together, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
-__all__ = ["HYBRID", "MIB", "options_of", "over_budget", "parameters_of", "peaks", "repeats", "stages_of", "summary"]
+__all__ = ["MIB", "options_of", "over_budget", "parameters_of", "peaks", "repeats", "stages_of", "summary"]
 
-HYBRID: Final = Problem(
+UNCOUNTED_LAYERS: Final = Problem(
     "MS307",
-    "the memory of a HybridModel is not estimated",
-    fix=Advice("estimate a GPTModel, each of whose layers has attention and an MLP or experts"),
+    "the memory of Mamba, gated delta net and sparse attention layers (M, G, D in the pattern) is not estimated",
+    fix=Advice("estimate a pattern of * or + (attention), - (an MLP) and E (experts)"),
 )
 
 
@@ -27,8 +27,8 @@ def stages_of(made: ActivationPlan, options: JobOptions) -> list[Stage]:
     try:
         return foretold(made, options, registry.catalog())
     except UnknownValue as unknown:
-        if made.world.is_hybrid:
-            raise MindSpeedError([HYBRID]) from None
+        if "hybrid_layer_pattern" in unknown.fields:
+            raise MindSpeedError([UNCOUNTED_LAYERS]) from None
         text = f"memory cannot be estimated without {', '.join(unknown.fields)}"
         fix = Together(tuple(GiveField(name, True if FIELDS[name].kind is bool else None) for name in unknown.fields))
         raise MindSpeedError([Problem("MS307", text, fix=fix)]) from None

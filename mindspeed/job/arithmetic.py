@@ -7,6 +7,7 @@ numbers are those of the model, whatever layout or kernels compute it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from mindspeed.job.config import world_of_config
@@ -163,11 +164,20 @@ def _single_layers(pattern: HybridPattern) -> tuple[LayerCounts, LayerCounts | N
     """Count the layers of the decoder and of one depth of multi-token prediction."""
     if any(layer in RECURRENT for layer in pattern.text):
         raise UnknownValue("hybrid_layer_pattern")
+    return _counted(pattern.layers), _counted(pattern.predictions[0]) if pattern.predictions else None
 
-    def counted(layers: str) -> LayerCounts:
-        return LayerCounts(*(sum(layer in kinds for layer in layers) for kinds in (ATTENTION, MLP, EXPERTS)))
 
-    return counted(pattern.layers), counted(pattern.predictions[0]) if pattern.predictions else None
+def _counted(layers: str) -> LayerCounts:
+    return LayerCounts(*(sum(layer in kinds for layer in layers) for kinds in (ATTENTION, MLP, EXPERTS)))
+
+
+def counts_per_chunk(world: World) -> tuple[LayerCounts, ...]:
+    """Count the layers of each model chunk, in the order of the model; those of a transformer all have experts or none has."""
+    sizes = world.layers_per_chunk
+    if world.is_hybrid:
+        ends = accumulate(sizes)
+        return tuple(_counted(world.pattern.layers[end - size : end]) for size, end in zip(sizes, ends, strict=True))
+    return tuple(LayerCounts(size, 0, size) if world.num_experts else LayerCounts(size, size, 0) for size in sizes)
 
 
 def _latent_of_world(world: Any) -> LatentAttention | None:
@@ -238,6 +248,11 @@ def forward_flops(shape: ModelShape) -> int:
     return _layers_forward(shape, shape.counts) + logits_forward(shape) + shape.mtp_num_layers * predicted
 
 
+def mean_layer_forward(shape: ModelShape) -> float:
+    """Operations of a layer of the decoder over one sequence, the mean of a hybrid's."""
+    return _layers_forward(shape, all_counts(shape)) / shape.num_layers
+
+
 def _layers_forward(shape: ModelShape, counts: LayerCounts) -> int:
     layers = counts.attention * attention_forward(shape) + counts.mlp * mlp_forward(shape)
     return layers + (counts.experts * moe_forward(shape) if counts.experts else 0)
@@ -254,18 +269,18 @@ def model_flops(shape: ModelShape, samples: int) -> int:
 def rank_parameters(world: Any) -> tuple[Any, Any]:
     """Return the parameters of the rank that has most, apart from experts, and its experts; fields may be arrays."""
     shape = shape_of_world(world)
-    layer = _rank_layers(shape)
+    layer = layers_parameters(shape, all_counts(shape))
     ends = embedding_parameters(shape)
     last = output_parameters(shape)
     own = (layer.split / world.tp + layer.replicated) / world.pp + ends.split / world.tp + ends.replicated
     return own + last.split / world.tp * (world.pp == 1), layer.experts / world.pp / world.ep / world.tp
 
 
-def _rank_layers(shape: ModelShape) -> Parameters:
-    """Return the parameters of all layers, of which those of a transformer all have experts where one has."""
-    if shape.single_layers is not None:
-        return layers_parameters(shape, shape.counts)
-    return layer_parameters(shape, moe=bool(shape.num_experts)) * shape.num_layers
+def all_counts(shape: ModelShape) -> LayerCounts:
+    """Count the layers of the decoder, of which those of a transformer all have experts where one has."""
+    if shape.single_layers is not None or not shape.num_experts:
+        return shape.counts
+    return LayerCounts(shape.num_layers, 0, shape.num_layers)
 
 
 def optimizer_bytes(world: Any) -> int:

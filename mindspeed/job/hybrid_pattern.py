@@ -90,6 +90,16 @@ def pattern_of(text: str) -> HybridPattern:
     return HybridPattern(text, tuple(decoder.split("|")), tuple(predictions) if any(predictions) else ())
 
 
+def segmented(text: str, chunks: int) -> str:
+    """Return a pattern with a segment of equal length for each model chunk, where it has no segments and they divide it."""
+    pattern = pattern_of(text)
+    share, rest = divmod(len(pattern.layers), chunks)
+    if rest or len(pattern.segments) > 1:
+        return text
+    segments = (pattern.layers[chunk * share : (chunk + 1) * share] for chunk in range(chunks))
+    return "/".join(("|".join(segments), *pattern.predictions))
+
+
 def facts_of_pattern(text: str, stages: int) -> dict[str, Any]:
     """Return the fields of a job that a pattern gives, with this number of pipeline stages.
 
@@ -100,11 +110,12 @@ def facts_of_pattern(text: str, stages: int) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "hybrid_layer_pattern": text,
         "num_layers": len(pattern.layers),
-        "vpp": chunks if chunks and not rest else 1,
         "moe_layers": pattern.count(EXPERTS),
         "mtp_num_layers": len(pattern.predictions),
         "transformer_engine_layers": True,
     }
+    if len(pattern.segments) > 1:
+        facts["vpp"] = 1 if rest or not chunks else chunks
     if pattern.count(EXPERTS):
         facts["grouped_experts"] = True
     return facts | ({"multi_latent_attention": True} if pattern.count(_LATENT) else {})

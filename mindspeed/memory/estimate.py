@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from mindspeed.job.arithmetic import (
     BYTES,
+    LayerCounts,
     ModelShape,
+    Parameters,
+    counts_per_chunk,
     embedding_parameters,
-    layer_parameters,
+    layers_parameters,
     output_parameters,
     shape_of_world,
 )
-from mindspeed.job.world import World
+from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory.byte_count import Bytes
 from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, with_coming_back
 
@@ -36,6 +40,8 @@ NEEDED: Final = (
     "dtype",
 )
 """Sizes of a job without which no bytes can be foretold."""
+ESTIMATED: Final = frozenset("*+-E")
+"""Layers of a hybrid model whose bytes are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +107,9 @@ AT_PEAK: Final = ("kept", "in backward")
 BEHIND: Final = "behind backward"
 """Place of a row that exists when nothing is kept for backward any more."""
 LAYER_INPUT: Final = "layer input"
+RESIDUAL: Final = "attention: residual"
 _NOT_DROPPED: Final = (LAYER_INPUT, "embedding", "final norm", "loss")
-_INPUTS: Final = {"input norm": LAYER_INPUT, "pre-mlp norm": "attention: residual", "final norm": "final norm: input"}
+_INPUTS: Final = {"input norm": LAYER_INPUT, "pre-mlp norm": RESIDUAL, "final norm": "final norm: input"}
 OPTIMIZER: Final = ("main weights", "residuals", "states")
 RESTING: Final = ("weights", "gradients", *OPTIMIZER)
 
@@ -126,6 +133,8 @@ def stages(
     inputs exist.
     """
     world.need(*NEEDED)
+    if set(world.pattern.layers) - ESTIMATED:
+        raise UnknownValue("hybrid_layer_pattern")
     live = live or [live_passes(world, stage) for stage in range(world.pp)]
     dropped = dropped or [[0] * world.vpp] * world.pp
     changes, resting = tuple(changes), tuple(resting)
@@ -136,10 +145,11 @@ def stages(
     return made
 
 
-def layer_tensors(world: World, options: JobOptions, layers: int, ends: bool = False) -> SavedTensors:
-    """Return what a chunk of ``layers`` local layers keeps, for one micro-batch on one rank.
+def layer_tensors(world: World, options: JobOptions, counts: LayerCounts, ends: bool = False) -> SavedTensors:
+    """Return what a chunk with these local layers keeps, for one micro-batch on one rank.
 
-    With ``ends`` the last of them is the one before the loss.
+    With ``ends`` the last of them is the one before the loss. A layer of a hybrid model has an input and one part; else a layer
+    has attention, whose sum with the input is the second residual, and an MLP or experts.
     """
     shape = shape_of_world(world)
     size = BYTES[world.dtype]
@@ -147,20 +157,28 @@ def layer_tensors(world: World, options: JobOptions, layers: int, ends: bool = F
     tokens = world.seq_length * world.micro_batch_size // world.cp
     hidden = tokens // (world.tp if options.sequence_parallel else 1) * world.hidden_size
     scores = world.num_attention_heads // world.tp * world.seq_length * tokens
-    made = {LAYER_INPUT: hidden * size, "attention: residual": hidden * size}
-    for norm in ("input norm", "pre-mlp norm"):
-        made |= _norm(norm, world, options, hidden)
-    made |= _attention(world, options, shape, tokens, scores)
-    made["attention: dropout mask"] = made["mlp: dropout mask"] = hidden * mask if options.dropout else 0
-    made |= _mlp(world, shape, tokens)
-    tensors = tuple(SavedTensor(name, bytes, layers, ends=ends) for name, bytes in made.items() if bytes)
-    once = {"attention: score buffer": scores * size}
-    if shape.latent is not None:
-        once["rotary frequencies"] = layers * world.seq_length * shape.latent.rope * 4  # each layer makes its own
-    gradients = SavedTensor(
-        "gradients of a layer", _gradients(world, options, shape, tokens, hidden), 1, "in backward", once=True
+    dropped = hidden * mask if options.dropout else 0
+    after = counts.mlp + counts.experts
+    inputs = counts.attention + (after if world.is_hybrid else 0)
+    parts = (
+        ({LAYER_INPUT: hidden * size}, inputs),
+        ({RESIDUAL: hidden * size}, 0 if world.is_hybrid else after),
+        (_norm("input norm", world, options, hidden), counts.attention),
+        (_norm("pre-mlp norm", world, options, hidden), after),
+        (_attention(world, options, shape, tokens, scores) | {"attention: dropout mask": dropped}, counts.attention),
+        ({"mlp: dropout mask": dropped}, after),
+        (_mlp(world, tokens), counts.mlp),
+        (_experts(world, shape, tokens), counts.experts),
     )
-    return (*tensors, *(SavedTensor(name, bytes, 1, once=True) for name, bytes in once.items()), gradients)
+    made = ((name, bytes, layers) for tensors, layers in parts for name, bytes in tensors.items())
+    kept = tuple(SavedTensor(name, bytes, layers, ends=ends) for name, bytes, layers in made if bytes and layers)
+    once = {"attention: score buffer": scores * size} if counts.attention else {}
+    if shape.latent is not None:  # each layer makes its own
+        once["rotary frequencies"] = counts.attention * world.seq_length * shape.latent.rope * 4
+    gradients = SavedTensor(
+        "gradients of a layer", _gradients(world, options, shape, counts, tokens, hidden), 1, "in backward", once=True
+    )
+    return (*kept, *(SavedTensor(name, bytes, 1, once=True) for name, bytes in once.items()), gradients)
 
 
 def _norm(name: str, world: World, options: JobOptions, hidden: int) -> dict[str, int]:
@@ -214,12 +232,14 @@ def _scores(world: World, options: JobOptions, scores: int) -> dict[str, int]:
     }
 
 
-def _mlp(world: World, shape: ModelShape, tokens: int) -> dict[str, int]:
-    """The MLP, or the experts of each token with what brings the tokens to them."""
+def _mlp(world: World, tokens: int) -> dict[str, int]:
+    """A dense MLP."""
+    return _activation(tokens * (world.ffn_hidden_size // world.tp) * BYTES[world.dtype], bool(world.gated_linear_unit))
+
+
+def _experts(world: World, shape: ModelShape, tokens: int) -> dict[str, int]:
+    """The experts of each token with what brings the tokens to them."""
     size, gated = BYTES[world.dtype], bool(world.gated_linear_unit)
-    if not shape.num_experts:
-        inner = tokens * (world.ffn_hidden_size // world.tp) * size
-        return _activation(inner, gated)
     routed, experts = tokens * shape.router_topk, tokens * shape.num_experts
     shared = tokens * (shape.shared_expert_hidden_size // world.tp) * size
     made = _activation(routed * (shape.moe_ffn_hidden_size // world.tp) * size, gated, outputs=2)
@@ -229,17 +249,18 @@ def _mlp(world: World, shape: ModelShape, tokens: int) -> dict[str, int]:
     return made
 
 
-def _gradients(world: World, options: JobOptions, shape: ModelShape, tokens: int, hidden: int) -> int:
+def _gradients(world: World, options: JobOptions, shape: ModelShape, counts: LayerCounts, tokens: int, hidden: int) -> int:
     """Return the bytes of gradients when backward is in the MLP of its first layer, where everything else is still kept.
 
     These are the gradient of the layer's output and that of the activation's output, next to the product of the former with
     the dropout mask. A gated activation has gradients of its two inputs instead, when that product and the output are freed.
     """
     size = BYTES[world.dtype]
-    if shape.num_experts:
-        inner = tokens * shape.router_topk * (shape.moe_ffn_hidden_size // world.tp) * size
-    else:
-        inner = tokens * (world.ffn_hidden_size // world.tp) * size
+    widths = (
+        world.ffn_hidden_size * (counts.mlp > 0),
+        shape.router_topk * shape.moe_ffn_hidden_size * (counts.experts > 0),
+    )
+    inner = tokens * (max(widths) // world.tp) * size
     masked = hidden * size if options.dropout else 0
     return hidden * size + (2 * inner if world.gated_linear_unit else inner + masked)
 
@@ -269,7 +290,7 @@ def parameters(world: World, stage: int) -> tuple[int, int]:
     """Return the parameters of a rank of a stage: those outside of experts, and those of its experts."""
     shape = shape_of_world(world)
     first, last = stage == 0, stage == world.pp - 1
-    layer = layer_parameters(shape, moe=bool(shape.num_experts)) * sum(world.layers_per_chunk[stage :: world.pp])
+    layer = sum((layers_parameters(shape, counts) for counts in counts_per_chunk(world)[stage :: world.pp]), Parameters())
     total = layer.split // world.tp + layer.replicated
     if first:
         ends = embedding_parameters(shape)
@@ -305,8 +326,8 @@ def _activations(world: World, options: JobOptions, changes: Changes, stage: int
     rows: dict[tuple[str, int, str, str], Row] = {}
     for chunk, (full, dropped) in enumerate(live):
         first, last = stage == chunk == 0, stage == world.pp - 1 and chunk == world.vpp - 1
-        layers = world.layers_per_chunk[chunk * world.pp + stage]
-        for t in chunk_tensors(world, options, changes, layers, first, last):
+        counts = counts_per_chunk(world)[chunk * world.pp + stage]
+        for t in chunk_tensors(world, options, changes, counts, first, last):
             key = (t.name, t.bytes * t.layers, t.held, t.by)
             before = rows.get(key, Row(*key, live=0, chunks=0))
             if t.once:
@@ -318,10 +339,10 @@ def _activations(world: World, options: JobOptions, changes: Changes, stage: int
 
 
 def chunk_tensors(
-    world: World, options: JobOptions, changes: Changes, layers: int, first: bool = False, last: bool = False
+    world: World, options: JobOptions, changes: Changes, counts: LayerCounts, first: bool = False, last: bool = False
 ) -> SavedTensors:
     """Return what a chunk of layers keeps with the changes of features; ``first`` and ``last`` have an end of the model."""
-    tensors = (*layer_tensors(world, options, layers, ends=last), *_ends(world, options, first, last))
+    tensors = (*layer_tensors(world, options, counts, ends=last), *_ends(world, options, first, last))
     for change in changes:
         tensors = change(tensors)
     return tuple(t for t in with_coming_back(_without_converted_inputs(tensors, world)) if t.bytes)
@@ -332,10 +353,10 @@ def _without_converted_inputs(tensors: SavedTensors, world: World) -> SavedTenso
     if world.normalization != "RMSNorm" or world.dtype == "fp32":
         return tensors
     copied = {t.name.partition(":")[0]: t.layers for t in tensors if t.name.endswith(": copies") and t.held == "kept"}
-    inputs = {_INPUTS[norm]: layers for norm, layers in copied.items()}
-    kept = (
-        replace(t, layers=t.layers - inputs.get(t.name, 0)) if t.held == "kept" and t.name in inputs else t for t in tensors
-    )
+    inputs: Counter[str] = Counter()
+    for norm, layers in copied.items():
+        inputs[LAYER_INPUT if world.is_hybrid and _INPUTS[norm] == RESIDUAL else _INPUTS[norm]] += layers
+    kept = (replace(t, layers=t.layers - inputs[t.name]) if t.held == "kept" and t.name in inputs else t for t in tensors)
     return tuple(t for t in kept if t.layers > 0)
 
 

@@ -40,8 +40,6 @@ def options_of(made: ActivationPlan, dropout: bool) -> JobOptions:
 def foretold(made: ActivationPlan, options: JobOptions, known: Catalog) -> list[Stage]:
     """Return the stages of a plan, whose features are in a catalog. Raises `UnknownValue` with every size that is needed."""
     made.world.need(*NEEDED)
-    if made.world.is_hybrid:  # whose layers have one part each
-        raise UnknownValue("hybrid_layer_pattern")
     full, dropped = passes_of(made, known)
     return stages(made.world, options, _changes(made, known, "saved_tensors"), _changes(made, known, "resting"), full, dropped)
 

@@ -15,8 +15,8 @@ class SavedTensor:
     """A tensor that layers keep for backward: its bytes in one layer for one micro-batch.
 
     ``layers`` of a chunk have it; with ``ends`` the last of them is the one before the loss. With ``once`` a rank has it once,
-    whatever is in flight; with ``parts`` it is as large as the tensors of these names. ``held`` says where it is between
-    forward and backward, ``by`` which feature moved it.
+    whatever is in flight; with ``parts`` it is as large as the largest of these groups of tensors. ``held`` says where it is
+    between forward and backward, ``by`` which feature moved it.
     """
 
     name: str
@@ -26,7 +26,7 @@ class SavedTensor:
     by: str = ""
     ends: bool = False
     once: bool = False
-    parts: tuple[str, ...] = ()
+    parts: tuple[tuple[str, ...], ...] = ()
 
 
 SavedTensors = tuple[SavedTensor, ...]
@@ -51,19 +51,29 @@ def leave(
     return tuple(changed)
 
 
-def in_backward(tensors: Sequence[SavedTensor], by: str, layers: int = 1) -> SavedTensors:
+def in_backward(
+    tensors: Sequence[SavedTensor], by: str, layers: int = 1, halves: Collection[Collection[str]] = ()
+) -> SavedTensors:
     """Return the tensors, and an entry for those that a feature offloaded in ``layers`` layers, as they are restored
-    together."""
-    parts = tuple(dict.fromkeys(t.name for t in tensors if t.by == by and t.layers))
-    if not parts:
+    together. Where layers have only one of the ``halves`` each, the larger one is restored."""
+    names = tuple(dict.fromkeys(t.name for t in tensors if t.by == by and t.layers))
+    groups = [tuple(name for name in names if name in half) for half in halves] or [names]
+    if not any(groups):
         return tuple(tensors)
-    return (*tensors, SavedTensor("layers that come back", 0, layers, "in backward", by, once=True, parts=parts))
+    return (*tensors, SavedTensor("layers that come back", 0, layers, "in backward", by, once=True, parts=tuple(groups)))
 
 
 def with_coming_back(tensors: Sequence[SavedTensor]) -> SavedTensors:
     """Return the tensors with the bytes that `in_backward` made a place for, when every feature has changed them."""
-    sizes = {t.name: t.bytes for t in tensors if not t.once}
-    return tuple(replace(t, bytes=sum(sizes.get(name, 0) for name in t.parts)) if t.parts else t for t in tensors)
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        if not tensor.once:
+            sizes[tensor.name] = max(tensor.bytes, sizes.get(tensor.name, 0))
+
+    def largest(groups: Sequence[Sequence[str]]) -> int:
+        return max(sum(sizes.get(name, 0) for name in group) for group in groups)
+
+    return tuple(replace(t, bytes=largest(t.parts)) if t.parts else t for t in tensors)
 
 
 def resized(tensors: Sequence[SavedTensor], sizes: dict[str, int]) -> SavedTensors:

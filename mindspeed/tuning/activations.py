@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from mindspeed.job.arithmetic import LayerCounts, all_counts, shape_of_world
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory.estimate import AT_PEAK, JobOptions, chunk_tensors
 from mindspeed.plugins.answers import changed_tensors, implements
@@ -34,7 +35,8 @@ class KeptTables:
 
     def __init__(self, catalog: Catalog, layouts: Layouts) -> None:
         self.catalog, self.layouts = catalog, layouts
-        self._layers: Column = np.maximum(1, layouts.num_layers // (layouts.pp * layouts.vpp))
+        self._chunks: Column = layouts.pp * layouts.vpp
+        self._counts = all_counts(shape_of_world(layouts))
         self._tables: dict[tuple[Any, ...], Kept] = {}
 
     def of(self, rows: Column, active: Mapping[str, Mask], settings: Settings) -> Kept:
@@ -61,7 +63,8 @@ class KeptTables:
     def _count(self, rows: Column, active: Mapping[str, Any]) -> Kept:
         """Count a chunk of these layouts as if they were one."""
         world = World({**self.layouts.model, **{name: several(self.layouts.columns[name][rows]) for name in SIZES}})
-        layers = several(self._layers[rows])
+        chunks = self._chunks[rows]
+        layers = LayerCounts(*(several(-(-np.int64(count) // chunks)) for count in self._counts))
         features = {name: self.catalog.feature(name) for name in active}
         options = JobOptions(world.platform == "cpu", any(_splits_sequence(one.spec) for one in features.values()))
         changes = [

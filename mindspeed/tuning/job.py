@@ -12,6 +12,7 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.resolution.request_merge import remaining_features
+from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.ops.variants import has_variant
 from mindspeed.plugins.answers import implements
@@ -22,7 +23,7 @@ from mindspeed.training.shape import trainer_request
 from mindspeed.tuning.layout_jobs import FixedRequest
 from mindspeed.tuning.measure import telling
 from mindspeed.tuning.search import SLACK, Configuration, Found, Question, Resolved, search
-from mindspeed.tuning.space import SIZES, Choice, Layouts, candidates, choices
+from mindspeed.tuning.space import PATTERN, SIZES, Choice, Layouts, candidates, choices, with_segments
 from mindspeed.tuning.time import DEFAULTS, Machine
 
 CountBytes = Callable[[Choice, Mapping[str, Any]], int]
@@ -42,6 +43,11 @@ class SearchJob:
     pinned: Mapping[str, int]
     tried: tuple[str, ...]
     catalog: Catalog
+
+    @property
+    def pattern(self) -> str:
+        """The pattern of a hybrid model."""
+        return str(self.model.get(PATTERN) or "")
 
     @property
     def request(self) -> FixedRequest:
@@ -108,7 +114,7 @@ class SearchJob:
         given: dict[str, Any] = {}
         for layer in self.layers[1:]:
             given |= {name: value for name, value in layer.world.items() if value is not None}
-        world = {**given, **row.sizes}
+        world = {**given, **with_segments(row.sizes, self.pattern)}
         world.pop("world_size", None)
         settings = {**request.settings, **row.choice.settings}
         job: dict[str, Any] = {
@@ -123,7 +129,7 @@ class SearchJob:
         return {key: value for key, value in job.items() if value not in ([], {})}
 
     def _layer(self, choice: Choice, world: Mapping[str, Any]) -> Layer:
-        sizes = {name: world[name] for name in SIZES}
+        sizes = with_segments({name: world[name] for name in SIZES}, self.pattern)
         return Layer("tune", features=choice.features, settings=choice.settings, world=sizes)
 
     def _environment(self, world: Mapping[str, Any]) -> Environment:
@@ -202,9 +208,6 @@ def make_search(
         )
         for name in unknown
     ]
-    if any(layer.world.get("hybrid_layer_pattern") for layer in layers):
-        fix = Advice("search the layouts of a GPTModel, each of whose layers has attention and an MLP or experts")
-        problems.append(Problem("MS345", "the layouts of a HybridModel are not searched", fix=fix))
     if problems:
         raise ResolutionError(problems)
     given: dict[str, Any] = {}
@@ -218,7 +221,8 @@ def make_search(
             if argument and argument in layer.settings.get(owner, {}) and size in SIZES:
                 pinned[size] = int(layer.settings[owner][argument])
     own = {"world_size": world_size, "platform": environment.platform, "megatron": environment.megatron}
-    model = {**lowest.world, **given, **own}
+    facts = facts_of_pattern(pattern, 1) if (pattern := given.get(PATTERN)) else {}
+    model = {**lowest.world, **facts, **given, **own}
     searched = (*SIZES, "world_size")
     others = ({name: value for name, value in layer.world.items() if name not in searched} for layer in layers)
     fixed = (lowest, *(replace(layer, world=world) for layer, world in zip(layers, others, strict=True)))

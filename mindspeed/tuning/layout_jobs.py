@@ -17,7 +17,7 @@ from mindspeed.engine.resolution.resolver import feasible
 from mindspeed.job.world import FIELDS, World
 from mindspeed.plugins.answers import LAYER_SPLIT, Contribution
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.tuning.space import SIZES, Choice, Layouts
+from mindspeed.tuning.space import PATTERN, SIZES, Choice, Layouts
 
 Mask = NDArray[np.bool_]
 Settings = Mapping[str, Mapping[str, Any]]
@@ -58,6 +58,8 @@ class ReadWorld(World):
 
 _RECORDED: Final = frozenset({*FIELDS, LAYER_SPLIT, "dp", "num_micro_batches"})
 VARIED: Final = frozenset({*SIZES, "dp", "num_micro_batches"})
+_OF_SEGMENTS: Final = frozenset({PATTERN, LAYER_SPLIT})
+"""Fields that the segments of a hybrid model decide."""
 
 
 class Answers(NamedTuple):
@@ -100,11 +102,14 @@ class LayoutJobs:
         while True:
             rows, inverse = self.layouts.distinct(sorted(fields))
             read: set[str] = set()
-            worlds = ({**common, **self.layouts.sizes(int(row)), **values} for row in rows)
+            worlds = ({**common, **self.layouts.varied(int(row)), **values} for row in rows)
             answers = [function(ReadWorld(world, read, split)) for world in worlds]
-            if read & VARIED <= fields:
+            varied = read & VARIED
+            if self.layouts.given_pattern and read & _OF_SEGMENTS:
+                varied |= {"pp", "vpp"}
+            if varied <= fields:
                 break
-            fields |= read & VARIED
+            fields |= varied
         numbers: dict[Any, int] = {}
         codes = np.array([numbers.setdefault(answer, len(numbers)) for answer in answers])[inverse]
         return {answer: job_set(codes == number) for answer, number in numbers.items()}, frozenset(read)

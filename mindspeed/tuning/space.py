@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mindspeed.job.hybrid_pattern import pattern_of, segmented
 from mindspeed.job.world import World
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.constraints import Slot
@@ -17,6 +18,7 @@ from mindspeed.plugins.discovery import Catalog
 
 SIZES: Final = ("tp", "pp", "vpp", "cp", "ep", "micro_batch_size")
 """Values of the world that a search varies; all others are fixed."""
+PATTERN: Final = "hybrid_layer_pattern"
 LARGEST_MICRO_BATCH: Final = 16
 
 Column = NDArray[np.int64]
@@ -45,6 +47,9 @@ class Layouts:
 
     def __init__(self, model: Mapping[str, Any], candidates: Mapping[str, Sequence[int]]) -> None:
         self.model = {name: value for name, value in model.items() if name not in SIZES}
+        self.given_pattern = str(model.get(PATTERN) or "")
+        if self.given_pattern:
+            self.model[PATTERN] = self.given_pattern.replace("|", "")
         self.fixed = World(self.model)
         self.candidates = {name: sorted(candidates[name]) for name in SIZES}
         grid = np.meshgrid(*(np.array(self.candidates[name], dtype=np.int64) for name in SIZES), indexing="ij")
@@ -88,21 +93,33 @@ class Layouts:
         """Return the varied sizes of one row."""
         return {name: int(self.columns[name][row]) for name in SIZES}
 
+    def varied(self, row: int) -> dict[str, Any]:
+        """Return the values of the world in which rows differ: sizes, and the pattern of a hybrid model in segments."""
+        return with_segments(self.sizes(row), self.given_pattern)
+
     def world(self, row: int) -> dict[str, Any]:
         """Return the values of the world of one row."""
-        return {**self.model, **self.sizes(row)}
+        return {**self.model, **self.varied(row)}
+
+
+def with_segments(sizes: Mapping[str, Any], pattern: str) -> dict[str, Any]:
+    """Return the sizes of a layout, with the pattern of a hybrid model in segments where stages have several chunks."""
+    chunks = sizes["pp"] * sizes["vpp"] if sizes["vpp"] > 1 else 1
+    return {**sizes, PATTERN: segmented(pattern, chunks)} if pattern else dict(sizes)
 
 
 def candidates(model: Mapping[str, Any], pinned: Mapping[str, Any]) -> dict[str, list[int]]:
     """Return the values of each size that a job of this model and number of ranks may have; ``pinned`` fixes some."""
-    ranks, layers = int(model["world_size"]), int(model["num_layers"])
+    ranks, chunks = int(model["world_size"]), int(model["num_layers"])
+    if (split := len(pattern_of(model.get(PATTERN) or "").segments)) > 1:
+        chunks = split
     shares = _divisors(ranks)
-    stages = [size for size in shares if layers % size == 0]
+    stages = [size for size in shares if chunks % size == 0]
     batches = [size for size in _divisors(int(model["global_batch_size"])) if size <= LARGEST_MICRO_BATCH]
     found = {
         "tp": shares,
         "pp": stages,
-        "vpp": _divisors(layers) if len(stages) > 1 else [1],
+        "vpp": _divisors(chunks) if len(stages) > 1 else [1],
         "cp": [size for size in shares if model["seq_length"] % size == 0],
         "ep": shares if model["num_experts"] else [1],
         "micro_batch_size": batches,

@@ -9,7 +9,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mindspeed.job.arithmetic import BYTES, ModelShape, layer_forward, logits_forward, rank_parameters, shape_of_world
+from mindspeed.job.arithmetic import (
+    BYTES,
+    ModelShape,
+    all_counts,
+    logits_forward,
+    mean_layer_forward,
+    rank_parameters,
+    shape_of_world,
+)
 from mindspeed.plugins.estimates import Estimate
 from mindspeed.tuning.memory import GRADIENT
 from mindspeed.tuning.space import Layouts
@@ -77,7 +85,7 @@ def basis(layouts: Layouts, cores: int = 0) -> TimeBasis:
     layers = layouts.num_layers / layouts.pp
     samples = layouts.micro_batch_size
     share = samples / (layouts.tp * layouts.cp)
-    operations = layer_forward(shape, moe=bool(shape.num_experts)) * layers + logits_forward(shape)
+    operations = mean_layer_forward(shape) * layers + logits_forward(shape)
     message = samples * layouts.seq_length / layouts.cp * shape.hidden_size * element
     dense, experts = rank_parameters(layouts)
     replicas = layouts.dp * layouts.cp
@@ -86,7 +94,8 @@ def basis(layouts: Layouts, cores: int = 0) -> TimeBasis:
     backward = {"layer": 2, "experts": 2, "cp_call": 2, "cp_byte": 2}
     work = {kind: amount * (1 + backward.get(kind, 1)) for kind, amount in forward.items()}
     work["tp_call"] = work["tp_call"] + turns * 10 * (layouts.tp > 1)  # all-reduces of the embedding, the logits, the loss
-    summed = 1 + layers * bool(shape.num_experts)  # the loss, and a balancing loss of each router, over parts of the sequence
+    routers = layers * all_counts(shape).experts / shape.num_layers
+    summed = 1 + routers  # the loss, and a balancing loss of each router, over parts of the sequence
     work["cp_call"] = work["cp_call"] + turns * 2 * summed * (layouts.cp > 1)
     work["tp_byte"] = work["tp_byte"] + turns * 4 * message * (layouts.tp - 1) / layouts.tp
     work |= {
@@ -114,17 +123,18 @@ def _layers_forward(layouts: Layouts, shape: ModelShape, passes: Any, message: A
     four gathers and scatters; over each step of a ring of cp go keys and values; over ep tokens, probabilities, answers and
     half a count.
     """
-    moe, grouped = bool(shape.num_experts), layouts.knows("grouped_experts") and layouts.grouped_experts
-    own_experts = shape.num_experts / layouts.ep if moe and not grouped else float(moe)
+    grouped = layouts.knows("grouped_experts") and layouts.grouped_experts
+    own_experts = 1 if grouped else shape.num_experts / layouts.ep
+    attention, mlp, sparse = (passes * count / shape.num_layers for count in all_counts(shape))
     return {
-        "layer": passes,
-        "experts": passes * own_experts,
-        "tp_call": passes * (6 if moe else 4) * (layouts.tp > 1),
-        "tp_byte": passes * 4 * message * (layouts.tp - 1) / layouts.tp,
-        "cp_call": passes * 2 * (layouts.cp - 1),
-        "cp_byte": passes * 2 * message * _key_width(shape) / shape.hidden_size * (layouts.cp - 1),
-        "ep_call": passes * 3.5 * (layouts.ep > 1),
-        "ep_byte": passes * 2 * message * shape.router_topk * (layouts.ep - 1) / layouts.ep,
+        "layer": (attention + mlp + sparse) / 2,
+        "experts": sparse * own_experts,
+        "tp_call": (2 * attention + 2 * mlp + 4 * sparse) * (layouts.tp > 1),
+        "tp_byte": 2 * (attention + mlp + sparse) * message * (layouts.tp - 1) / layouts.tp,
+        "cp_call": attention * 2 * (layouts.cp - 1),
+        "cp_byte": attention * 2 * message * _key_width(shape) / shape.hidden_size * (layouts.cp - 1),
+        "ep_call": sparse * 3.5 * (layouts.ep > 1),
+        "ep_byte": sparse * 2 * message * shape.router_topk * (layouts.ep - 1) / layouts.ep,
     }
 
 

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from mindspeed.job.arithmetic import LayerCounts
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory.estimate import JobOptions, chunk_tensors, live_passes, parameters, stages
 from mindspeed.plugins.answers import changed_tensors
@@ -127,11 +128,13 @@ def test_what_comes_back_has_the_sizes_that_other_features_give_it():
         return resized(tensors, {"mlp: activation inner": 0})
 
     gated = world(gated_linear_unit=True)
-    first, second = (chunk_tensors(gated, JobOptions(), order, 4) for order in ([moved, smaller], [smaller, moved]))
+    first, second = (
+        chunk_tensors(gated, JobOptions(), order, LayerCounts(4, 4, 0)) for order in ([moved, smaller], [smaller, moved])
+    )
     assert [replace(t, parts=()) for t in first] == [replace(t, parts=()) for t in second]
     sizes = {t.name: (t.bytes, t.layers) for t in first}
     assert sizes["layers that come back"] == (sizes["mlp: activation output"][0], 2)
-    nothing = chunk_tensors(gated, JobOptions(), [lambda t: in_backward(t, "acme")], 4)
+    nothing = chunk_tensors(gated, JobOptions(), [lambda t: in_backward(t, "acme")], LayerCounts(4, 4, 0))
     assert "layers that come back" not in {t.name for t in nothing}
 
 
@@ -190,3 +193,30 @@ def test_a_size_that_nobody_gave_is_named():
     with pytest.raises(UnknownValue) as error:
         stages(World({"num_layers": 4}), JobOptions())
     assert error.value.fields[:2] == ("world_size", "hidden_size")
+
+
+@pytest.mark.parametrize("shape", [GPT, LLAMA, MOE, MLA], ids=["dense", "gated", "experts", "latent"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_hybrid_model_needs_the_bytes_of_the_transformer_with_its_layers(shape: GptShape, dtype: str, pp: int):
+    layers = {"dtype": dtype, "pp": pp, "world_size": pp}
+    transformer, hybrid = (stages(world(model, **layers), JobOptions()) for model in (shape, shape.as_hybrid()))
+    assert [stage.peak for stage in transformer] == [stage.peak for stage in hybrid]
+    assert [stage.activations for stage in transformer] == [stage.activations for stage in hybrid]
+
+
+def test_each_segment_of_a_pattern_needs_the_bytes_of_its_own_layers():
+    def weights(pattern: str) -> list[int]:
+        found = stages(world(MOE.as_hybrid(pattern), pp=2, world_size=2, vocab_size=0), JobOptions())
+        return [row.bytes for stage in found for row in stage.rows if row.name == "weights"]
+
+    attention, mlp, experts = (weights(f"{layer}|{layer}")[0] for layer in "*-E")
+    norm = 4 * MOE.hidden_size * (2 if MOE.normalization == "LayerNorm" else 1)
+    assert weights("**-|E-") == [2 * attention + mlp, experts + mlp + norm]
+    assert mlp < experts
+
+
+def test_layers_without_attention_that_mix_tokens_are_not_estimated():
+    for layer in "MGD":
+        with pytest.raises(UnknownValue, match="hybrid_layer_pattern is not set"):
+            stages(world(GPT.as_hybrid(f"*-{layer}-")), JobOptions())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from mindspeed.job.arithmetic import layer_forward, score_forward, shape_of_world
+from mindspeed.job.arithmetic import mean_layer_forward, score_forward, shape_of_world
 from mindspeed.plugins import Estimate, in_backward, leave
 
 _BETWEEN_LAYERS: Final = ("layer input",)
@@ -24,7 +24,8 @@ _MODULES: Final = {
     ),
 }
 """Tensors that the recomputation of a module leaves out."""
-_PARTS: Final = ("layer", "input norm", "attention", "pre-mlp norm", "mlp", "moe")
+_ATTENTION: Final = ("input norm", "attention")
+_MLP: Final = ("pre-mlp norm", "mlp", "moe")
 
 
 def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -34,20 +35,26 @@ def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         if bool(world.num_experts) and "mlp" in chosen:
             chosen = tuple(module for module in chosen if module != "mlp")
         return leave(tensors, [name for module in chosen for name in _MODULES.get(module, ())], "recomputed", "recompute")
-    of_layers = [
-        t
-        for t in tensors
-        if t.name.startswith(("layer", "input norm", "attention", "pre-mlp norm", "mlp", "moe")) and not t.once
-    ]
-    layers = min(of_layers[0].layers, args.num_layers or 1)
-    names = [t.name for t in of_layers if t.name not in _BETWEEN_LAYERS]
-    block = args.method == "block"
-    left = leave(tensors, names, "recomputed", "recompute", layers if block else None)
-    if not block:
-        groups = of_layers[0].layers // layers
-        left = leave(left, _BETWEEN_LAYERS, "recomputed", "recompute", of_layers[0].layers - groups)
-    kept_layers = of_layers[0].layers - layers if block else 0
-    return left if kept_layers else in_backward(left, "recompute", 1 if block else layers)
+    of_layers = [t for t in tensors if t.name.startswith(("layer", *_ATTENTION, *_MLP)) and not t.once]
+    inputs = of_layers[0].layers
+    layers = min(inputs, args.num_layers or 1)
+    left = tensors
+    for name, count in {t.name: t.layers for t in of_layers if t.name not in _BETWEEN_LAYERS}.items():
+        first = (layers * count + (0 if name.startswith(_MLP) else inputs - 1)) // inputs
+        left = leave(left, (name,), "recomputed", "recompute", first if args.method == "block" else None)
+    if args.method == "block":
+        return left if inputs > layers else _coming_back(world, left, 1)
+    groups = inputs // layers
+    return _coming_back(world, leave(left, _BETWEEN_LAYERS, "recomputed", "recompute", inputs - groups), layers)
+
+
+def _coming_back(world: Any, tensors: tuple[Any, ...], layers: Any) -> tuple[Any, ...]:
+    """Restore a group of layers, of which those of a hybrid model have attention or an MLP each."""
+    if not world.is_hybrid:
+        return in_backward(tensors, "recompute", layers)
+    names = [t.name for t in tensors]
+    halves = [[name for name in names if not name.startswith(other)] for other in (_MLP, _ATTENTION)]
+    return in_backward(tensors, "recompute", -(-layers // 2), halves if layers == 1 else ())
 
 
 def estimate(args: Any, world: Any) -> Estimate:
@@ -55,9 +62,9 @@ def estimate(args: Any, world: Any) -> Estimate:
     shape = shape_of_world(world)
     share = world.micro_batch_size / (world.cp * world.tp)
     if args.granularity == "selective":
-        return Estimate(flops=score_forward(shape) * share)
+        return Estimate(flops=score_forward(shape) * shape.counts.attention / shape.num_layers * share)
     layers = 1.0 if args.method == "uniform" else (args.num_layers or 0) * world.pp * world.vpp / shape.num_layers
-    return Estimate(flops=layer_forward(shape, moe=bool(shape.num_experts)) * share * layers, repeated=layers)
+    return Estimate(flops=mean_layer_forward(shape) * share * layers, repeated=layers)
 
 
 def variants(world: Any) -> list[dict[str, Any]]:
