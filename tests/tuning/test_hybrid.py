@@ -47,10 +47,11 @@ def test_chunks_of_stages_become_segments_of_the_pattern_in_the_job_file() -> No
     assert shared.job_of(best(shared, 1)[0])["world"]["hybrid_layer_pattern"] == "*-*-*-*-"
 
 
-def test_segments_that_are_given_are_kept() -> None:
-    job = search_of({"hybrid_layer_pattern": "*-*|-|*-|*-"})
-    rows = job.search(Machine(DEFAULTS["cpu"]), float("inf"), 0).rows
-    assert {(row.sizes["pp"], row.sizes["vpp"]) for row in rows} == {(2, 2), (4, 1)}
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 1)])
+def test_segments_that_are_given_are_kept(pp: int, vpp: int) -> None:
+    job = search_of({"hybrid_layer_pattern": "*-*|-|*-|*-", "pp": pp})
+    rows = best(job)
+    assert {row.sizes["vpp"] for row in rows} == {vpp}
     assert {job.job_of(row)["world"]["hybrid_layer_pattern"] for row in rows} == {"*-*|-|*-|*-"}
 
 
