@@ -57,8 +57,8 @@ build/clients/installed: $(CLIENTS) | $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) -r $(CLIENTS)
 	touch $@
 
-test-clients: build/clients/installed  ## packages that build Transformer Engine's layers, on those in its roles
-	MINDSPEED_CLIENTS=build/clients $(BIN)/python -m pytest -q -m long tests/features/transformer_engine_layers/test_clients.py
+test-clients: build/clients/installed  ## packages that build Transformer Engine's layers, and the frameworks in MINDSPEED_CONSUMERS
+	MINDSPEED_CLIENTS=build/clients $(BIN)/python -m pytest -q -m long $(addprefix tests/features/transformer_engine_layers/,test_clients.py test_frameworks.py)
 
 PYTHONS := 3.10 3.12 3.13
 MINDSPEED_PYTHONS ?= build/pythons

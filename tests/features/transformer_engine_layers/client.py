@@ -114,29 +114,24 @@ CLIENTS: Final[dict[str, tuple[str, Callable[[str, Sizes], Loaded]]]] = {
     "megatron-bridge": ("megatron.bridge", by_megatron_bridge),
     "mcore-bridge": ("mcore_bridge.model", by_mcore_bridge),
 }
-_WITHOUT_TRITON: Final = "mcore_bridge.model.modules.kernels.qsa_block_sparse_attn"
-"""A module of kernels that mcore-bridge imports without asking whether triton is there."""
 
 
 def main(client: str, layout: str, folder: str, *models: str) -> None:
     """Print for each model what the first rank found, or why a rank ended."""
-    from mindspeed.megatron.fixes import kernels
-
-    kernels.UNGUARDED = kernels.UNGUARDED | {_WITHOUT_TRITON}
     package, load = CLIENTS[client]
     import_module(package)
     for name in models:
         path = Path(folder) / name
-        made = _made(name, path)
+        expected = made(name, path)
         count, sizes = LAYOUTS[layout]
-        find = partial(_found, load, path, sizes, *made)
+        find = partial(_found, load, path, sizes, *expected)
         ranks = [_fork(rank, count, path, find) for rank in range(count)]
         statuses = [os.waitpid(rank, 0)[1] for rank in ranks]
         text = (path / "rank0.json").read_text() if not any(statuses) else json.dumps({"error": f"exit status {statuses}"})
         print(json.dumps({"client": client, "layout": layout, "model": name} | json.loads(text)), flush=True)
 
 
-def _made(name: str, path: Path) -> tuple[Any, Any, Any]:
+def made(name: str, path: Path) -> tuple[Any, Any, Any]:
     """Save a random model, and return its weights, tokens and its logits."""
     import torch
     import transformers

@@ -186,5 +186,5 @@ def _words(option: str, value: Any) -> list[str]:
     """Return the words of an option; a value that is true is a switch."""
     if value is True or value is False or value is None:
         return [option] if value is not False else []
-    values = value if isinstance(value, list) else str(value).split() if isinstance(value, str) else [value]
+    values = value if isinstance(value, list) else value.strip("[]").split() if isinstance(value, str) else [value]
     return [option, *map(str, values)]
