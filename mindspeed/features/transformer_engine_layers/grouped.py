@@ -9,6 +9,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.utils import replace_prefix_for_sharding
 from megatron.core.tensor_parallel import layers
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch import Tensor
 
 from mindspeed.features.transformer_engine_layers.delayed import DelayedWeightGradients, ProductQueue
@@ -79,8 +80,8 @@ class TEGroupedLinear(DelayedWeightGradients, GroupedLinear):
                 types = {"params_dtype": config.params_dtype, **ranks}
                 layers._initialize_affine_weight_cpu(weight, *whole, weight.shape[axis], axis, init_method, **types)
             elif config.perform_initialization:
-                axis = self.split or 0
-                layers._initialize_affine_weight_gpu(weight, init_method, partition_dim=axis, is_expert=True)
+                initialize = layers._initialize_affine_weight_gpu if get_cuda_rng_tracker().is_initialized() else _initialize
+                initialize(weight, init_method, partition_dim=self.split or 0, is_expert=True)
             self.register_parameter(f"weight{expert}", weight)
         for expert in range(self.num_gemms if self.use_bias else 0):
             self.register_parameter(f"bias{expert}", torch.nn.Parameter(torch.zeros(self.out_features, **kind)))
@@ -169,6 +170,12 @@ class TERowParallelGroupedLinear(TEGroupedLinear):
     ) -> dict[str, Any]:
         """Return the state; weights are split along dimension 1, and every rank has the biases."""
         return self._sharded_experts({"weight": 1}, prefix, sharded_offsets, metadata)
+
+
+def _initialize(weight: Tensor, init_method: Callable[[Tensor], Any], partition_dim: int, is_expert: bool) -> None:
+    """Initialize a weight in a process that has no random states for parallel layers, as Transformer Engine does."""
+    layers.set_tensor_model_parallel_attributes(weight, True, partition_dim, 1)
+    init_method(weight)
 
 
 class _ExpertGroups:

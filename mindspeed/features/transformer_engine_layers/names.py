@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from mindspeed.features.transformer_engine_layers.stand_in import ROOT, EngineStandIn
@@ -50,6 +50,7 @@ class RoleNames:
     def __init__(self, stand_in: EngineStandIn) -> None:
         self._stand_in = stand_in
         self._before: dict[str, dict[str, Any]] = {}
+        self._defaults: list[tuple[FunctionType, tuple[Any, ...]]] = []
         self._waiting: list[str] = []
         self._finder = _RoleFinder(stand_in, self._executed, self._finished)
 
@@ -70,6 +71,9 @@ class RoleNames:
                 else:
                     entries[name] = value
         self._before.clear()
+        for function, values in self._defaults:
+            function.__defaults__ = values
+        self._defaults.clear()
 
     def _executed(self, module: ModuleType) -> None:
         if module.__name__ in ROLE_MODULES:
@@ -103,6 +107,20 @@ class RoleNames:
         kept = self._before.setdefault(module.__name__, {})
         for name in changed - {"__builtins__"}:
             kept.setdefault(name, before.get(name, _ABSENT))
+        self._renew_defaults(module, {before[name]: entries[name] for name in changed if isinstance(before.get(name), type)})
+
+    def _renew_defaults(self, module: ModuleType, classes: Mapping[type, Any]) -> None:
+        """Let functions of a module that have one of these classes as a default value have its successor."""
+        own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+        members = [
+            member for value in own for member in ([value, *vars(value).values()] if isinstance(value, type) else [value])
+        ]
+        for function in members:
+            values = function.__defaults__ if isinstance(function, FunctionType) else None
+            if values and any(isinstance(value, type) and value in classes for value in values):
+                self._defaults.append((function, values))
+                renewed = (classes.get(value, value) if isinstance(value, type) else value for value in values)
+                function.__defaults__ = tuple(renewed)
 
 
 class _RoleFinder(MetaPathFinder):

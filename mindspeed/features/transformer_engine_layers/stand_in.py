@@ -11,24 +11,32 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
-from mindspeed.features.transformer_engine_layers import modules
+from mindspeed.features.transformer_engine_layers import low_precision, modules
 from mindspeed.features.transformer_engine_layers.interface import VERSION, refuse
 
 ROOT: Final = "transformer_engine"
 _MODULES: Final = ("Linear", "LayerNormLinear", "LayerNormMLP", "LayerNorm", "RMSNorm", "GroupedLinear")
 _ATTENTION: Final = ("DotProductAttention", "MultiheadAttention")
+_FP8: Final = (
+    "FP8GlobalStateManager",
+    "check_fp8_support",
+    "check_fp8_block_scaling_support",
+    "check_mxfp8_support",
+    "fp8_autocast",
+)
 _CONTENT: Final[dict[str, Sequence[str]]] = {
     ROOT: (),
     f"{ROOT}.common": (),
     f"{ROOT}.common.recipe": (),
     f"{ROOT}.pytorch": (*_MODULES, *_ATTENTION, "TransformerLayer"),
     f"{ROOT}.pytorch.attention": _ATTENTION,
+    f"{ROOT}.pytorch.fp8": _FP8,
     f"{ROOT}.pytorch.module": _MODULES,
     f"{ROOT}.pytorch.module.base": ("TransformerEngineBaseModule",),
     f"{ROOT}.pytorch.ops": (),
     f"{ROOT}.pytorch.transformer": ("TransformerLayer",),
 }
-"""Modules of the stand-in, and the types that each has."""
+"""Modules of the stand-in, and the types and functions that each has."""
 
 
 class EngineStandIn(MetaPathFinder, Loader):
@@ -87,8 +95,9 @@ class EngineStandIn(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Put the types and the version into a module."""
         module.__loader__ = self
-        for name in _CONTENT[module.__name__]:
-            setattr(module, name, getattr(modules, name))
+        names = _CONTENT[module.__name__]
+        for name in names:
+            setattr(module, name, getattr(low_precision if names is _FP8 else modules, name))
         if module.__name__ == ROOT:
             module.__dict__["__version__"] = VERSION
 

@@ -142,6 +142,26 @@ def test_weights_of_experts_are_parameters_of_their_own() -> None:
     experts.load_state_dict({name: experts.state_dict()[name] for name in names[:6]} | {"_extra_state2": None})
 
 
+def test_experts_are_initialized_also_before_random_states_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron.core.extensions.transformer_engine import TEColumnParallelGroupedLinear
+    from megatron.core.tensor_parallel import random
+
+    monkeypatch.setattr(random, "_CUDA_RNG_STATE_TRACKER", random.CudaRNGStatesTracker())
+    options = {"config": config(), "bias": False, "skip_bias_add": False, "is_expert": True}
+    layer = TEColumnParallelGroupedLinear(1, HIDDEN, WIDTH, init_method=torch.nn.init.ones_, **options)
+    assert torch.equal(layer.weight0, torch.ones(WIDTH, HIDDEN))
+    assert layer.weight0.partition_dim == 0
+
+
+def test_defaults_of_functions_that_were_bound_without_an_engine_are_the_roles() -> None:
+    from inspect import signature
+
+    from megatron.core.extensions.transformer_engine import TENorm
+    from megatron.core.models.vision.clip_vit_model import CLIPViTModel
+
+    assert signature(CLIPViTModel.__init__).parameters["ln_pre_impl"].default is TENorm
+
+
 @pytest.mark.parametrize("window", [None, (3, 0)])
 def test_packed_sequences_are_each_sequence_alone(window: tuple[int, int] | None) -> None:
     from megatron.core.extensions.transformer_engine import TEDotProductAttention
@@ -242,6 +262,18 @@ def test_the_stand_in_has_types_and_refuses_what_it_lacks() -> None:
         pytorch.Float8Tensor()
     with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.LayerNormMLP is not provided"):
         pytorch.LayerNormMLP(8, 8)
+
+
+def test_the_stand_in_says_that_nothing_multiplies_in_fp8() -> None:
+    from transformer_engine.pytorch import fp8
+
+    reason = "Transformer Engine is not installed"
+    assert fp8.check_fp8_support() == fp8.check_mxfp8_support() == fp8.check_fp8_block_scaling_support() == (False, reason)
+    assert fp8.FP8GlobalStateManager.is_fp8_enabled() is False
+    with fp8.fp8_autocast(enabled=False):
+        pass
+    with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.fp8\.fp8_autocast multiplies in fp8"):
+        fp8.fp8_autocast()
 
 
 def test_fused_permutation_is_that_of_megatron_and_its_probabilities_too() -> None:
