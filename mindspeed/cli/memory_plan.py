@@ -13,7 +13,7 @@ from mindspeed.cli.html_option import html_option, write_page
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import FullJobCommand, Request, names_argument, request_options
 from mindspeed.cli.terminal import columns, rows_of_cells, wrapped
-from mindspeed.diagnostics.job_memory import MIB, options_of, stages_of
+from mindspeed.diagnostics.job_memory import MIB, options_of, shares, stages_of
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -59,8 +59,8 @@ def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout
     else:
         click.echo("\n".join(brief_lines(foretold)))
         for stage in foretold if whole else ():
-            click.echo()
-            print_stage(stage)
+            click.echo(f"\nstage {stage.stage}: peak {_mib(stage.peak)} MiB")
+            print_table(_TENSORS, [_tensor(row) for row in stage.rows])
         if not fits:
             advice = f"add --features {','.join(cheapest)}" if cheapest else "no combination of features makes it fit"
             click.echo(f"the largest peak exceeds {budget:g} MiB; {advice}")
@@ -99,21 +99,8 @@ def memory_page(stages: Sequence[Stage]) -> str:
     return page("Memory of each rank at its peak", legend(names), *bars, *tables)
 
 
-def shares(stage: Stage) -> dict[str, int]:
-    """Return the bytes of a stage at its peak, and where they go."""
-    parts = {name: sum(row.bytes for row in stage.rows if row.name == name) for name in ("weights", "gradients")}
-    parts["optimizer"] = stage.optimizer.device
-    return {"peak": stage.peak, **parts, "activations": stage.peak - sum(parts.values())}
-
-
 def _described(row: Row) -> str:
     return f"{row.name}{f', of {row.live} passes' if row.live > 1 else ''}{f' ({row.by})' if row.by else ''}"
-
-
-def print_stage(stage: Stage) -> None:
-    """Print a stage as a table."""
-    click.echo(f"stage {stage.stage}: peak {_mib(stage.peak)} MiB")
-    print_table(_TENSORS, [_tensor(row) for row in stage.rows])
 
 
 def _tensor(row: Row) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from mindspeed.pipeline.plan_memory import MIB, foretold, options_of, passes_of
 from mindspeed.plugins.fixes import Advice, GiveField, Together, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
-__all__ = ["MIB", "options_of", "over_budget", "parameters_of", "peaks", "repeats", "stages_of", "summary"]
+__all__ = ["MIB", "options_of", "over_budget", "parameters_of", "peaks", "repeats", "shares", "stages_of", "summary"]
 
 UNCOUNTED_LAYERS: Final = Problem(
     "MS307",
@@ -64,9 +64,13 @@ def summary(made: ActivationPlan) -> list[str]:
     """Describe the bytes of each stage, in MiB."""
     lines = []
     for stage in stages_of(made, options_of(made, dropout=False)):
-        parts = {name: sum(row.bytes for row in stage.rows if row.name == name) for name in ("weights", "gradients")}
-        parts["optimizer"] = stage.optimizer.device
-        parts["activations"] = stage.peak - sum(parts.values())
-        text = ", ".join(f"{name} {size / MIB:,.1f}" for name, size in parts.items())
+        text = ", ".join(f"{name} {size / MIB:,.1f}" for name, size in shares(stage).items() if name != "peak")
         lines.append(f"stage {stage.stage}: {stage.peak / MIB:,.1f} MiB at the peak: {text}")
     return lines
+
+
+def shares(stage: Stage) -> dict[str, int]:
+    """Return the bytes of a stage at its peak, and where they go."""
+    parts = {name: sum(row.bytes for row in stage.rows if row.name == name) for name in ("weights", "gradients")}
+    parts["optimizer"] = stage.optimizer.device
+    return {"peak": stage.peak, **parts, "activations": stage.peak - sum(parts.values())}
