@@ -11,11 +11,10 @@ import os
 import sys
 from collections.abc import MutableSequence
 from dataclasses import replace
-from types import TracebackType
 
 from mindspeed import registry
 from mindspeed.engine.planning.lock import LOCK_VARIABLE, read_lock, require_match
-from mindspeed.engine.runtime import rendezvous, session
+from mindspeed.engine.runtime import rendezvous, session, uncaught
 from mindspeed.engine.runtime.session import ActivationReport
 from mindspeed.megatron_lm.locked_command import argument_facts
 from mindspeed.megatron_lm.training_plan import plan_training, report_beside
@@ -49,16 +48,6 @@ def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
     return report
 
 
-def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """``sys.excepthook`` of an adapted script: problems are shown as problems, everything else as before."""
-    if not isinstance(error, MindSpeedError):
-        _before(kind, error, trace)
-        return
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    name = f"rank {os.environ.get('RANK', '0')}: " if ranks > 1 else ""
-    print("\n".join(f"{name}{problem.text(error.words)}" for problem in error.problems), file=sys.stderr)
-
-
 __path__: list[str] = []  # `mindspeed.legacy.imports` is asked for the names that are not here
 
 
@@ -75,6 +64,5 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-_before = sys.excepthook
-sys.excepthook = _show
+uncaught.install()
 adapt(sys.argv)

@@ -26,7 +26,7 @@ from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer, layer_from_call, layer_from_environment
 from mindspeed.engine.resolution.resolution_state import HasVariant
 from mindspeed.engine.resolution.resolver import resolve as resolve_names
-from mindspeed.engine.runtime import rendezvous, session
+from mindspeed.engine.runtime import rendezvous, session, uncaught
 from mindspeed.engine.runtime.effects import EffectReport
 from mindspeed.engine.runtime.session import ActivationReport, DeactivationReport, Surroundings, suspended
 from mindspeed.job.world import PLATFORMS
@@ -272,6 +272,7 @@ def activate(plan: ActivationPlan) -> ActivationReport:
         fix = Advice("plan = mindspeed.plan(features=[...])")
         raise ResolutionError([Problem("MS301", text, where="mindspeed.activate", fix=fix)])
     was_active = session.current() is not None
+    uncaught.install()
     try:
         refuse_disabled(plan)
         manager = build_plan.manager_of(plan, catalog_for(plan.names), base_features(plan.environment["platform"]))
@@ -289,6 +290,7 @@ def activate(plan: ActivationPlan) -> ActivationReport:
         rendezvous.report_failure(error)
         if not was_active:
             deactivate()
+            uncaught.install()
         raise
     return report
 
@@ -296,6 +298,7 @@ def activate(plan: ActivationPlan) -> ActivationReport:
 def deactivate() -> DeactivationReport | None:
     """Undo the active plan; None when there is none."""
     rendezvous.end()
+    uncaught.uninstall()
     return session.stop()
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from mindspeed.cli.output import end, exit_code, print_problems, wants_json
 from mindspeed.cli.request_options import gather_options
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
+    from mindspeed.plugins.problems import MindSpeedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,19 @@ def hold_to_lock(file: str, plan: ActivationPlan, arguments: Mapping[str, str] |
     from mindspeed.engine.planning.lock import read_lock, require_match
 
     require_match(read_lock(file), registry.content_of(plan, {}) | dict(arguments or {}), file)
+
+
+def end_rank(error: MindSpeedError, environ: Mapping[str, str]) -> NoReturn:
+    """End a rank of a job that runs already. One of the ranks prints the problems, the others a line."""
+    from mindspeed.engine.runtime import error_file, rendezvous
+
+    if not wants_json():
+        click.echo(rendezvous.text_of(error, environ), err=True)
+    elif environ["LOCAL_RANK"] == "0":
+        print_problems(error.problems, error.words)
+    error_file.leave_problems(error)
+    rendezvous.report_failure(error, environ)
+    end(exit_code(error.problems))
 
 
 def is_of_trainer(file: str) -> bool:

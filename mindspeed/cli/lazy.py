@@ -71,9 +71,10 @@ class Main(Group):
         return super().main(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from mindspeed.cli.last_handler import INTERRUPTED, is_of_click, unforeseen
+        from mindspeed.cli.last_handler import INTERRUPTED, is_of_click
         from mindspeed.cli.output import exit_code, print_problems
         from mindspeed.cli.streams import status_of
+        from mindspeed.plugins.unforeseen import unforeseen
 
         try:
             return self._invoke(ctx)

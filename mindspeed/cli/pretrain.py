@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from mindspeed.cli.launch_options import Processes, hold_to_lock, is_of_trainer, launch_options, lock_option
-from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_alone, print_problems, print_result, program, wants_json
+from mindspeed.cli.launch_options import Processes, end_rank, hold_to_lock, is_of_trainer, launch_options, lock_option
+from mindspeed.cli.output import OK, end, json_option, print_alone, print_problems, print_result, program, wants_json
 from mindspeed.cli.plan_text import as_lines, brief_lines
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, names_argument, request_options
 from mindspeed.engine.resolution.setting_validation import flag
@@ -74,10 +74,9 @@ def pretrain(
     """
     if step is not None and resume is None:
         raise click.UsageError("--step selects a checkpoint of the run that --resume continues")
-    from mindspeed.engine.runtime import rendezvous
     from mindspeed.plugins.problems import MindSpeedError
     from mindspeed.training.job import make_job
-    from mindspeed.training.launch import joined, leave_problems
+    from mindspeed.training.launch import joined
 
     request = request.naming(names)
     rank = joined(os.environ)
@@ -95,11 +94,7 @@ def pretrain(
     except MindSpeedError as error:
         if rank is None:
             raise
-        rendezvous.report_failure(error, {**os.environ, **rank})
-        if rank["LOCAL_RANK"] == "0":  # the others of a node have the same to say
-            raise
-        leave_problems(error)
-        end(PROBLEMS)
+        end_rank(error, {**os.environ, **rank})
 
 
 def _asked_plan(job_file: str, environment: Environment) -> ActivationPlan:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mindspeed.cli.bootstrap import MODULE
-from mindspeed.cli.launch_options import Processes, hold_to_lock, launch_options, lock_option
+from mindspeed.cli.launch_options import Processes, end_rank, hold_to_lock, launch_options, lock_option
 from mindspeed.cli.output import end, print_problems
 from mindspeed.cli.request_options import JobCommand, Request, request_options
 
@@ -57,10 +57,8 @@ def run(request: Request, processes: Processes, lock: str | None, is_module: boo
     _check_program(words)
     from mindspeed.cli import bootstrap
     from mindspeed.diagnostics import doctor
-    from mindspeed.engine.runtime import rendezvous
     from mindspeed.plugins.problems import MindSpeedError
-    from mindspeed.registry import PLAN_VARIABLE, process_variables, write_plan
-    from mindspeed.training.launch import JobError, joined, launch
+    from mindspeed.training.launch import joined
 
     if missing := doctor.problems():
         raise MindSpeedError(missing)
@@ -72,9 +70,19 @@ def run(request: Request, processes: Processes, lock: str | None, is_module: boo
     world_size = int(job["WORLD_SIZE"]) if job else processes.world_size
     try:
         plan, words = _resolve(request, words, world_size, lock)
+        end(_run(plan, words, processes, job, alone))
     except MindSpeedError as error:
-        rendezvous.report_failure(error, {**os.environ, **(job or {})})
-        raise
+        if job is None or alone:
+            raise
+        end_rank(error, {**os.environ, **job})
+
+
+def _run(plan: ActivationPlan, words: tuple[str, ...], processes: Processes, job: dict[str, str] | None, alone: bool) -> int:
+    """Become the program in this process, or start processes that do. Returns their exit status."""
+    from mindspeed.cli import bootstrap
+    from mindspeed.registry import PLAN_VARIABLE, process_variables, write_plan
+    from mindspeed.training.launch import JobError, launch
+
     with tempfile.TemporaryDirectory(prefix="mindspeed-run-") as folder:
         path = Path(folder) / "plan.json"
         write_plan(plan, path)
@@ -84,11 +92,10 @@ def run(request: Request, processes: Processes, lock: str | None, is_module: boo
             bootstrap.run_program(words)
         command = [sys.executable, "-m", "mindspeed.cli.bootstrap", *words]
         try:
-            status = launch(command, processes.per_node, {PLAN_VARIABLE: str(path), **variables}, processes.passthrough)
+            return launch(command, processes.per_node, {PLAN_VARIABLE: str(path), **variables}, processes.passthrough)
         except JobError as lost:
             print_problems(lost.problems)
-            status = lost.status
-        end(status)
+            return lost.status
 
 
 def _resolve(

@@ -129,6 +129,8 @@ KINDS: Final[Mapping[str, type[Any]]] = {
 """Name of every kind of step in JSON (``give-field``), and its class."""
 _SHELL: Final = re.compile(r"[\s'\"\[\](){}$&|;<>\\`]")
 """Characters that a shell does not hand on as they are."""
+_NOT_PLAIN: Final = re.compile(r"^$|^[~#&*!|>%@`]|: | #|:$")
+"""Texts that YAML reads as something else, unless they are quoted."""
 _KIND_OF: Final = {kind: name for name, kind in KINDS.items()}
 
 
@@ -303,7 +305,8 @@ def _as_yaml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple | list):
         return f"[{','.join(map(_as_yaml, value))}]"
-    return "VALUE" if value is None else str(value)
+    text = "VALUE" if value is None else str(value)
+    return "'{}'".format(text.replace("'", "''")) if _NOT_PLAIN.search(text) else text
 
 
 def _as_python(value: Any) -> str:

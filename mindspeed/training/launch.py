@@ -64,7 +64,10 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
             _end_orphans(error)
             rank, failure = min(error.failures.items(), key=_blame)
             status = failure.exitcode if failure.exitcode > 0 else SIGNALLED - failure.exitcode
-            raise JobError(_problems(rank, failure), status) from None
+            lost = JobError(_problems(rank, failure), status)
+            if arguments.master_addr and arguments.node_rank:
+                _tell_other_nodes(lost, rank, arguments)
+            raise lost from None
         except SignalException as stop:
             if stop.sigval == signal.SIGHUP:
                 leave_terminal()
@@ -168,6 +171,14 @@ def _end_orphans(error: ChildFailedError) -> None:
     for failure in error.failures.values():
         with suppress(ProcessLookupError):
             os.killpg(failure.pid, signal.SIGKILL)
+
+
+def _tell_other_nodes(lost: JobError, rank: int, arguments: Any) -> None:
+    """Publish a lost rank in the store that node 0 keeps, for ranks that wait for it before their first process group."""
+    place = {"RANK": str(rank), "WORLD_SIZE": str(int(arguments.nnodes) * int(arguments.nproc_per_node))}
+    place |= {"MASTER_ADDR": arguments.master_addr, "MASTER_PORT": str(arguments.master_port)}
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": arguments.rdzv_id}
+    rendezvous.report_failure(lost, {**place, **agent})
 
 
 def _problems(rank: int, failure: ProcessFailure) -> list[Problem]:

@@ -78,12 +78,13 @@ class Arguments:
 
 
 def accepted_value(field: FieldInfo) -> Any:
-    """Return a value that a field accepts: its default, its lowest number, its first word, else ``VALUE``."""
+    """Return a value that a field accepts: its default, its lowest number, its first word, also in a list, else ``VALUE``."""
     annotated: Any = Annotated  # type checkers know no annotation that is built from parts
     parts = (field.annotation, *field.metadata, None)
     adapter: TypeAdapter[Any] = TypeAdapter(annotated[parts])
     bounds = [bound.ge for bound in field.metadata if hasattr(bound, "ge")]
-    for value in (field.default, *bounds, *_words(field.annotation), 1):
+    words = _words(field.annotation)
+    for value in (field.default, *bounds, *words, *((word,) for word in words), 1):
         with suppress(ValidationError):
             if value is not None and adapter.validate_python(value, strict=True) is not None:
                 return value

@@ -6,15 +6,18 @@ the others wait; only where digests differ are the contents read. A rank that fa
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, digest_of
+from mindspeed.engine.runtime.presence import do_without
 from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import Problem, RunError
 
@@ -27,6 +30,8 @@ SLACK: Final = 30.0
 """Seconds that the others wait longer than rank 0, which knows who is missing."""
 TOLD: Final = 10.0
 """Seconds that rank 0 keeps the store open for the others after a verdict that ends the job."""
+REPORTED: Final = 10.0
+"""Seconds after which rank 0 prints for which ranks it is waiting."""
 SHOWN: Final = 12
 """Differences and missing ranks that a message lists at most."""
 
@@ -50,7 +55,7 @@ def agree(store: Store, rank: int, size: int, content: Content) -> None:
         if problem is not None:
             store.compare_set(_VERDICT, "", json.dumps(problem.to_json()))
             verdict = _read(store, _VERDICT)
-            _wait_until_told(store, size, TOLD)
+            wait_until_told(store, size, TOLD)
             raise RunError([verdict or problem])
         store.compare_set(_VERDICT, "", "agreed")
     else:
@@ -66,8 +71,9 @@ def publish_failure(store: Store, problem: Problem, size: int, serving: bool) ->
     text = json.dumps(problem.to_json())
     store.compare_set(_VERDICT, "", text)
     store.compare_set(_FAILED, "", text)
+    do_without(store)
     if serving:
-        _wait_until_told(store, size, SLACK)
+        wait_until_told(store, size, SLACK)
     else:
         acknowledge(store)
 
@@ -77,8 +83,14 @@ def failure(store: Store) -> Problem | None:
     return _read(store, _FAILED) if store.check([_FAILED]) else None
 
 
+def reporter(store: Store, rank: int, text: str) -> int:
+    """Return the rank that prints a text for all ranks: the first that asks."""
+    key = f"printed/{hashlib.sha256(text.encode(errors='backslashreplace')).hexdigest()[:16]}"
+    return int(store.compare_set(key, "", str(rank)))
+
+
 def acknowledge(store: Store) -> None:
-    """Count this rank among those that know of a failure."""
+    """Count this rank, or one that was lost, among those that know of a failure."""
     store.add("told", 1)
 
 
@@ -90,6 +102,13 @@ def failed_rank(rank: int, error: BaseException) -> Problem:
     text = f"rank {rank} failed during the setup of the job: {first}"
     chain = (*(line.strip() for line in lines[1:SHOWN]), f"rank {rank} runs on {socket.gethostname()}")
     return Problem("MS612", text, chain=chain, fix=Advice(f"check the log of rank {rank}"))
+
+
+def lost_rank(rank: int) -> Problem:
+    """MS612 of a rank whose process ended without a word, as the other ranks show it."""
+    text = f"rank {rank} ended during the setup of the job without an error message"
+    fix = f"check the log of rank {rank}; after a SIGKILL, see the kernel log of the node"
+    return Problem("MS612", text, fix=Advice(fix))
 
 
 def compare(contents: Mapping[str, Content], ranks: Mapping[str, Sequence[int]], hosts: Mapping[int, str]) -> Problem:
@@ -143,12 +162,18 @@ def _have(ranks: Sequence[int]) -> str:
 def _gather(store: Store, size: int, seconds: float) -> Problem | None:
     """Wait for all ranks and compare them; None when they agree or when another rank has given the verdict."""
     keys = [f"rank/{rank}" for rank in range(size)]
-    end, pause = time.monotonic() + seconds, 0.005
+    begin, pause, is_reported = time.monotonic(), 0.005, False
     while not store.check(keys):
         if store.check([_VERDICT]):
             return _read(store, _VERDICT)
-        if time.monotonic() > end:
-            return _missing([rank for rank, key in enumerate(keys) if not store.check([key])], size, seconds)
+        waited = time.monotonic() - begin
+        absent = [rank for rank, key in enumerate(keys) if not store.check([key])] if waited > min(REPORTED, seconds) else []
+        if waited > seconds:
+            return missing(absent, size, seconds)
+        if absent and not is_reported:
+            is_reported = True
+            text = f"waiting for {name_ranks(absent)} of {size} to activate a plan, for at most {seconds:.0f} s"
+            print(f"mindspeed: {text}", file=sys.stderr, flush=True)
         time.sleep(pause)
         pause = min(2 * pause, 0.25)
     ranks: dict[str, list[int]] = {}
@@ -166,17 +191,19 @@ def _wait_for_verdict(store: Store, size: int, seconds: float) -> None:
     try:
         store.wait([_VERDICT], timedelta(seconds=seconds))
     except RuntimeError as error:
-        missing = [rank for rank in range(size) if not store.check([f"rank/{rank}"])]
-        raise RunError([_missing(missing or [0], size, seconds)]) from error
+        absent = [rank for rank in range(size) if not store.check([f"rank/{rank}"])]
+        raise RunError([missing(absent or [0], size, seconds)]) from error
 
 
-def _wait_until_told(store: Store, size: int, seconds: float) -> None:
+def wait_until_told(store: Store, size: int, seconds: float) -> None:
+    """Keep the store open until all other ranks know of a failure, or this long."""
     end = time.monotonic() + seconds
     while store.add("told", 0) < size - 1 and time.monotonic() < end:
         time.sleep(0.05)
 
 
-def _missing(ranks: Sequence[int], size: int, seconds: float) -> Problem:
+def missing(ranks: Sequence[int], size: int, seconds: float) -> Problem:
+    """MS611 of ranks that did not come in time."""
     text = f"{name_ranks(ranks)} of {size} did not activate a plan within {seconds:.0f} s"
     fix = f"check the log of {name_ranks(ranks)}; set {TIMEOUT}=SECONDS to wait longer"
     return Problem("MS611", text, fix=advice(fix))

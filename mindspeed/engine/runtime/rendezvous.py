@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlparse
 
 from mindspeed.engine.planning.fingerprint import Content
 from mindspeed.engine.runtime import agreement
 from mindspeed.engine.runtime.error_file import LAUNCHED, leave_problems
-from mindspeed.plugins.problems import RunError
+from mindspeed.engine.runtime.presence import Presence
+from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -30,6 +30,8 @@ JOINED: Final = "MINDSPEED_JOINED"
 """Environment variable that a rank sets for itself and its helpers: they are no ranks, and agree with nobody."""
 GRACE: Final = timedelta(seconds=30)
 """Time in which a rank that failed looks for the store to publish its failure."""
+ASKING: Final = timedelta(seconds=3)
+"""Time in which a rank looks for the store to learn whether another rank prints the same problems."""
 _NO_STORE: Final = ("mpi", "fake")
 
 
@@ -46,6 +48,11 @@ class RankAddress:
     size: int
     kept: bool = False
     attempt: str = "0"
+
+    @property
+    def serves(self) -> bool:
+        """Whether the store ends with this process."""
+        return self.rank == 0 and not self.kept
 
     @property
     def name(self) -> str:
@@ -68,36 +75,46 @@ def place_in(environ: Mapping[str, str]) -> RankAddress | None:
 
 
 class Rendezvous:
-    """The set-up of this process as one rank, from activation until its first process group is complete."""
+    """The set-up of this process as one rank, from activation until its first process group is complete.
+
+    Until the plan is withdrawn, `presence` then detects ranks whose process ends.
+    """
 
     def __init__(self, content: Callable[[], Content], place: RankAddress | None, number: int) -> None:
         self._content, self.place, self._number = content, place, number
         self.agreed = False
+        self.presence: Presence | None = None
         self._store: Store | None = None
         self._told = threading.Event()
         self._stop = threading.Event()
         self._watch: threading.Thread | None = None
-        self._hook: Callable[..., Any] | None = None
 
     def begin(self) -> None:
         """Agree at once where the launcher keeps a store. Raises RunError when the ranks differ."""
-        if self.place is None:
-            return
-        self._hook, sys.excepthook = sys.excepthook, self._uncaught
-        if self.place.kept:
+        if self.place is not None and self.place.kept:
             self.meet(self.place)
 
     def meet(self, place: RankAddress) -> None:
-        """Agree in the store of a place, and watch it for ranks that fail. Raises RunError."""
+        """Agree in the store of a place, and watch it for ranks that fail or end. Raises RunError."""
         self.place = place
         try:
             self._store = self._connect(place, GRACE if place.kept else timedelta(seconds=agreement.patience()))
         except RuntimeError as error:
             raise RunError([agreement.unreachable(place.host, place.port, str(error))]) from error
-        self.agree(self._store, place.rank, place.size)
-        self._watch = threading.Thread(target=self._look_for_failures, name="mindspeed-setup", daemon=True)
+        self.presence = self._join(self._store, place)
+        watch = (place, self.presence)
+        self._watch = threading.Thread(target=self._watch_ranks, args=watch, name="mindspeed-setup", daemon=True)
         self._watch.start()
         atexit.register(self.end)
+        self.agree(self._store, place.rank, place.size)
+
+    def _join(self, store: Store, place: RankAddress) -> Presence:
+        presence = Presence(place.rank, place.size, place.host)
+        try:
+            presence.join(store, agreement.patience() + agreement.SLACK)
+        except RuntimeError as error:
+            raise RunError([agreement.missing([0], place.size, agreement.patience() + agreement.SLACK)]) from error
+        return presence
 
     def agree(self, store: Store, rank: int, size: int) -> None:
         """Agree in any store. Raises RunError."""
@@ -106,7 +123,21 @@ class Rendezvous:
         except RunError:
             self._told.set()  # all ranks know
             raise
+        except RuntimeError as error:
+            if self.place is None or self._told.is_set():
+                raise
+            raise RunError([self._store_ended(self.place, str(error))]) from error
         self.agreed = True
+
+    def reporter(self, error: BaseException) -> int | None:
+        """Return the rank that prints an error, which is the first that asks; None in a job of one rank."""
+        place = self.place
+        if place is None:
+            return None
+        try:
+            return agreement.reporter(self._store or self._connect(place, ASKING), place.rank, str(error))
+        except Exception:  # without the others each rank prints
+            return place.rank
 
     def report_failure(self, error: BaseException) -> None:
         """Publish why this rank ends, if it is the first to. Does not raise, and waits no longer than `GRACE` and a bit."""
@@ -116,53 +147,71 @@ class Rendezvous:
         self._told.set()
         try:
             store = self._store or self._connect(place, GRACE)
-            serving = place.rank == 0 and not place.kept
-            agreement.publish_failure(store, agreement.failed_rank(place.rank, error), place.size, serving)
+            agreement.publish_failure(store, agreement.failed_rank(place.rank, error), place.size, place.serves)
         except Exception as unreachable:  # what this rank died of matters more
             print(f"mindspeed: the other ranks could not be notified of the failure: {unreachable}", file=sys.stderr)
 
+    def complete(self) -> None:
+        """The process group is complete: the store is no longer read, and a rank that ends is no failure of the set-up."""
+        self._told.set()
+        self._store = None
+        if self.presence is not None:
+            self.presence.wake()
+
     def end(self) -> None:
-        """The setup is over: the store is no longer read."""
+        """The plan is withdrawn, or the process ends: other ranks no longer hear of this one."""
         self._told.set()
         self._stop.set()
-        if self._watch is not None and self._watch is not threading.current_thread():
+        self._store = None
+        if self.presence is not None and self._watch is not None and self._watch is not threading.current_thread():
+            self.presence.wake()
             self._watch.join()
+            self.presence.leave()
             atexit.unregister(self.end)
-        self._watch = self._store = None
-        if self._hook is not None and sys.excepthook == self._uncaught:
-            sys.excepthook = self._hook  # else somebody's hook, such as torch's, calls ours, which goes on to the one before
+            self.presence = self._watch = None
 
     def _connect(self, place: RankAddress, timeout: timedelta) -> Store:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-        server = place.rank == 0 and not place.kept
-        store = TCPStore(place.host, place.port, None, server, timeout, wait_for_workers=False, multi_tenant=server)
+        store = TCPStore(place.host, place.port, None, place.serves, timeout, wait_for_workers=False, multi_tenant=place.serves)
         return PrefixStore(f"mindspeed/{place.attempt}/{place.size}/{self._number}", store)
 
-    def _look_for_failures(self) -> None:
-        """Ask the store for failures about twice a second in sum of a thousand ranks; end the process when there is one."""
-        place, store = self.place, self._store
-        if place is None or store is None:
-            return
-        while not self._stop.wait(max(0.5, place.size / 2000)):
-            try:
-                problem = agreement.failure(store)
-                if problem is None or self._told.is_set():
-                    continue
-                agreement.acknowledge(store)
-            except RuntimeError:
-                return  # the store has ended, and with it the job
-            _end_process(RunError([problem]))
+    def _watch_ranks(self, place: RankAddress, presence: Presence) -> None:
+        """Look for ranks that fail, in the store, and for ranks that end; in the set-up end the process when there is one."""
+        try:
+            store: Store | None = self._connect(place, GRACE)  # its own, because a client waits for one answer at a time
+            while store is not None and not self._told.is_set():
+                self._watch_set_up(place, presence, store)
+        except RuntimeError as error:
+            if not self._stop.wait(1) and not self._told.is_set() and self.agreed:
+                _end_process(RunError([self._store_ended(place, str(error))]), place.rank)
+        store = None
+        while not self._stop.is_set():
+            presence.look(None)
 
-    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if self._hook is not None:
-            self._hook(kind, error, trace)
-        if issubclass(kind, Exception):
-            self.report_failure(error)
+    def _watch_set_up(self, place: RankAddress, presence: Presence, store: Store) -> None:
+        """Ask the store for failures about twice a second in sum of a thousand ranks."""
+        for rank in presence.look(max(0.5, place.size / 2000)):
+            if not self._told.is_set() and 0 in (rank, place.rank):
+                agreement.publish_failure(store, agreement.lost_rank(rank), place.size, serving=False)
+        if self._told.is_set() or not self.agreed or (problem := agreement.failure(store)) is None:
+            return
+        error = RunError([problem])
+        reporter = agreement.reporter(store, place.rank, str(error))
+        if place.serves:
+            agreement.wait_until_told(store, place.size, agreement.TOLD)
+        else:
+            agreement.acknowledge(store)
+        _end_process(error, reporter)
+
+    def _store_ended(self, place: RankAddress, reason: str) -> Problem:
+        return agreement.unreachable(place.host, place.port, reason) if place.kept else agreement.lost_rank(0)
 
 
 _setup: Rendezvous | None = None
 _activations = 0
+_reporters: dict[str, int | None] = {}
+"""The ranks that print problems, by their text."""
 
 
 def begin(content: Callable[[], Content], environ: Mapping[str, str] = os.environ) -> None:
@@ -173,10 +222,9 @@ def begin(content: Callable[[], Content], environ: Mapping[str, str] = os.enviro
     global _setup, _activations
     place = place_in(environ)
     if place is not None:
-        owner = f"{place.name} {os.getpid()}"
-        if os.environ.get(JOINED, owner).rpartition(" ")[0] == place.name and os.environ.get(JOINED, owner) != owner:
-            return  # a helper of the rank, which has agreed already
-        os.environ[JOINED] = owner
+        if _is_helper(place):
+            return
+        os.environ[JOINED] = f"{place.name} {os.getpid()}"
     _activations += 1
     _setup = Rendezvous(content, place, _activations)
     _setup.begin()
@@ -192,11 +240,57 @@ def end() -> None:
 
 def report_failure(error: BaseException, environ: Mapping[str, str] = os.environ) -> None:
     """Publish to the other ranks why this one ends, if its set-up is not complete."""
-    setup = _setup
-    if setup is None and _activations == 0 and (place := place_in(environ)) is not None:
-        setup = Rendezvous(dict, place, 1)  # it failed before it could begin
-    if setup is not None:
+    if (setup := _set_up(environ)) is not None:
+        if isinstance(error, MindSpeedError):
+            _reporter_of(error, setup)  # now: the store may end with rank 0
         setup.report_failure(error)
+
+
+def text_of(error: MindSpeedError, environ: Mapping[str, str] = os.environ) -> str:
+    """The problems as this rank prints them: all of them in the first rank that has them, one line in the others."""
+    return problem_lines(error, _reporter_of(error, _set_up(environ)), environ)
+
+
+def _reporter_of(error: MindSpeedError, setup: Rendezvous | None) -> int | None:
+    if str(error) not in _reporters and setup is not None:
+        _reporters[str(error)] = setup.reporter(error)
+    return _reporters.get(str(error))
+
+
+def _set_up(environ: Mapping[str, str]) -> Rendezvous | None:
+    """The set-up of this process, also of one that failed before it could begin."""
+    global _setup
+    if _setup is None and _activations == 0 and (place := place_in(environ)) is not None and not _is_helper(place):
+        _setup = Rendezvous(dict, place, 1)
+    return _setup
+
+
+def _is_helper(place: RankAddress) -> bool:
+    """Whether this process is a helper of the rank, which has agreed already."""
+    name, _, owner = os.environ.get(JOINED, "").rpartition(" ")
+    return name == place.name and owner != str(os.getpid())
+
+
+def problem_lines(error: MindSpeedError, reporter: int | None, environ: Mapping[str, str] = os.environ) -> str:
+    """The problems, with the rank in front in a job of several, or one line for those that the rank ``reporter`` prints."""
+    rank = environ.get("RANK") if environ.get("WORLD_SIZE", "1") != "1" else None
+    name = f"rank {rank}: " if rank is not None else ""
+    if rank is None or reporter is None or str(reporter) == rank:
+        return "\n".join(f"{name}{problem.text(error.words)}" for problem in error.problems)
+    first, *others = error.problems
+    more = f" and {len(others)} more problem{'s' if len(others) > 1 else ''}" if others else ""
+    return f"{name}{first.code} {first.message}{more}; rank {reporter} prints the details"
+
+
+def lost_ranks(seconds: float = 0.0) -> list[int]:
+    """Ranks whose process has ended after the set-up; asked within ``seconds``, in which the connection may still close."""
+    presence = _setup.presence if _setup is not None else None
+    if presence is None:
+        return []
+    end = time.monotonic() + seconds
+    while not presence.lost and time.monotonic() < end:
+        time.sleep(0.02)
+    return sorted(presence.lost)
 
 
 def around_init(create: Callable[..., Any], given: dict[str, Any]) -> Any:
@@ -211,7 +305,7 @@ def around_init(create: Callable[..., Any], given: dict[str, Any]) -> Any:
     except Exception as error:  # whatever it is, the other ranks are told before it ends this one
         setup.report_failure(error)
         raise
-    setup.end()
+    setup.complete()
     return result
 
 
@@ -247,11 +341,11 @@ def _place_at(url: str, rank: int, size: int) -> RankAddress | None:
     return place_in({**os.environ, **given})
 
 
-def _end_process(error: RunError) -> None:
+def _end_process(error: RunError, reporter: int) -> None:
     """End without the main thread, which may wait for a rank that is gone."""
     leave_problems(error)
     if LAUNCHED not in os.environ:
         sys.stdout.flush()
-        print(error, file=sys.stderr, flush=True)
+        print(problem_lines(error, reporter), file=sys.stderr, flush=True)
     time.sleep(0.1)
     os._exit(1)

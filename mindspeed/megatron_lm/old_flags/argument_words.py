@@ -16,7 +16,7 @@ Count = int | Literal["+"]
 
 
 def problem_of_flags(
-    code: str, message: str, flags: Iterable[str], fix: Fix | FixStep = (), features: tuple[str, ...] = ()
+    code: str, message: str, flags: Iterable[str], fix: Fix | FixStep, features: tuple[str, ...] = ()
 ) -> Problem:
     """A problem of flags on the command line."""
     facts = (GivenValue(flag, source="command line", option=flag) for flag in flags)

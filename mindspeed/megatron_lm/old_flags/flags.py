@@ -17,7 +17,7 @@ from mindspeed.megatron_lm.old_flags.layer_flags import within_a_chunk, without_
 from mindspeed.megatron_lm.old_flags.old_flag import TYPES, OldFlag
 from mindspeed.megatron_lm.old_flags.other_flags import counts, translate_others
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.fixes import Advice, DropOption
+from mindspeed.plugins.fixes import Advice, DropOption, Fix, GiveOption, advice
 from mindspeed.plugins.problems import Problem
 from mindspeed.plugins.tables import fields_of, table_beside
 
@@ -156,16 +156,17 @@ def _converted(old: OldFlag, text: str | None) -> tuple[Any, Problem | None]:
     if old.takes == "nothing":
         return True, None
     allowed = [*old.choices, *old.off] if old.choices and not old.chooser else []
+    number: Fix = (GiveOption(old.flag, "N" if old.takes in ("int", "float") else "VALUE"), DropOption(old.flag))
+    fix = advice(f"use one of {', '.join(map(str, allowed))}" if allowed else "") or number
     if text is None:
-        return None, problem_of_flags("MS301", f"{old.flag} has no value", [old.flag], features=old.features)
+        return None, problem_of_flags("MS301", f"{old.flag} has no value", [old.flag], fix, old.features)
     try:
         value = TYPES[old.takes](text)
     except ValueError:
         kind = "a whole number" if old.takes == "int" else "a number"
         message = f"{old.flag} is {text!r}, not {kind}"
-        return None, problem_of_flags("MS301", message, [old.flag], features=old.features)
+        return None, problem_of_flags("MS301", message, [old.flag], number, old.features)
     if allowed and value not in allowed:
-        fix = Advice(f"use one of {', '.join(map(str, allowed))}")
         return None, problem_of_flags("MS301", f"{old.flag} is {text!r}", [old.flag], fix, old.features)
     return value, None
 

@@ -169,7 +169,6 @@ def test_without_a_launcher_they_stop_when_they_make_their_process_group(job):
             "  because: rank 1 has recompute_num_layers=2, rank 0 1\n"
             "  because: rank 1 has Megatron argument recompute_num_layers=2, rank 0 1\n"
             f"  because: rank 1 runs on {HERE}\n"
-            "  fix: check the log of rank 1\n"
             f"{FIX}\n"
         )
 
@@ -184,6 +183,7 @@ def test_a_failure_before_the_process_group_reaches_the_other_rank_as_text(job, 
     assert ended[fails].err.endswith("OSError: no compiler\n")
     assert ended[1 - fails].said == (
         f"MS612 rank {fails} failed during the setup of the job: OSError: no compiler\n  because: rank {fails} runs on {HERE}\n"
+        f"  fix: check the log of rank {fails}\n"
     )
 
 
@@ -196,9 +196,35 @@ def test_a_failure_reaches_ranks_that_wait_for_the_process_group(job, launcher_s
     assert healthy.process.returncode == 1
     assert healthy.ended - failing.ended < 5
     assert healthy.err == (
-        f"MS612 rank 1 failed during the setup of the job: OSError: no compiler\n  because: rank 1 runs on {HERE}\n"
+        f"rank 0: MS612 rank 1 failed during the setup of the job: OSError: no compiler\n  because: rank 1 runs on {HERE}\n"
         "  fix: check the log of rank 1\n"
     )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ends", [0, 1])
+def test_a_rank_that_ends_without_a_word_while_it_starts_is_named_by_the_other(job, launcher_store, ends):
+    store, variables = launcher_store
+    ranks = [(request(end=3 if rank == ends else None), [], variables) for rank in range(2)]
+    ended = job(*ranks, port=store.port)
+    assert [rank.process.returncode for rank in ended] == [3 if rank == ends else 1 for rank in range(2)]
+    assert ended[1 - ends].ended - ended[ends].ended < 5
+    assert ended[1 - ends].err == (
+        f"rank {1 - ends}: MS612 rank {ends} ended during the setup of the job without an error message\n"
+        f"  fix: check the log of rank {ends}; after a SIGKILL, see the kernel log of the node\n"
+    )
+
+
+@pytest.mark.long
+def test_problems_of_all_ranks_are_printed_by_one_of_them(job, launcher_store):
+    store, variables = launcher_store
+    ended = job(*((request(layers, caught=False), [], variables) for layers in (1, 2)), port=store.port)
+    first, other = sorted((rank.err for rank in ended), key=len, reverse=True)
+    text = "MS610 the ranks have different plans: rank 1 has recompute.num_layers=2, rank 0 1"
+    printed = 0 if first == ended[0].err else 1
+    assert other == f"rank {1 - printed}: {text}; rank {printed} prints the details\n"
+    assert first.splitlines()[0] == f"rank {printed}: {text}"
+    assert first.splitlines()[-2:] == [f"  because: rank 1 runs on {HERE}", FIX]
 
 
 @pytest.mark.long
@@ -270,6 +296,30 @@ def test_ranks_that_do_not_come_are_named(store, monkeypatch):
     )
     assert met(store, 0, 5, {}) == told
     assert met(store, 2, 5, {}) == told
+
+
+def test_after_a_while_rank_0_prints_for_whom_it_is_waiting(store, monkeypatch, capsys):
+    monkeypatch.setenv(agreement.TIMEOUT, "0.3")
+    for name in ("TOLD", "REPORTED"):
+        monkeypatch.setattr(agreement, name, 0.0)
+    rank_of(store, 2, {})
+    met(store, 0, 5, {})
+    assert capsys.readouterr().err == "mindspeed: waiting for ranks 1, 3-4 of 5 to activate a plan, for at most 0 s\n"
+
+
+def test_the_first_rank_that_has_problems_prints_them(store):
+    assert [agreement.reporter(store, rank, text) for rank, text in ((3, "a"), (0, "a"), (0, "b"))] == [3, 3, 0]
+
+
+def test_a_rank_that_does_not_print_the_problems_has_one_line():
+    problems = [Problem("MS301", "a setting does not exist", fix=GiveSetting("other", 1)), Problem("MS302", "another")]
+    rank = {"RANK": "2", "WORLD_SIZE": "4"}
+    whole = "MS301 a setting does not exist\n  fix: --set other=1"
+    lines = rendezvous.problem_lines
+    assert lines(MindSpeedError(problems[:1]), 2, rank) == f"rank 2: {whole}"
+    assert lines(MindSpeedError(problems[:1]), None, {"RANK": "0", "WORLD_SIZE": "1"}) == whole
+    one = "rank 2: MS301 a setting does not exist and 1 more problem; rank 0 prints the details"
+    assert lines(MindSpeedError(problems), 0, rank) == one
 
 
 def test_without_rank_0_the_others_name_it(store, monkeypatch):

@@ -1,0 +1,72 @@
+"""``sys.excepthook`` of a process with a plan: problems as text, printed by one rank, in place of a traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final
+
+from mindspeed.engine.runtime import rendezvous
+from mindspeed.engine.runtime.agreement import name_ranks
+from mindspeed.engine.runtime.error_file import leave_problems
+from mindspeed.plugins.fixes import Advice
+from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.plugins.tracing import trace_error
+from mindspeed.plugins.unforeseen import unforeseen
+
+_DOORS: Final = {
+    *(("mindspeed", "registry", function) for function in ("plan", "activate", "activate_from_environment", "activate_child")),
+    ("mindspeed", "megatron_adaptor", "adapt"),
+}
+"""Functions whose unforeseen errors are not those of the program that calls them."""
+_CLOSING: Final = 0.2
+"""Seconds in which the connection to a rank that ended closes after the error of a collective."""
+_before: Callable[..., Any] | None = None
+
+
+def install() -> None:
+    """Show errors that end this process in our way. Does nothing where a hook that was installed since calls ours."""
+    global _before
+    if _before is None:
+        _before, sys.excepthook = sys.excepthook, show
+
+
+def uninstall() -> None:
+    """Put the hook of before back, unless another one was installed since, which then calls ours."""
+    global _before
+    if _before is not None and sys.excepthook is show:
+        sys.excepthook, _before = _before, None
+
+
+def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an uncaught error, and publish it to the ranks that wait for this one."""
+    if isinstance(error, Exception) and not isinstance(error, MindSpeedError) and _is_ours(trace):
+        cause, error = error, MindSpeedError([unforeseen(error)])
+        error.__cause__ = cause
+    if isinstance(error, MindSpeedError):
+        trace_error(error)
+        print(rendezvous.text_of(error), file=sys.stderr, flush=True)
+        with suppress(OSError):
+            leave_problems(error)
+    else:
+        (_before or sys.__excepthook__)(kind, error, trace)
+    if isinstance(error, Exception):
+        if isinstance(error, RuntimeError) and (lost := rendezvous.lost_ranks(_CLOSING)):
+            print(_lost(lost), file=sys.stderr, flush=True)
+        rendezvous.report_failure(error)
+
+
+def _lost(ranks: list[int]) -> Problem:
+    fix = Advice(f"check the log of {name_ranks(ranks)}; after a SIGKILL, see the kernel log of the node")
+    return Problem("MS604", f"{name_ranks(ranks)} ended before this error, without an error message", fix=fix)
+
+
+def _is_ours(trace: TracebackType | None) -> bool:
+    while trace is not None:
+        code = trace.tb_frame
+        if (*code.f_globals.get("__name__", "").split("."), code.f_code.co_name) in _DOORS:
+            return True
+        trace = trace.tb_next
+    return False
