@@ -257,6 +257,8 @@ def plan(
         return resolve([layer_from_environment(os.environ), api], environment)
     except MindSpeedError as error:
         error.words = in_python
+        if rendezvous.place_in(os.environ) is not None:
+            uncaught.install()  # else each rank prints a traceback, and the others wait
         raise
 
 

@@ -36,6 +36,9 @@ TESTS = {
     "`MINDSPEED_CACHE/ops`": "built_operators",
     "`MINDSPEED_CACHE/baselines`": "baselines",
     "`MINDSPEED_CACHE/megatron-*.json`": "source_cache",
+    "`MINDSPEED_CACHE/matrix.jsonl`, `bisect.jsonl`": "verdicts",
+    "`MINDSPEED_CACHE/tuning`": "measurements",
+    "`MINDSPEED_CACHE/stdlib-*`": "prepared_library",
     "checkpoint, its index and `mindspeed.json`, `features.json`": "checkpoint_that_is_looked_at",
     "checkpoint that a job loads": "checkpoint_that_is_loaded",
     "prepared data (`--data`: `.bin`, `.idx`)": "prepared_data",
@@ -190,6 +193,84 @@ def test_source_cache(tmp_path, monkeypatch, mode):
     (file,) = (tmp_path / "cache").iterdir()
     file.chmod(mode)
     assert SourceCache([tmp_path]).get("name", lambda: "read") == ("kept" if mode == 0o600 else "read")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("MINDSPEED_CACHE", str(folder))
+    return folder
+
+
+def refused(file, fix, read):
+    """A file of the cache that other users can write is refused, with the line that mends it."""
+    file.chmod(0o666)
+    with pytest.raises(MindSpeedError) as caught:
+        read()
+    assert str(caught.value) == (
+        f"MS518 {file} is writable for other users (mode 0666); nothing is loaded from there\n  fix: {fix}"
+    )
+    file.chmod(0o600)
+    read()
+
+
+def test_verdicts(cache):
+    from mindspeed.verification.matrix.store import VerdictStore, default_store
+
+    store = VerdictStore(default_store())
+    with store.hold():
+        pass
+    refused(store.path, f"chmod -R go-w {store.path}, if its contents are trusted", store.read)
+
+
+def test_measurements(cache):
+    from mindspeed.tuning.store import Measurement, Store
+
+    store = Store(cache / "tuning", {"host": "a"}, {"num_layers": 1})
+    file = store.file_of("one")
+    values = dict.fromkeys(Measurement.__dataclass_fields__, 0)
+    store.put(Measurement(**values | {"key": "one"}))
+    refused(file, f"chmod -R go-w {file}, if its contents are trusted", store.measurements)
+
+
+def test_prepared_library(cache, monkeypatch, tmp_path):
+    from mindspeed.training import corpus
+
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "module.py").write_text("some text\n" * 100)
+    monkeypatch.setattr(corpus.sysconfig, "get_paths", lambda: {"stdlib": str(library)})
+    file = Path(corpus.standard_library() + ".bin")
+    refused(file, f"chmod -R go-w {file}, if its contents are trusted", corpus.standard_library)
+
+
+OF_CACHE = ["ops", "baselines", "matrix.jsonl", "tuning", "stdlib-x.bin", "megatron-x.json"]
+
+
+@pytest.mark.parametrize("name", OF_CACHE)
+@pytest.mark.parametrize("planted", ["link", "mode", "owner", "mode of the cache"])
+def test_what_others_could_have_written_is_refused_everywhere_in_the_cache(cache, tmp_path, monkeypatch, name, planted):
+    from mindspeed.plugins.cache_folder import distrust
+
+    place = cache / name
+    (tmp_path / "elsewhere").write_text("")
+    if planted == "link":
+        place.symlink_to(tmp_path / "elsewhere")
+    else:
+        place.write_text("")
+        place.chmod(0o600)
+        assert distrust(place, cache) is None
+    if planted == "mode":
+        place.chmod(0o620)
+    if planted == "mode of the cache":
+        cache.chmod(0o777)
+    if planted == "owner":
+        if os.getuid() == 0:
+            os.chown(place, 4243, -1)
+        else:
+            monkeypatch.setattr(os, "getuid", lambda: 4242)
+    assert distrust(place, cache).code == "MS518"
 
 
 @pytest.mark.parametrize("verb", ["list", "inspect", "verify"])

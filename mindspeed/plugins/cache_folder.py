@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.problems import MindSpeedError, Problem
 
 CACHE_VARIABLE: Final = "MINDSPEED_CACHE"
 """Environment variable that names the folder."""
@@ -45,6 +45,13 @@ def distrust(path: Path, cache: Path) -> Problem | None:
     for part in path.relative_to(cache).parts:
         places.append(places[-1] / part)
     return next((problem for place in places if (problem := _distrusted(place)) is not None), None)
+
+
+def require_trusted(*paths: Path) -> None:
+    """Raise MindSpeedError with MS518 for a path in the cache that `distrust` names; paths elsewhere are the user's choice."""
+    cache = cache_folder()
+    if problems := [found for path in paths if path.is_relative_to(cache) and (found := distrust(path, cache)) is not None]:
+        raise MindSpeedError(problems[:1])
 
 
 def _distrusted(place: Path) -> Problem | None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from filelock import FileLock
 
 from mindspeed.megatron.indexed_data import Index, bin_path, idx_path, read_index, write_indexed
-from mindspeed.plugins.cache_folder import CACHE_VARIABLE, cache_folder, make_private
+from mindspeed.plugins.cache_folder import CACHE_VARIABLE, cache_folder, make_private, require_trusted
 from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.training.tokenizer import BYTES, Tokenizer, describe, load_tokenizer
@@ -71,6 +71,7 @@ def standard_library() -> str:
     listing = "".join(f"{path.relative_to(root).as_posix()} {path.stat().st_size}\n" for path in files)
     digest = hashlib.blake2b(f"{PIECE} {listing}".encode(), digest_size=6).hexdigest()
     prefix = cache_folder() / f"stdlib-{platform.python_version()}-{digest}"
+    require_trusted(Path(bin_path(str(prefix))), Path(idx_path(str(prefix))))
     with suppress(RunError):
         read_index(str(prefix))
         return str(prefix)

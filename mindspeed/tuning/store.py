@@ -14,7 +14,7 @@ from typing import Any
 from mindspeed._version import __version__
 from mindspeed.engine.resolution.environment import installed_version
 from mindspeed.job import arithmetic
-from mindspeed.plugins.cache_folder import make_private
+from mindspeed.plugins.cache_folder import make_private, require_trusted
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import Problem, RunError
 
@@ -66,11 +66,16 @@ class Store:
         self.folder = folder / digest(facts) / digest(model)
 
     def measurements(self) -> dict[str, Measurement]:
-        """Return every measurement by the key of its configuration; a damaged file counts as none."""
+        """Return every measurement by the key of its configuration; a damaged file counts as none.
+
+        Raises MindSpeedError with MS518 for a file in the cache that other users could have written.
+        """
         return {found.key: found for found in self._each()}
 
     def _each(self) -> Iterator[Measurement]:
-        for path in sorted(self.folder.glob("*.json")) if self.folder.is_dir() else ():
+        files = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
+        require_trusted(self.folder, *files)
+        for path in files:
             try:
                 yield Measurement(**json.loads(path.read_text(encoding="utf-8")))
             except (OSError, ValueError, TypeError):

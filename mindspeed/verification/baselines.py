@@ -59,6 +59,8 @@ def store(plan: ActivationPlan, recipe: Recipe, world_size: int, results: list[R
     if not _can_be_kept(plan):
         return
     file = _file(plan, recipe, world_size)
+    if distrust(file, cache_folder()) is not None:
+        return
     with suppress(OSError):
         make_private(file.parent)
         with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:

@@ -70,6 +70,8 @@ class SourceCache:
             if self._new:
                 self._new = False
                 make_private(self._file.parent)
+                if distrust(self._file, self._file.parent) is not None:
+                    raise PermissionError
                 write_files({self._file: json.dumps({"files": self._states, "rows": self._rows})})
                 self._file.chmod(0o600)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.plugins.tracing import tracing
 
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 """Environment variable in which torchrun names the file for a process's last words."""
@@ -18,15 +19,20 @@ LAUNCHED: Final = "MINDSPEED_LAUNCHED"
 
 
 def leave_problems(error: BaseException) -> None:
-    """Write why this process ends where its launcher looks; without a launcher do nothing."""
+    """Write why this process ends where its launcher looks; without a launcher do nothing.
+
+    torchrun prints the call stack, which for problems is their text unless the trace is on.
+    """
     path = os.environ.get(ERROR_FILE)
     if not path:
         return
+    is_known = isinstance(error, MindSpeedError) and not tracing()
+    callstack = str(error) if is_known else "".join(traceback.format_exception(error))
     last_words = {
         "message": {
             "message": f"{type(error).__name__}: {error}",
             "extraInfo": {
-                "py_callstack": "".join(traceback.format_exception(error)),
+                "py_callstack": callstack,
                 "timestamp": str(int(time.time())),
             },
         },

@@ -12,7 +12,7 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from mindspeed.plugins.cache_folder import cache_folder, make_private
+from mindspeed.plugins.cache_folder import cache_folder, make_private, require_trusted
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.verification.matrix.reach import Sources
@@ -37,8 +37,9 @@ class VerdictStore:
     def read(self) -> dict[str, CaseResult]:
         """Every verdict. A torn last line, of a run that was killed, is none.
 
-        Raises RunError with MS602 for a file of another format.
+        Raises RunError with MS602 for a file of another format, and MS518 for one that other users could have written.
         """
+        require_trusted(self.path)
         if not self.path.exists():
             return {}
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
