@@ -45,7 +45,7 @@ class Presence:
         self._selector.register(self._woken, selectors.EVENT_READ)
 
     def join(self, store: Store, seconds: float) -> None:
-        """Listen as rank 0, or wait for rank 0 and connect to it. A rank that cannot goes without.
+        """Listen as rank 0, or wait for rank 0 and connect to it. A rank that cannot connect has no presence.
 
         Raises RuntimeError where rank 0 does not come in ``seconds``.
         """
@@ -64,7 +64,7 @@ class Presence:
                 self._add(peer, 0)
 
     def look(self, seconds: float | None) -> list[int]:
-        """Wait at most this long, or until `wake`, for ranks that end. Returns the ranks that were lost meanwhile."""
+        """Wait at most this long, or until `wake`, for ranks that end. Returns the ranks that were lost."""
         before = len(self.lost)
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._woken:

@@ -51,7 +51,7 @@ class RankAddress:
 
     @property
     def serves(self) -> bool:
-        """Whether the store ends with this process."""
+        """The store ends with this process."""
         return self.rank == 0 and not self.kept
 
     @property
@@ -266,7 +266,7 @@ def _set_up(environ: Mapping[str, str]) -> Rendezvous | None:
 
 
 def _is_helper(place: RankAddress) -> bool:
-    """Whether this process is a helper of the rank, which has agreed already."""
+    """Return whether this process is a helper of the rank, which has agreed already."""
     name, _, owner = os.environ.get(JOINED, "").rpartition(" ")
     return name == place.name and owner != str(os.getpid())
 
@@ -283,7 +283,7 @@ def problem_lines(error: MindSpeedError, reporter: int | None, environ: Mapping[
 
 
 def lost_ranks(seconds: float = 0.0) -> list[int]:
-    """Ranks whose process has ended after the set-up; asked within ``seconds``, in which the connection may still close."""
+    """Return the ranks whose process has ended. Waits up to ``seconds`` for the first connection that closes."""
     presence = _setup.presence if _setup is not None else None
     if presence is None:
         return []
