@@ -28,6 +28,7 @@ from mindspeed.plugins import (
     Wrap,
     condition,
     hookimpl,
+    unset,
 )
 from mindspeed.plugins.tables import table_beside
 
@@ -51,6 +52,14 @@ def norm_is_not_zero_centered(args: Any, world: World) -> bool:
     return world.is_set("engine_over_local") or not world.is_set("zero_centered_norm") or world.normalization != "LayerNorm"
 
 
+GRADIENTS_ARE_NOT_DEFERRED: Final = unset(
+    "deferred_embedding_gradients",
+    "Megatron defers the weight gradient of the output layer (defer_embedding_wgrad_compute) only with "
+    "gradient_accumulation_fusion, whose kernel needs CUDA",
+    (GiveField("deferred_embedding_gradients", False),),
+)
+
+
 class CpuPlatform(Feature[FeatureArgs]):
     """Run code written for CUDA and NCCL on the CPU with gloo."""
 
@@ -59,7 +68,7 @@ class CpuPlatform(Feature[FeatureArgs]):
         category=Category.PLATFORM,
         level=0,
         platforms={"cpu"},
-        constraints=(norm_is_not_zero_centered,),
+        constraints=(norm_is_not_zero_centered, GRADIENTS_ARE_NOT_DEFERRED),
     )
 
     _prints_crashes = False

@@ -88,6 +88,14 @@ def test_a_size_that_does_not_divide_the_heads_says_which(check):
     )
 
 
+def test_a_deferred_weight_gradient_that_megatron_refuses_on_the_cpu_is_a_problem(check):
+    assert check("--platform", "cpu", "--deferred-embedding-gradients") == (
+        "MS304 cpu-platform: Megatron defers the weight gradient of the output layer (defer_embedding_wgrad_compute) only with "
+        "gradient_accumulation_fusion, whose kernel needs CUDA\n"
+        "  fix: --no-deferred-embedding-gradients\n"
+    )
+
+
 def test_a_zero_centered_norm_that_no_layer_on_the_cpu_has_is_a_problem(check, mindspeed):
     norm = ("--platform", "cpu", "--zero-centered-norm", "--normalization")
     assert check(*norm, "LayerNorm") == (
