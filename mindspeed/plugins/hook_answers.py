@@ -16,7 +16,7 @@ from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import MindSpeedError, Problem, brief
 from mindspeed.plugins.providers import provider_of
 from mindspeed.plugins.tracing import trace_error
-from mindspeed.plugins.watchdog import is_watched, running
+from mindspeed.plugins.watchdog import RUNNING, is_watched
 
 _PLUGINS: Final = os.path.join(os.path.dirname(__file__), "")
 
@@ -26,9 +26,9 @@ def asked(hook: str, feature: Any, ask: Callable[[], Any]) -> Any:
 
     Raises MindSpeedError: MS901 for an exception in the hook, MS108 for an answer of another type than the hook has.
     """
+    RUNNING.append((hook, feature))  # as `running` does, which takes three times as long
     try:
-        with running(f"hook {hook} of feature {feature.spec.name}", feature):
-            answer = ask()
+        answer = ask()
     except (MindSpeedError, Signal):
         raise
     except BaseException as error:
@@ -36,6 +36,8 @@ def asked(hook: str, feature: Any, ask: Callable[[], Any]) -> Any:
             raise
         trace_error(error)
         raise MindSpeedError([_failure(hook, feature, error)]) from error
+    finally:
+        RUNNING.pop()
     fits, words = _type_of(hook)
     if not fits(answer):
         raise MindSpeedError([wrong_answer(hook, feature, f"returns {brief(answer)}, not {words}")])

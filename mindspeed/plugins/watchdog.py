@@ -21,7 +21,7 @@ _LOOK: Final = 0.5
 """Seconds between two looks."""
 
 RUNNING: Final[list[tuple[str, Any]]] = []
-"""Code of features that runs now, the innermost last: what it is, and its function or class."""
+"""Code of features that runs now, the innermost last: a hook and its feature, or what it is and its function or class."""
 _watched: list[int] = []
 
 
@@ -92,7 +92,8 @@ def _watch(ended: Callable[[float], bool], thread: int) -> None:
 
 def _slow(what: str, code: Any, frame: FrameType | None) -> Problem:
     provider, name = provider_of(code), getattr(code, "__name__", "") if callable(code) and not isinstance(code, type) else ""
-    what = f"{what} {name}".strip()
+    spec = getattr(code, "spec", None)
+    what = f"hook {what} of feature {spec.name}" if spec is not None else f"{what} {name}".strip()
     line = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
     where = ", ".join(filter(None, (provider, line)))
     fix = Advice(f"wait; if it does not end, remove the feature, and report it to the authors of {provider or what}")
