@@ -1,4 +1,4 @@
-"""Functions of ``transformer_engine.pytorch.fp8``: nothing here multiplies in low precision."""
+"""Functions of ``transformer_engine.pytorch.fp8`` and ``.distributed``: nothing here multiplies in low precision."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ def fp8_autocast(enabled: bool = True, **options: Any) -> AbstractContextManager
     """Return a context that changes nothing; raises MS338 where fp8 is enabled."""
     if enabled:
         refuse("transformer_engine.pytorch.fp8.fp8_autocast", "multiplies in fp8", "remove fp8")
+    return nullcontext()
+
+
+def activation_recompute_forward(
+    activation_recompute: bool = False, recompute_phase: bool = False
+) -> AbstractContextManager[None]:
+    """Return a context that changes nothing: there are no scales of fp8 that a recomputation must not update."""
     return nullcontext()
 
 

@@ -20,6 +20,7 @@ EXTENSION: Final = "megatron.core.extensions.transformer_engine"
 ROLE_MODULES: Final = tuple(
     f"megatron.core.{name}"
     for name in (
+        "tensor_parallel.random",
         "transformer.heterogeneous.linear_replacements",
         "transformer.moe.moe_utils",
         "transformer.moe.moe_layer",

@@ -24,12 +24,14 @@ _FP8: Final = (
     "check_mxfp8_support",
     "fp8_autocast",
 )
+_RECOMPUTATION: Final = ("activation_recompute_forward",)
 _CONTENT: Final[dict[str, Sequence[str]]] = {
     ROOT: (),
     f"{ROOT}.common": (),
     f"{ROOT}.common.recipe": (),
     f"{ROOT}.pytorch": (*_MODULES, *_ATTENTION, "TransformerLayer"),
     f"{ROOT}.pytorch.attention": _ATTENTION,
+    f"{ROOT}.pytorch.distributed": _RECOMPUTATION,
     f"{ROOT}.pytorch.fp8": _FP8,
     f"{ROOT}.pytorch.module": _MODULES,
     f"{ROOT}.pytorch.module.base": ("TransformerEngineBaseModule",),
@@ -97,7 +99,7 @@ class EngineStandIn(MetaPathFinder, Loader):
         module.__loader__ = self
         names = _CONTENT[module.__name__]
         for name in names:
-            setattr(module, name, getattr(low_precision if names is _FP8 else modules, name))
+            setattr(module, name, getattr(low_precision if names in (_FP8, _RECOMPUTATION) else modules, name))
         if module.__name__ == ROOT:
             module.__dict__["__version__"] = VERSION
 

@@ -153,6 +153,18 @@ def test_experts_are_initialized_also_before_random_states_exist(monkeypatch: py
     assert layer.weight0.partition_dim == 0
 
 
+def test_a_part_of_a_layer_is_recomputed_by_megatron() -> None:
+    from megatron.core.tensor_parallel import CheckpointWithoutOutput
+
+    x = torch.randn(3, HIDDEN, requires_grad=True)
+    checkpoint = CheckpointWithoutOutput()
+    inner = checkpoint.checkpoint(torch.tanh, x)
+    output = inner * inner
+    checkpoint.discard_output_and_register_recompute(output)
+    output.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.tanh() * (1 - x.tanh() ** 2))
+
+
 def test_defaults_of_functions_that_were_bound_without_an_engine_are_the_roles() -> None:
     from inspect import signature
 
