@@ -107,7 +107,7 @@ def data_texts(value: Any, where: str) -> Iterator[Text]:
         yield Text("data", where, value)
 
 
-def _literal(node: ast.AST) -> str:
+def literal(node: ast.AST) -> str:
     """Return the text of a literal, with the source of an expression inside it in braces; empty for any other node."""
     if isinstance(node, ast.JoinedStr):
         return "".join(str(p.value) if isinstance(p, ast.Constant) else f"{{{ast.unparse(p.value)}}}" for p in node.values)
@@ -123,8 +123,8 @@ def written(source: str, where: str) -> Iterator[Text]:
             position, kind = CALLS.get(name, (0, ""))
             if kind and len(node.args) > position:
                 fixed = name != "Problem" or len(node.args) > 5 or any(word.arg in ("fix", None) for word in node.keywords)
-                yield Text(kind, at, _literal(node.args[position]) + ("" if fixed else NO_FIX))
-            yield from (Text(KEYWORDS[key.arg], at, _literal(key.value)) for key in node.keywords if key.arg in KEYWORDS)
+                yield Text(kind, at, literal(node.args[position]) + ("" if fixed else NO_FIX))
+            yield from (Text(KEYWORDS[key.arg], at, literal(key.value)) for key in node.keywords if key.arg in KEYWORDS)
         elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and not getattr(node, "name", "").startswith("_"):
             yield Text("docstring", at, (ast.get_docstring(node) or "").partition("\n")[0])
 

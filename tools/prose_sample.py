@@ -1,51 +1,306 @@
-"""Sample texts that users read, for a measurement of how many are understood: ``python -m tools.prose_sample [SEED]``.
+"""Sample texts that users read, as users meet them: ``python -m tools.prose_sample SEED`` prints Markdown for readers.
 
-The sample has a fixed number of texts of each kind. Two readers who did not write them and see no code judge each text:
-understood at first reading, at the second, or not.
+The sample has a fixed number of texts of each kind and is the same for one seed and source. Each text has the surroundings
+that a user has when reading it: the page and heading of a paragraph, the type and default of a setting, the command of an
+option, code and fix of a problem. ``<name>`` stands for a value. Two readers who did not write the texts judge whether they
+understood each at first reading.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import random
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from tools.prose import NO_FIX, Text, texts
+import click
+import yaml
 
-DOCS: Final = Path(__file__).parents[1] / "docs"
-KINDS: Final = ["summary", "guide", "setting", "problem", "condition", "reason", "help", "hook", "data"]
-SIZES: Final = dict(zip(KINDS, (10, 8, 8, 6, 6, 6, 8, 4, 4), strict=True))
-"""Texts of each kind in a sample of 60."""
+from mindspeed.cli import main as command_line
+from mindspeed.cli.request_options import TITLES
+from mindspeed.job.world import World
+from mindspeed.plugins import fixes as fix_names
+from mindspeed.plugins.conditions import Condition
+from mindspeed.plugins.discovery import discover
+from mindspeed.plugins.feature import Feature
+from mindspeed.plugins.fixes import filled, on_command_line
+from mindspeed.plugins.hookspecs import HOOK_CLASSES
+from tools.docs.features import MODEL, type_text
+from tools.prose import literal
 
-
-def guides() -> Iterator[Text]:
-    """Yield the paragraphs of the guides that are written by hand."""
-    for file in sorted(DOCS.glob("*.md")):
-        page = file.read_text(encoding="utf-8")
-        if "made by `make docs`" in page[:400]:
-            continue
-        for paragraph in re.sub(r"(?s)```.*?```|<!--.*?-->", "", page).split("\n\n"):
-            if re.match(r"[A-Z`]", paragraph.strip()) and len(paragraph.split()) > 12:
-                yield Text("guide", file.name, " ".join(paragraph.split()))
-
-
-def sample(seed: int) -> list[Text]:
-    """Return the sample of a seed, kind by kind."""
-    found: dict[str, list[Text]] = defaultdict(list)
-    for text in {text.text: text for text in (*texts(), *guides())}.values():
-        found[text.kind].append(text)
-    draw = random.Random(seed)
-    return [text for kind, size in SIZES.items() for text in draw.sample(sorted(found[kind]), size)]
+ROOT: Final = Path(__file__).parents[1]
+SIZES: Final[Mapping[str, int]] = {
+    "summary": 10,
+    "guide": 8,
+    "setting": 8,
+    "problem": 6,
+    "condition": 6,
+    "reason": 6,
+    "help": 8,
+    "hook": 4,
+    "data": 4,
+}
+"""Number of texts of each kind in a sample of 60."""
+SHOWN: Final = {
+    "cpu.yaml": "features plan --all, a patch or argument of the CPU platform:",
+    "patches.yaml": "features plan --all, a patch:",
+    "fingerprint.yaml": "the ranks have different values of {key}: {text}",
+    "variables.yaml": "environment variable {key}: {text}",
+    "error_codes.yaml": "$ mindspeed explain {key}\n\n{text}",
+    "traps.yaml": "a warning of mindspeed check about a Megatron-LM command",
+    "flags.yaml": "MindSpeed's flag {key} is not needed: {text}",
+    "other_flags.yaml": "MindSpeed's flag {key} has no equivalent: {text}",
+    "old_modules.yaml": "{key} is an import name of MindSpeed that this package does not provide\n  fix: {text}",
+    "provided_names.yaml": "{key} is an import name of MindSpeed that this package does not provide\n  fix: {text}",
+    "feature_classes.yaml": "the class {key} of MindSpeed does not exist here\n  fix: {text}",
+}
+"""What a user sees together with a sentence of a data file."""
+PARTS: Final = re.compile(r"\{(?:self\.)?(?:text|reason|sentence|what|words|why|wrong|found|end|kind)\b")
+"""Values that are a part of the sentence, which a sample cannot show."""
 
 
 def main() -> None:
-    """Print the sample, numbered."""
-    for number, text in enumerate(sample(int(sys.argv[1]) if len(sys.argv) > 1 else 0), 1):
-        print(f"{number}. [{text.kind}] {' '.join(text.text.replace(NO_FIX, '').split())}")
+    """Print a sample with its instructions."""
+    seed = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    print(f"# Sample {seed}\n\n{__doc__.partition(chr(10) * 2)[2]}")
+    for number, (kind, shown) in enumerate(sample(seed), 1):
+        print(f"## {number}. {kind}\n\n{shown.strip()}\n")
+
+
+def sample(seed: int) -> list[tuple[str, str]]:
+    """Return kind and shown text of a sample."""
+    draw = random.Random(seed)
+    return [(kind, shown) for kind, size in SIZES.items() for shown in draw.sample(sorted(set(KINDS[kind]())), size)]
+
+
+def summaries() -> Iterator[str]:
+    """Yield names, category and docstring of features, as ``features list`` and the first lines of a page have them."""
+    for feature in features():
+        spec = feature.spec
+        yield f"Feature `{spec.name}` (category {spec.category.value}, level {spec.level})\n\n{inspect.getdoc(feature)}"
+
+
+def settings() -> Iterator[str]:
+    """Yield settings as on the page of their feature."""
+    for feature in features():
+        for key, field in feature.Args.model_fields.items():
+            default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)}"
+            yield (
+                f"{_feature(feature)}\n\nsetting `{feature.spec.name}.{key}`, {type_text(field)}, "
+                f"{default}:\n\n{field.description}"
+            )
+
+
+def conditions() -> Iterator[str]:
+    """Yield problems that conditions make, with example values from the tests."""
+    for feature in features():
+        for constraint in feature.spec.constraints:
+            if isinstance(constraint, Condition):
+                name = feature.spec.name
+                code = {"refuse": "MS304 ", "warn": "warning: "}.get(constraint.otherwise, "left out: ")
+                message, fill = _example(constraint.message.replace("{feature}", name))
+                fix = fill(on_command_line(filled(constraint.fix, name, str)).replace("{feature}", name))
+                yield f"```\n{code}{name}: {message}\n  because: {name}: requested\n" + (f"  fix: {fix}\n```" if fix else "```")
+
+
+def reasons() -> Iterator[str]:
+    """Yield reasons of patches, overrides, constraints and claims, below the feature that has them."""
+    for feature in features():
+        name = feature.spec.name
+        if reason := feature.spec.numerics.reason:
+            yield f"{_feature(feature)}\n\nnumerics: {feature.spec.numerics.claim}, {reason}"
+        for constraint in feature.spec.constraints:
+            if reason := getattr(constraint, "reason", ""):
+                verb = type(constraint).__name__.removesuffix("Slot").removesuffix("Any").lower()
+                other = getattr(constraint, "name", "") or getattr(constraint, "slot", "") or ", ".join(constraint.names)
+                yield f"{_feature(feature)}\n\n{name} {verb} {other}, because {reason}"
+        for patch in _changes(feature, "patches"):
+            shown = f"{name}: {patch.reason}\n  {patch.kind} {patch.target}"
+            yield f"{_feature(feature)}\n\npatches (features plan --all):\n\n{shown}"
+        for override in _changes(feature, "megatron_args"):
+            yield (
+                f"{_feature(feature)}\n\nMegatron argument `{override.argument} = {override.value}`\n\nbecause "
+                f"{override.reason}"
+            )
+
+
+def help_texts() -> Iterator[str]:
+    """Yield the help of commands, and each option once, with a command."""
+    return _help("mindspeed", command_line, set())
+
+
+def _help(name: str, command: click.Command, seen: set[tuple[str | None, str]]) -> Iterator[str]:
+    short = command.get_short_help_str(limit=200)
+    if command.help:
+        yield f"$ {name} --help\n\n{inspect.cleandoc(command.help)}"
+    for option in command.params:
+        if isinstance(option, click.Option) and option.help and (option.name, option.help) not in seen:
+            seen.add((option.name, option.help))
+            names = "/".join(option.opts) + ("" if option.is_flag else f" {option.make_metavar(click.Context(command))}")
+            yield f"$ {name} --help\n\n{short}\n\n{TITLES[type(option)]}:\n\n`{names}`  {option.help}"
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for verb in command.list_commands(context):
+            yield from _help(f"{name} {verb}", command.get_command(context, verb) or command, seen)
+
+
+def problems() -> Iterator[str]:
+    """Yield the problems in the code with their fixes, and with example values where a test has them."""
+    for file in sorted((ROOT / "mindspeed").rglob("*.py")):
+        assigned: dict[str, ast.AST] = {}
+        for node in sorted(ast.walk(ast.parse(file.read_text(encoding="utf-8"))), key=lambda node: getattr(node, "lineno", 0)):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                assigned[node.targets[0].id] = node.value
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Problem" and len(node.args) > 1:
+                code, message, *_ = (literal(assigned.get(getattr(part, "id", ""), part)) for part in node.args)
+                if len(re.sub(r"\{[^}]*\}", "", message).split()) > 3 and not PARTS.search(message):
+                    fixes = [word.value for word in node.keywords if word.arg == "fix"] or node.args[5:6]
+                    text, fill = _example(message)
+                    yield f"```\n{code} {text}{''.join(fill(_fix(fix, assigned)) for fix in fixes)}\n```"
+
+
+def _placeholder(expression: str) -> str:
+    """Return what stands for a value: the last name of its expression."""
+    return f"<{(re.findall('[A-Za-z_]+', expression) or ['value'])[-1].strip('_').lower()}>"
+
+
+class _Value(dict[str, Any]):
+    """Names of a module: what no other mapping has reads as a placeholder."""
+
+    def __missing__(self, name: str) -> str:
+        return f"<{name}>"
+
+
+def _fix(node: ast.AST, assigned: Mapping[str, ast.AST]) -> str:
+    """Return the line of a fix in source, as far as its expression says it."""
+    names = _Value(vars(fix_names))
+    names.update((name, literal(value)) for name, value in assigned.items() if literal(value))
+    source = re.sub(r"\{([^{}]*)\}", lambda hole: _placeholder(hole[1]), ast.unparse(node))
+    try:
+        fix = eval(source, {"__builtins__": {}}, names)
+        return f"\n  fix: {on_command_line(fix if isinstance(fix, tuple) else (fix,))}"
+    except Exception:  # an expression of values that only exist in a run
+        return ""
+
+
+def hooks() -> Iterator[str]:
+    """Yield hooks with their signatures."""
+    for owner in HOOK_CLASSES:
+        for name, hook in vars(owner).items():
+            if inspect.isfunction(hook) and hook.__doc__:
+                yield f"hook `{name}{inspect.signature(hook)}` of {owner.__name__}\n\n{inspect.getdoc(hook)}"
+
+
+def guides() -> Iterator[str]:
+    """Yield paragraphs of hand-written guides with title, heading and the glossary's words in them."""
+    for file in sorted((ROOT / "docs").glob("*.md")):
+        page = file.read_text(encoding="utf-8")
+        if "made by `make docs`" in page[:400]:
+            continue
+        title = heading = before = ""
+        for block in re.sub(r"(?s)<!--.*?-->", "", page).split("\n\n"):
+            paragraph = block.strip()
+            if found := re.match(r"(#+) (.*)", paragraph):
+                title, heading = (found[2], "") if found[1] == "#" else (title, found[2])
+            elif re.match(r"[A-Z`]", paragraph) and not paragraph.startswith("```") and len(paragraph.split()) > 12:
+                yield f"Page “{title}”, section “{heading or 'beginning'}”{before}\n\n{paragraph}{_glossary(paragraph)}"
+            before = f"\n\n(before it:)\n\n{paragraph}" if paragraph.startswith(("```", "|")) else ""
+
+
+def data() -> Iterator[str]:
+    """Yield the sentences of data files, with the output that shows them."""
+    for file in sorted((ROOT / "mindspeed").rglob("*.yaml")):
+        shown = SHOWN.get(file.name)
+        if file.name == "known_errors.yaml":
+            for error in yaml.safe_load(file.read_text(encoding="utf-8")):
+                yield f"$ mindspeed explain '{error['pattern']}'\n\n{error['cause']}\n  fix: {error['fix']}"
+        elif shown is not None:
+            yield from _data(yaml.safe_load(file.read_text(encoding="utf-8")), shown, "")
+
+
+def _data(value: Any, shown: str, key: str) -> Iterator[str]:
+    if isinstance(value, Mapping) and (text := value.get("text", value.get("reason"))):
+        fix = f"\n  fix: {value['fix']}" if "fix" in value else ""
+        names = value.get("flags", value.get("argument", value.get("target", key)))
+        first = next(iter(names)) if not isinstance(names, str) else names
+        yield (shown.format(key=first, text=text) if "{" in shown else f"({shown}) {first}\n\n{text}") + fix
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _data(inner, shown, str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _data(inner, shown, key)
+    elif isinstance(value, str) and len(value.split()) > 3:
+        yield shown.format(key=key, text=value) if "{" in shown else f"({shown})\n\n{value}"
+
+
+KINDS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
+    "summary": summaries,
+    "guide": guides,
+    "setting": settings,
+    "problem": problems,
+    "condition": conditions,
+    "reason": reasons,
+    "help": help_texts,
+    "hook": hooks,
+    "data": data,
+}
+
+
+@cache
+def features() -> tuple[type[Feature[Any]], ...]:
+    """Return the built-in features."""
+    catalog = discover(only=())
+    return tuple(catalog.feature(name) for name in sorted(catalog.usable))
+
+
+def _feature(feature: type[Feature[Any]]) -> str:
+    return f"Feature `{feature.spec.name}`: {feature.summary()}."
+
+
+def _changes(feature: type[Feature[Any]], hook: str) -> list[Any]:
+    try:
+        return list(getattr(feature(feature.Args(), World(MODEL)), hook, list)())
+    except Exception:  # a feature with required settings, or one that refuses the model
+        return []
+
+
+@cache
+def _quoted() -> str:
+    """Return the tests and pages, in which messages have values."""
+    files = (file for folder in ("tests", "docs") for file in sorted((ROOT / folder).rglob("*.*")))
+    return "\n".join(file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".md"))
+
+
+def _example(template: str) -> tuple[str, Callable[[str], str]]:
+    """Return a message with values that a test or page has for it, and a function that fills them into other texts."""
+    holes = re.findall(r"\{([^}]*)\}", template)
+    pattern = r'([^\s"“”{}*]+?)'.join(re.escape(part) for part in re.split(r"\{[^}]*\}", template))
+    found = re.search(rf'(?<=[ "“]){pattern}(?=["”\n])', _quoted()) if holes else None
+    values = dict(zip(holes, found.groups() if found else map(_placeholder, holes), strict=True))
+
+    def fill(text: str) -> str:
+        return re.sub(r"\{([^}]*)\}", lambda hole: values.get(hole[1], _placeholder(hole[1])), text)
+
+    return fill(template), fill
+
+
+@cache
+def _terms() -> Mapping[str, str]:
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.M)
+    return {term: meaning for names, meaning in rows[1:] for term in names.split(", ")}
+
+
+def _glossary(text: str) -> str:
+    """Return the glossary's lines for its terms in a text."""
+    found = {term: meaning for term, meaning in _terms().items() if re.search(rf"\b{re.escape(term)}s?\b", text)}
+    lines = "\n".join(f"- {term}: {meaning}" for term, meaning in found.items())
+    return f"\n\n(glossary)\n{lines}" if lines else ""
 
 
 if __name__ == "__main__":

@@ -25,7 +25,11 @@ def matrix() -> None:
 @matrix.command()
 @click.option("--only", metavar="NAME,...", help="Only cases with one of these features")
 @click.option("--layout", "layouts", metavar="NAME,...", help="Only these layouts, no pairs; all = every layout")
-@click.option("--stock", is_flag=True, help="Switches of unmodified Megatron in their layouts, without a feature")
+@click.option(
+    "--stock",
+    is_flag=True,
+    help="Test switches of unmodified Megatron instead of features: each layout is compared with one process",
+)
 @click.option("--switch", "switches", metavar="NAME,...", help="With --stock: only these switches")
 @click.option(
     "--strength",

@@ -27,7 +27,12 @@ DRY_PEAK: Final = 0.1
 @click.option(
     "--nproc", type=click.IntRange(1), metavar="N", help="Number of processes  [default: the fewest that the features need]"
 )
-@click.option("--dry-run", "dry", is_flag=True, help="Use one process and no weights: each pipeline stage for any --world-size")
+@click.option(
+    "--dry-run",
+    "dry",
+    is_flag=True,
+    help="Train with fake tensors in one process: no weights are allocated, and --world-size may be any number",
+)
 @request_options
 @json_option
 def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bool) -> None:

@@ -33,7 +33,7 @@ class SizeOption(JobOption):
     """A size of the job or a part of the model's shape."""
 
 
-_TITLES: Final = {click.Option: "Options", JobOption: "Job", SizeOption: "Sizes of the job and shape of the model"}
+TITLES: Final = {click.Option: "Options", JobOption: "Job", SizeOption: "Sizes of the job and shape of the model"}
 
 
 class JobCommand(click.Command):
@@ -42,14 +42,14 @@ class JobCommand(click.Command):
     lists_sizes = False
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows: dict[type[click.Parameter], list[tuple[str, str]]] = {kind: [] for kind in _TITLES}
+        rows: dict[type[click.Parameter], list[tuple[str, str]]] = {kind: [] for kind in TITLES}
         for parameter in self.get_params(ctx):
             if type(parameter) in rows and (row := parameter.get_help_record(ctx)) is not None:
                 rows[type(parameter)].append(row)
         if not self.lists_sizes:
             names = ", ".join(row[0].split()[0].partition("/")[0] for row in rows[SizeOption][:4])
             rows[SizeOption] = [(f"{names} ...", f"{len(rows[SizeOption])} options: mindspeed features check --help")]
-        for kind, title in _TITLES.items():
+        for kind, title in TITLES.items():
             with formatter.section(title):
                 formatter.write_dl(rows[kind])
 

@@ -62,9 +62,13 @@ class RuleOptions(NamedTuple):
 
 
 _RULES: Final = (
-    click.option("--static", is_flag=True, help="Do not run the rules of the command's Megatron-LM"),
+    click.option("--static", is_flag=True, help="Skip the argument validation of the command's Megatron-LM"),
     click.option("--arch", metavar="X.Y", callback=_capability, help="Compute capability of the devices, for example 9.0"),
-    click.option("--checkout", metavar="FOLDER", help="Megatron-LM whose rules are run  [default: that of the command]"),
+    click.option(
+        "--checkout",
+        metavar="FOLDER",
+        help="Checkout of Megatron-LM whose argument validation is run  [default: the one that the command starts]",
+    ),
 )
 
 

@@ -81,7 +81,9 @@ class KeepArgs(FeatureArgs):
 
     keep: Literal["none", "half", "full"] = "none"
     interval: int = Field(
-        0, ge=0, description="Number of layers between two layers in which keep applies; 0 = keep applies in every layer"
+        0,
+        ge=0,
+        description="Number of layers between two layers in which the setting keep applies; 0 = it applies in every layer",
     )
 
     @model_validator(mode="after")

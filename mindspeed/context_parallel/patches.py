@@ -18,7 +18,8 @@ _PACKED_SLICERS: Final = (
 NO_DATALOADER_MASK: Final = ArgOverride(
     "create_attention_mask_in_dataloader",
     False,
-    "a causal mask is implied; a mask from the data loader would grow with the square of the sequence length",
+    "the algorithm applies the causal mask itself; a mask from the data loader would need memory in "
+    "the square of the sequence length",
 )
 
 
@@ -34,7 +35,10 @@ def sliced_by(batch: str, table: str, reason: str) -> list[Patch]:
 
 def packed_in(module: str = "mindspeed.context_parallel.packed") -> list[Patch]:
     """``share_of_packed`` and ``rope_of_packed`` of a module, by default those of zig-zag, in the place of Megatron's."""
-    reason = "splits rows of packed sequences like all other rows, without Transformer Engine and without padding each sequence"
+    reason = (
+        "splits packed sequences over context-parallel ranks; Megatron needs Transformer Engine and "
+        "padding of each sequence for it"
+    )
     turner = f"{_EMBEDDINGS}.rope_utils:_apply_rotary_pos_emb_thd"
     return [
         *(
@@ -48,5 +52,5 @@ def packed_in(module: str = "mindspeed.context_parallel.packed") -> list[Patch]:
 def any_length() -> Patch:
     """Lets Megatron-LM take a sequence of any length that the algorithm takes."""
     wrapper = "mindspeed.context_parallel.lengths:take_any_length"
-    reason = "Megatron-LM requires two chunks of the sequence per rank, which only its zig-zag layout needs"
+    reason = "skips Megatron-LM's check that the sequence divides into two chunks per rank, which only its zig-zag order needs"
     return Wrap("megatron.training.arguments:validate_args", wrapper, reason, phase="setup", optional=True)

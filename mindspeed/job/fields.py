@@ -25,7 +25,7 @@ class Fields(ShapeFields):
         attributes=(),
         derive=derive.transformer_engine_layers,
     )
-    engine_over_local: bool = flag("Transformer Engine's specs use classes on top of Megatron's local layers")
+    engine_over_local: bool = flag("Megatron's Transformer Engine specs build local layers (feature transformer-engine-layers)")
     engine_installed: bool = flag("Transformer Engine can be imported on every rank")
     sequence_parallel: bool = flag("tensor-parallel ranks split the sequence outside of linear layers", "sequence_parallel")
     tensor_parallel_overlap: bool = flag(
@@ -48,7 +48,9 @@ class Fields(ShapeFields):
         derive=derive.any_set,
     )
     pipeline_layout: bool = flag(
-        "a layout assigns layers to pipeline stages", "pipeline_model_parallel_layout", derive=derive.any_set
+        "layers are assigned to pipeline stages by a layout (pipeline_model_parallel_layout)",
+        "pipeline_model_parallel_layout",
+        derive=derive.any_set,
     )
     first_stage_layers: int = fact(
         "number of layers in the first pipeline stage; 0 = an equal share",
@@ -79,9 +81,10 @@ class Fields(ShapeFields):
         default=0,
     )
     ring_exchange: bool = flag("pipeline stages send and receive at the same time (ring exchange)", "use_ring_exchange_p2p")
-    delayed_weight_gradients: bool = flag("Megatron delays weight gradients in a queue", "delay_wgrad_compute")
+    delayed_weight_gradients: bool = flag("Megatron delays weight gradients (delay_wgrad_compute)", "delay_wgrad_compute")
     deferred_embedding_gradients: bool = flag(
-        "Megatron defers the weight gradient of the output layer", "defer_embedding_wgrad_compute"
+        "Megatron defers the weight gradient of the output layer (defer_embedding_wgrad_compute)",
+        "defer_embedding_wgrad_compute",
     )
 
     # recomputation and offloading
@@ -204,14 +207,16 @@ class Fields(ShapeFields):
     router_bias: bool = flag("the router balances experts by a bias per expert", "moe_router_enable_expert_bias")
     forced_balancing: bool = flag("the router distributes tokens evenly and ignores scores", "moe_router_force_load_balancing")
     padded_routing: bool = flag(
-        "inputs of experts are padded for low-precision products",
+        "inputs of experts are padded for fp8 or fp4 matrix products",
         "moe_router_padding_for_quantization",
         "moe_router_padding_for_fp8",
         derive=derive.any_set,
     )
-    probabilities_on_input: bool = flag("the probabilities of experts scale their input", "moe_apply_probs_on_input")
+    probabilities_on_input: bool = flag(
+        "expert inputs are multiplied by the router's probabilities", "moe_apply_probs_on_input"
+    )
     drop_policy: str = fact(
-        "which tokens a full expert drops: by probs or position",
+        "tokens that a full expert drops: those of the lowest probability (probs) or the last ones (position)",
         "moe_token_drop_policy",
         words=("probs", "position"),
         default="probs",

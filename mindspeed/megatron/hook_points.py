@@ -124,7 +124,7 @@ def hook_points_for(
             f"passes the plan's arguments to {point.arguments}" if has_arguments else "",
             point.run if phases else "",
             point.loop if training else "",
-            f"hook{'s' if len(called) > 1 else ''} {', '.join(called)}" if called else "",
+            f"calls the hook{'s' if len(called) > 1 else ''} {', '.join(called)}" if called else "",
             "checks the conditions of features" if (point.asks and asked) or not asked.isdisjoint(point.hooks) else "",
             point.cpu if platform == "cpu" else "",
         )

@@ -32,7 +32,7 @@ SCRIPT_MODULES: Final = ("megatron.training", "mindspeed.megatron_adaptor")
 
 REPORT_NAME: Final = "mindspeed-report.json"
 
-_SERVED: Final = {"distributed_backend": "gloo serves requests for NCCL"}
+_SERVED: Final = {"distributed_backend": "the CPU platform creates gloo groups instead"}
 """Arguments whose other value the platform can serve: the user's word stays, and is a row of the plan."""
 
 

@@ -28,7 +28,10 @@ ATTENTION: Final = {
 
 class LayersArgs(FeatureArgs):
     num_layers: int | None = Field(
-        None, ge=1, description="Number of layers per model chunk, counted after those of a block recomputation (default: all)"
+        None,
+        ge=1,
+        description="Number of layers per model chunk in which the feature acts (default: all). Layers that block "
+        "recomputation repeats are not counted",
     )
 
 

@@ -18,7 +18,7 @@ NO_LATENT_EXPERTS: Final = unset(
     "latent_expert_size", "experts work on latent vectors of width {world.latent_expert_size}, which {feature} does not support"
 )
 NO_PADDED_ROUTING: Final = unset(
-    "padded_routing", "the inputs of experts are padded for low-precision products, which {feature} does not support"
+    "padded_routing", "the inputs of experts are padded for fp8 or fp4 matrix products, which {feature} does not support"
 )
 NO_FORCED_BALANCING: Final = unset(
     "forced_balancing", "the router distributes tokens evenly and ignores their scores, which {feature} does not support"

@@ -20,9 +20,7 @@ class DispatcherFeature(Feature[ArgsT]):
     @hookimpl
     def patches(self) -> list[Patch]:
         place = f"megatron.core.transformer.moe.token_dispatcher:{self.target}"
-        return [
-            Mixin(place, self.mixin, reason="replaces the dispatcher's six methods; indices and counts remain on the device")
-        ]
+        return [Mixin(place, self.mixin, reason="computes token indices and counts on the device instead of the host")]
 
 
 class OverlapFeature(Feature[ArgsT]):

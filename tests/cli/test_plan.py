@@ -57,8 +57,10 @@ def test_a_patch_says_what_who_and_why(sections):
 def test_the_base_plan_is_counted_by_reason_unless_its_targets_are_asked_for(sections):
     found = sections()
     counted = found["patches of the base plan"]
-    (line,) = [line for line in counted if line.startswith("cpu-platform: work runs in program order, so")]
-    assert line == "cpu-platform: work runs in program order, so every stream is the current stream  (4)"
+    (line,) = [line for line in counted if line.startswith("cpu-platform: replaces CUDA streams")]
+    assert (
+        line == "cpu-platform: replaces CUDA streams: CPU work runs in program order, so every stream is the current one  (4)"
+    )
     listed = sections("--base")["patches of the base plan"]
     assert listed[listed.index(line.removesuffix("  (4)")) + 1] == "  replace torch.cuda:current_stream"
     assert sum(int(line.rsplit("(", 1)[1][:-1]) for line in counted) == sum(line.startswith("  ") for line in listed)

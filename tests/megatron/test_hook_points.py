@@ -51,20 +51,20 @@ def lines(*needs: Any, **known: Any) -> list[tuple[str, str]]:
 
 def test_only_what_a_plan_needs_is_wrapped():
     assert lines([], []) == []
-    assert lines(["model_built", "patches"], []) == [("get_megatron_optimizer", "hook model_built")]
+    assert lines(["model_built", "patches"], []) == [("get_megatron_optimizer", "calls the hook model_built")]
     assert lines(["layer_spec"], []) == [
-        ("_get_block_submodules", "hook layer_spec"),
-        ("_get_mtp_block_submodules", "hook layer_spec"),
+        ("_get_block_submodules", "calls the hook layer_spec"),
+        ("_get_mtp_block_submodules", "calls the hook layer_spec"),
     ]
     assert lines([], ["overlap_param_gather"]) == [
         ("DistributedDataParallelConfig.__post_init__", "passes the plan's arguments to DistributedDataParallelConfig"),
         ("OptimizerConfig.__post_init__", "passes the plan's arguments to OptimizerConfig"),
     ]
     assert lines([], [], phases=True) == [
-        ("initialize_model_parallel", "set-up ends, the model is built next"),
-        ("destroy_model_parallel", "teardown begins"),
-        ("get_forward_backward_func", "a step or an evaluation begins"),
-        ("save", "a checkpoint is written"),
+        ("initialize_model_parallel", "marks the end of setup"),
+        ("destroy_model_parallel", "marks the start of teardown"),
+        ("get_forward_backward_func", "marks the start of a step or an evaluation"),
+        ("save", "marks the writing of a checkpoint"),
     ]
 
 
@@ -74,9 +74,12 @@ def test_an_upstream_function_has_one_wrap_whatever_a_plan_needs_of_it():
     assert len(set(targets)) == len(targets)
     reasons = {patch.target.partition(":")[2]: patch.reason for patch in needed}
     assert reasons["initialize_model_parallel"] == (
-        "passes the plan's arguments to initialize_model_parallel; set-up ends, the model is built next; hook groups_created"
+        "passes the plan's arguments to initialize_model_parallel; marks the end of setup; calls the hook groups_created"
     )
-    assert reasons["get_forward_backward_func"] == "a step or an evaluation begins; hooks schedule, around_schedule"
+    assert (
+        reasons["get_forward_backward_func"]
+        == "marks the start of a step or an evaluation; calls the hooks schedule, around_schedule"
+    )
 
 
 def test_every_place_is_wrapped_when_nothing_is_known_of_megatron(monkeypatch):

@@ -357,7 +357,7 @@ def test_a_feature_that_is_requested_and_that_a_flag_of_megatron_takes_out_is_a_
 def test_a_backend_that_the_platform_can_serve_stays_and_is_said(plan):
     made = plan(f"{SHAPE} --distributed-backend nccl")
     assert "distributed_backend" not in {one.override.argument for one in made.overrides}
-    assert notes_of(made) == ["Megatron's --distributed-backend nccl is kept: gloo serves requests for NCCL"]
+    assert notes_of(made) == ["Megatron's --distributed-backend nccl is kept: the CPU platform creates gloo groups instead"]
 
 
 def test_a_fix_names_megatrons_flags(plan):

@@ -117,12 +117,12 @@ def test_a_state_of_other_experts_is_refused() -> None:
         texts.append(str(error.value))
     assert texts == [
         (
-            "MS642 the loaded state has experts other than experts: weight2 is (18, 4), but (12, 4) in the loaded state\n"
+            "MS642 the loaded state has other experts than experts: weight2 is (18, 4), but (12, 4) in the loaded state\n"
             "  fix: load the state into a model with the same number and size of experts on the same number of ranks, or use "
             "a distributed checkpoint"
         ),
         (
-            "MS642 the loaded state has experts other than experts: the local experts are grouped, but those of the loaded "
+            "MS642 the loaded state has other experts than experts: the local experts are grouped, but those of the loaded "
             "state are single\n"
             "  fix: use a distributed checkpoint, which stores both under the same keys, or load into a layer of single "
             "experts"

@@ -72,7 +72,7 @@ class ActivationRecompute(PartRecompute):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedActivation",
-                reason="Megatron's checkpoint calls in grouped experts would keep the autograd graph of the first forward pass",
+                reason="frees the autograd graph of the first forward pass when Megatron recomputes grouped experts",
             ),
         ]
 

@@ -30,11 +30,15 @@ class AdaptiveCpArgs(FeatureArgs):
     coarse: int = Field(
         1024,
         ge=1,
-        description="Maximum number of mask blocks per dimension considered when searching for a balanced order of tokens",
+        description="Number of blocks per side into which the mask is at most divided for the search of a balanced token order",
     )
-    without_coarse: bool = Field(False, description="Search for a balanced order token by token instead of block by block")
+    without_coarse: bool = Field(
+        False, description="Search for a balanced token order token by token instead of block by block (slower)"
+    )
     dynamic_mask: bool = Field(
-        False, description="Read the mask from each batch and replan when it changes; tokens then keep their sequence order"
+        False,
+        description="Read the mask from each batch, and assign work to ranks again when it changes. Tokens then "
+        "keep their sequence order",
     )
     ulysses_degree: int = Field(
         1, ge=1, description="Number of neighbouring ranks that exchange tokens for attention heads (Ulysses); 1 = none"

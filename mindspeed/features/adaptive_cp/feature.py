@@ -36,13 +36,14 @@ if TYPE_CHECKING:
     from mindspeed.features.adaptive_cp.plans import Plans
 
 _LAYERS = "mindspeed.features.adaptive_cp.layers"
-_REASON = "each rank holds the tokens that attend to one another under the mask"
+_REASON = "gives each rank the tokens that balance attention work under the mask"
 
 
 class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
     """Balance context parallelism for any mask.
 
-    The mask is split into one block for each pair of ranks. Fully masked blocks are neither sent nor computed.
+    Tokens are assigned to ranks so that every rank has about equal attention work. Key/value blocks that the mask hides
+    completely are neither sent nor computed.
     """
 
     spec = FeatureSpec(

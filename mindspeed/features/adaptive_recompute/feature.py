@@ -55,8 +55,8 @@ def budget_is_given(args: AdaptiveRecomputeArgs, world: World) -> bool:
 class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
     """Recompute or offload within a memory budget.
 
-    Memory and time of norms, activation functions and attention are measured in the first steps. The activations whose
-    recomputation costs the most time are kept within the budget; the others are recomputed or offloaded.
+    The first steps measure memory and time of norms, activation functions and attention. Activations that are slow to
+    recompute are kept as far as the memory budget allows. The others are recomputed or offloaded to host memory.
     """
 
     spec = FeatureSpec(
@@ -96,8 +96,7 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 "mindspeed.features.adaptive_recompute.policy:RecomputedPart",
-                reason="Megatron's checkpoint calls around norms and in grouped experts would keep the autograd graph of "
-                "the first forward pass",
+                reason="frees the autograd graph of the first forward pass when Megatron recomputes norms and grouped experts",
             ),
         ]
 

@@ -33,10 +33,12 @@ class AlibiArgs(FeatureArgs):
         "times square root of the distance. Default: 2, or 0 where another setting needs a matrix",
     )
     square: bool = Field(
-        False, description="Use slope * (key - query) instead of the distance; differs where a query sees later keys"
+        False,
+        description="Use the signed distance slope * (key - query) as the bias. It differs from the default only "
+        "for keys after the query",
     )
-    opposite: bool = Field(False, description="Same as square; the name used together with fused_type 0")
-    fill: bool = Field(False, description="Set the bias of keys after the query to -inf, whatever the mask is")
+    opposite: bool = Field(False, description="Same as alibi.square; MindSpeed uses this name together with fused_type=0")
+    fill: bool = Field(False, description="Hide keys after the query by a bias of -inf, independent of the mask")
 
     @property
     def signed(self) -> bool:

@@ -20,15 +20,15 @@ from mindspeed.plugins import (
 )
 
 _MASKS = "ampipe supports only causal and full attention"
-_MODULES = "ampipe runs modules once per chunk, but that feature expects one call per micro-batch"
+_MODULES = "ampipe calls layers once per sequence chunk, but that feature expects one call per micro-batch"
 _EXPERTS = "ampipe sends tokens to experts chunk by chunk, but that feature handles the tokens of a whole micro-batch"
 
 
 class Ampipe(Feature[AmpipeArgs]):
     """Overlap attention with expert all-to-alls.
 
-    Sequences are split into chunks. While the tokens of one chunk are sent to their experts, attention of the next chunk is
-    computed. Backward does the same in reverse order.
+    Sequences are split into chunks. While the tokens of one chunk are sent to their experts, attention of the next
+    chunk is computed. Backward does the same in reverse order.
     """
 
     spec = FeatureSpec(
@@ -49,9 +49,10 @@ class Ampipe(Feature[AmpipeArgs]):
                 when=overlaps,
             ),
             Conflicts(
-                Slot.PIPELINE_SCHEDULE, reason="the pipeline schedule splits layers while their chunks are still in flight"
+                Slot.PIPELINE_SCHEDULE,
+                reason="the schedule separates input and weight gradients of a layer, which ampipe computes chunk by chunk",
             ),
-            Conflicts(Slot.LINEAR, reason="ampipe splits the projection after attention itself"),
+            Conflicts(Slot.LINEAR, reason="ampipe already splits the projection after attention into chunks"),
             *(Conflicts(name, reason=_MASKS) for name in ("eod-reset", "shared-attention-mask")),
             *(
                 Conflicts(name, reason=_MODULES)

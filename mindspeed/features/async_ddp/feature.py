@@ -30,7 +30,8 @@ class AsyncDdpArgs(FeatureArgs):
 class AsyncDdp(Feature[AsyncDdpArgs]):
     """Overlap gradient reduction with backward.
 
-    Each bucket of gradients is reduced as soon as the last micro-batch has completed it.
+    A bucket of gradients is reduced as soon as the backward pass of the last micro-batch has computed all gradients in
+    it.
     """
 
     spec = FeatureSpec(
@@ -44,7 +45,7 @@ class AsyncDdp(Feature[AsyncDdpArgs]):
             MegatronFlag("overlap_grad_reduce", switch="on"),
             MegatronFlag("ddp_bucket_size", "bucket_size"),
         ),
-        numerics=Numerics.reordered(reason="as data-parallel"),
+        numerics=Numerics.reordered(reason="gradients are summed per replica first, then over replicas"),
     )
 
     @hookimpl

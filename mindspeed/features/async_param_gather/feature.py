@@ -37,7 +37,7 @@ class AsyncParamGather(Feature[FeatureArgs]):
             ),
         ),
         megatron_flags=(MegatronFlag("overlap_param_gather", switch="on"),),
-        numerics=Numerics.reordered(reason="as distributed-optimizer"),
+        numerics=Numerics.reordered(reason="gradients are reduced by another collective (reduce-scatter)"),
     )
 
     @hookimpl

@@ -34,11 +34,15 @@ SAVED_EVERY = 10
 class AutoTuningArgs(FeatureArgs):
     predicted_seconds: float | None = Field(None, gt=0, description="Step time in seconds that mindspeed tune predicted")
     prediction: str | None = Field(
-        None, description="File prediction.json written by mindspeed tune; measured step times are added to its store"
+        None,
+        description="File prediction.json of mindspeed tune --output. Measured step times are stored, so that a "
+        "later mindspeed tune uses them",
     )
-    mode: Literal["white", "mixed", "black"] | None = Field(None, description="Old setting; now a mode of mindspeed tune")
-    folder: str | None = Field(None, description="Old setting; now --output of mindspeed tune")
-    ranks: int | None = Field(None, ge=1, description="Old setting; now --world-size of mindspeed tune")
+    mode: Literal["white", "mixed", "black"] | None = Field(
+        None, description="Not supported in training runs; use mindspeed tune --mode"
+    )
+    folder: str | None = Field(None, description="Not supported in training runs; use mindspeed tune --output")
+    ranks: int | None = Field(None, ge=1, description="Not supported in training runs; use mindspeed tune --world-size")
 
 
 @condition(
@@ -63,7 +67,7 @@ def prediction_file_exists(args: AutoTuningArgs, world: World) -> bool:
 class AutoTuning(Feature[AutoTuningArgs]):
     """Report measured and predicted step times.
 
-    ``mindspeed tune`` chooses the layout and predicts the time of a step.
+    The step times of a run are compared with the prediction that `mindspeed tune` made when it chose the layout.
     """
 
     spec = FeatureSpec(

@@ -32,7 +32,7 @@ class CocArgs(FeatureArgs):
     mode: Literal[-1, 0, 1, 2] = Field(
         -1,
         description="Which linear layers to use: 0 = Megatron's, 1 = those of coc without chunks, 2 = those of coc with "
-        "chunks. -1 = 0 for one chunk, else 2",
+        "chunks. -1 = 2 if parts is greater than 1, else 0",
     )
     fused: bool = Field(False, description="Run a matrix product and its collective as one fused operator instead of in chunks")
 
@@ -53,7 +53,8 @@ def operator_has_a_variant(args: CocArgs, world: World) -> bool:
 class Coc(Feature[CocArgs]):
     """Overlap linear layers with their collectives.
 
-    Matrix products are split into chunks of rows. One chunk is gathered or reduced over ranks while another one is computed.
+    Tensor-parallel matrix products are split into chunks of rows. While one chunk is gathered or reduced over ranks,
+    the next one is computed.
     """
 
     spec = FeatureSpec(

@@ -30,7 +30,8 @@ class ContextParallelArgs(FeatureArgs):
     size: int = Field(1, ge=1, description="Number of ranks that share every sequence")
     algorithm: str | None = Field(
         None,
-        description="Feature that computes attention, such as ring-attention; auto = the one that sends the fewest bytes",
+        description="Feature that computes attention over the ranks, such as ring-attention; auto = the one that "
+        "sends the fewest bytes",
     )
 
 
@@ -69,8 +70,8 @@ def samples_share_a_group(args: ContextParallelArgs, world: World) -> bool:
 class ContextParallel(Feature[ContextParallelArgs]):
     """Split sequences over ranks by a chosen algorithm.
 
-    The loss equals that of one process: each micro-batch is divided by the number of unmasked tokens of all ranks, which
-    may differ between ranks.
+    The setting `algorithm` names the feature that computes attention over the ranks, such as ring-attention. The loss
+    is averaged over the unmasked tokens of all ranks, so it equals the loss of one process.
     """
 
     spec = FeatureSpec(
@@ -88,7 +89,9 @@ class ContextParallel(Feature[ContextParallelArgs]):
             sequence_divides,
             samples_share_a_group,
         ),
-        numerics=Numerics.reordered(reason="each rank sums gradients over its share of the sequence"),
+        numerics=Numerics.reordered(
+            reason="each rank sums gradients over its part of the sequence, and the sums are added over ranks"
+        ),
         state=CheckpointState("resharded", "every context-parallel rank holds the same weights"),
         verify_with=VerifyWith(settings={"context-parallel": {"algorithm": "auto"}}, world={"cp": 2}),
     )

@@ -24,14 +24,15 @@ from mindspeed.plugins import (
     hookimpl,
 )
 
-_OWN_TRANSFERS = "the layer replaces the dispatcher's transfers by transfers of equal size on every rank"
+_OWN_TRANSFERS = "deepspeed-moe exchanges tokens itself, without Megatron's dispatcher"
 _DISPATCHERS = ("moe-allgather-dispatcher", "moe-alltoall-dispatcher", "moe-zero-memory", "moe-tp-extend-ep")
 
 
 class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
     """Give experts a fixed capacity, as DeepSpeed does.
 
-    All ranks exchange tables of equal size. First choices of all tokens fill expert capacity before second choices.
+    Each expert accepts a fixed number of tokens and drops the rest, so all-to-alls have equal sizes on all ranks.
+    Capacity is given to the first-choice expert of every token before any second choice.
     """
 
     spec = FeatureSpec(
@@ -54,12 +55,13 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
                 when=has_expert_ranks,
             ),
             Conflicts(
-                "moe-token-permute", reason="the dispatchers that call the operators of that feature are not used by this layer"
+                "moe-token-permute",
+                reason="deepspeed-moe uses no Megatron dispatcher, so moe-token-permute has nothing to replace",
             ),
         ),
         numerics=Numerics.reordered(
-            reason="compared with the reference formula, which runs every expert on every token "
-            "(deepspeed-moe.reference). Where tokens are dropped, the model differs from Megatron's"
+            reason="compared with running every expert on every token (deepspeed-moe.reference=true). When experts drop "
+            "tokens, losses differ from Megatron's MoE layer"
         ),
         state=CheckpointState(
             "own",

@@ -12,12 +12,17 @@ from mindspeed.plugins import FeatureArgs, Field, World
 
 class DeepspeedMoeArgs(FeatureArgs):
     capacity_factor: float = Field(
-        1.0, gt=0, description="Capacity of an expert as a multiple of an equal share of the routed tokens"
+        1.0,
+        gt=0,
+        description="Maximum number of tokens of an expert, as a multiple of the number that each expert gets when "
+        "all have equally many",
     )
     eval_capacity_factor: float | None = Field(
         None, gt=0, description="Capacity factor in evaluation (default: capacity_factor)"
     )
-    min_capacity: int = Field(4, ge=1, description="Minimum number of tokens that an expert accepts per group")
+    min_capacity: int = Field(
+        4, ge=1, description="Lower limit of the capacity: every expert accepts at least this many tokens per group"
+    )
     noise: Literal["none", "jitter", "rsample"] = Field(
         "none",
         description="Noise in training: jitter of the gate's input, or Gumbel noise on the logits that choose one expert "
@@ -27,7 +32,9 @@ class DeepspeedMoeArgs(FeatureArgs):
         False, description="In training with one expert per token: fill expert capacity in random order instead of token order"
     )
     sinkhorn: bool = Field(
-        False, description="Choose experts by logits balanced with Sinkhorn iterations; the weights of tokens do not change"
+        False,
+        description="Balance the router's logits by Sinkhorn iterations before experts are chosen. Expert outputs "
+        "are still weighted by the original scores",
     )
     groups: int | None = Field(
         None,
@@ -37,7 +44,9 @@ class DeepspeedMoeArgs(FeatureArgs):
     )
     interval: int = Field(1, ge=1, description="Use experts in every N-th layer (N, 2N, 3N ...), counting layers from 1")
     reference: bool = Field(
-        False, description="Run every expert on every token in one process; mindspeed features verify uses it as the reference"
+        False,
+        description="For verification only: run every expert on every token in one process. mindspeed features "
+        "verify compares with this",
     )
 
     @field_validator("noise", mode="before")

@@ -20,14 +20,16 @@ from mindspeed.plugins import (
 
 class DeepspeedMoeDroplessArgs(FeatureArgs):
     padding: bool = Field(
-        False, description="Round the capacity up to eighths of the tokens of a group, so that a run has at most 8 shapes"
+        False,
+        description="Round the capacity up to a multiple of 1/8 of the tokens in a group, so that expert inputs "
+        "have at most 8 different sizes",
     )
 
 
 class DeepspeedMoeDropless(Feature[DeepspeedMoeDroplessArgs]):
     """Grow expert capacity so that no token is dropped.
 
-    The capacity of deepspeed-moe's experts adapts to the number of tokens that they receive.
+    The capacity of deepspeed-moe's experts becomes the largest number of tokens that any expert receives.
     """
 
     spec = FeatureSpec(
@@ -38,7 +40,10 @@ class DeepspeedMoeDropless(Feature[DeepspeedMoeDroplessArgs]):
             Requires("deepspeed-moe", reason="deepspeed-moe-dropless sets the capacity of the deepspeed-moe layer"),
             After("deepspeed-moe"),
         ),
-        numerics=Numerics.reordered(reason="compared with a capacity that drops no tokens, whose masks have more slots"),
+        numerics=Numerics.reordered(
+            reason="compared with deepspeed-moe at a capacity that drops no token; its larger tables are summed in "
+            "a different order"
+        ),
         verify_with=VerifyWith(
             features=("deepspeed-moe",), settings={"deepspeed-moe": {"capacity_factor": 8.0, "groups": 4}}, world={"ep": 2}
         ),

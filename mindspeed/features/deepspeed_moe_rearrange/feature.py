@@ -10,7 +10,7 @@ from mindspeed.plugins import After, Category, Feature, FeatureArgs, FeatureSpec
 class DeepspeedMoeRearrange(Feature[FeatureArgs]):
     """Copy tokens to experts by index, not by products.
 
-    Expert inputs of deepspeed-moe are gathered by index instead of multiplying by a mask.
+    The experts of deepspeed-moe get their tokens by indexing instead of a matrix product with a one-hot mask.
     """
 
     spec = FeatureSpec(

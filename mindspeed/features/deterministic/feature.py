@@ -71,7 +71,7 @@ class Deterministic(Feature[DeterministicArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("deterministic_mode", True, "modules copy this setting when they are created")]
+        return [ArgOverride("deterministic_mode", True, "makes Megatron choose deterministic code where it has both")]
 
     @hookimpl
     def activated(self) -> None:

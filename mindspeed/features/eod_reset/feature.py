@@ -35,9 +35,8 @@ _STAGES = "every pipeline stage reads the document ends, so only activations are
 class EodReset(Feature[EodResetArgs]):
     """Separate packed documents in attention.
 
-    Works under context parallelism too. Document starts are read from the position ids of a batch, and attention receives
-    document ends instead of a mask. The ends are passed through the model with each micro-batch, so pipelines, interleaving
-    and recomputation use the correct ones.
+    Tokens attend only to tokens of the same document, also under context parallelism. Attention receives the ends of
+    the documents, which are read from the position ids of each batch. No mask is created.
     """
 
     spec = FeatureSpec(

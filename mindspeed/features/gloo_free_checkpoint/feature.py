@@ -44,7 +44,8 @@ def optimizer_is_adam(args: GlooFreeCheckpointArgs, world: World) -> bool:
 class GlooFreeCheckpoint(Feature[GlooFreeCheckpointArgs]):
     """Save the distributed optimizer without gloo.
 
-    Optimizer shards are sent to rank 0 and back in slices over the device's process groups.
+    Rank 0 gathers the optimizer shards slice by slice over the device's process groups (NCCL or HCCL) and scatters them
+    when loading. The job creates no gloo groups.
     """
 
     spec = FeatureSpec(
@@ -55,7 +56,7 @@ class GlooFreeCheckpoint(Feature[GlooFreeCheckpointArgs]):
             NO_FSDP,
             ModelCondition(
                 "mindspeed.features.gloo_free_checkpoint.model_conditions:unsuited_shards",
-                "every shard of the distributed optimizer exists once, in buffers",
+                "each optimizer shard is on one rank only, in Megatron's flat buffers",
                 subject="optimizer",
             ),
             # Both show main weights and states to a method before it runs.

@@ -11,7 +11,7 @@ from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Numer
 class GroupedMatmulAdd(Feature[FeatureArgs]):
     """Fuse gradient accumulation of grouped experts.
 
-    The grouped product itself adds weight gradients to their fp32 buffer.
+    The grouped matrix product of backward adds weight gradients directly to their fp32 buffer.
     """
 
     spec = FeatureSpec(

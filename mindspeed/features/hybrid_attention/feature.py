@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
 
 _LAYERS = "mindspeed.features.hybrid_attention.layers"
-_REASON = "each head all-to-all splits the sequence share of a ring rank over its ranks"
+_REASON = "splits the sequence first over the ring, then over the Ulysses ranks of each ring position"
 
 
 class HybridAttentionArgs(KeepArgs):
@@ -53,7 +53,7 @@ class HybridAttentionArgs(KeepArgs):
     window: int = Field(1, ge=1, description="Number of neighbouring ring ranks that form an inner ring; 1 = a single ring")
     keep: Literal["none", "half", "full"] = Field(
         "none",
-        description="Which received blocks are kept for backward instead of received again: none, half (keys) or "
+        description="Received blocks that are kept for backward instead of being received again: none, half (keys) or "
         "full (keys and values)",
     )
 
@@ -92,7 +92,8 @@ def _first(sizes: Sequence[int]) -> int:
 class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
     """Combine Ulysses attention with ring attention.
 
-    Ranks of a node exchange tokens for heads, and rings across nodes pass blocks of keys and values.
+    Neighbouring ranks, such as those of a node, exchange tokens for attention heads (Ulysses). Key/value blocks pass
+    around a ring across these groups.
     """
 
     spec = FeatureSpec(

@@ -43,30 +43,30 @@ class MatmulAdd(Feature[FeatureArgs]):
             Wrap(
                 f"{_LAYERS}:linear_with_grad_accumulation_and_async_allreduce",
                 f"{_GLUE}:with_fusion_by_weight",
-                reason="uses the fused path for each weight that has a gradient buffer of Megatron's data parallelism",
+                reason="fuses gradient accumulation only for weights that have Megatron's main_grad buffer",
                 optional=True,
             ),
             Wrap(
                 "mindspeed.tensor_parallel.weight_gradient:adds_to_buffer",
                 f"{_GLUE}:decided_by_weight",
-                reason="linear layers of other features use this function to choose the fused path",
+                reason="lets linear layers of other features fuse gradient accumulation too",
                 optional=True,
             ),
             Set(
                 f"{_LAYERS}:fused_weight_gradient_mlp_cuda",
                 Ref(f"{_GLUE}:KERNELS"),
-                reason="replaces Apex's module, which Megatron calls, on every platform",
+                reason="replaces Apex's CUDA module, which Megatron calls for fused gradient accumulation",
             ),
             Set(
                 f"{_LAYERS}:_grad_accum_fusion_available",
                 True,
-                reason="Megatron reads this flag to find out whether the fused module is available",
+                reason="reports to Megatron that fused gradient accumulation is available",
                 phase="build",
             ),
             Wrap(
                 "megatron.core.utils:drain_embedding_wgrad_compute",
                 f"{_GLUE}:with_kernels",
-                reason="provides the replacement of Apex's module, which this function imports",
+                reason="replaces Apex's CUDA module, which this function imports, for the deferred output-layer gradient",
                 optional=True,
             ),
         ]

@@ -23,8 +23,8 @@ from mindspeed.tensor_parallel.variants import describe_fused_products
 class Mc2(Feature[FeatureArgs]):
     """Fuse linear layers with their collectives.
 
-    The collectives are those of sequence parallelism. Linear layers call the operators of `lcal_coc`: all-gather and
-    product, product and reduce-scatter.
+    With sequence parallelism, one operator computes the all-gather and the matrix product after it. Another one
+    computes a matrix product and its reduce-scatter. Both are in `mindspeed.ops.lcal_coc`.
     """
 
     spec = FeatureSpec(

@@ -39,7 +39,7 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
         name="moe-adaptive-recompute",
         category=Category.MOE,
         constraints=(
-            Requires("moe-grouped-gemm", reason="recomputes the local experts as one module"),
+            Requires("moe-grouped-gemm", reason="moe-adaptive-recompute repeats all local experts together as one module"),
             NO_CUDA_GRAPHS,
         ),
         numerics=Numerics.reordered(reason="grouped products sum in a different order; recomputed values are bitwise equal"),
@@ -62,7 +62,7 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
             Wrap(
                 "megatron.core.transformer.moe.moe_layer:MoELayer.forward",
                 "mindspeed.features.moe_adaptive_recompute.layers:counting_tokens",
-                reason="records how many tokens a balanced router would assign",
+                reason="records how many tokens an expert would get from a balanced router, to compare with the real number",
             )
         ]
 

@@ -11,7 +11,8 @@ from mindspeed.plugins.shared_conditions import has_experts
 class MoeAllgatherDispatcher(DispatcherFeature[FeatureArgs]):
     """Gather tokens and top-k routes asynchronously.
 
-    Only the k selected experts and probabilities per token are gathered, not all. All gathers start before the first wait.
+    Replaces Megatron's all-gather dispatcher. Per token, only the ids and probabilities of the k selected experts are
+    gathered instead of those of all experts. All gathers start before the first one is waited for.
     """
 
     target = "MoEAllGatherTokenDispatcher"

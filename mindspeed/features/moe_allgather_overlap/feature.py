@@ -20,7 +20,9 @@ class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
         constraints=(
             After("moe-shared-experts"),  # it knows their size
             Requires("moe-allgather-dispatcher", reason="moe-allgather-overlap overlaps the transfers of that dispatcher"),
-            Requires("moe-grouped-gemm", reason="experts wait for their rows asynchronously and defer their weight gradients"),
+            Requires(
+                "moe-grouped-gemm", reason="its grouped experts wait for the gather themselves and defer their weight gradients"
+            ),
             experts_are_spread,
             shared_experts_are_kept,
             keeps_modules_whole("adaptive-recompute"),
@@ -34,6 +36,6 @@ class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
             Mixin(
                 "megatron.core.transformer.moe.token_dispatcher:MoEAllGatherTokenDispatcher",
                 "mindspeed.features.moe_allgather_overlap.layers:OverlappedAllGather",
-                reason="replaces local experts by experts that wait for their rows asynchronously",
+                reason="passes tokens to the experts before the gather has finished; the experts wait for it",
             )
         ]

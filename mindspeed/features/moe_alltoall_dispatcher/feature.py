@@ -78,7 +78,8 @@ def experts_are_not_padded(args: MoeAlltoallDispatcherArgs, world: World) -> boo
 class MoeAlltoallDispatcher(DispatcherFeature[MoeAlltoallDispatcherArgs]):
     """Compute all-to-all splits on the device.
 
-    The row indices of expert all-to-alls are computed on the device too. The host reads token counts once per layer.
+    Replaces Megatron's all-to-all dispatcher. Token indices are computed on the device too, so that the host waits for
+    the device only once per layer, to read token counts.
     """
 
     target = "MoEAlltoAllTokenDispatcher"

@@ -24,7 +24,9 @@ from mindspeed.plugins import (
 
 class MoeAlltoallOverlapArgs(FeatureArgs):
     parts: int = Field(
-        1, ge=1, description="Number of chunks of the local experts; dispatch, products and return of different chunks overlap"
+        1,
+        ge=1,
+        description="Number of chunks of the local experts; sending, computing and returning of different chunks overlap",
     )
 
 

@@ -24,8 +24,8 @@ _LIBRARY = "mindspeed.moe.routing"
 class MoeTokenPermute(Feature[FeatureArgs]):
     """Permute tokens by operators that sum in fp32.
 
-    Dispatchers call ``mindspeed::npu_fused_moe_token_permute`` and ``..._unpermute`` on each rank's tokens,
-    and only indices are saved for backward.
+    MoE dispatchers call ``mindspeed::npu_fused_moe_token_permute``, which copies tokens to the rows of their experts,
+    and ``..._unpermute``, which sums them back. Only indices are saved for backward.
     """
 
     spec = FeatureSpec(
@@ -60,13 +60,13 @@ class MoeTokenPermute(Feature[FeatureArgs]):
             Wrap(
                 f"{_UTILS}:sort_chunks_by_idxs",
                 f"{_LAYERS}:without_transformer_engine",
-                reason="skips the call of Transformer Engine that permute fusion makes; this function only copies",
+                reason="reorders expert chunks by plain copies instead of Transformer Engine's fused kernel",
                 optional=True,
             ),
             Wrap(
                 "megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
                 f"{_LAYERS}:with_permute_fusion",
-                reason="accepts permute fusion without Transformer Engine, which Megatron otherwise requires",
+                reason="lets Megatron accept --moe-permute-fusion without Transformer Engine",
                 phase="build",
                 optional=True,
             ),

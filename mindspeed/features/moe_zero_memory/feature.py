@@ -105,7 +105,7 @@ class MoeZeroMemory(Feature[MoeZeroMemoryArgs]):
                 "moe-alltoall-overlap",
                 reason="recomputation repeats the all-to-alls of experts, which moe-alltoall-overlap overlaps with compute",
             ),
-            Conflicts("moe-adaptive-recompute", reason="both features recompute the experts"),
+            Conflicts("moe-adaptive-recompute", reason="moe-zero-memory already recomputes the experts"),
             stage_has_layers,
             no_full_recompute,
             experts_are_recomputed_once,

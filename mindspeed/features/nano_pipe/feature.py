@@ -32,15 +32,17 @@ class NanoPipeArgs(ScheduleArgs):
         1.0,
         ge=0,
         le=4,
-        description="Delay of weight gradients in chunk-steps per pipeline rank: rank r lags ceil(lag * r) steps",
+        description="Delay of weight gradients: rank r computes them ceil(lag * r) backward passes after their input gradients",
     )
     output_layer: bool = Field(
         False,
-        description="Also defer the weight gradient of the output layer; its queue keeps one gradient of the logits per step",
+        description="Also defer the weight gradient of the output layer. Each deferred one keeps the gradient of "
+        "the logits of a micro-batch in memory",
     )
     swap: bool = Field(
         False,
-        description="Offload deferred activations and gradients to host memory, keeping at most two chunk-steps on the device",
+        description="Offload what deferred weight gradients need to host memory. The device keeps it for at most "
+        "two backward passes",
     )
 
 
@@ -61,7 +63,7 @@ def _least(args: NanoPipeArgs, world: World) -> Mapping[str, int]:
 
 
 @condition(
-    "deferred weight gradients need {least} activation sets, but recompute-in-bubble.limit is {other.limit}",
+    "deferred weight gradients need the activations of {least} forward passes, but recompute-in-bubble.limit is {other.limit}",
     fix=(GiveSetting("recompute-in-bubble.limit", "{least}"), GiveSetting("lag", note="a smaller one")),
     of="recompute-in-bubble",
     values=_least,

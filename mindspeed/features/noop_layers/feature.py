@@ -40,7 +40,8 @@ from mindspeed.plugins import (
 class NoopLayersArgs(FeatureArgs):
     layers: int | tuple[int, ...] | str = Field(
         "auto",
-        description="Positions without a layer, counted from 0 over all positions; auto = balance pipeline stages",
+        description="Layer positions that stay empty, counted from 0 over layers and empty positions; auto = choose "
+        "them so that stages have equal work",
     )
     experts_per_token: int = Field(2, ge=1, description="With auto: number of experts per token in a MoE layer (top-k)")
 
@@ -115,12 +116,12 @@ class NoopLayers(Feature[NoopLayersArgs]):
             places_fill_chunks,
             ModelCondition(
                 "mindspeed.features.noop_layers.balance:missing_layout",
-                "the plan contains the shape of the model",
+                "the sizes of the model are known, so that layers can be assigned to stages",
                 subject="spec",
                 fix=(Advice("give --num-layers and the other model sizes"), RemoveFeature()),
             ),
         ),
-        numerics=Numerics.reordered(reason="as pipeline-parallel"),
+        numerics=Numerics.reordered(reason="the gradient of tied embeddings is summed over the first and the last stage"),
         state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
         verify_with=VerifyWith(
             world={"pp": 2, "vpp": 2, "num_layers": 3, "num_query_groups": 4}, settings={"noop-layers": {"layers": (1,)}}

@@ -61,7 +61,7 @@ class NormRecompute(PartRecompute):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedNorm",
-                reason="Megatron's checkpoint calls around a norm would keep the autograd graph of the first forward pass",
+                reason="frees the autograd graph of the first forward pass when Megatron recomputes a norm",
             )
         ]
 

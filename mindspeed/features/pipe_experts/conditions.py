@@ -8,10 +8,14 @@ from mindspeed.plugins import DropSetting, FeatureArgs, Field, GiveField, GiveSe
 
 class PipeExpertsArgs(FeatureArgs):
     parts: int = Field(
-        1, ge=1, description="Number of slices per expert; expert dispatch, compute and return overlap slice by slice"
+        1,
+        ge=1,
+        description="Number of slices of the tokens of an expert; sending, computing and returning of different slices overlap",
     )
     streams: bool = Field(
-        False, description="Keep transfers of the expert group and of the expert-tensor group from running at the same time"
+        False,
+        description="Run transfers of the expert-parallel group and of the expert-tensor-parallel group one after "
+        "the other, never at the same time",
     )
 
 

@@ -42,8 +42,8 @@ def stages_share_layers(args: PipelineParallelArgs, world: World) -> bool:
 class PipelineParallel(Feature[PipelineParallelArgs]):
     """Split layers into pipeline stages (1F1B).
 
-    Consecutive layers are on consecutive ranks. Micro-batches pass through the stages with one forward and one backward
-    pass in flight.
+    Each rank holds consecutive layers. Every stage alternates between the forward pass of one micro-batch and the
+    backward pass of another (schedule 1F1B).
     """
 
     spec = FeatureSpec(

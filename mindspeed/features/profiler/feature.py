@@ -35,7 +35,7 @@ class ProfilerArgs(FeatureArgs):
     start: int = Field(10, ge=0, description="Number of steps of the run that complete before the first traced step")
     end: int = Field(12, ge=1, description="Number of the last traced step")
     level: Literal["level0", "level1", "level2"] = Field("level0", description="Detail of kernel traces (NPU only)")
-    cpu: bool = Field(False, description="Trace the host as well; always on for the cpu platform")
+    cpu: bool = Field(False, description="Trace CPU activity as well; always on for the cpu platform")
     stack: bool = Field(False, description="Record the call stack of each operator")
     memory: bool = Field(False, description="Record memory allocations; needs cpu=true")
     shapes: bool = Field(False, description="Record the shapes of operands")
@@ -88,7 +88,7 @@ def _records_no_memory(args: ProfilerArgs, world: World) -> bool:
 
 
 @condition(
-    "profiler.cpu has no effect on the cpu platform, whose traces always include the host",
+    "profiler.cpu has no effect on the cpu platform, whose traces always include CPU activity",
     fix=(DropSetting("cpu"),),
     when=_records_no_memory,
     otherwise="warn",
@@ -101,7 +101,8 @@ def cpu_has_effect(args: ProfilerArgs, world: World) -> bool:
 class Profiler(Feature[ProfilerArgs]):
     """Trace chosen steps and ranks with feature names.
 
-    The profiler is that of the platform. Each chosen rank writes one file for the window of steps.
+    Runs the profiler of the platform, torch.profiler or torch_npu.profiler. Each chosen rank writes one trace file, in
+    which operators are attributed to features.
     """
 
     spec = FeatureSpec(

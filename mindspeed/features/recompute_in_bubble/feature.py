@@ -13,7 +13,7 @@ class RecomputeInBubbleArgs(ScheduleArgs):
     limit: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of activation sets (one per model chunk and micro-batch) that a rank "
+        description="Maximum number of forward passes (one micro-batch in one model chunk) whose activations a rank "
         "keeps (default: pp x vpp)",
     )
 
@@ -21,8 +21,8 @@ class RecomputeInBubbleArgs(ScheduleArgs):
 class RecomputeInBubble(RecomputeFeature[RecomputeInBubbleArgs]):
     """Recompute activations in pipeline bubbles.
 
-    Each rank keeps a limited number of activation sets. The sets that are needed last are dropped, and their forward pass
-    is repeated in a pipeline bubble.
+    Each rank keeps the activations of only a limited number of forward passes. Activations that backward needs last are
+    freed, and their forward pass is repeated in a pipeline bubble.
     """
 
     spec = FeatureSpec(

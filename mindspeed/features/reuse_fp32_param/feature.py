@@ -26,7 +26,10 @@ from mindspeed.plugins import (
 
 class ReuseFp32ParamArgs(FeatureArgs):
     parts: int = Field(
-        16, ge=1, description="Number of windows of an optimizer step; fp32 main weights exist for one window at a time"
+        16,
+        ge=1,
+        description="Number of windows (groups of parameters) of an optimizer step; fp32 main weights exist for one "
+        "window at a time",
     )
 
 
@@ -42,7 +45,8 @@ def weights_are_bf16(args: ReuseFp32ParamArgs, world: World) -> bool:
 class ReuseFp32Param(Feature[ReuseFp32ParamArgs]):
     """Store bf16 weights and residuals, not fp32.
 
-    fp32 main weights are restored from both, for one window of the optimizer step at a time.
+    Each fp32 main weight is stored as the bf16 weight of the model and a 16-bit residual. The optimizer step restores
+    the exact fp32 values, for one window of parameters at a time.
     """
 
     spec = FeatureSpec(

@@ -35,7 +35,7 @@ class RingAttentionArgs(KeepArgs):
     window: int = Field(1, ge=1, description="Number of neighbouring ranks that form an inner ring; 1 = a single ring")
     keep: Literal["none", "half", "full"] = Field(
         "none",
-        description="Which received blocks are kept for backward instead of received again: none, half (keys) or "
+        description="Received blocks that are kept for backward instead of being received again: none, half (keys) or "
         "full (keys and values)",
     )
     second_communicator: bool = Field(

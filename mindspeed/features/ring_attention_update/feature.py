@@ -31,7 +31,8 @@ def attention_has_blocks(args: FeatureArgs, world: World) -> bool:
 class RingAttentionUpdate(Feature[FeatureArgs]):
     """Merge attention blocks by one operator.
 
-    Context-parallel attention calls ``mindspeed::npu_ring_attention_update`` to merge each new block.
+    Context-parallel attention computes one block of keys after the other. The operator
+    ``mindspeed::npu_ring_attention_update`` merges the output of each block into the previous result.
     """
 
     spec = FeatureSpec(

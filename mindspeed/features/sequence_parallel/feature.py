@@ -59,7 +59,10 @@ class SequenceParallel(Feature[FeatureArgs]):
             sequence_divides,
         ),
         megatron_flags=(MegatronFlag("sequence_parallel", switch="on", size="tp"),),
-        numerics=Numerics.reordered(reason="each rank sums the gradients of norm weights over its share of the sequence"),
+        numerics=Numerics.reordered(
+            reason="each rank sums the gradients of norm weights over its part of the sequence, and the sums are "
+            "added over ranks"
+        ),
     )
 
     @hookimpl

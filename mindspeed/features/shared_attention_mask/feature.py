@@ -92,7 +92,8 @@ def one_rank_has_the_sequence(args: SharedAttentionMaskArgs, world: World) -> bo
 class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
     """Share one attention mask among all layers.
 
-    The data loader creates no masks. All layers share one mask that is created once, or use none where the kernel needs none.
+    The mask is created once and used by all layers, instead of one mask per batch from the data loader. Where the
+    attention kernel applies a causal mask itself, none is created.
     """
 
     spec = FeatureSpec(

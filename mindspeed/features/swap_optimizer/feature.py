@@ -25,7 +25,10 @@ _LEAVING = ("main weights", "residuals", "states")
 
 class SwapOptimizerArgs(FeatureArgs):
     parts: int = Field(
-        16, ge=1, description="Number of windows of an optimizer step; at most three are on the device at a time"
+        16,
+        ge=1,
+        description="Number of windows (groups of parameters) of an optimizer step; the states of at most three are "
+        "on the device at a time",
     )
 
 

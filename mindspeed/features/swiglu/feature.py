@@ -75,7 +75,7 @@ class Swiglu(Feature[FeatureArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        reason = "lets Megatron call one function for the whole activation"
+        reason = "makes Megatron call one function for the whole activation, which this feature replaces"
         return [ArgOverride("bias_activation_fusion", True, reason, only=f"{_LAYERS}:fits")]
 
     @hookimpl

@@ -68,7 +68,8 @@ def _splits_experts(args: TensorParallelArgs, world: World) -> bool:
 class TensorParallel(Feature[TensorParallelArgs]):
     """Split weights and vocabulary over ranks.
 
-    The first linear layer of a pair is split by columns and the second by rows, with one all-reduce per pair and direction.
+    The first linear layer of attention or of an MLP is split by columns and the second by rows. Together they need one
+    all-reduce in forward and one in backward.
     """
 
     spec = FeatureSpec(

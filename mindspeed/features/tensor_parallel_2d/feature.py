@@ -40,25 +40,31 @@ PARTS = 8
 class TensorParallel2DArgs(FeatureArgs):
     x: int | Literal["auto"] = Field(
         "auto",
-        description="Number of ranks over which the output features of a column-parallel weight are split; auto "
-        "= least communication",
+        description="Size x of the grid: ranks that split the output features of a weight; auto = least communication",
     )
     y: int | Literal["auto"] = Field(
         "auto",
-        description="Number of ranks over which the input features of a column-parallel weight are split; 1 = one-dimensional",
+        description="Size y of the grid: ranks that split the input features of a weight; 1 = plain tensor parallelism",
     )
-    overlap_gather: bool = Field(False, description="In forward, overlap the gather of input chunks with their products")
-    overlap_scatter: bool = Field(False, description="In forward, overlap the sum of output chunks with their products")
+    overlap_gather: bool = Field(
+        False,
+        description="In forward, gather the input in chunks, and overlap each gather with the matrix product of another chunk",
+    )
+    overlap_scatter: bool = Field(
+        False,
+        description="In forward, sum the output in chunks, and overlap each sum with the matrix product of another chunk",
+    )
     overlap_backward: bool = Field(
-        False, description="In backward, overlap the transfer of gradient chunks with their products"
+        False,
+        description="In backward, transfer gradients in chunks, each overlapped with the matrix product of another chunk",
     )
 
 
 class TensorParallel2D(Feature[TensorParallel2DArgs]):
     """Split weights of linear layers over a 2-D grid.
 
-    Weights are split over a grid of x by y ranks, which sends fewer bytes than one dimension. Inputs and outputs are those
-    of sequence parallelism.
+    A grid of x by y ranks sends fewer bytes than a split along one dimension. As with sequence parallelism, activations
+    between linear layers are split along the sequence.
     """
 
     spec = FeatureSpec(
@@ -102,15 +108,14 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
             Wrap(
                 "megatron.core.transformer.mlp:apply_swiglu_sharded_factory",
                 "mindspeed.features.tensor_parallel_2d.layers:with_both_axes",
-                reason="splits the checkpoint of a gated MLP into gates and values along two axes, because Megatron's "
-                "factory supports one",
+                reason="saves gate and value weights of a gated MLP that are split along two axes; Megatron supports one",
                 phase="checkpoint",
                 optional=True,
             ),
             Wrap(
                 "megatron.core.optimizer.muon:get_megatron_muon_optimizer",
                 "mindspeed.features.tensor_parallel_2d.refusals:refusing",
-                reason="Muon expects weights split along one dimension",
+                reason="refuses Muon, which expects weights split along one dimension",
                 when=When(megatron=">=0.16"),
                 phase="build",
                 optional=True,

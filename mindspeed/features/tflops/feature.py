@@ -28,7 +28,8 @@ class TflopsArgs(FeatureArgs):
 class Tflops(Feature[TflopsArgs]):
     """Log model and hardware FLOP/s of every step.
 
-    Operations of matrix products are counted in one step per interval; the count serves all steps of the interval.
+    The operations of matrix products are counted in one step per interval. This count is used for all steps of the
+    interval.
     """
 
     spec = FeatureSpec(

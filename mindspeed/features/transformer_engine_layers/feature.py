@@ -68,8 +68,9 @@ def weights_are_whole(args: TransformerEngineLayersArgs, world: World) -> bool:
 class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
     """Provide Transformer Engine layers without it.
 
-    Megatron's specs then work where Transformer Engine is not installed. Each role is a class over Megatron's local
-    layer, on which features for local layers work, with the names of Transformer Engine's classes and checkpoints.
+    Megatron's default layer specs then work where Transformer Engine is not installed. Its classes are provided on top
+    of Megatron's local layers, with equal class names, parameter names and checkpoints. Features for local layers work
+    on them too.
     """
 
     spec = FeatureSpec(
@@ -108,7 +109,7 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
 
     @hookimpl
     def notes(self) -> Iterable[str]:
-        yield "Transformer Engine's specs use classes on top of Megatron's local layers"
+        yield "Megatron's Transformer Engine specs build local layers (feature transformer-engine-layers)"
         yield "operators and Megatron's functions compute fused rotary embedding, token permutation and routing"
 
     @hookimpl

@@ -32,16 +32,17 @@ if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
 
 _LAYERS = "mindspeed.features.ulysses_attention.layers"
-_REASON = "each rank holds one contiguous chunk of the sequence, not an early and a late chunk"
+_REASON = "gives each rank one contiguous chunk of the sequence; Megatron gives it an early and a late chunk"
 
 
 class UlyssesAttentionArgs(KeepArgs):
     keep: Literal["none", "half", "full"] = Field(
         "none",
-        description="What to keep for backward instead of exchanging it again: none, half (keys) or full (keys and values)",
+        description="Exchanged tensors that are kept for backward instead of being exchanged again: none, half "
+        "(keys) or full (keys and values)",
     )
     kv_allgather: bool = Field(
-        False, description="Gather the keys and values of a single key head instead of sending a copy to each rank"
+        False, description="If the model has a single key/value head: all-gather it instead of sending a copy to each rank"
     )
 
 
@@ -117,7 +118,9 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
             one_key_head_is_gathered,
         ),
         megatron_flags=(MegatronFlag("cp_comm_type", switch="on", values=("a2a",), size="cp"),),
-        numerics=Numerics.reordered(reason="each rank sums weight gradients over its share of the sequence"),
+        numerics=Numerics.reordered(
+            reason="each rank sums weight gradients over its part of the sequence, and the sums are added over ranks"
+        ),
     )
 
     def core_attention(self) -> type[CoreAttention]:

@@ -25,8 +25,8 @@ from mindspeed.plugins import (
 class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
     """Simulate and run the fastest pipeline schedule.
 
-    Weight gradients are deferred into pipeline bubbles. Before the run, a simulator compares delays of weight gradients for
-    the given costs and memory limit, and chooses the fastest.
+    Weight gradients are deferred into pipeline bubbles. Before the run, a simulator compares schedules for the given
+    durations and memory limit, and the job runs the fastest one.
     """
 
     spec = FeatureSpec(

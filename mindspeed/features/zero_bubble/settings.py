@@ -29,13 +29,13 @@ from mindspeed.plugins import (
 class ZeroBubbleArgs(ScheduleArgs):
     placement: Placement = Field(
         "loop",
-        description="Placement of stages on ranks: loop = as Megatron; v = two stages per rank, with the "
+        description="Placement of stages on ranks. loop = as in Megatron; v = two stages per rank in V order, with the "
         "activation memory of 1F1B",
     )
     costs: tuple[float, float, float, float] | Literal["measured"] = Field(
         (1.0, 1.0, 1.0, 1.0),
         description="Relative durations of forward, input gradient, weight gradient and recompute of a model chunk; "
-        "measured = measured in steps 2 and 3",
+        "measured = measure them in steps 2 and 3",
     )
     hop: float = Field(
         0.0, ge=0, description="Duration of a message between two ranks, in the unit of costs (ms if costs=measured)"
@@ -47,8 +47,8 @@ class ZeroBubbleArgs(ScheduleArgs):
     limit: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of activation sets (one per model chunk and micro-batch) that a rank keeps (default "
-        "with least: pp x vpp)",
+        description="Maximum number of forward passes (one micro-batch in one model chunk) whose activations a rank "
+        "keeps (default with recompute=least: pp x vpp)",
     )
     output_layer: bool = Field(False, description="Also defer the weight gradient of the output layer")
 
@@ -111,7 +111,7 @@ def _least_kept(args: ZeroBubbleArgs, world: World) -> Mapping[str, int]:
 
 
 @condition(
-    "no schedule fits within {args.limit} activation sets; the minimum limit is {least}",
+    "no schedule keeps the activations of at most {args.limit} forward passes; the minimum limit is {least}",
     fix=(GiveSetting("limit", "{least}"), GiveSetting("recompute", "least")),
     when=_has_limit,
     values=_least_kept,
@@ -132,7 +132,7 @@ def _least_deferred(args: ZeroBubbleArgs, world: World) -> Mapping[str, int]:
 
 
 @condition(
-    "deferred weight gradients need {least} activation sets, but recompute-in-bubble.limit is {other.limit}",
+    "deferred weight gradients need the activations of {least} forward passes, but recompute-in-bubble.limit is {other.limit}",
     fix=(GiveSetting("recompute-in-bubble.limit", "{least}"),),
     of="recompute-in-bubble",
     when=_keeps_all_sets,

@@ -29,15 +29,15 @@ def test_selective_recomputation_is_refused_and_full_one_is_not():
     assert problem.startswith("MS304 ampipe: selective recomputation expects modules that run once per layer, ")
 
 
-MODULES = "ampipe runs modules once per chunk, but that feature expects one call per micro-batch"
+MODULES = "ampipe calls layers once per sequence chunk, but that feature expects one call per micro-batch"
 EXPERTS = "ampipe sends tokens to experts chunk by chunk, but that feature handles the tokens of a whole micro-batch"
 
 
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ("nano-pipe", "the pipeline schedule splits layers while their chunks are still in flight"),
-        ("mc2", "ampipe splits the projection after attention itself"),
+        ("nano-pipe", "the schedule separates input and weight gradients of a layer, which ampipe computes chunk by chunk"),
+        ("mc2", "ampipe already splits the projection after attention into chunks"),
         ("eod-reset", "ampipe supports only causal and full attention"),
         ("shared-attention-mask", "ampipe supports only causal and full attention"),
         ("norm-recompute", MODULES),

@@ -159,9 +159,9 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {RING: {"keep": "some"}},
         {"cp": 4},
         (
-            "MS301 ring-attention.keep is 'some': input should be 'none', 'half' or 'full' | --set ring-attention.keep=none "
-            "(Which received blocks are kept for backward instead of received again: none, half (keys) or full (keys and "
-            "values))"
+            "MS301 ring-attention.keep is 'some': input should be 'none', 'half' or 'full' | --set "
+            "ring-attention.keep=none (Received blocks that are kept for backward instead of being received "
+            "again: none, half (keys) or full (keys and values))"
         ),
     ),
     (

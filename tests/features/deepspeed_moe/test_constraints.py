@@ -31,15 +31,15 @@ def test_operators_of_dispatchers_are_left_out_and_refused_where_they_are_reques
     assert (resolution.problems, "moe-token-permute" in [feature.name for feature in resolution.features]) == ([], False)
     assert [row.text for row in resolution.rows if row.feature == "moe-token-permute"] == [
         (
-            "deepspeed-moe conflicts with it, because the dispatchers that call the operators of that feature are not used by "
-            "this layer"
+            "deepspeed-moe conflicts with it, because deepspeed-moe uses no Megatron dispatcher, so "
+            "moe-token-permute has nothing to replace"
         )
     ]
     assert "moe-token-permute" in active("moe-alltoall-dispatcher", ep=2, **MOE, **everywhere)
     assert refusals("deepspeed-moe", "moe-token-permute", **MOE) == [
         (
-            "MS202 deepspeed-moe conflicts with moe-token-permute, because the dispatchers that call the operators of "
-            "that feature are not used by this layer | remove deepspeed-moe or moe-token-permute"
+            "MS202 deepspeed-moe conflicts with moe-token-permute, because deepspeed-moe uses no Megatron "
+            "dispatcher, so moe-token-permute has nothing to replace | remove deepspeed-moe or moe-token-permute"
         )
     ]
 

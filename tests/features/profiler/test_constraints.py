@@ -30,7 +30,7 @@ def test_what_means_nothing_here_is_a_row() -> None:
     rows = {row.text for row in ask("profiler", settings={"profiler": {"level": "level1", "cpu": True}}).rows}
     assert {
         "profiler.level=level1 has no effect on cpu: only the NPU profiler has levels",
-        "profiler.cpu has no effect on the cpu platform, whose traces always include the host",
+        "profiler.cpu has no effect on the cpu platform, whose traces always include CPU activity",
     } <= rows
 
 
