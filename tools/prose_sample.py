@@ -30,7 +30,7 @@ from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.fixes import filled, on_command_line
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
-from tools.docs.features import MODEL, type_text
+from tools.docs.features import MODEL, sentence, type_text
 from tools.prose import literal
 
 ROOT: Final = Path(__file__).parents[1]
@@ -115,18 +115,15 @@ def reasons() -> Iterator[str]:
         if reason := feature.spec.numerics.reason:
             yield f"{_feature(feature)}\n\nnumerics: {feature.spec.numerics.claim}, {reason}"
         for constraint in feature.spec.constraints:
-            if reason := getattr(constraint, "reason", ""):
-                verb = type(constraint).__name__.removesuffix("Slot").removesuffix("Any").lower()
-                other = getattr(constraint, "name", "") or getattr(constraint, "slot", "") or ", ".join(constraint.names)
-                yield f"{_feature(feature)}\n\n{name} {verb} {other}, because {reason}"
+            if getattr(constraint, "reason", ""):
+                where = "Page of the feature, “Works with, needs and refuses”"
+                yield f"{_feature(feature)}\n\n{where}:\n\n{sentence(name, constraint)}"
         for patch in _changes(feature, "patches"):
             shown = f"{name}: {patch.reason}\n  {patch.kind} {patch.target}"
             yield f"{_feature(feature)}\n\npatches (features plan --all):\n\n{shown}"
         for override in _changes(feature, "megatron_args"):
-            yield (
-                f"{_feature(feature)}\n\nMegatron argument `{override.argument} = {override.value}`\n\nbecause "
-                f"{override.reason}"
-            )
+            shown = f"{override.argument} = {override.value}  {name}: {override.reason}"
+            yield f"{_feature(feature)}\n\nMegatron arguments (features plan --all):\n\n{shown}"
 
 
 def help_texts() -> Iterator[str]:
@@ -202,14 +199,16 @@ def guides() -> Iterator[str]:
         page = file.read_text(encoding="utf-8")
         if "made by `make docs`" in page[:400]:
             continue
-        title = heading = before = ""
-        for block in re.sub(r"(?s)<!--.*?-->", "", page).split("\n\n"):
-            paragraph = block.strip()
-            if found := re.match(r"(#+) (.*)", paragraph):
+        blocks = [block.strip() for block in re.sub(r"(?s)<!--.*?-->", "", page).split("\n\n") if block.strip()]
+        title = heading = ""
+        for before, block, after in zip(["", *blocks], blocks, [*blocks[1:], ""], strict=False):
+            if found := re.match(r"(#+) (.*)", block):
                 title, heading = (found[2], "") if found[1] == "#" else (title, found[2])
-            elif re.match(r"[A-Z`]", paragraph) and not paragraph.startswith("```") and len(paragraph.split()) > 12:
-                yield f"Page “{title}”, section “{heading or 'beginning'}”{before}\n\n{paragraph}{_glossary(paragraph)}"
-            before = f"\n\n(before it:)\n\n{paragraph}" if paragraph.startswith(("```", "|")) else ""
+            elif re.match(r"[A-Z`]", block) and not block.startswith("```") and len(block.split()) > 12:
+                first = "" if before.startswith("#") else f"\n\n(before it)\n\n{before}"
+                then = f"\n\n(after it)\n\n{after}" if block.endswith(":") else ""
+                place = f"Page “{title}”, section “{heading or 'beginning'}”"
+                yield f"{place}{first}\n\n(the text to judge)\n\n{block}{then}{_glossary(block)}"
 
 
 def data() -> Iterator[str]:

@@ -47,7 +47,7 @@ def schedule() -> None:
     default="none",
     help="When recomputation (R) runs: none, inside the backward pass, all ahead of it, or least for the limit",
 )
-@click.option("--limit", type=click.IntRange(1), help="Maximum number of activation sets that a rank keeps")
+@click.option("--limit", type=click.IntRange(1), help="Maximum number of forward passes whose activations a rank keeps")
 @click.option(
     "--set",
     "assignments",

@@ -31,7 +31,7 @@ class LayersArgs(FeatureArgs):
         None,
         ge=1,
         description="Number of layers per model chunk in which the feature acts (default: all). Layers that block "
-        "recomputation repeats are not counted",
+        "recomputation already recomputes are not counted",
     )
 
 

@@ -257,8 +257,8 @@ class TrainHooks:
         """Return metrics of the finished step for the training log.
 
         A name without a dot becomes ``feature.name``; a name with a dot is used unchanged. In ``log.jsonl`` dots create
-        nested objects. `mindspeed pretrain` logs the values of rank 0. Megatron-LM logs the mean over its log interval on
-        the last pipeline stage, if it is greater than 0.
+        nested objects. `mindspeed pretrain` logs the values of rank 0. Megatron-LM logs means over its log interval, taken on
+        the last pipeline stage. It does not log a mean of 0 or less.
         """
 
 

@@ -233,7 +233,7 @@ def _constraints(feature: type[Feature[Any]]) -> list[str]:
     lines = []
     for constraint in feature.spec.constraints:
         when = _when(constraint.when)
-        lines.append(f"- {_sentence(feature.spec.name, constraint)}{when}")
+        lines.append(f"- {sentence(feature.spec.name, constraint)}{when}")
     return lines or ["No constraint is declared."]
 
 
@@ -255,7 +255,7 @@ def _when(function: Callable[..., Any] | None) -> str:
     return f" Applies when {about or function.__name__.replace('_', ' ')}."
 
 
-def _sentence(name: str, constraint: Any) -> str:
+def sentence(name: str, constraint: Any) -> str:
     because = f", because {constraint.reason}" if getattr(constraint, "reason", "") else ""
     if isinstance(constraint, Condition):
         steps = (step for step in filled(constraint.fix, name, str) if step != RemoveFeature(name))

@@ -48,7 +48,10 @@ _OTHER_ACTIVATIONS: Final = tuple(
             ("an offset is added to the linear part of gated units (glu_linear_offset), which the operator does not support"),
         ),
         ("low_precision_activation_input", "the input of the activation function is stored in fp8, which the operator ignores"),
-        ("transformer_engine_activation", "the activation function is Transformer Engine's (use_te_activation_func)"),
+        (
+            "transformer_engine_activation",
+            "the activation function is Transformer Engine's (use_te_activation_func), which the operator cannot replace",
+        ),
     )
 )
 
