@@ -257,7 +257,7 @@ class TrainHooks:
         """Return metrics of the finished step for the training log.
 
         A name without a dot becomes ``feature.name``; a name with a dot is used unchanged. In ``log.jsonl`` dots create
-        nested objects. `mindspeed pretrain` logs the values of rank 0. Megatron-LM logs means over its log interval, taken on
+        nested objects. `mindspeed pretrain` logs the values of rank 0. Megatron-LM logs means over its log interval, of
         the last pipeline stage. It does not log a mean of 0 or less.
         """
 
