@@ -41,9 +41,12 @@ def run_program(words: Sequence[str]) -> NoReturn:
     from mindspeed.registry import activate_from_environment
 
     set_import_path(words)
-    activate_from_environment()
+    report = activate_from_environment()
+    first = os.environ.get("RANK", "0") == "0"
+    if first and report is not None and report.features:
+        print(report.summary(), file=sys.stderr)
     _become(words)
-    if os.environ.get("RANK", "0") == "0":
+    if first:
         report_unused_arguments()
     sys.exit(0)
 

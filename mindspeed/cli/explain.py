@@ -41,9 +41,11 @@ def _show_symptoms(text: str) -> None:
 
 def show_code(code: str) -> None:
     """Print the paragraph of a code. Raises UsageError for one that does not exist."""
+    from mindspeed.plugins.near_names import near_names, suggestion
     from mindspeed.plugins.problems import error_codes
 
     codes, code = error_codes(), code.upper()
     if code not in codes:
-        raise click.UsageError(f"there is no code {code}; the codes are {', '.join(codes)}")
+        known = f"the codes are {next(iter(codes))} to {next(reversed(codes))}, on the page errors (mindspeed docs errors)"
+        raise click.UsageError(f"there is no code {code}; {suggestion(near_names(code, codes), known)}")
     print_result({"code": code, "text": codes[code]}, [textwrap.fill(f"{code}: {codes[code]}", width=100)])

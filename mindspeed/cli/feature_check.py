@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindspeed.cli.memory_size import MemorySize
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import Request, names_argument, request_options
 from mindspeed.cli.training_command import PlansCommandsFully, RuleOptions, plan_of_command, rules_options, script_option
@@ -22,17 +23,15 @@ if TYPE_CHECKING:
 @names_argument("[NAME]...")
 @click.option(
     "--device-memory",
-    type=click.FloatRange(0, min_open=True),
-    metavar="MIB",
-    help="Memory of a device, in MiB; stages that need more are problems",
+    type=MemorySize(),
+    metavar="SIZE",
+    help="Memory of a device, such as 60GiB, or in MiB; stages that need more are problems",
 )
 @script_option
 @rules_options
 @request_options
 @json_option
-def check(
-    request: Request, names: tuple[str, ...], script: str | None, device_memory: float | None, rules: RuleOptions
-) -> None:
+def check(request: Request, names: tuple[str, ...], script: str | None, device_memory: int | None, rules: RuleOptions) -> None:
     """Find every problem of a request.
 
     Features, settings and sizes are checked together, for this machine or for another one that options describe. All
@@ -54,7 +53,7 @@ def check(
         plan = replace(plan, rows=(*plan.rows, *_ambiguous_padding(plan, request.train)))
     plan = replace(plan, rows=(*plan.rows, *_unknown_megatron(plan)))
     if device_memory is not None:
-        _require_memory(plan, device_memory)
+        _require_memory(plan, device_memory / 2**20)
     kinds = {"not-checked": "not checked", "choice": "choice", "warning": "warning"}
     lines = [f"{kinds[row.kind]:<11}  {row.feature}: {row.text}" for row in plan.rows if row.kind in kinds]
     lines.append(f"no problems: {', '.join(plan.names) or 'no features'}; plan {plan.digest}")

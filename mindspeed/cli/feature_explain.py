@@ -13,7 +13,7 @@ import click
 from mindspeed.cli.explain import show_code
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.plan_text import as_lines, reason_lines, setting_lines
-from mindspeed.cli.request_options import JobCommand, Request, request_options, spelled, unknown_feature
+from mindspeed.cli.request_options import JobCommand, Request, request_options, unknown_feature
 from mindspeed.plugins.found import declared_at
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def explain(request: Request, name: str) -> None:
 def explain_in_plan(plan: ActivationPlan, name: str, request: Request | None) -> None:
     """Print why a feature is active in a plan, or why it is not; the ``request`` of the plan decides what the feature would
     add."""
+    from mindspeed.engine.resolution.request import spelled
     from mindspeed.registry import catalog_for
 
     name = spelled(name)

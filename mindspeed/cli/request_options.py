@@ -76,11 +76,6 @@ class FeatureNames(click.ParamType):  # type: ignore[type-arg]
         return [CompletionItem(f"{before}{comma}{name}") for name in names]
 
 
-def spelled(name: str) -> str:
-    """Return the spelling of a feature name: lower case, words joined by dashes, so that ``Ring_Attention`` is a name too."""
-    return name.replace("_", "-").lower()
-
-
 def unknown_feature(known: Catalog, name: str) -> Problem:
     """Return the MS201 of a name that no feature has."""
     from mindspeed.plugins.fixes import advice
@@ -104,7 +99,7 @@ def split_words(ctx: click.Context, parameter: click.Parameter, words: tuple[str
 
 def spelled_names(words: Iterable[str]) -> tuple[str, ...]:
     """Return the feature names in some words, each of which may hold several."""
-    from mindspeed.engine.resolution.request import split_names
+    from mindspeed.engine.resolution.request import spelled, split_names
 
     return tuple(map(spelled, split_names(",".join(words))))
 
@@ -270,6 +265,8 @@ def _command_line(options: Mapping[str, Any]) -> Layer:
 
 
 def _spelled_assignment(text: str) -> str:
+    from mindspeed.engine.resolution.request import spelled
+
     feature, dot, rest = text.partition(".")
     return f"{spelled(feature)}{dot}{rest}"
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from mindspeed.cli.memory_size import MemorySize
 from mindspeed.cli.output import FOLDER, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import (
     FullJobCommand,
@@ -29,25 +29,14 @@ if TYPE_CHECKING:
     from mindspeed.tuning.space import Choice
     from mindspeed.tuning.time import Machine
 
-_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-class Size(click.ParamType):  # type: ignore[type-arg]
-    """A number of bytes, as 80GiB or 512MB."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value), re.IGNORECASE)
-        if match is None:
-            self.fail(f"{value!r} is not a size such as 80GiB", param, ctx)
-        return int(float(match[1]) * _UNITS[match[2].upper()])
-
 
 @click.command(cls=FullJobCommand)
 @names_argument("[NAME]...")
 @click.option(
-    "--device-memory", type=Size(), metavar="SIZE", help="Memory of one device, for example 80GiB  [default: unlimited]"
+    "--device-memory",
+    type=MemorySize(),
+    metavar="SIZE",
+    help="Memory of one device, such as 80GiB, or in MiB  [default: unlimited]",
 )
 @names_option("--try", "tried", help="Features to try in addition")
 @click.option(

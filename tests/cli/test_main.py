@@ -48,7 +48,7 @@ def test_asking_imports_neither_torch_nor_megatron():
 def test_an_unknown_code_is_a_usage_error(mindspeed):
     done = mindspeed("explain", "MS999")
     assert done.exit_code == 2
-    assert "Error: there is no code MS999; the codes are MS101, MS102" in done.stderr
+    assert "Error: there is no code MS999; did you mean MS902 or MS901" in done.stderr
 
 
 def test_an_unknown_option_is_a_usage_error(mindspeed):

@@ -150,7 +150,7 @@ def test_nothing_fits_says_what_is_missing_and_what_saves_most(tmp_path: Path) -
     needed, excess = (int(found[number].replace(",", "")) for number in (2, 3))
     assert needed - excess == 2**20
     assert re.match(r"--try [a-z0-9-]+, which saves [\d,]+ bytes of it, ", problem["fix"])
-    _, data = run("--device-memory", str(needed), *SMALL, "--store", str(tmp_path), "--top", "1")
+    _, data = run("--device-memory", f"{needed}B", *SMALL, "--store", str(tmp_path), "--top", "1")
     assert data["rows"][0]["fits"]
     assert data["rows"][0]["predicted_bytes"] <= needed
 

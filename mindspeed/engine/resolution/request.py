@@ -59,9 +59,29 @@ def job_from_data(data: Any, where: str) -> JobFile:
             fix = Advice(suggestion(near_names(key, JOB_KEYS), f"known keys: {', '.join(JOB_KEYS)}"))
             problems.append(Problem("MS305", f"unknown key {key!r} in the job file", where=where, fix=fix))
     problems += _shape_problems(data, "MS305", where)
+    if not problems:
+        data, problems = _with_spelled_names(data, where)
     if problems:
         raise ResolutionError(problems)
     return JobFile(_layer(data, "job file"), data.get("train") or {})
+
+
+def spelled(name: str) -> str:
+    """Return the spelling of a feature name: lower case, words joined by dashes, so that ``Ring_Attention`` is a name too."""
+    return name.replace("_", "-").lower()
+
+
+def _with_spelled_names(data: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[Problem]]:
+    """Return a job file in which features are spelled as they are declared, and a problem for each with two settings."""
+    lists = {key: [*map(spelled, data[key])] for key in ("features", "without") if data.get(key)}
+    settings: dict[str, Any] = {}
+    problems = []
+    for name, values in (data.get("settings") or {}).items():
+        if (known := spelled(str(name))) in settings:
+            fix = Advice(f"write all settings of {known} below one key")
+            problems.append(Problem("MS305", f"settings has {known} twice, once as {name}", (known,), where=where, fix=fix))
+        settings[known] = values
+    return {**data, **lists, **({"settings": settings} if settings else {})}, problems
 
 
 def layer_from_call(**arguments: Any) -> Layer:

@@ -33,6 +33,22 @@ def test_a_job_file_is_one_layer_and_a_train_section(tmp_path):
     assert (layer.world, layer.level, layer.platform, layer.strict) == ({"num_layers": 4}, 1, "npu", True)
 
 
+def test_a_job_file_may_join_the_words_of_a_feature_name_by_underscores(tmp_path):
+    text = "features: [ring_attention]\nwithout: [Rms_Norm]\nsettings: {context_parallel: {size: 2}}\n"
+    layer = load_job_file(write(tmp_path, text)).layer
+    assert (layer.features, layer.without) == (("ring-attention",), ("rms-norm",))
+    assert layer.settings == {"context-parallel": {"size": 2}}
+
+
+def test_settings_of_one_feature_under_two_spellings_are_a_problem(tmp_path):
+    text = "settings: {ring-attention: {window: 2}, ring_attention: {keep: half}}\n"
+    with pytest.raises(ResolutionError) as caught:
+        load_job_file(write(tmp_path, text))
+    assert [(p.message, p.fix_text) for p in caught.value.problems] == [
+        ("settings has ring-attention twice, once as ring_attention", "write all settings of ring-attention below one key")
+    ]
+
+
 def test_every_mistake_of_a_job_file_is_reported_at_once(tmp_path):
     path = write(tmp_path, "feature: [a]\nsettings: {a: 2}\nlevel: high\nworld: 3\n")
     with pytest.raises(ResolutionError) as caught:

@@ -9,7 +9,8 @@ def test_a_limit_below_the_sets_that_wait_for_weight_gradients_is_refused_with_t
     for engine, fix in (("nano-pipe", ", or --set nano-pipe.lag=VALUE (a smaller one)"), ("zero-bubble", "")):
         (text,) = refusals(NAME, engine, pp=4, settings={NAME: {"limit": 3}})
         assert text == (
-            f"MS304 {engine}: deferred weight gradients need the activations of 4 forward passes, but recompute-in-bubble.limit is 3 | "
+            f"MS304 {engine}: deferred weight gradients need the activations of 4 forward passes, "
+            f"but recompute-in-bubble.limit is 3 | "
             f"--set recompute-in-bubble.limit=4{fix}"
         )
         assert NAME in active(NAME, engine, pp=4, settings={NAME: {"limit": 4}})
