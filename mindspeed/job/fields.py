@@ -25,7 +25,7 @@ class Fields(ShapeFields):
         attributes=(),
         derive=derive.transformer_engine_layers,
     )
-    engine_over_local: bool = flag("Megatron's Transformer Engine specs build local layers (feature transformer-engine-layers)")
+    engine_over_local: bool = flag("the classes of Transformer Engine's specs are based on Megatron's local layers")
     engine_installed: bool = flag("Transformer Engine can be imported on every rank")
     sequence_parallel: bool = flag("tensor-parallel ranks split the sequence outside of linear layers", "sequence_parallel")
     tensor_parallel_overlap: bool = flag(

@@ -78,7 +78,7 @@ def _with_spelled_names(data: Mapping[str, Any], where: str) -> tuple[dict[str, 
     problems = []
     for name, values in (data.get("settings") or {}).items():
         if (known := spelled(str(name))) in settings:
-            fix = Advice(f"write all settings of {known} below one key")
+            fix = Advice(f"put all settings of {known} under one key")
             problems.append(Problem("MS305", f"settings has {known} twice, once as {name}", (known,), where=where, fix=fix))
         settings[known] = values
     return {**data, **lists, **({"settings": settings} if settings else {})}, problems

@@ -109,7 +109,7 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
 
     @hookimpl
     def notes(self) -> Iterable[str]:
-        yield "Megatron's Transformer Engine specs build local layers (feature transformer-engine-layers)"
+        yield "the classes of Transformer Engine's specs are based on Megatron's local layers"
         yield "operators and Megatron's functions compute fused rotary embedding, token permutation and routing"
 
     @hookimpl

@@ -45,7 +45,7 @@ def test_settings_of_one_feature_under_two_spellings_are_a_problem(tmp_path):
     with pytest.raises(ResolutionError) as caught:
         load_job_file(write(tmp_path, text))
     assert [(p.message, p.fix_text) for p in caught.value.problems] == [
-        ("settings has ring-attention twice, once as ring_attention", "write all settings of ring-attention below one key")
+        ("settings has ring-attention twice, once as ring_attention", "put all settings of ring-attention under one key")
     ]
 
 
