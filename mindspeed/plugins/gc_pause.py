@@ -19,4 +19,7 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            if not gc.get_freeze_count():  # freezing and unfreezing moves what was made to the oldest generation at no cost
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

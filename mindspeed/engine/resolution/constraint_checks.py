@@ -141,7 +141,7 @@ def check_operators(state: ResolutionState) -> None:
     Under strict it is a problem, unless level 1 alone switched the feature on.
     """
     platform = str(state.world.platform)
-    for name in sorted(name for name in state.active if state.specs[name].ops):
+    for name in [name for name in state.names if state.specs[name].ops and name in state.active]:
         missing = [op for op in state.specs[name].ops if not state.runs(op, platform)]
         if not missing:
             continue
@@ -159,8 +159,8 @@ def add_notes(state: ResolutionState) -> None:
     every sentence that an active feature says about its settings; none where a value is not known."""
     for name, condition, _ in state.constraints(ModelCondition):
         state.note("at-build", name, f"checked when the model is built: {condition.message}")
-    for name in sorted(state.active):
-        if size := state.specs[name].idle_size(state.world):
+    for name in state.names:
+        if name in state.active and (size := state.specs[name].idle_size(state.world)):
             state.note("note", name, f"the {size_name(size)} is 1, so {name} changes nothing")
     for name in sorted(state.catalog.noting.intersection(state.active)):
         feature, args = state.catalog.feature(name), state.args_of(name)

@@ -76,6 +76,8 @@ class ResolutionState:
         self._contributions: list[tuple[Contribution, JobSet]] = [((), scope)]
         self.declared: dict[type[Any], list[tuple[str, Any]]] = defaultdict(list)
         """Every constraint of the active features, and of those of every plan, by kind and in name order; after `freeze`."""
+        self.names: Sequence[str] = ()
+        """Names of these features in order; after `freeze`."""
 
     # what is active
 
@@ -298,7 +300,8 @@ class ResolutionState:
 
     def freeze(self) -> None:
         """Index the active features and those of every plan by what they hold and declare; called once, after propagation."""
-        for name in sorted({*self.active, *self.base}):
+        self.names = sorted({*self.active, *self.base})
+        for name in self.names:
             spec = self.specs[name]
             for slot, jobs in self.held_slots(name).items() if spec.slots else ():
                 if here := jobs & self.where.get(name, self.scope):

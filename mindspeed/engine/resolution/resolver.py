@@ -250,17 +250,19 @@ def _is_platform_alone(state: ResolutionState) -> bool:
 
 
 def _propagate(state: ResolutionState, roots: Iterator[Root]) -> None:
-    queue = deque(roots)
-    asked = {name for name, _, _ in queue}
+    queue = deque[tuple[str, JobSet]]()
+    for name, why, jobs in list(roots):  # all of them before any is active: a root may depend on what is
+        if not (new := state.activate(name, why, jobs)):
+            continue
+        queue.append((name, new))
+        if why.kind is ReasonKind.LEVEL_ONE:
+            state.by_level_one[name] = state.by_level_one.get(name, 0) | new
+    asked = {name for name, _ in queue}
     where, strict = state.where, state.merged.strict
     requires, usable, args = state.catalog.requires, state.catalog.usable, state.args
     removed = {*state.merged.disabled, *state.merged.without}
     while queue:
-        name, why, jobs = queue.popleft()
-        if not (new := state.activate(name, why, jobs)):
-            continue
-        if why.kind is ReasonKind.LEVEL_ONE:
-            state.by_level_one[name] = state.by_level_one.get(name, 0) | new
+        name, new = queue.popleft()
         if name not in args:
             state.args_of(name)
         for constraint in requires[name]:
@@ -275,7 +277,8 @@ def _propagate(state: ResolutionState, roots: Iterator[Root]) -> None:
             if needed in removed or (strict and needed not in asked):
                 _report_requirement(state, name, constraint, missing)
             elif needed in usable or state.known(needed, f"required by {name}"):
-                queue.append((needed, Reason(needed, ReasonKind.REQUIRED, name, note=constraint.reason), missing))
+                state.activate(needed, Reason(needed, ReasonKind.REQUIRED, name, "", None, "", constraint.reason), missing)
+                queue.append((needed, missing))
 
 
 def _report_requirement(state: ResolutionState, name: str, constraint: Requires, missing: JobSet) -> None:
@@ -309,8 +312,7 @@ def _report_idle_settings(state: ResolutionState) -> None:
 
 
 def _order(state: ResolutionState) -> list[str]:
-    edges = [(first, second) for first, second, _ in _declared_order(state)]
-    order, cycle = _in_order(state.active, edges)
+    order, cycle = _in_order([name for name in state.names if name in state.active], _declared_order(state))
     if cycle:
         jobs = reduce(and_, (state.where[name] for name in cycle))
         if jobs not in (0, state.scope):
@@ -321,19 +323,25 @@ def _order(state: ResolutionState) -> list[str]:
     return order
 
 
-def _declared_order(state: ResolutionState) -> Iterator[tuple[str, str, str]]:
-    """``(first, second, declaring feature)`` of every order; After and Before also name all holders of a slot."""
-    for name, constraint, _ in state.constraints(After, Before):
-        for other in (constraint.name, *state.holders.get(constraint.name, ())):
-            if other != name:
-                yield (name, other, name) if isinstance(constraint, Before) else (other, name, name)
-    for name, constraint, _ in state.constraints(Requires, Supersedes):
-        yield constraint.name, name, name
+def _declared_order(state: ResolutionState, *kinds: type[Any]) -> Iterator[tuple[str, str]]:
+    """``(first, second)`` of every order that active features declare; After and Before also name all holders of a slot."""
+    holders = state.holders
+    for kind in kinds or (After, Before, Requires, Supersedes):
+        for name, constraint in state.declared[kind]:
+            if constraint.when is not None and not state.where.get(name, state.scope) & state.holds(name, constraint):
+                continue
+            named = constraint.name
+            if kind is Before:
+                yield from ((name, other) for other in (named, *holders.get(named, ())) if other != name)
+            elif named != name:
+                yield named, name
+            if kind is After and named in holders:
+                yield from ((other, name) for other in holders[named] if other != name)
 
 
 def _step(state: ResolutionState, first: str, second: str) -> str:
-    declarers = [owner for *edge, owner in _declared_order(state) if edge == [first, second]]
-    return f"{first} comes before {second}, declared by {second if second in declarers else first}"
+    by_second = (first, second) in _declared_order(state, After, Requires, Supersedes)
+    return f"{first} comes before {second}, declared by {second if by_second else first}"
 
 
 def _planned(state: ResolutionState, name: str, why: tuple[Reason, ...]) -> PlannedFeature:
@@ -344,32 +352,34 @@ def _planned(state: ResolutionState, name: str, why: tuple[Reason, ...]) -> Plan
     return PlannedFeature(name, distribution, version, why, settings, spec.level, slots)
 
 
-def _in_order(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    """Sort names by ``(first, second)`` edges; an edge to any other name is ignored.
+def _in_order(names: Sequence[str], edges: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    """Sort sorted names by ``(first, second)`` edges; an edge to any other name is ignored.
 
     Returns the order, and a cycle from its smallest name back to it, of which one is empty.
     """
-    missing = dict.fromkeys(sorted(names), 0)
-    following: dict[str, list[str]] = {}
+    place = {name: number for number, name in enumerate(names)}
+    missing = [0] * len(place)
+    following: list[list[int]] = [[] for _ in place]
     for first, second in edges:
-        if first in missing and second in missing:
-            missing[second] += 1
-            following.setdefault(first, []).append(second)
-    ready, order = [name for name, count in missing.items() if not count], list[str]()
+        if first in place and second in place:
+            number = place[second]
+            missing[number] += 1
+            following[place[first]].append(number)
+    ready, order = [number for number, count in enumerate(missing) if not count], list[str]()
     while ready:  # a sorted list is a heap
-        name = heapq.heappop(ready)
-        order.append(name)
-        for other in following.get(name, ()):
+        number = heapq.heappop(ready)
+        order.append(names[number])
+        for other in following[number]:
             missing[other] -= 1
             if not missing[other]:
                 heapq.heappush(ready, other)
-    return (order, []) if len(order) == len(missing) else ([], _cycle(following))
+    return (order, []) if len(order) == len(place) else ([], [names[number] for number in _cycle(following)])
 
 
-def _cycle(following: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a cycle of a graph that has one, from its smallest name back to it."""
+def _cycle(following: Sequence[Sequence[int]]) -> list[int]:
+    """Return a cycle of a graph that has one, from its smallest number back to it."""
     try:
-        TopologicalSorter(following).prepare()
+        TopologicalSorter(dict(enumerate(following))).prepare()
     except CycleError as error:
         cycle = error.args[1][:-1][::-1]
         start = cycle.index(min(cycle))
