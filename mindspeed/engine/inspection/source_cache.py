@@ -52,13 +52,13 @@ class SourceCache:
                 self._rows = {name: row for name, row in self._rows.items() if changed.isdisjoint(row[1])}
 
     def get(self, name: str, read: Callable[[], Any]) -> Any:
-        """Return the cached value of a name, else the one that ``read`` gives, which is kept unless it is None."""
+        """Return the cached value of a name, else the one that ``read`` gives, which is kept if source files decide it."""
         with self._lock:
             if name in self._rows:
                 return self._rows[name][0]
             with files_consulted() as files:
                 value = read()
-            if value is not None and files:
+            if files:
                 self._states |= {file: list(state_of(file)) for file in files}
                 self._rows[name] = (value, sorted(files))
                 self._new = True

@@ -40,6 +40,9 @@ class Substitution(NamedTuple):
 MADE: Final[WeakSet[type]] = WeakSet()
 """Classes made by patching; those of an earlier plan may live on in models."""
 
+BENEATH: Final = ("torch.", "numpy.", "sympy.")
+"""Packages that import neither Megatron nor any feature, and have most of the modules of a process."""
+
 _OWN: Final = __name__.rpartition(".")[0]
 _dictionary: Final = vars(ModuleType)["__dict__"].__get__
 """The dictionary of a module, whatever its class does when it is asked for one."""
@@ -60,10 +63,10 @@ def defined_in(packages: Collection[str]) -> frozenset[int]:
 
     Asks for ``type(value)``, as `isinstance` reads ``__class__``, at which deprecated objects warn.
     """
-    ids = set()
-    for name, entries in module_dictionaries([name for name in sys.modules if name.partition(".")[0] in packages]):
-        ids.add(id(sys.modules[name]))
-        for value in entries.values() if inside_tree(name) else ():
+    loaded = {name: module for name, module in sys.modules.copy().items() if name.partition(".")[0] in packages}
+    ids = set(map(id, loaded.values()))
+    for name, entries in module_dictionaries(filter(inside_tree, loaded)):
+        for value in entries.values():
             if issubclass(type(value), FunctionType | type) and value.__module__ == name:
                 ids.add(id(value))
     return frozenset(ids)
@@ -93,26 +96,28 @@ class Rebinder:
     def rebind(self, modules: Iterable[str] | None = None) -> None:
         """Search the modules named, or all that may hold an exchanged object."""
         self._reparent()
-        self._search(self._modules() if modules is None else modules)
+        self._search(self._modules() if modules is None else module_dictionaries(modules))
 
-    def _modules(self) -> Iterator[str]:
-        """Yield the modules of Megatron and of the packages that patch it, the main program, and those that have something of
-        the packages among their globals: they can hold its objects in their containers, classes and defaults.
+    def _modules(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield modules with their dictionaries: those of Megatron and of the packages that patch it, the main program, and
+        those with something of the packages among their globals. All can hold its objects in containers, classes, defaults.
 
         Of a patched package beside Megatron, such as torch, only the modules that name an exchanged object.
         """
         patching = {module.partition(".")[0] for exchange in self._exchanges.values() for module in exchange.keeping}
-        exchanged = self.counts.keys()
+        exchanged = frozenset(self.counts)
         known = exchanged | defined_in(self.packages)
         for name, entries in module_dictionaries():
             package = name.partition(".")[0]
+            if name.startswith(BENEATH) and package not in self.packages:
+                continue
             ids = exchanged if package in self.packages else known
             if package in {TREE, "__main__", *patching} or not ids.isdisjoint(map(id, entries.values())):
-                yield name
+                yield name, entries
 
-    def _search(self, modules: Iterable[str]) -> None:
+    def _search(self, modules: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """Search modules and all that they hold; those that keep an original last, so that they keep only what is theirs."""
-        for name, entries in sorted(module_dictionaries(modules), key=lambda module: module[0] in self._kept):
+        for name, entries in sorted(modules, key=lambda module: module[0] in self._kept):
             self._enter(name)
             self._look(ITEM, entries, entries)
             while self._todo:
@@ -177,7 +182,7 @@ class Rebinder:
             for key, value in list(entries.items()):
                 kind = type(value)
                 if kind is FunctionType:
-                    if value.__defaults__ or value.__kwdefaults__:
+                    if (value.__defaults__ or value.__kwdefaults__) and value.__module__ == self._module:
                         self._visit_function(value)
                 elif _visitors[kind] is not None:
                     renewed = self._renewed(value)
