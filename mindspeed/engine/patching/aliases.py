@@ -1,8 +1,8 @@
 """Rebind every alias of an object: find each holder and give it another one.
 
 Holders are the entries of module dictionaries, class dictionaries and containers, fields of dataclass instances such as
-Megatron's ``ModuleSpec``, defaults of functions and of dataclass fields, and the ``__bases__`` of subclasses. Dictionaries
-are read directly, so that no lazy ``__getattr__`` fires.
+Megatron's ``ModuleSpec``, functions of partials, defaults of functions and of dataclass fields, and the ``__bases__`` of
+subclasses. Dictionaries are read directly, so that no lazy ``__getattr__`` fires.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 from mindspeed.engine.inspection.sites import TREE, inside_tree
-from mindspeed.engine.patching.journal import ATTRIBUTE, ELEMENT, HEAP_TYPE, ITEM, KEY, MEMBER, SLOT, Accessor, Journal
+from mindspeed.engine.patching.journal import ATTRIBUTE, ELEMENT, HEAP_TYPE, ITEM, KEY, MEMBER, PARTIAL, SLOT, Accessor, Journal
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import PatchError, Problem
 
@@ -242,6 +242,10 @@ class Rebinder:
         if id(field.default) in self._new:
             self._write(SLOT, field, "default", field.default)
 
+    def _visit_partial(self, called: partial[Any]) -> None:
+        if id(called.func) in self._new:
+            self._write(PARTIAL, called, "func", called.func)
+
     def _visit_instance(self, instance: Any) -> None:
         fields = getattr(instance, "__dict__", None)
         if type(fields) is dict:
@@ -279,6 +283,7 @@ _visitors: Final = _Visitors(
         set: Rebinder._visit_set,
         FunctionType: Rebinder._visit_function,
         dataclasses.Field: Rebinder._visit_field,
+        partial: Rebinder._visit_partial,
         **dict.fromkeys((tuple, frozenset, staticmethod, classmethod), _renewed_in_place),
     }
 )

@@ -156,7 +156,7 @@ class AppliedPatches:
     def audit(self) -> list[Problem]:
         """MS404 for every closure, partial and live instance that still holds an original. Walks the heap."""
         with _lock:
-            return stale_holders(self._bound)
+            return stale_holders(self._bound, [change.new for change in self._journal.changes])
 
     def _patch(self, groups: Sequence[SitePatches]) -> list[PatchedSite]:
         """Bind the sites of loaded modules; all replacements are imported before anything is touched."""

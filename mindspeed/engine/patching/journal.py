@@ -6,6 +6,7 @@ Replaced values keep their key's place, so the order of a dictionary never chang
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from mindspeed.plugins.fixes import Advice
@@ -51,10 +52,15 @@ def _rename_member(holder: set[Any], old: Any, new: Any) -> None:
     holder.add(new)
 
 
+def _write_function(holder: partial[Any], name: str, function: Any) -> None:
+    holder.__setstate__((function, holder.args, holder.keywords, vars(holder)))  # type: ignore[attr-defined]
+
+
 ITEM: Final = Accessor(lambda holder, key: holder.get(key, ABSENT), _write_item)
 ELEMENT: Final = Accessor(lambda holder, i: holder[i] if i < len(holder) else ABSENT, list.__setitem__)
 ATTRIBUTE: Final = Accessor(lambda holder, name: vars(holder).get(name, ABSENT), _write_attribute)
 SLOT: Final = Accessor(getattr, setattr)
+PARTIAL: Final = Accessor(getattr, _write_function)
 KEY: Final = Accessor(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_key)
 MEMBER: Final = Accessor(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_member)
 

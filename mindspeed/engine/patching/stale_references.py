@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -22,39 +21,27 @@ _NO_HOLDING_MODULES: Final = (PatchedSite.__module__, "unittest.mock")
 Transformer Engine is missing."""
 
 
-def stale_holders(bound: Sequence[PatchedSite]) -> list[Problem]:
+def stale_holders(bound: Sequence[PatchedSite], written: Iterable[Any] = ()) -> list[Problem]:
     """MS404 for every closure, partial, bound method and instance that holds an original which has been replaced.
 
-    The patched objects hold theirs, and modules that define a replacement may. A class's own ``__class__`` cells, mro,
-    annotations and weak references, frames, and the records of this package are no holders, nor are the operator tables of
-    torch, of functions that the base plan patches in torch itself. Walks the whole heap.
+    The patched objects hold theirs, as do those that patching has ``written`` and a later layer has replaced, and modules that
+    define a replacement may. A class's own ``__class__`` cells, mro, annotations and weak references, frames, and the records
+    of this package are no holders, nor are the operator tables of torch, of functions that the base plan patches in torch
+    itself. Walks the whole heap.
     """
     originals = {id(one.original): one for one in bound if one.exchanges()}
     inner = {id(one.original) for one in bound if not one.group.own and not inside_tree(one.group.module)}
-    allowed = _reachable(one.current for one in bound)
+    allowed = _reachable([*(one.current for one in bound), *written])
     found: dict[tuple[str, str], PatchedSite] = {}
-    for holder in gc.get_objects() if originals else ():
-        kind = type(holder)
-        if kind in _NO_HOLDERS or id(holder) in allowed or kind.__module__ in _NO_HOLDING_MODULES:
-            continue
-        if kind is FunctionType and holder.__closure__:
-            if id(holder.__closure__) in allowed:  # a patched function as it was before its calls were counted
-                continue
-            held, text = _closed_over(holder), f"the closure of {holder.__module__}.{holder.__qualname__}"
-        elif kind is functools.partial:
-            held, text = [holder.func, *holder.args, *holder.keywords.values()], "a partial"
-        elif kind is MethodType:
-            held, text = [holder.__func__], f"a bound method of {_name(type(holder.__self__))}"
-        elif kind.__flags__ & HEAP_TYPE and not issubclass(kind, type | ModuleType):
-            held, text = [kind, *_fields(holder)], f"an instance of {_name(kind)}"
-        else:
-            continue
+    for holder, held in _holders(frozenset(originals)) if originals else ():
+        if id(holder) in allowed or (type(holder) is FunctionType and id(holder.__closure__) in allowed):
+            continue  # also a patched function as it was before its calls were counted
         for target in held:
             one = originals.get(id(target))
             if one is None or (id(one.original) in inner and _package(holder) == one.group.module.partition(".")[0]):
                 continue
             if getattr(holder, "__module__", None) not in one.keeping:
-                found[text, one.group.site] = one
+                found[_described(holder), one.group.site] = one
     problems = []
     for (holder, site), one in sorted(found.items(), key=lambda item: item[0]):
         text = f"{holder} still refers to the original of {site}, which {one.group.owner} patches"
@@ -62,6 +49,41 @@ def stale_holders(bound: Sequence[PatchedSite]) -> list[Problem]:
             Problem("MS404", text, (one.group.owner,), fix=Advice("activate the plan before this object is created"))
         )
     return problems
+
+
+def _holders(ids: frozenset[int]) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield every closure, partial, bound method and instance that holds an object with one of these ids, and what it holds."""
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if _holds_something(kind)}
+    for holder in [one for one in objects if type(one) in kinds]:
+        kind = type(holder)
+        if kind is FunctionType:
+            held = _closed_over(holder) if holder.__closure__ else []
+        elif kind is functools.partial:
+            held = [holder.func, *holder.args, *holder.keywords.values()]
+        elif kind is MethodType:
+            held = [holder.__func__]
+        else:
+            held = [kind, *_fields(holder)]
+        if not ids.isdisjoint(map(id, held)):
+            yield holder, held
+
+
+def _holds_something(kind: type) -> bool:
+    """Return whether objects of a type may be holders."""
+    if kind in (FunctionType, functools.partial, MethodType):
+        return True
+    own = kind in _NO_HOLDERS or kind.__module__ in _NO_HOLDING_MODULES
+    return not own and bool(kind.__flags__ & HEAP_TYPE) and not issubclass(kind, type | ModuleType)
+
+
+def _described(holder: Any) -> str:
+    """A holder in words."""
+    if isinstance(holder, FunctionType):
+        return f"the closure of {holder.__module__}.{holder.__qualname__}"
+    if isinstance(holder, MethodType):
+        return f"a bound method of {_name(type(holder.__self__))}"
+    return "a partial" if type(holder) is functools.partial else f"an instance of {_name(type(holder))}"
 
 
 def _reachable(patched: Iterable[Any]) -> set[int]:
@@ -87,8 +109,11 @@ def _closed_over(function: FunctionType) -> list[Any]:
     """Contents of the cells of a function, without ``__class__`` and empty ones."""
     contents = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):
-            contents += [cell.cell_contents] if name != "__class__" else []
+        if name != "__class__":
+            try:
+                contents.append(cell.cell_contents)
+            except ValueError:
+                continue
     return contents
 
 

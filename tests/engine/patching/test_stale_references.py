@@ -72,6 +72,25 @@ def test_the_parts_of_an_original_that_is_a_mock_are_no_stale_holders(state: Any
     patches.undo()
 
 
+def test_a_partial_in_a_module_of_megatron_calls_what_is_patched(state: Any) -> None:
+    """As ``custom_fwd`` of Megatron's layers is a partial of torch's."""
+    original = state.scale
+    state.scale_once = functools.partial(original, 3)
+    patches = applied(wrap(f"{STATE}:scale"))
+    assert patches.audit() == []
+    assert (state.scale_once.func, state.scale_once.args) == (state.scale, (3,))
+    assert state.scale is not original
+    patches.undo()
+    assert (state.scale_once.func, state.scale_once.args) == (original, (3,))
+
+
+def test_a_wrapper_that_a_later_layer_has_replaced_is_no_stale_holder(state: Any) -> None:
+    ground = wrap(f"{STATE}:scale", ground=True)
+    patches = applied(ground, replace(f"{STATE}:scale", "layers:size_plus_one", owner="beta"))
+    assert patches.audit() == []
+    patches.undo()
+
+
 def test_a_wrapper_whose_calls_are_counted_is_no_stale_holder(state: Any) -> None:
     patches = applied(wrap(f"{STATE}:scale", "glue:passed"))
     counting = CallCount(state.scale)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mindspeed.engine.patching.apply import AppliedPatches
 from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.engine.resolution.planned_feature import PlannedFeature
 from mindspeed.engine.runtime import effects as proof_module
@@ -228,6 +229,19 @@ def test_a_stale_reference_is_counted_and_named(start: Start, said: Said) -> Non
     assert holder(1) == 2
     assert "1 stale reference;" in said[0]
     assert said[1].startswith("MS404 the closure of tests.engine.runtime.test_effects.test_a_stale_reference")
+
+
+def test_the_heap_is_walked_once_after_the_first_step(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    state()
+    proof = start(SCALE)
+    assert proof.applied is not None
+    walks = list[str]()
+    audit = proof.applied.audit
+    monkeypatch.setattr(AppliedPatches, "audit", lambda self: walks.append("walk") or audit())
+    proof.report()
+    one_step(proof, lambda: state().scale(1))
+    proof.report()
+    assert walks == ["walk", "walk"]
 
 
 def test_the_report_lies_beside_the_run(start: Start, tmp_path: Path) -> None:
