@@ -105,7 +105,7 @@ class PlanHooks:
 
     @hook(HookFacts("plan", answers="each", none="every slot of the declaration", proves=False))
     def held_slots(self) -> Collection[str] | None:
-        """Return the slots, of those in ``FeatureSpec.slots``, that the feature holds with its settings."""
+        """Return which of the slots in ``FeatureSpec.slots`` the feature holds with its settings."""
 
     @hook(HookFacts("plan", answers="merged", none="no values", proves=False))
     def job_values(self) -> Mapping[str, Any] | None:
@@ -139,7 +139,7 @@ class PlannerHooks:
     def estimate(self) -> Estimate | None:
         """Return the memory, work and traffic that the feature adds on the rank with the highest load.
 
-        The sizes of ``self.world`` are arrays of many layouts, so formulas are plain arithmetic.
+        The sizes of ``self.world`` are arrays of many layouts, so write formulas as plain arithmetic.
         """
 
     @hook(HookFacts("planner", answers="each", none="the search skips this configuration", proves=False))
@@ -173,7 +173,7 @@ class SessionHooks:
 class ArgumentHooks:
     @hook(HookFacts("megatron-core", "build", value="config"))
     def config_ready(self, config: Any) -> None:
-        """Inspect or change a TransformerConfig after all overrides and after Megatron's validation.
+        """Inspect or change a TransformerConfig, after argument overrides were applied and Megatron has validated it.
 
         Runs after the outermost ``__post_init__`` that Megatron defines for the class of the configuration.
         """
@@ -182,9 +182,9 @@ class ArgumentHooks:
 class ParallelHooks:
     @hook(HookFacts("megatron-core", "setup"))
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        """Create process groups. Megatron's model-parallel groups exist already.
+        """Create the process groups of this feature. Megatron's model-parallel groups exist already.
 
-        ``sizes`` has tp, pp, cp, dp, ep; ``get_group("tp")`` returns the group of this rank.
+        ``sizes`` maps tp, pp, cp, dp and ep to their sizes. ``get_group("tp")`` returns Megatron's group with this rank.
         """
 
     @hook(HookFacts("megatron-core", "teardown"))
@@ -244,8 +244,8 @@ class TrainHooks:
         micro-batches.
 
         ``gradients`` contains the name and the gradient of each trained parameter of the model ``chunks``. The gradient is
-        ``main_grad`` if the parameter has one, else ``grad``. With the distributed optimizer, only the shard of this rank
-        is summed.
+        ``main_grad`` if the parameter has one, else ``grad``. With the distributed optimizer, only the
+        shard of this rank contains the sum.
         """
 
     @hook(HookFacts("megatron-core", "build"))
