@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed.features.transformer_engine_layers.interface import refuse
+from mindspeed.features.transformer_engine_layers.interface import refuse, refuse_unknown
 from mindspeed.tensor_parallel import norms
 
 
@@ -33,11 +33,21 @@ def _add_extra_state(module: torch.nn.Module, state_dict: dict[str, Any], prefix
     state_dict.setdefault(f"{prefix}_extra_state", None)
 
 
-def norm_parameter(size: int, config: Any, fill: float) -> torch.nn.Parameter:
+def norm_options(config: Any) -> dict[str, Any]:
+    """Return the options of a norm that a configuration names."""
+    return {
+        "params_dtype": config.params_dtype,
+        "device": "cpu" if config.use_cpu_initialization else torch.cuda.current_device(),
+        "sequence_parallel": bool(config.sequence_parallel),
+    }
+
+
+def norm_parameter(
+    size: int, fill: float, params_dtype: torch.dtype | None, device: Any, sequence_parallel: bool
+) -> torch.nn.Parameter:
     """Make a parameter of a norm; under sequence parallelism its gradient is summed over tensor-parallel ranks."""
-    device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
-    parameter = torch.nn.Parameter(torch.full((size,), fill, dtype=config.params_dtype, device=device))
-    parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    parameter = torch.nn.Parameter(torch.full((size,), fill, dtype=params_dtype or torch.get_default_dtype(), device=device))
+    parameter.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
     return parameter
 
 
@@ -45,16 +55,27 @@ class _Norm(TransformerEngineBaseModule):
     """A norm over the last dimension, whose weight is an offset from 1 with ``zero_centered_gamma``."""
 
     has_bias = False
+    config: Any = None
 
-    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-5,
+        sequence_parallel: bool = False,
+        params_dtype: torch.dtype | None = None,
+        zero_centered_gamma: bool = False,
+        device: Any = "cuda",
+        **newer: Any,
+    ) -> None:
+        refuse_unknown(type(self).__name__, newer)
         super().__init__()
         self.eps = eps
-        self.config = config
-        self.zero_centered_gamma = bool(config.layernorm_zero_centered_gamma)
-        self.sequence_parallel = bool(config.sequence_parallel)
-        self.weight = norm_parameter(hidden_size, config, 0.0 if self.zero_centered_gamma else 1.0)
+        self.zero_centered_gamma = zero_centered_gamma
+        self.sequence_parallel = sequence_parallel
+        options = {"params_dtype": params_dtype, "device": device, "sequence_parallel": sequence_parallel}
+        self.weight = norm_parameter(hidden_size, 0.0 if zero_centered_gamma else 1.0, **options)
         if self.has_bias:
-            self.bias = norm_parameter(hidden_size, config, 0.0)
+            self.bias = norm_parameter(hidden_size, 0.0, **options)
         accept_missing_extra_state(self)
 
     def reset_parameters(self) -> None:

@@ -35,6 +35,7 @@ ROLE_MODULES: Final = tuple(
         "models.bert.bert_layer_specs",
         "models.T5.t5_spec",
         "models.multimodal.llava_model",
+        "post_training.modelopt.layers",
         "models.vision.clip_vit_model",
     )
 )

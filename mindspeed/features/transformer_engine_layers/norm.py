@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed.features.transformer_engine_layers.interface import refuse, refuse_unknown
-from mindspeed.features.transformer_engine_layers.modules import LayerNorm, RMSNorm
+from mindspeed.features.transformer_engine_layers.modules import LayerNorm, RMSNorm, norm_options
 
 
 class TENorm:
@@ -19,4 +19,7 @@ class TENorm:
         kinds = {"LayerNorm": LayerNorm, "RMSNorm": RMSNorm}
         if config.normalization not in kinds:
             refuse("TENorm", f"does not support normalization {config.normalization}", "use LayerNorm or RMSNorm")
-        return kinds[config.normalization](config, hidden_size, eps)
+        centered = bool(config.layernorm_zero_centered_gamma)
+        norm = kinds[config.normalization](hidden_size, eps, zero_centered_gamma=centered, **norm_options(config))
+        norm.config = config
+        return norm

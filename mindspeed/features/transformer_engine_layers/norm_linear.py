@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mindspeed.features.transformer_engine_layers.interface import refuse
 from mindspeed.features.transformer_engine_layers.linear import ColumnRole, LinearResult
-from mindspeed.features.transformer_engine_layers.modules import LayerNormLinear, norm_parameter, normalize
+from mindspeed.features.transformer_engine_layers.modules import LayerNormLinear, norm_options, norm_parameter, normalize
 
 
 class TELayerNormColumnParallelLinear(ColumnRole, LayerNormLinear, ColumnParallelLinear):  # type: ignore[misc]
@@ -29,9 +29,10 @@ class TELayerNormColumnParallelLinear(ColumnRole, LayerNormLinear, ColumnParalle
         self.return_layernorm_output = self.return_layernorm_output_gathered = False
         linear = dict(self._parameters)
         self._parameters.clear()
-        self.layer_norm_weight = norm_parameter(input_size, config, 0.0 if self.zero_centered_gamma else 1.0)
+        options = norm_options(config)
+        self.layer_norm_weight = norm_parameter(input_size, 0.0 if self.zero_centered_gamma else 1.0, **options)
         if self.normalization == "LayerNorm":
-            self.layer_norm_bias = norm_parameter(input_size, config, 0.0)
+            self.layer_norm_bias = norm_parameter(input_size, 0.0, **options)
         else:
             self.register_parameter("layer_norm_bias", None)
         self._parameters.update(linear)  # the norm's come first, as in Transformer Engine

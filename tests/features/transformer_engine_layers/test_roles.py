@@ -66,6 +66,19 @@ def test_norms_have_an_extra_state_and_load_without_one() -> None:
     torch.testing.assert_close(centered(x), layer_norm(x, (HIDDEN,)))
 
 
+def test_a_norm_is_made_by_the_interface_of_transformer_engine() -> None:
+    from megatron.core.post_training.modelopt.layers import Norm
+    from transformer_engine import pytorch
+
+    norm = pytorch.RMSNorm(HIDDEN, eps=1e-3, zero_centered_gamma=True, params_dtype=torch.float64)
+    x = torch.randn(3, HIDDEN, dtype=torch.float64)
+    torch.testing.assert_close(norm(x), rms_norm(x, (HIDDEN,), eps=1e-3))
+    with pytest.raises(MindSpeedError, match=r"RMSNorm does not support fused_residual: it follows the interface"):
+        pytorch.RMSNorm(HIDDEN, fused_residual=True)
+    made = Norm(config(normalization="LayerNorm", params_dtype=torch.float64), HIDDEN)
+    torch.testing.assert_close(made(x), layer_norm(x, (HIDDEN,)))
+
+
 @pytest.mark.parametrize("skip", [True, False])
 def test_the_norm_is_returned_where_an_adapter_asks_for_it(skip: bool) -> None:
     layer, x = column(skip=skip), torch.randn(3, 2, HIDDEN)
