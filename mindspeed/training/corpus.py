@@ -60,10 +60,17 @@ def prepare(inputs: Sequence[str], prefix: str, tokenizer: str = BYTES, overwrit
     return _write(files, prefix, tokenizer)
 
 
+def _sources(root: Path) -> Iterator[Path]:
+    """The Python files below a folder, without descending into what is left out: packages are installed there."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT]
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
+
+
 def standard_library() -> str:
     """The prefix of the prepared text of this Python's standard library; prepared on the first call, once per machine."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(path for path in root.rglob("*.py") if _LEFT_OUT.isdisjoint(path.relative_to(root).parts))
+    files = sorted(_sources(root))
     if not files:
         text = f"this Python has no sources of its standard library in {root}"
         raise RunError([Problem("MS601", text, fix=Advice("--data PREFIX of data that mindspeed data prepare created"))])
