@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from mindspeed.cli.request_options import names_argument, names_option
 
 if TYPE_CHECKING:
     from mindspeed.verification.matrix.cases import MatrixCase
+    from mindspeed.verification.matrix.verdicts import CaseResult
 
 
 @click.group(cls=Group)
@@ -67,11 +68,12 @@ def run(
     from mindspeed import registry
     from mindspeed.verification.matrix.reach import Sources
     from mindspeed.verification.matrix.run import judge_all, to_judge
-    from mindspeed.verification.matrix.store import VerdictStore, default_store
+    from mindspeed.verification.matrix.store import VerdictStore, default_store, is_stale
     from mindspeed.verification.matrix.verdicts import count
 
-    cases = _stock(switches, layouts) if stock else _selected(only, layouts, strength, set_size)
     kept, sources = VerdictStore(store or default_store()), Sources(registry.catalog())
+    fresh = {name: result for name, result in kept.read().items() if not is_stale(result, sources)} if strength else {}
+    cases = _stock(switches, layouts) if stock else _selected(only, layouts, strength, set_size, fresh)
     todo = to_judge(cases, {} if again else kept.read(), sources)
     found = judge_all(todo, kept, sources, budget_seconds, show_progress)
     known = kept.read()
@@ -154,17 +156,19 @@ def page(output: Path, store: Path | None) -> None:
     print_result({"files": list(map(str, files)), "verdicts": data["verdicts"]}, [f"wrote {path}" for path in files])
 
 
-def _selected(only: str | None, layouts: str | None, strength: int | None, set_size: int) -> list[MatrixCase]:
-    """The cases that the options ask for: without any, all pairs and all layouts."""
+def _selected(
+    only: str | None, layouts: str | None, strength: int | None, set_size: int, known: Mapping[str, CaseResult]
+) -> list[MatrixCase]:
+    """The cases that the options ask for: without any, all pairs and all layouts. ``known`` pairs are not planned again."""
     from mindspeed import registry
     from mindspeed.verification.matrix.cases import FEATURE_LAYOUTS, MatrixCase, in_layouts, pairs, resolves
-    from mindspeed.verification.matrix.covering import covering_sets
+    from mindspeed.verification.matrix.covering import by_verdicts, covering_sets
 
     names = registry.catalog().usable
     chosen = set(_names(only, names, "--only", ()))
     cases: list[MatrixCase] = []
     if strength is not None:
-        cases += map(MatrixCase, covering_sets(names, strength, set_size, resolves))
+        cases += map(MatrixCase, covering_sets(names, strength, set_size, by_verdicts(known, resolves)))
     elif layouts is None:
         cases += pairs(names)
     if strength is None:

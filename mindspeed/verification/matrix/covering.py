@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
+
+from mindspeed.verification.matrix.cases import MatrixCase
+from mindspeed.verification.matrix.verdicts import CaseOutcome, CaseResult
 
 Resolves = Callable[[Sequence[str]], bool]
 
@@ -27,8 +30,9 @@ def covering_sets(
         frozenset(some) for some in combinations(names, strength) if all(frozenset(p) in fits for p in combinations(some, 2))
     }
     chance, found = random.Random(seed), list[tuple[str, ...]]()
-    while todo:
-        first = min(todo, key=sorted)
+    for first in sorted(todo, key=sorted):
+        if first not in todo:
+            continue
         made = sorted(first)
         if len(made) > 2 and not resolves(made):
             todo.discard(first)
@@ -46,6 +50,16 @@ def covering_sets(
         found.append(tuple(sorted(made)))
         todo -= {frozenset(some) for some in combinations(made, strength)}
     return found
+
+
+def by_verdicts(known: Mapping[str, CaseResult], resolves: Resolves) -> Resolves:
+    """Return a decision that plans only those sets of which no verdict is known."""
+
+    def decide(names: Sequence[str]) -> bool:
+        result = known.get(MatrixCase(tuple(names)).name)
+        return resolves(names) if result is None else result.outcome is not CaseOutcome.REFUSED
+
+    return decide
 
 
 def _fits(fits: set[frozenset[str]], made: Sequence[str], name: str) -> bool:

@@ -1,6 +1,7 @@
 """The matrix finds planted faults, and keeps every verdict until a source changes that the case can reach."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from mindspeed import registry
 from mindspeed.plugins.problems import RunError
 from mindspeed.verification.matrix.cases import FEATURE_LAYOUTS, SWITCHES, MatrixCase, in_layouts, of_stock, pairs, resolves
-from mindspeed.verification.matrix.covering import covering_sets
+from mindspeed.verification.matrix.covering import by_verdicts, covering_sets
 from mindspeed.verification.matrix.page import as_json, html, published, summary
 from mindspeed.verification.matrix.reach import Sources
 from mindspeed.verification.matrix.run import judge_all, to_judge
@@ -194,6 +195,14 @@ def test_in_the_sets_of_a_covering_array_all_features_meet_that_can(strength: in
     assert met == {frozenset(some) for some in combinations(names, strength) if resolves(some)}
     assert all(len(made) <= 6 and resolves(made) for made in sets)
     assert len(sets) <= {2: 9, 3: 24}[strength]
+
+
+def test_a_set_with_a_verdict_is_not_planned_to_know_whether_its_features_meet() -> None:
+    planned: list[Sequence[str]] = []
+    known = {name: judged(name, outcome) for name, outcome in (("a + b", CaseOutcome.REFUSED), ("a + c", CaseOutcome.FAILS))}
+    meet = by_verdicts(known, lambda names: planned.append(names) or True)
+    assert [meet(names) for names in (["a", "b"], ["a", "c"], ["b", "c"])] == [False, True, True]
+    assert planned == [["b", "c"]]
 
 
 def test_the_page_holds_every_verdict_and_needs_no_other_file(sources) -> None:
