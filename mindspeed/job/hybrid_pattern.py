@@ -57,6 +57,13 @@ class HybridPattern:
         """Count the layers of the decoder that have one of these characters."""
         return sum(layer in kinds for layer in self.layers)
 
+    @property
+    def transformer_layers(self) -> int:
+        """Layers of the GPTModel with the same layers in the same order; 0 where none has them."""
+        attention, after = set(self.layers[::2]), set(self.layers[1::2])
+        is_one = len(attention) == len(after) == 1 and attention <= set(ATTENTION) and after <= {MLP, EXPERTS}
+        return len(self.layers) // 2 if is_one and len(self.layers) % 2 == 0 and not self.predictions else 0
+
     def marked(self, at: int) -> str:
         """Return two lines: the pattern, and a mark under one of its characters."""
         return f"    {self.text}\n    {' ' * at}^"

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -124,6 +124,7 @@ def make_job(
     saved = problems.collect(lambda: resuming.read_request(resume, registry.catalog_for(()).owners)) if resume else None
     notes: list[str] = []
     if saved and resume:
+        saved = replace(saved, layer=resuming.of_new_class(saved.layer, layers))
         kept, notes = resuming.keep_schedule(saved.train, request_text.merged(train))
         train = {resuming.RESUMED: {"run": resume, **kept}, **train}
         notes += resuming.schedule_changes(train_config({resuming.RESUMED: kept})[0], train_config(train)[0])
@@ -163,9 +164,10 @@ def _checkpoint_problems(job: Job, checkpoint: Path, resume: str, problems: Coll
         return []
     refused = checkpoint_state.refusals(problems.collect(job.changes) or [], where)
     optimizer = manifest.optimizer if refused else job.optimizer  # which a feature has already been refused for
+    saved, own, _ = resuming.comparable(manifest.model, job.model)
     return [
         *refused,
-        *checkpoints.check_manifest(manifest, job.model, optimizer, where),
+        *checkpoints.check_manifest(replace(manifest, model=saved), own, optimizer, where),
         *resuming.check_steps(job.config, manifest.step, where),
         *resuming.check_folder(resume, job.run, manifest.step),
     ]

@@ -11,6 +11,7 @@ from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.job_file import load_job_file
 from mindspeed.engine.resolution.request import JobFile, Layer
 from mindspeed.engine.resolution.request_merge import MergedRequest, merge
+from mindspeed.job.hybrid_pattern import pattern_of
 from mindspeed.job.world import UnknownValue
 from mindspeed.plugins.conditions import obstacle
 from mindspeed.plugins.discovery import Catalog
@@ -18,6 +19,7 @@ from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem
 from mindspeed.training import checkpoints
 from mindspeed.training.config import TrainConfig, train_config
+from mindspeed.training.shape import PATTERN, given_world
 
 RESUMED: Final = "resumed run"
 """Source of values that the saved job of a run gives."""
@@ -68,6 +70,32 @@ def leave_out(
     idle = {name for name in asked if _applies(name, before, catalog) and not _applies(name, after, catalog)}
     kept = tuple(name for name in saved.features if name not in without | idle)
     return replace(saved, features=kept), [f"{name} was skipped: it has no effect in this layout" for name in sorted(idle)]
+
+
+def of_new_class(saved: Layer, above: Sequence[Layer]) -> Layer:
+    """Return the saved layer without its number of layers where the layers above make a HybridModel of a GPTModel, or back."""
+    asked = given_world(above).get(PATTERN)
+    before = str(saved.world.get(PATTERN) or "")
+    if asked is None or bool(asked) == bool(before):
+        return saved
+    world = {name: value for name, value in saved.world.items() if name not in ("num_layers", PATTERN)}
+    layers = pattern_of(before).transformer_layers
+    return replace(saved, world=world | ({"num_layers": layers} if layers else {}))
+
+
+def comparable(saved: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
+    """Return the models of a checkpoint and a job, as GPTModels where one of them is a HybridModel, and a sentence then."""
+    if ("layers" in saved) == ("layers" in own):
+        return saved, own, ""
+    names = ("HybridModel", "GPTModel") if "layers" in saved else ("GPTModel", "HybridModel")
+    return _as_transformer(saved), _as_transformer(own), "the checkpoint of a {} is loaded into a {}".format(*names)
+
+
+def _as_transformer(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the model of a checkpoint as a GPTModel with the same layers, where there is one."""
+    if not (layers := pattern_of(model.get("layers", "")).transformer_layers):
+        return model
+    return {name: value for name, value in model.items() if name != "layers"} | {"num_layers": layers}
 
 
 def keep_schedule(saved: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

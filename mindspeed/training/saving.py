@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ from mindspeed.training.checkpoints import (
 from mindspeed.training.evaluation import gathered
 from mindspeed.training.interruption import SAVING_SIGNALS, children_without
 from mindspeed.training.job import Job
+from mindspeed.training.model_class import point_at_gpt, point_at_hybrid
+from mindspeed.training.resume import comparable
 
 
 @dataclass(slots=True)
@@ -93,6 +95,9 @@ def load(job: Job, state: TrainerState, data: str) -> list[str]:
     _require_undamaged(checkpoint)
     try:
         wanted = _state_dict(state, is_loading=True, with_random=same_layout, without_data=_new_features(job, record))
+        if other := comparable(manifest.model, job.model)[-1]:
+            _point_at(manifest.model, job.model, {key: wanted[key] for key, _ in (*_model_keys(state), ("optimizer", None))})
+            notes.append(other)
         loaded = dist_checkpointing.load(wanted, str(checkpoint))
     except (CheckpointException, OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
         cause = _cause(error)
@@ -118,6 +123,14 @@ def load(job: Job, state: TrainerState, data: str) -> list[str]:
     for feature, extra in loaded.get("extra", {}).items():
         session.tell("load_extra", feature, state=state, data=extra)
     return notes
+
+
+def _point_at(saved: Mapping[str, Any], own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Let the sharded state of a model and its optimizer read the checkpoint of Megatron's other class of models."""
+    if "layers" in own:
+        point_at_gpt(state, own["layers"])
+    else:
+        point_at_hybrid(state, saved["layers"])
 
 
 def _new_features(job: Job, record: CheckpointManifest | None) -> tuple[str, ...]:
