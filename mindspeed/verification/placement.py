@@ -90,7 +90,7 @@ def _name_in_gpt(pattern: str) -> Callable[[str], str]:
     decoder = numbers(read.layers)
 
     def name_of(key: str) -> str:
-        key = re.sub(r"(?<=mtp\.layers\.)(\d+)\.mtp_model_layer\.layers\.\d+\.", r"\1.mtp_model_layer.", key)
+        key = re.sub(r"(?<=mtp\.layers\.)(\d+)\.mtp_model_layer\.layers\.\d+\.", r"\1.transformer_layer.", key)
         key = key.replace("decoder.final_norm.", "decoder.final_layernorm.")
         return re.sub(r"^decoder\.layers\.(\d+)", lambda found: f"decoder.layers.{decoder[int(found[1])]}", key)
 

@@ -17,6 +17,7 @@ from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import LLAMA, MOE, GptShape, Recipe
 
 _MLA: Final = replace(LLAMA, name="mla", num_query_groups=4, multi_latent_attention=True)
+_MTP: Final = replace(LLAMA, name="mtp", mtp_num_layers=1)
 CASES: Final[dict[str, tuple[GptShape, dict[str, int]]]] = {
     "dense": (LLAMA, {}),
     "dense tp2": (LLAMA, {"tp": 2, "world_size": 2}),
@@ -24,6 +25,11 @@ CASES: Final[dict[str, tuple[GptShape, dict[str, int]]]] = {
     "moe": (replace(MOE, grouped_experts=True), {}),
     "moe ep2": (replace(MOE, grouped_experts=True), {"ep": 2, "world_size": 2}),
     "mla": (_MLA, {}),
+    "mla tp2": (_MLA, {"tp": 2, "world_size": 2}),
+    "mtp": (_MTP, {}),
+    "mtp pp2": (_MTP, {"pp": 2, "world_size": 2}),
+    "mtp tp2 pp2": (_MTP, {"tp": 2, "pp": 2, "world_size": 4}),
+    "moe ep2 pp2": (replace(MOE, grouped_experts=True), {"ep": 2, "pp": 2, "world_size": 4}),
 }
 
 
