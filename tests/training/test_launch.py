@@ -77,6 +77,18 @@ def test_problems_are_left_where_the_launcher_looks(tmp_path, monkeypatch):
     left = json.loads(path.read_text())
     assert [(problem["code"], problem["message"]) for problem in left["problems"]] == [("MS606", "the loss is nan")]
     assert left["message"]["message"] == "RunError: MS606 the loss is nan"
+    assert left["message"]["extraInfo"]["py_callstack"] == "MS606 the loss is nan"
+
+
+def test_a_rank_that_repeats_why_another_one_failed_is_not_the_first_that_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1000.5)
+    times = []
+    for code in ("MS901", "MS612"):
+        path = tmp_path / code
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+        leave_problems(RunError([Problem(code, "it failed")]))
+        times.append(int(json.loads(path.read_text())["message"]["extraInfo"]["timestamp"]))
+    assert times == [1000, 1001]
 
 
 KILLED = "import os, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\ntime.sleep(60)"

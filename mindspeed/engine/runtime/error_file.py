@@ -28,12 +28,13 @@ def leave_problems(error: BaseException) -> None:
         return
     is_known = isinstance(error, MindSpeedError) and not tracing()
     callstack = str(error) if is_known else "".join(traceback.format_exception(error))
+    is_consequence = isinstance(error, MindSpeedError) and all(problem.code == "MS612" for problem in error.problems)
     last_words = {
         "message": {
             "message": f"{type(error).__name__}: {error}",
             "extraInfo": {
                 "py_callstack": callstack,
-                "timestamp": str(int(time.time())),
+                "timestamp": str(int(time.time()) + is_consequence),  # torchrun calls the earliest one the cause
             },
         },
         "problems": [problem.to_json(error.words) for problem in error.problems] if isinstance(error, MindSpeedError) else [],
