@@ -187,12 +187,5 @@ def _traps_as_json(checked: list[CheckedCommand]) -> list[dict[str, object]]:
 
 
 def _as_json(one: CheckedCommand) -> dict[str, object]:
-    plan = one.plan.to_json() if one.plan else None
-    return {
-        "file": one.file,
-        "line": one.line,
-        "program": one.program,
-        "judge": one.judge,
-        "problems": len(one.problems),
-        "plan": plan,
-    }
+    told = {name: getattr(one, name) for name in ("file", "line", "program", "judge")}
+    return told | {"problems": len(one.problems), "plan": one.plan}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mindspeed.cli.output import end, exit_code, json_option, print_json, print_table, wants_json
+from mindspeed.cli.output import end, exit_code, json_option, print_json, print_result, print_table, wants_json
 
 
 @click.command()
@@ -46,11 +46,8 @@ def _print_peaks() -> None:
 
     platform = probe().platform
     peaks = measure_peaks(platform)
-    if wants_json():
-        print_json({"platform": platform, "teraflops": peaks})
-        return
-    for name, peak in peaks.items():
-        click.echo(f"{name}  {peak:.3f} TFLOP/s on one {platform} device")
+    lines = (f"{name}  {peak:.3f} TFLOP/s on one {platform} device" for name, peak in peaks.items())
+    print_result({"platform": platform, "teraflops": peaks}, lines)
 
 
 def _print_matrix() -> None:

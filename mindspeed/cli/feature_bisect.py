@@ -63,14 +63,8 @@ def bisect(
     with WorkerPool(time_limit=timeout or TIME_LIMIT) as pool:
         search = Search(job, given, kept, sources, pool, test, timeout, _show)
         found = search.find(suspects, suspected)
-    data = {
-        "culprits": list(map(str, found.found)),
-        "result": found.result.to_json(),
-        "runs": found.runs,
-        "shared": found.shared,
-        "steady": found.steady,
-    }
-    print_result(data, _lines(found, test))
+    told = {name: getattr(found, name) for name in ("result", "runs", "shared", "steady")}
+    print_result({"culprits": list(map(str, found.found))} | told, _lines(found, test))
     ctx.exit(PROBLEMS if found.found else OK)
 
 
@@ -87,11 +81,7 @@ def _lines(found: Culprits, test: str) -> list[str]:
     lines += [f"both patch: {site} ({', '.join(owners)})" for site, owners in found.shared.items()]
     if not found.steady:
         lines.append("the failure is not reproducible: the same set of features has also passed, or failed differently")
-    return [*lines, f"to reproduce it: {_command(found, test)}", f"{found.runs} runs"]
-
-
-def _command(found: Culprits, test: str) -> str:
-    return test if test else found.result.case.command
+    return [*lines, f"to reproduce it: {test or result.case.command}", f"{found.runs} runs"]
 
 
 def _show(result: CaseResult) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -35,8 +34,7 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
     found, step, left_out = differences(a, b), first_step_that_differs(a, b), not_compared(a, b)
     if wants_json():
         sides = {name: {"path": side.path, "form": side.form} for name, side in (("first", a), ("second", b))}
-        data = [asdict(row) for row in found]
-        print_json({**sides, "differences": data, "step": asdict(step) if step else None, "not_compared": left_out})
+        print_json({**sides, "differences": found, "step": step, "not_compared": left_out})
     else:
         rows = [(row.kind, row.name, a.shown(row.key), b.shown(row.key)) for row in found]
         print_table(("", "", f"A: {a.form} {a.path}", f"B: {b.form} {b.path}"), rows)

@@ -82,13 +82,7 @@ def run(
     lines = [f"ran {len(found)} of {len(todo)} cases without a current verdict; {len(cases)} cases in total"]
     lines.append(", ".join(f"{number} {outcome}" for outcome, number in verdicts.items()))
     lines += [f"smallest failing subset of {r.case.name}: {', '.join(r.culprits)}" for r in defects if r.culprits]
-    data = {
-        "cases": len(cases),
-        "judged": [result.to_json() for result in found],
-        "verdicts": verdicts,
-        "store": str(kept.path),
-    }
-    print_result(data, lines)
+    print_result({"cases": len(cases), "judged": found, "verdicts": verdicts, "store": str(kept.path)}, lines)
     ctx.exit(PROBLEMS if defects else OK)
 
 

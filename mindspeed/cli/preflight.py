@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_json
+from mindspeed.cli.output import end, exit_code, json_option, print_result
 
 
 @click.command()
@@ -24,8 +24,5 @@ def preflight(path: str, run: str | None, free_disk: float, free_shm: float) -> 
 
     made = read_lock(path)
     results = list(checks(made, run or made.job.get("train", {}).get("run") or ".", free_disk, free_shm))
-    if wants_json():
-        print_json({"passed": all(result.passed for result in results), "checks": results})
-    else:
-        click.echo("\n".join(map(str, results)))
+    print_result({"passed": all(result.passed for result in results), "checks": results}, map(str, results))
     end(exit_code([problem for result in results if (problem := result.problem()) is not None]))
