@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start a thousand processes, which read compiled modules 0.2 s faster
 
-.PHONY: train test ops test-long test-changed test-versions test-hybrid test-engine-layers test-clients test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench docs site release changelog clean
+.PHONY: train test ops test-long test-changed test-versions test-hybrid test-engine-layers test-clients test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench compare docs site release changelog clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -136,12 +136,18 @@ lint: $(VENV)/installed  ## ruff, mypy, layers of imports, and the prose of ever
 bench: ops  ## every row of the speed table, measured here
 	$(BIN)/python -m benchmarks
 
+compare: $(VENV)/installed  ## the framework beside the newest tag: fails where it takes more than 1.25 of its CPU time
+	@tag=$$(git describe --tags --abbrev=0 2>/dev/null) || { echo "no tag: there is nothing to compare the framework with"; exit 0; }; \
+	rm -rf build/tag && mkdir -p build/tag && git archive "$$tag" mindspeed | tar x -C build/tag && \
+	echo "compared with $$tag" && $(BIN)/python -m benchmarks compare build/tag
+
 docs: $(VENV)/installed  ## the generated pages of docs/, from declarations, help texts and marks on tests
 	$(BIN)/mindspeed docs --built-in --write docs
 	$(BIN)/python -m tools.docs.migration_guide docs/moving-from-mindspeed.md
 	$(BIN)/python -m tests.guards
 	$(BIN)/python -m tests.transcripts
 	$(BIN)/python -m tools.docs.readme README.md
+	$(BIN)/python -m benchmarks page
 	$(BIN)/python -m tools.docs.chinese
 
 build/tools/%/installed: tools/requirements-%.txt

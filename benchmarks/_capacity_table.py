@@ -61,7 +61,8 @@ def shares() -> tuple[float, float]:
     def gate() -> Tensor:
         return routed()[2].weight
 
-    masks, index, megatrons, alone = medians(both(by_masks), both(by_index), both(padded), both(gate), repeat=7)
+    ways = both(by_masks), both(by_index), both(padded), both(gate)
+    masks, index, megatrons, alone = (spent.cpu for spent in medians(*ways, repeat=7))
     return (index - alone) / (masks - alone), (index - alone) / (megatrons - alone)
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 
 from benchmarks.patching import LOADED, real_targets
-from benchmarks.table import Row, main, medians
+from benchmarks.table import Row, Spent, main, medians, middle, repetitions, sized, timed
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins import ArgOverride, Category, Feature, FeatureSpec, Patch, Requires, hookimpl
@@ -44,60 +42,59 @@ def _found(index: int, patch: Patch) -> DiscoveredFeature:
     )
 
 
-def measure() -> dict[str, float]:
-    """Milliseconds of the parts, in this process: every module that they need is loaded, nothing else has been asked yet."""
+def measure(count: int) -> dict[str, Spent]:
+    """The time of the parts, in this process: every module that they need is loaded, nothing else has been asked yet."""
     for name in (*LOADED, *OURS):
         import_module(name)
     from mindspeed import registry
     from mindspeed.engine.patching.apply import apply
     from mindspeed.engine.planning.build_plan import manager_of
 
-    catalog, environment = Catalog(features(COUNT)), made_up("cuda", "0.16.1")
+    catalog, environment = Catalog(features(count)), made_up("cuda", "0.16.1")
     base = registry.base_features("cuda")
     layer = Layer("API", features=tuple(catalog.usable))
-    start = time.perf_counter()
+    start = Spent.now()
     plan = registry.resolve([layer], environment, catalog)
-    resolved = time.perf_counter()
+    resolved = Spent.now()
     manager_of(plan, catalog, base)
     applied = apply(plan.patches)
-    end = time.perf_counter()
-    assert len(plan.features) == COUNT
-    assert sum(not site.pending for site in applied.sites) >= COUNT
-    return {"resolve": (resolved - start) * 1e3, "apply": (end - resolved) * 1e3, "both": (end - start) * 1e3}
+    end = Spent.now()
+    assert len(plan.features) == count
+    assert sum(not site.pending for site in applied.sites) >= count
+    return {"resolve": resolved.since(start), "apply": end.since(resolved), "both": end.since(start)}
 
 
-def in_new_processes(repeat: int) -> dict[str, float]:
+def in_new_processes(repeat: int) -> dict[str, Spent]:
     """Medians of `measure` over processes; the first of them, not counted, reads the contracts that the others recall."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.apply", "--measure", str(sized(COUNT, 4))]
     runs = []
-    for _ in range(repeat + 1):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "benchmarks.apply", "--measure"], check=True, capture_output=True, text=True
-        )
-        runs.append(json.loads(done.stdout.splitlines()[-1]))
-    return {part: statistics.median(run[part] for run in runs[1:]) for part in runs[0]}
+    for _ in range(repetitions(repeat) + sized(1, 0)):
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        runs.append({part: Spent(*spent) for part, spent in json.loads(done.stdout.splitlines()[-1]).items()})
+    return {part: middle([run[part] for run in runs[1:] or runs]) for part in runs[0]}
 
 
-def drift_seconds() -> float:
+def drift() -> Spent:
     """``mindspeed patches drift`` against the installed sources, as against a checkout; whole process."""
     import megatron.core
 
     path = str(Path(megatron.core.__file__).parents[2])
     command = [sys.executable, "-m", "mindspeed", "patches", "drift", "--megatron", path, "--json"]
-    (seconds,) = medians(lambda: subprocess.run(command, check=False, capture_output=True), repeat=5)
-    return seconds
+    (spent,) = medians(lambda: subprocess.run(command, check=False, capture_output=True), repeat=5)
+    return spent
 
 
 def rows() -> list[Row]:
     spent = in_new_processes(5)
-    note = f"resolve and check {spent['resolve']:.1f} ms, apply {spent['apply']:.1f} ms"
-    return [
-        Row(f"resolve and apply {COUNT} features on loaded megatron", 20, spent["both"], "ms", COMMAND, note),
-        Row("patches drift against a source tree, whole process", 3, drift_seconds(), "s", COMMAND),
-    ]
+    note = f"resolve and check {spent['resolve'].cpu * 1e3:.1f} ms, apply {spent['apply'].cpu * 1e3:.1f} ms"
+    made = [timed(f"resolve and apply {COUNT} features on loaded megatron", 20, spent["both"], "ms", COMMAND, note)]
+    if repetitions(5) == 5:  # all of Megatron is read
+        made.append(timed("patches drift against a source tree, whole process", 3, drift(), "s", COMMAND))
+    return made
 
 
 if __name__ == "__main__":
-    if "--measure" in sys.argv:
-        print(json.dumps(measure()))
+    if sys.argv[1:2] == ["--measure"]:
+        print(json.dumps(measure(int(sys.argv[2]))))
     else:
         main(rows)

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.table import Row, main, medians
+from benchmarks.table import Row, Spent, main, medians, middle, repetitions, sized, timed
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.resolution.resolver import resolve
@@ -64,32 +64,34 @@ def packages(folder: Path, count: int) -> Path:
     return folder
 
 
-def first_discovery(folder: Path) -> float:
-    """Seconds in which a process that has imported pydantic loads the features of 60 packages beside the built-in ones."""
+def first_discovery(folder: Path) -> Spent:
+    """The time in which a process that has imported pydantic loads the features of 60 packages beside the built-in ones."""
     program = (
         "import time, mindspeed.plugins.api; from mindspeed.plugins.discovery import discover; "
-        "start = time.perf_counter(); found = discover(); print(time.perf_counter() - start); assert len(found.usable) >= 60"
+        "start = time.process_time(), time.perf_counter(); found = discover(); "
+        "print(time.process_time() - start[0], time.perf_counter() - start[1]); assert len(found.usable) >= 60"
     )
-    environ = {**os.environ, "PYTHONPATH": str(folder)}
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-c", program]
+    environ = {**os.environ, "PYTHONPATH": path}
     runs = [
-        float(subprocess.run([sys.executable, "-c", program], env=environ, check=True, capture_output=True).stdout)
-        for _ in range(7)
+        subprocess.run(command, env=environ, check=True, stdout=subprocess.PIPE).stdout.split() for _ in range(repetitions(7))
     ]
-    return sorted(runs)[len(runs) // 2]
+    return middle([Spent(*map(float, run)) for run in runs])
 
 
-def conflict() -> float:
-    """Seconds of a resolution among 10,000 features that ends in a conflict between the ends of two chains of requirements."""
+def conflict(count: int) -> Spent:
+    """The time of a resolution among 10,000 features that ends in a conflict between the ends of two chains of requirements."""
     found = []
-    for number in range(FEATURES):
+    for number in range(count):
         constraints = [Requires(f"made-{number + 1}", reason="a benchmark")] if number % 100 != 99 else []
         if number == 50:
-            constraints.append(Conflicts(f"made-{FEATURES - 1}", reason="a benchmark"))
+            constraints.append(Conflicts(f"made-{count - 1}", reason="a benchmark"))
         spec = FeatureSpec(f"made-{number}", Category.TOOL, constraints=tuple(constraints))
         feature = type(f"Made{number}", (Feature,), {"spec": spec})
         found.append(DiscoveredFeature(spec.name, "made", "1", "made:Made", feature))
     catalog, cpu = Catalog(found), made_up("cpu", "0.16.1")
-    layer = Layer("API", features=("made-0", f"made-{FEATURES - 100}"))
+    layer = Layer("API", features=("made-0", f"made-{count - 100}"))
     (problem,) = resolve([layer], catalog, cpu).problems
     assert problem.code == "MS202"
     assert len(problem.chain) == 151
@@ -103,8 +105,8 @@ def rows() -> list[Row]:
         sixty = packages(Path(folder) / "sixty", BUILT_IN - len(discover(only=()).usable))
         discovered = first_discovery(sixty)
     return [
-        Row(f"discover {BUILT_IN} features, first time in a process", 100, discovered * 1e3, "ms", COMMAND),
-        Row(f"explain a conflict among {FEATURES} features", 10, conflict() * 1e3, "ms", COMMAND),
+        timed(f"discover {BUILT_IN} features, first time in a process", 100, discovered, "ms", COMMAND),
+        timed(f"explain a conflict among {FEATURES} features", 10, conflict(sized(FEATURES, 200)), "ms", COMMAND),
     ]
 
 

@@ -6,13 +6,12 @@ import functools
 import importlib
 import statistics
 import sys
-import time
 import timeit
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from benchmarks.table import Row, main
+from benchmarks.table import Row, Spent, main, middle, repetitions, sized, timed
 from mindspeed.engine.inspection import source
 from mindspeed.engine.patching.apply import apply
 from mindspeed.engine.planning.patch_checks import check_patches, with_sites
@@ -73,25 +72,25 @@ def real_targets(count: int) -> list[PlannedPatch]:
     return [*functions[: count - len(chosen)], *chosen]
 
 
-def milliseconds(action: Callable[[], Any], after: Callable[[Any], None] = lambda _: None, repeat: int = 9) -> float:
+def spent_on(action: Callable[[], Any], after: Callable[[Any], None] = lambda _: None, repeat: int = 9) -> Spent:
     """Median time of an action, each time followed by ``after``, which is not measured."""
     spent = []
-    for _ in range(repeat):
-        start = time.perf_counter()
+    for _ in range(repetitions(repeat)):
+        start = Spent.now()
         result = action()
-        spent.append(time.perf_counter() - start)
+        spent.append(Spent.now().since(start))
         after(result)
-    return statistics.median(spent) * 1e3
+    return middle(spent)
 
 
 def more_per_call(*patches: Patch) -> float:
     """Nanoseconds that a patched ``megatron.core.utils.divide`` takes more than the plain function, measured in turns."""
     plain, patched = importlib.import_module("benchmarks.patching"), importlib.import_module("megatron.core.utils")
     active = apply([planned(patch) for patch in patches])
-    differences = []
-    for _ in range(101):
-        before, after = (timeit.timeit("m.divide(64, 8)", globals={"m": m}, number=20_000) for m in (plain, patched))
-        differences.append((after - before) / 20_000 * 1e9)
+    differences, calls = [], sized(20_000, 10)
+    for _ in range(repetitions(101)):
+        before, after = (timeit.timeit("m.divide(64, 8)", globals={"m": m}, number=calls) for m in (plain, patched))
+        differences.append((after - before) / calls * 1e9)
     active.undo()
     return statistics.median(differences)
 
@@ -104,16 +103,17 @@ def rows() -> list[Row]:
 
     for name in LOADED:
         importlib.import_module(name)
-    patches = with_sites(real_targets(300))
-    assert len(patches) == 300
+    count = sized(300, 12)
+    patches = with_sites(real_targets(count))
+    assert len(patches) == count
     replaced = Replace("megatron.core.utils:divide", "benchmarks.patching:divide", "measured")
     wrapped = Wrap("megatron.core.utils:divide", "benchmarks.patching:passed_on", "measured")
-    applied = milliseconds(lambda: apply(patches), lambda active: active.undo())
+    applied = spent_on(lambda: apply(patches), lambda active: active.undo())
     forget_sources()
-    checked = milliseconds(lambda: check_patches(patches), lambda _: forget_sources(), repeat=3)
+    checked = spent_on(lambda: check_patches(patches), lambda _: forget_sources(), repeat=3)
     return [
-        Row("apply 300 patches on loaded megatron", 30, applied, "ms", COMMAND, ALIASES),
-        Row("check 300 patches, sources not read before", 1000, checked, "ms", COMMAND),
+        timed("apply 300 patches on loaded megatron", 30, applied, "ms", COMMAND, ALIASES),
+        timed("check 300 patches, sources not read before", 1000, checked, "ms", COMMAND),
         Row("a replaced function, more per call", 1, more_per_call(replaced), "ns", COMMAND, "0 within the noise of 1 ns"),
         Row("a wrapped function, more per call", 150, more_per_call(replaced, wrapped), "ns", COMMAND),
     ]

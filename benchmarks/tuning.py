@@ -19,7 +19,7 @@ import torch
 
 from benchmarks._published import published_rows
 from benchmarks._tuning_runs import accuracy_rows, deterministic_rows, flops_rows, memory_rows
-from benchmarks.table import Row, main, medians
+from benchmarks.table import Row, Spent, main, medians, timed
 from mindspeed.features.profiler.feature import ProfilerArgs
 from mindspeed.features.profiler.window import TraceWindow
 from mindspeed.features.tflops.meter import StepMeter
@@ -66,14 +66,11 @@ def search_rows() -> list[Row]:
         found = search(question, catalog, lambda op, platform: True, lambda choice, world: Resolved())
         taken.append((found.configurations, found.feasible))
 
-    processor = time.process_time()
-    (seconds,) = medians(once, repeat=5)
-    processor = (time.process_time() - processor) / 5
+    (spent,) = medians(once, repeat=5)
     configurations, feasible = taken[0]
-    million = seconds / configurations * 1e6
-    found = f"{configurations:,} configurations of 1,024 ranks, {feasible:,} feasible"
-    note = f"{found}, in {seconds:.2f} s, {processor:.2f} s of a processor"
-    return [Row("search of 1,000,000 configurations", 0.5, million, "s", COMMAND, note)]
+    million = Spent(spent.cpu / configurations * 1e6, spent.wall / configurations * 1e6)
+    note = f"{configurations:,} configurations of 1,024 ranks, {feasible:,} feasible, in {spent.wall:.2f} s"
+    return [timed("search of 1,000,000 configurations", 0.5, million, "s", COMMAND, note)]
 
 
 def idle_rows() -> list[Row]:
@@ -92,11 +89,11 @@ def idle_rows() -> list[Row]:
         for _ in range(rounds):
             window.step(1)
 
-    seconds = medians(tflops, profiler)
+    each = medians(tflops, profiler)
     names = ("tflops", "profiler")
     return [
-        Row(f"C16: {name} around a step outside its own", 20, spent / rounds * 1e6, "µs", COMMAND)
-        for name, spent in zip(names, seconds, strict=True)
+        Row(f"C16: {name} around a step outside its own", 20, spent.cpu / rounds * 1e6, "µs", COMMAND)
+        for name, spent in zip(names, each, strict=True)
     ]
 
 
@@ -116,9 +113,9 @@ def traced_rows() -> list[Row]:
                 step()
 
         traced()
-        plain, seconds = medians(step, traced)
+        plain, observed = medians(step, traced)
         window.close()
-    return [Row("C16: a traced step over a plain one of 500 products", 3, seconds / plain, "", COMMAND)]
+    return [Row("C16: a traced step over a plain one of 500 products", 3, observed.cpu / plain.cpu, "", COMMAND)]
 
 
 def rows() -> list[Row]:
