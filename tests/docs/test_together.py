@@ -24,11 +24,11 @@ RESULTS = [
 EXPECTED = """\
 ### Together with other features
 
-By runs of a tiny model beside unmodified Megatron; [the matrix](../matrix.html) has the differences.
+Tested with a small model against unmodified Megatron; [the matrix](../matrix.html) shows the differences.
 
 Works with: [recompute](recompute.md), [rms-norm](rms-norm.md).
 
-Has nothing to do, or leaves the other feature nothing to do, with: [tflops](tflops.md).
+One of the two features has no effect with: [tflops](tflops.md).
 
 Is refused with:
 
@@ -36,7 +36,7 @@ Is refused with:
 
 ### In layouts
 
-Holds in: `tp2`.
+Works in: `tp2`.
 
 Is refused:
 

@@ -16,11 +16,12 @@ from tools.docs.markdown import code
 PUBLISHED: Final = Path(__file__).parents[2] / "docs" / "matrix.json"
 _TITLES: Final = {
     CaseOutcome.HOLDS: "Works with",
-    CaseOutcome.IDLE: "Has nothing to do, or leaves the other feature nothing to do, with",
+    CaseOutcome.IDLE: "One of the two features has no effect with",
     CaseOutcome.REFUSED: "Is refused with",
     CaseOutcome.REFUSED_LATE: "Is refused when the ranks start with",
     CaseOutcome.FAILS: "Fails with",
 }
+_IN_LAYOUTS: Final = {CaseOutcome.HOLDS: "Works in", CaseOutcome.IDLE: "Has no effect in"}
 _WITH_REASON: Final = (CaseOutcome.REFUSED, CaseOutcome.REFUSED_LATE, CaseOutcome.FAILS)
 
 
@@ -33,7 +34,7 @@ def together(name: str, path: Path = PUBLISHED) -> list[str]:
         return []
     # the page is not about layouts that differ only in who holds a slot of this feature
     layouts = {layout: layouts[layout] for layout in FEATURE_LAYOUTS if layout in layouts}
-    link = "By runs of a tiny model beside unmodified Megatron; [the matrix](../matrix.html) has the differences."
+    link = "Tested with a small model against unmodified Megatron; [the matrix](../matrix.html) shows the differences."
     return ["### Together with other features", "", link, *_paragraphs(beside, linked=True), *_layouts(layouts)]
 
 
@@ -53,7 +54,7 @@ def _paragraphs(results: Mapping[str, CaseResult], linked: bool) -> list[str]:
     lines = []
     for outcome, title in _TITLES.items():
         names = sorted(name for name, result in results.items() if result.outcome is outcome)
-        title = title if linked else title.replace("Works with", "Holds in").removesuffix(" with")
+        title = title if linked else _IN_LAYOUTS.get(outcome, title.removesuffix(" with"))
         if names and outcome in _WITH_REASON:
             lines += ["", f"{title}:", "", *_reasons(names, results, linked)]
         elif names:

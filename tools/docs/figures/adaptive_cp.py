@@ -50,14 +50,14 @@ PICTURES = (
     Picture(
         "adaptive-cp",
         "Adaptive context parallelism: a sliding window of an eighth of the sequence",
-        "A rank needs its own block and that of the rank before. Nothing else travels, and nothing else is computed.",
+        "A rank needs its own block and that of the previous rank. No other block is sent or computed.",
         ((_matrix(_needed(_WINDOW)), _timeline(_needed(_WINDOW))),),
     ),
     Picture(
         "adaptive-cp-causal",
         "Adaptive context parallelism: a causal mask, tokens in the order of the sequence",
-        "Later ranks need more blocks; ranks that are done compute some of them. Keys travel to the queries (solid), or "
-        "queries to the keys (dashed) and their result back (dotted).",
+        "Later ranks need more blocks, and ranks that have finished compute some of them. Either keys are "
+        "sent to the queries (solid), or queries to the keys (dashed) and the results back (dotted).",
         ((_matrix(_needed(_TOKENS)),), (_timeline(_needed(_TOKENS)),)),
     ),
 )

@@ -42,9 +42,9 @@ PICTURES = (
     Picture(
         "ampipe",
         "Forward of one layer in chunks",
-        "Each chunk has a colour. A dispatch travels while attention of the next chunk, or the first experts, are computed, a "
-        "return while the next experts are. Only the last return has nothing but combinations to hide behind. Backward runs "
-        "from right to left.",
+        "Each chunk has a colour. Its dispatch overlaps with attention of the next chunk, or with the first "
+        "experts. Its return overlaps with the next experts. Only the last return does not overlap with "
+        "experts. Backward runs from right to left.",
         ((timeline(2),), (timeline(4),)),
     ),
 )

@@ -73,5 +73,5 @@ def bytes_lines(sent: Callable[[Attention, int], SentBytes], ranks: Sequence[int
         for size in ranks
         for name, found in ((name, sent(model, size)) for name, model in models.items())
     ]
-    what = "MiB that a rank sends for one layer of 32 heads of 128 in bf16 with 4,096 tokens on each rank:"
+    what = "MiB that one rank sends for one layer (32 heads of width 128, bf16, 4,096 tokens per rank):"
     return (what, "", *table(("ranks", "", "forward", "backward", "both"), rows))

@@ -37,8 +37,9 @@ PICTURES = (
     Picture(
         "hybrid-attention",
         "Hybrid attention: head all-to-alls of two neighbours, in a ring of two",
-        "Ranks 0 and 1, and 2 and 3, exchange tokens for heads: each then has the tokens of both with half of the heads. "
-        "Ranks 0 and 2, and 1 and 3, are rings in which blocks of keys go round. At last an all-to-all brings the result back.",
+        "Ranks 0 and 1, and ranks 2 and 3, exchange tokens for heads. Each rank then has the tokens of both "
+        "with half of the heads. Ranks 0 and 2, and ranks 1 and 3, form rings that pass blocks of keys. "
+        "Finally, an all-to-all sends the outputs back.",
         ((pieces_strip(_LAYOUT, "Who holds which piece"),), (_timeline(),)),
     ),
 )

@@ -11,9 +11,10 @@ _ALL = [(0, 2 * _LAYOUT.count)]
 PICTURES = (
     Picture(
         "kv-allgather-cp",
-        "Gathered attention of four ranks",
-        "Eight pieces in zig-zag: rank 0 holds the first and the last. Every rank sends its keys and values to all others, and "
-        "then computes its own queries against all keys at once (dark is what a causal mask shows).",
+        "All-gather attention of four ranks",
+        "The sequence has eight chunks in zig-zag order: rank 0 holds the first and the last. Every rank "
+        "sends its keys and values to all others. Then it computes its queries with all keys in one step "
+        "(dark: pairs that a causal mask allows).",
         (
             (
                 pieces_strip(_LAYOUT, "Who holds which piece"),

@@ -12,8 +12,8 @@ _MEGATRON = megatron(PipelineShape(4, 1, 4))
 PICTURES = (
     Picture(
         "nano-pipe",
-        "Weight gradients behind, on four ranks",
-        f"{LEGEND} A rank sends the gradient of its input one step earlier, and computes weight gradients where it idled.",
+        "Deferred weight gradients on four ranks",
+        f"{LEGEND} A rank sends the gradient of its input one step earlier, and computes weight gradients in its idle time.",
         (
             (timeline("Megatron's 1F1B", _MEGATRON),),
             (timeline("nano-pipe", delayed(_MEGATRON, lag_by_rank(1, 4))),),

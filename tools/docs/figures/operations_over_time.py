@@ -12,9 +12,9 @@ from tools.docs.drawing import Arrow, Box, Timeline
 
 _COLOURS: Final = {"F": 0, "W": 1, "B": 2, "R": 4, "D": 5}
 LEGEND: Final = (
-    "F is a forward pass, B the gradient of its input, W that of its weights, D both in one pass, and R a forward pass again. "
-    "The number is the micro-batch, a small letter the second model chunk of a rank. Every operation takes a step, D two. "
-    "Arrows are the messages of micro-batch 0, and dashed boxes idle time."
+    "F is a forward pass, B its input gradient, W its weight gradient, D both in one pass, and R a repeated forward pass. "
+    "The number is the micro-batch; lower-case letters are the second model chunk of a rank. Every operation takes one step, "
+    "D two. Arrows are messages of micro-batch 0, and dashed boxes are idle time."
 )
 
 

@@ -63,10 +63,11 @@ PICTURES = (
     Picture(
         "pipe-experts",
         "Forward of the experts of one layer in units",
-        "Each unit, one expert and one slice of its places, has a colour, and a unit's two products take twice the time of a "
-        "transfer. The first dispatch and the last return have nothing to hide behind. Where tensor ranks share experts, the "
-        "next unit is gathered and the last one scattered under the products of a unit. With `streams` these transfers and "
-        "those of the expert group take turns. Backward runs from right to left.",
+        "Each unit (one slice of the tokens of one expert) has a colour. Its two products take twice the "
+        "time of a transfer. The first dispatch and the last return do not overlap. If tensor-parallel ranks "
+        "share experts, the next unit is gathered and the previous one scattered during the products of a "
+        "unit. With `streams`, these transfers and those of the expert-parallel group alternate. Backward "
+        "runs from right to left.",
         (
             (timeline("4 units", 4),),
             (timeline("3 units, experts shared by tensor ranks", 3, gathers=True),),

@@ -14,7 +14,7 @@ PICTURES = (
     Picture(
         "recompute-in-advance",
         "Full recomputation on four ranks",
-        f"{LEGEND} Megatron repeats a forward pass when the gradient has arrived, the feature before.",
+        f"{LEGEND} Megatron repeats a forward pass after the gradient has arrived, the feature before it arrives.",
         (
             (timeline("Megatron's 1F1B, recompute in the backward pass", _MEGATRON, recompute_in_backward=True),),
             (timeline("recompute-in-advance", recompute_all(_MEGATRON)),),

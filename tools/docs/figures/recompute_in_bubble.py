@@ -13,8 +13,9 @@ _MEGATRON = megatron(PipelineShape(4, 1, 4))
 PICTURES = (
     Picture(
         "recompute-in-bubble",
-        "Few activation sets on four ranks",
-        f"{LEGEND} Without a limit rank 0 keeps four activation sets. Held to two, a rank drops what it needs last.",
+        "A limit on kept activations, on four ranks",
+        f"{LEGEND} Without a limit, rank 0 keeps the activations of four forward passes. With a limit of "
+        "two, a rank frees those that it needs last.",
         (
             (timeline("Megatron's 1F1B without recompute", _MEGATRON),),
             (timeline("recompute-in-bubble, at most two sets", recompute_least(_MEGATRON, 2)),),

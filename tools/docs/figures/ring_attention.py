@@ -12,8 +12,9 @@ PICTURES = (
     Picture(
         "ring-attention",
         "Ring attention of four ranks",
-        "Eight pieces in zig-zag: rank 0 holds the first and the last. At each step every rank computes its queries against "
-        "the keys that it has (dark is what a causal mask shows: half of a block) while it sends them to the next rank.",
+        "The sequence has eight chunks in zig-zag order: rank 0 holds the first and the last. In each step, "
+        "every rank computes its queries with the keys that it has, and sends these keys to the next rank "
+        "(dark: pairs that a causal mask allows, half of a block).",
         (
             (
                 pieces_strip(_LAYOUT, "Who holds which piece"),
@@ -25,8 +26,8 @@ PICTURES = (
     Picture(
         "ring-attention-double",
         "A double ring of two windows of two ranks",
-        "Inside a window blocks go to the neighbour at every step (solid); to the same place of the next window they go once "
-        "in two steps (dashed), while both of those compute.",
+        "Inside a window, blocks are sent to the neighbour in every step (solid). They are sent to the same "
+        "position in the next window once in two steps (dashed), overlapped with both steps.",
         ((ring_timeline(_LAYOUT, _DOUBLE, "window = 2: solid to the neighbour, dashed to the next window"),),),
     ),
 )

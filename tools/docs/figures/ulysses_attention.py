@@ -15,9 +15,9 @@ PICTURES = (
     Picture(
         "ulysses-attention",
         "Ulysses attention of four ranks",
-        "Before and after attention a rank holds contiguous tokens with all heads, during attention all tokens with one of "
-        "four heads. All-to-alls change the one into the other: of query, key and value on the way in, of the result on the "
-        "way out.",
+        "Before and after attention, a rank holds contiguous tokens with all heads. During attention it "
+        "holds all tokens with one of four heads. All-to-alls of query, key and value change the first into "
+        "the second, and an all-to-all of the output changes it back.",
         (
             (
                 Matrix(
