@@ -73,7 +73,8 @@ def shown(text: str, folder: Path) -> list[str]:
     text = re.sub(r"^(\[rank\d\]: )Traceback.*?(?=^\1\w+Error: )", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"\(pid: \d+\)", "(pid: 4242)", text)
     text = re.sub(r"(?<=\[127\.0\.0\.1\]:)\d+", "29500", text)
-    text = re.sub(r"/\S*/third_party/gloo/", "", text)
+    text = re.sub(r"\[/\S*/third_party/gloo/", "[", text)
+    text = re.sub(r"(RuntimeError: .*gloo.*?127\S+).*", r"\1 ...", text)
     kept = re.compile(r"(\[?rank ?\d\]?: |  because: |  where: |  fix: |Root Cause|\[0\]:$|  rank  |  exitcode )")
     return [line.rstrip() for line in text.splitlines() if kept.match(line)]
 

@@ -18,8 +18,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 import psutil
@@ -102,6 +104,7 @@ class Disturbed:
 
     def disturb(self, run: Path, fault: str, choose: random.Random) -> dict[str, Any]:
         """Start or resume a run, end it at a random moment, and say what was left. Raises AssertionError for what was lost."""
+        assert self.reference.exists()
         before = saved_steps(run)[-1] if run.exists() and saved_steps(run) else 0
         process = self.start(run)
         moment = "start" if choose.random() < 0.15 else "training"
@@ -230,45 +233,57 @@ def leaves(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{name}.{key}")
 
 
-def soak(folder: Path, data: str, kills: int, signals: int, steps: int, minutes: float, sets: list[str]) -> bool:
-    """Disturb until every fault has been, or the time is over. Returns whether all are done."""
-    record = folder / "faults.jsonl"
-    done = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-    end = time.monotonic() + 60 * minutes
-    wanted = [
-        (fault, sets[number % len(sets)]) for fault, count in (("kill", kills), ("signal", signals)) for number in range(count)
-    ]
-    had = Counter((row["fault"], row["set"]) for row in done if "fault" in row)
-    chains: dict[str, Path] = {}
+class Record:
+    """What has been done, a line each, also by earlier calls."""
 
-    def note(row: dict[str, Any]) -> None:
-        done.append(row)
-        with record.open("a", encoding="utf-8") as file:
+    def __init__(self, folder: Path) -> None:
+        self._file, self._lock = folder / "faults.jsonl", Lock()
+        self.rows = [json.loads(line) for line in self._file.read_text().splitlines()] if self._file.exists() else []
+
+    def add(self, row: dict[str, Any]) -> None:
+        with self._lock, self._file.open("a", encoding="utf-8") as file:
+            self.rows.append(row)
             file.write(json.dumps(row) + "\n")
-        print(json.dumps(row), flush=True)
+            print(json.dumps(row), flush=True)
 
-    left = list((Counter(wanted) - had).elements())
-    random.Random(len(done)).shuffle(left)
-    for fault, name in left:
-        if time.monotonic() > end:
-            return False
+    def of(self, name: str, key: str) -> list[dict[str, Any]]:
+        """The rows of a feature set that have a key."""
+        return [row for row in self.rows if row["set"] == name and key in row]
+
+
+def soak(folder: Path, data: str, faults: Mapping[str, int], steps: int, minutes: float, at_once: int = 1) -> bool:
+    """Disturb runs of each set until every fault has been, or the time is over. Returns whether all is done.
+
+    ``faults`` has the number of kills and of signals, which are shared out over the sets.
+    """
+    end, record, names = time.monotonic() + 60 * minutes, Record(folder), list(SETS)
+    shares = {name: Counter[str]() for name in names}
+    for fault, count in faults.items():
+        for number in range(count):
+            shares[names[number % len(names)]][fault] += 1
+
+    def work(name: str) -> bool:
         job = Disturbed(name, folder, data, steps)
-        assert job.reference.exists()
-        finished = {row["finished"] for row in done if row["set"] == name and "finished" in row}
-        chain = job.folder / f"run{len(finished)}"
-        chains[name] = chain
-        row = job.disturb(chain, fault, random.Random(f"{name} {len(done)}"))
-        note(row | {"run": chain.name})
-        if row["ended"]:
-            note(job.finish(chain))
-    for name in sets:
-        job = Disturbed(name, folder, data, steps)
-        finished = {row["finished"] for row in done if row["set"] == name and "finished" in row}
-        for chain in sorted({row["run"] for row in done if row["set"] == name and "run" in row} - finished):
+        left = list((shares[name] - Counter(row["fault"] for row in record.of(name, "fault"))).elements())
+        random.Random(f"{name} {len(left)}").shuffle(left)
+        for fault in left:
             if time.monotonic() > end:
                 return False
-            note(job.finish(job.folder / chain))
-    return True
+            chain = job.folder / f"run{len(record.of(name, 'finished'))}"
+            number = len(record.of(name, "fault"))
+            row = job.disturb(chain, fault, random.Random(f"{name} {number}"))
+            record.add(row | {"run": chain.name})
+            if row["ended"]:
+                record.add(job.finish(chain))
+        open_chains = {row["run"] for row in record.of(name, "run")} - {row["finished"] for row in record.of(name, "finished")}
+        if open_chains and time.monotonic() > end:
+            return False
+        for chain in open_chains:
+            record.add(job.finish(job.folder / chain))
+        return True
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return all(list(pool.map(work, [name for name in names if shares[name]])))
 
 
 def summary(folder: Path) -> str:
@@ -307,9 +322,11 @@ def main() -> None:
     parser.add_argument("--signals", type=int, default=40)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--minutes", type=float, default=600)
+    parser.add_argument("--at-once", type=int, default=3)
     given = parser.parse_args()
     folder = given.folder.resolve()
-    all_done = soak(folder, prepare_text(folder), given.kills, given.signals, given.steps, given.minutes, list(SETS))
+    faults = {"kill": given.kills, "signal": given.signals}
+    all_done = soak(folder, prepare_text(folder), faults, given.steps, given.minutes, given.at_once)
     print(summary(folder))
     sys.exit(0 if all_done else 75)
 
