@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +20,7 @@ from mindspeed.engine.planning.checkpoint_state import Change
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.megatron.indexed_data import Index, read_index
+from mindspeed.megatron.indexed_data import Index, bin_path, read_index
 from mindspeed.plugins.answers import answer
 from mindspeed.plugins.cache_folder import why_unwritable
 from mindspeed.plugins.fixes import Advice, advice
@@ -30,6 +32,10 @@ from mindspeed.training.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
 
 JOB_VARIABLE: Final = "MINDSPEED_TRAIN"
 """Environment variable that names the job file of a training process."""
+HASHED: Final = 64
+"""Blocks of a data file that identify it."""
+BLOCK: Final = 65_536
+"""Bytes of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +47,14 @@ class DataSource:
 
     @property
     def identity(self) -> str:
-        """Identify this data: its index, and the tokenizer that made it."""
+        """Identify this data: the tokenizer that made it, its index and its content."""
         lengths = hashlib.blake2b(self.index.lengths.tobytes(), digest_size=8).hexdigest()
-        return f"{self.tokenizer.name}, {self.index.tokens} tokens, {lengths}"
+        return f"{self.tokenizer.name}, {self.index.tokens} tokens, {lengths}, {content_digest(bin_path(self.index.prefix))}"
+
+    def is_that_of(self, identity: str) -> bool:
+        """Return whether a checkpoint's identity is that of this data; those of earlier versions say nothing of the content."""
+        own = self.identity
+        return identity in (own, own.rpartition(", ")[0])
 
     def held_out_from(self, share: float) -> int:
         """The first sequence of the held-out part, rounded as Megatron's dataset builder does it."""
@@ -170,7 +181,18 @@ def _checkpoint_problems(job: Job, checkpoint: Path, resume: str, problems: Coll
         *checkpoints.check_manifest(replace(manifest, model=saved), own, optimizer, where),
         *resuming.check_steps(job.config, manifest.step, where),
         *resuming.check_folder(resume, job.run, manifest.step),
+        *_replaced_data(job, manifest, resume),
     ]
+
+
+def _replaced_data(job: Job, manifest: checkpoints.Manifest, resume: str) -> list[Problem]:
+    """MS601 for data of the run that has other content than when the checkpoint was written, under the same name."""
+    before = resuming.read_request(resume, registry.catalog_for(()).owners).train.get("data")
+    if before is None or job.config.data != before or job.source().is_that_of(manifest.data):
+        return []
+    text = f"the data {job.data} has changed since the checkpoint of step {manifest.step} was written"
+    fix = "restore the file, or give the new data another name and --data PREFIX; it is then read from the beginning"
+    return [Problem("MS601", text, where=str(bin_path(job.data)), fix=Advice(fix))]
 
 
 def _folder_problems(run: str, resume: str | None) -> list[Problem]:
@@ -199,6 +221,18 @@ def _window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem
             text = f"{name} works in steps {first} to {end}, but this run has steps {done + 1} to {last}"
             problems.append(Problem("MS301", text, (name,), fix=Advice(f"change its steps, or remove {name}")))
     return problems
+
+
+@lru_cache(maxsize=8)
+def content_digest(path: Path) -> str:
+    """Hash `HASHED` blocks of a file, evenly spread, and its size."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        content = hashlib.blake2b(str(size).encode(), digest_size=8)
+        for number in range(HASHED):
+            file.seek(max(0, size - BLOCK) * number // (HASHED - 1))
+            content.update(file.read(BLOCK))
+    return content.hexdigest()
 
 
 def open_data(prefix: str, tokenizer: str | None) -> DataSource:

@@ -38,7 +38,7 @@ from mindspeed.training.checkpoints import (
 )
 from mindspeed.training.evaluation import gathered
 from mindspeed.training.interruption import SAVING_SIGNALS, children_without
-from mindspeed.training.job import Job
+from mindspeed.training.job import DataSource, Job
 from mindspeed.training.model_class import point_at_gpt, point_at_hybrid
 from mindspeed.training.resume import comparable
 
@@ -83,7 +83,7 @@ def save(job: Job, state: TrainerState, data: str) -> None:
         raise _not_saved(job, state.step, str(error)) from error
 
 
-def load(job: Job, state: TrainerState, data: str) -> list[str]:
+def load(job: Job, state: TrainerState, source: DataSource) -> list[str]:
     """Continue from the job's checkpoint; collective. Returns sentences about what could not be restored."""
     checkpoint = Path(job.checkpoint)
     manifest, record = read_manifest(checkpoint), read_record(checkpoint)
@@ -117,7 +117,7 @@ def load(job: Job, state: TrainerState, data: str) -> list[str]:
     else:
         tensor_parallel.model_parallel_cuda_manual_seed(job.config.seed + manifest.step, force_reset_rng=True)
         notes.append("the layout differs from the checkpoint's, so dropout draws different random numbers from this step on")
-    if manifest.data != data:
+    if not source.is_that_of(manifest.data):
         state.samples = 0
         notes.append("the data differs from the checkpoint's, so it is read from the beginning")
     for feature, extra in loaded.get("extra", {}).items():

@@ -52,7 +52,7 @@ class Trainer:
         chunks = build_model(world, self.config)
         optimizer = build_optimizer(chunks, self.config)
         self.state = saving.TrainerState(chunks, optimizer, build_scheduler(optimizer, self.config))
-        notes = saving.load(job, self.state, source.identity) if job.checkpoint else []
+        notes = saving.load(job, self.state, source) if job.checkpoint else []
         if dist.get_rank() == 0:  # not before the checkpoint is loaded: a run whose resume fails stays as it was
             write_job(job)
             (Path(job.run) / RESULT).unlink(missing_ok=True)

@@ -131,7 +131,7 @@ def make_run(tmp_path: Path, text: str) -> MakeRun:
             folder.mkdir(parents=True)
             for name in ("metadata.json", "common.pt", ".metadata"):
                 (folder / name).touch()
-            Manifest(step, 4 * step, job.model, job.optimizer, "data", {}, job.plan.digest).write(folder)
+            Manifest(step, 4 * step, job.model, job.optimizer, job.source().identity, {}, job.plan.digest).write(folder)
             record_of(job.plan, registry.feature_classes(job.plan), registry.content_of(job.plan)).write(folder)
         return run
 

@@ -1,6 +1,8 @@
 """What ``mindspeed pretrain --resume`` makes of a saved run and of what is given anew; no process is started."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import yaml
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.problems import ResolutionError
 from mindspeed.training.checkpoints import checkpoint_path
-from mindspeed.training.job import Job, write_job
+from mindspeed.training.job import Job, content_digest, open_data, write_job
 from tests.training.conftest import MakeRun, job_of
 
 
@@ -127,6 +129,44 @@ def test_a_resumed_run_is_not_written_over_another_one(make_run: MakeRun, tmp_pa
             f"  fix: --resume {other} continues that run; use another --run for a new one"
         )
     ]
+
+
+def test_data_that_was_replaced_under_its_name_is_refused(make_run: MakeRun, tmp_path: Path, text: str) -> None:
+    for end in (".bin", ".idx", ".json"):
+        shutil.copy(text + end, tmp_path / f"own{end}")
+    data = tmp_path / "own"
+    run = make_run(Layer("API"), data=str(data))
+    assert resumed(run).notes == ()
+    content = bytearray(data.with_suffix(".bin").read_bytes())
+    content[:2] = content[2:4]
+    data.with_suffix(".bin").write_bytes(content)
+    content_digest.cache_clear()
+    assert refused(run) == [
+        f"MS601 the data {data} has changed since the checkpoint of step 20 was written\n"
+        f"  where: {data}.bin\n"
+        "  fix: restore the file, or give the new data another name and --data PREFIX; it is then read from the beginning"
+    ]
+    assert resumed(run, data=text).data == text
+
+
+def test_the_data_of_a_checkpoint_of_an_earlier_version_is_known_by_its_index(text: str) -> None:
+    source = open_data(text, None)
+    index, _, content = source.identity.rpartition(", ")
+    assert source.is_that_of(source.identity)
+    assert source.is_that_of(index)
+    assert not source.is_that_of(f"{index}, {content[::-1]}")
+
+
+@pytest.mark.parametrize("place", [0, 70_000, 5_000_000, -1])
+def test_a_large_file_is_known_by_blocks_from_its_begin_to_its_end(tmp_path: Path, place: int) -> None:
+    file = tmp_path / "data.bin"
+    file.write_bytes(bytes(6_000_000))
+    before = content_digest(file)
+    with file.open("r+b") as changed:
+        changed.seek(place, os.SEEK_SET if place >= 0 else os.SEEK_END)
+        changed.write(b"x" * (100_000 if place > 0 else 1))
+    content_digest.cache_clear()
+    assert content_digest(file) != before
 
 
 def test_making_the_job_of_a_resume_writes_nothing(make_run: MakeRun) -> None:
