@@ -322,7 +322,7 @@ def main() -> None:
     parser.add_argument("--signals", type=int, default=40)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--minutes", type=float, default=600)
-    parser.add_argument("--at-once", type=int, default=3)
+    parser.add_argument("--at-once", type=int, default=4)
     given = parser.parse_args()
     folder = given.folder.resolve()
     faults = {"kill": given.kills, "signal": given.signals}
