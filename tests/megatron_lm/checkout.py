@@ -46,11 +46,17 @@ LATENT: Final = split(
     "--qk-pos-emb-head-dim 4 --v-head-dim 10 --rotary-scaling-factor 4 --mscale-all-dim 0.5 --rope-type yarn"
 )
 
-CPU: Final = split(
-    "--transformer-impl local --distributed-backend gloo --no-gradient-accumulation-fusion --no-masked-softmax-fusion "
+LOCAL: Final = split("--transformer-impl local")
+"""Megatron's own layers, which have other parameter names than Transformer Engine's, its default."""
+
+CPU: Final = LOCAL + split(
+    "--distributed-backend gloo --no-gradient-accumulation-fusion --no-masked-softmax-fusion "
     "--no-persist-layer-norm --no-rope-fusion"
 )
 """What the platform sets by itself; stock runs say it, as they have no plan for Megatron-LM."""
+
+LEFT_OUT: Final = ("MINDSPEED_", "CUDA_DEVICE_MAX_CONNECTIONS")
+"""Beginnings of the variables that a run does not inherit."""
 
 ITERATION: Final = re.compile(r"iteration +(\d+)/.* lm loss: (\S+) .* grad norm: (\S+) ")
 _STOCK: Final = """
@@ -118,9 +124,14 @@ class Checkout:
 
     def stock(self, nproc: int, *flags: str) -> Run:
         """Megatron-LM's script as it is, on the platform alone."""
+        script, words = self._stock_command(flags)
+        return self._torchrun(nproc, [script, *words], {})
+
+    def _stock_command(self, flags: Sequence[str]) -> tuple[str, list[str]]:
+        """The script that starts Megatron-LM's on the platform alone, and its arguments."""
         starter = self.folder / "stock.py"
         starter.write_text(_STOCK)
-        return self._torchrun(nproc, [str(starter), str(self.root / "pretrain_gpt.py"), *self.flags, *CPU, *flags], {})
+        return str(starter), [str(self.root / "pretrain_gpt.py"), *self.flags, *CPU, *flags]
 
     def _torchrun(self, nproc: int, command: Sequence[str], environment: Mapping[str, str]) -> Run:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
@@ -138,8 +149,7 @@ class Checkout:
             "MINDSPEED_PLATFORM": "cpu",
             "MINDSPEED_REPORT": str(report),
         }
-        left_out = ("MINDSPEED_", "CUDA_DEVICE_MAX_CONNECTIONS")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_OUT)}
         done = subprocess.run(
             command,
             stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """One checkout and one initial checkpoint per model for the whole matrix, and plans of command lines."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from shlex import split
 
@@ -10,7 +10,8 @@ from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.training_plan import plan_training
 from tests.megatron.conftest import activate  # noqa: F401
 from tests.megatron_lm import stub
-from tests.megatron_lm.checkout import LATENT, LLAMA, MOE, SHARED, Checkout, Run
+from tests.megatron_lm.checkout import LATENT, LLAMA, LOCAL, MOE, SHARED, Checkout, Run, path
+from tests.megatron_lm.warm_ranks import WarmCheckout
 
 MODELS = {
     "gpt": (),
@@ -28,7 +29,21 @@ def checkout(tmp_path) -> Checkout:
 
 
 @pytest.fixture(scope="session")
-def initial(tmp_path_factory) -> Callable[[str], list[str]]:
+def warm_ranks(tmp_path_factory) -> Iterator[WarmCheckout]:
+    """A process with the modules of Megatron-LM imported, from which ranks are forked: they start in no time."""
+    ranks = WarmCheckout(tmp_path_factory.mktemp("warm"), path())
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def warm(tmp_path, warm_ranks) -> WarmCheckout:
+    """The checkout with forked ranks, for tests of numbers; those of `checkout` start as a user's do."""
+    return warm_ranks.at(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def initial(warm_ranks, tmp_path_factory) -> Callable[[str], list[str]]:
     """The flags of a model that starts from one checkpoint, saved by one stock process: ``initial("llama")``."""
     made: dict[str, list[str]] = {}
 
@@ -36,15 +51,16 @@ def initial(tmp_path_factory) -> Callable[[str], list[str]]:
         if model not in made:
             folder = tmp_path_factory.mktemp(model)
             saving = ["--train-iters", "1", "--save", str(folder / "initial"), "--save-interval", "1"]
-            Checkout(folder).stock(1, *MODELS[model], *saving).ended_well()
-            made[model] = [*MODELS[model], "--load", str(folder / "initial"), "--finetune", "--no-load-optim", "--no-load-rng"]
+            warm_ranks.at(folder).stock(1, *MODELS[model], *saving).ended_well()
+            loading = ["--load", str(folder / "initial"), "--finetune", "--no-load-optim", "--no-load-rng"]
+            made[model] = [*MODELS[model], *LOCAL, *loading]
         return made[model]
 
     return flags
 
 
 @pytest.fixture(scope="session")
-def stock(initial, tmp_path_factory) -> Callable[..., Run]:
+def stock(warm_ranks, initial, tmp_path_factory) -> Callable[..., Run]:
     """The stock run of a model in one process, with more flags, from its initial checkpoint."""
     runs: dict[tuple[str, ...], Run] = {}
 
@@ -52,7 +68,7 @@ def stock(initial, tmp_path_factory) -> Callable[..., Run]:
         asked = (model, *more)
         if asked not in runs:
             flags = [*initial(model), "--train-iters", "4", *more]
-            runs[asked] = Checkout(tmp_path_factory.mktemp("stock")).stock(1, *flags).ended_well()
+            runs[asked] = warm_ranks.at(tmp_path_factory.mktemp("stock")).stock(1, *flags).ended_well()
         return runs[asked]
 
     return run

@@ -5,7 +5,8 @@ from shlex import split
 
 import pytest
 
-from tests.megatron_lm.checkout import Checkout, Run
+from tests.megatron_lm.checkout import Run
+from tests.megatron_lm.warm_ranks import WarmCheckout
 
 pytestmark = pytest.mark.long
 
@@ -18,10 +19,10 @@ SPREAD = {
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def alone(warm_ranks: WarmCheckout, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One process in which Megatron's own core attention has the bias added to its scores."""
     unfused = split("--set alibi.fused=false --without flash-attention")
-    return Checkout(tmp_path_factory.mktemp("alone")).adapted(1, *ALIBI, *unfused).ended_well()
+    return warm_ranks.at(tmp_path_factory.mktemp("alone")).adapted(1, *ALIBI, *unfused).ended_well()
 
 
 def assert_alike(run: Run, other: Run) -> None:
@@ -30,15 +31,15 @@ def assert_alike(run: Run, other: Run) -> None:
     assert run.report["problems"] == []
 
 
-def test_the_operator_trains_as_megatrons_scores(checkout: Checkout, alone: Run) -> None:
-    assert_alike(checkout.adapted(1, *ALIBI).ended_well(), alone)
+def test_the_operator_trains_as_megatrons_scores(warm: WarmCheckout, alone: Run) -> None:
+    assert_alike(warm.adapted(1, *ALIBI).ended_well(), alone)
     assert "position_embedding_type ......................... none" in alone.log
 
 
 @pytest.mark.parametrize("name", SPREAD)
-def test_a_share_of_the_sequence_does(checkout: Checkout, alone: Run, name: str) -> None:
+def test_a_share_of_the_sequence_does(warm: WarmCheckout, alone: Run, name: str) -> None:
     nproc, flags = SPREAD[name]
-    assert_alike(checkout.adapted(nproc, *ALIBI, *split(flags)).ended_well(), alone)
+    assert_alike(warm.adapted(nproc, *ALIBI, *split(flags)).ended_well(), alone)
 
 
 def test_without_the_bias_it_is_another_model(stock: Callable[..., Run], alone: Run) -> None:

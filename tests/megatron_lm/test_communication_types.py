@@ -2,15 +2,13 @@
 
 import pytest
 
-from tests.megatron_lm.checkout import Checkout
-
 TYPES = {"p2p": "ring-attention", "a2a": "ulysses-attention", "all_gather": "kv-allgather-cp"}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", TYPES)
-def test_megatrons_communication_type_trains_as_one_process(checkout: Checkout, initial, stock, kind):
+def test_megatrons_communication_type_trains_as_one_process(warm, initial, stock, kind):
     flags = [*initial("llama"), "--train-iters", "4"]
-    run = checkout.adapted(2, *flags, "--context-parallel-size", "2", "--cp-comm-type", kind).ended_well()
+    run = warm.adapted(2, *flags, "--context-parallel-size", "2", "--cp-comm-type", kind).ended_well()
     assert TYPES[kind] in {feature["name"] for feature in run.report["features"]}
     assert run.losses == pytest.approx(stock("llama").losses, rel=1e-5)

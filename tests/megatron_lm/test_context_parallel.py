@@ -50,19 +50,19 @@ def assert_alike(run, alone, count=4):
 @pytest.mark.cover(1, because="the mask of the loss does not know of the algorithm")
 @pytest.mark.parametrize("masked", [False, True], ids=["all tokens", "eod-mask-loss"])
 @pytest.mark.parametrize("name", [pytest.param(name, marks=OF_FOUR) if name in OTHERS_OF_FOUR else name for name in ALGORITHMS])
-def test_every_algorithm_trains_as_one_process_does(checkout, initial, stock, name, masked):
+def test_every_algorithm_trains_as_one_process_does(warm, initial, stock, name, masked):
     eod = [EOD] if masked else []
     nproc, flags = flags_of(name)
-    run = checkout.adapted(nproc, *initial("llama"), "--train-iters", "4", *flags, *eod).ended_well()
+    run = warm.adapted(nproc, *initial("llama"), "--train-iters", "4", *flags, *eod).ended_well()
     assert_alike(run, stock("llama", *eod))
     reached = {one["name"] for one in run.report["features"] if any(p["state"].startswith("reached") for p in one["points"])}
     assert reached >= {"context-parallel", flags[3]}
 
 
 @pytest.mark.parametrize("model", ["llama", "further"])
-def test_a_loss_per_token_is_that_of_one_process(checkout, initial, stock, model):
+def test_a_loss_per_token_is_that_of_one_process(warm, initial, stock, model):
     told = [PER_TOKEN, EOD]
-    run = checkout.adapted(2, *initial(model), "--train-iters", "4", *flags_of("ring-attention")[1], *told).ended_well()
+    run = warm.adapted(2, *initial(model), "--train-iters", "4", *flags_of("ring-attention")[1], *told).ended_well()
     assert_alike(run, stock(model, *told))
 
 
@@ -71,9 +71,9 @@ def test_the_end_of_a_document_does_not_count_in_the_loss(stock):
 
 
 @pytest.mark.parametrize("name", ["ring-attention", "ulysses-attention", "hybrid-attention of 4"])
-def test_learned_positions_go_with_their_tokens(checkout, initial, stock, name):
+def test_learned_positions_go_with_their_tokens(warm, initial, stock, name):
     nproc, flags = flags_of(name)
-    run = checkout.adapted(nproc, *initial("gpt"), "--train-iters", "4", *flags).ended_well()
+    run = warm.adapted(nproc, *initial("gpt"), "--train-iters", "4", *flags).ended_well()
     assert_alike(run, stock("gpt"))
 
 
@@ -85,9 +85,9 @@ def test_learned_positions_go_with_their_tokens(checkout, initial, stock, name):
         "hybrid-attention of 4",
     ],
 )
-def test_multi_latent_attention_does_it(checkout, initial, stock, name):
+def test_multi_latent_attention_does_it(warm, initial, stock, name):
     nproc, flags = flags_of(name)
-    run = checkout.adapted(nproc, *initial("latent"), "--train-iters", "4", *flags).ended_well()
+    run = warm.adapted(nproc, *initial("latent"), "--train-iters", "4", *flags).ended_well()
     assert_alike(run, stock("latent"))
 
 
@@ -102,29 +102,29 @@ def test_multi_latent_attention_does_it(checkout, initial, stock, name):
     ],
     ids=["tp2", "pp2", "dp2"],
 )
-def test_shares_go_beside_other_layouts(checkout, initial, stock, name, layout):
+def test_shares_go_beside_other_layouts(warm, initial, stock, name, layout):
     _, flags = flags_of(name)
-    run = checkout.adapted(4, *initial("llama"), "--train-iters", "4", *flags, *split(layout), EOD).ended_well()
+    run = warm.adapted(4, *initial("llama"), "--train-iters", "4", *flags, *split(layout), EOD).ended_well()
     assert_alike(run, stock("llama", EOD))
 
 
-def test_ulysses_takes_a_length_that_a_zigzag_does_not(checkout, initial, stock):
+def test_ulysses_takes_a_length_that_a_zigzag_does_not(warm, initial, stock):
     """Megatron-LM itself asks for a multiple of 2 x cp, whatever the algorithm."""
     length = ["--seq-length", "30"]
     _, flags = flags_of("ulysses-attention")
-    run = checkout.adapted(2, *initial("llama"), "--train-iters", "4", *flags, *length).ended_well()
+    run = warm.adapted(2, *initial("llama"), "--train-iters", "4", *flags, *length).ended_well()
     assert_alike(run, stock("llama", *length))
 
 
-def test_no_mask_of_the_square_of_the_length_is_made(checkout, initial):
+def test_no_mask_of_the_square_of_the_length_is_made(warm, initial):
     _, flags = flags_of("ring-attention")
-    run = checkout.adapted(2, *initial("llama"), "--train-iters", "1", *flags).ended_well()
+    run = warm.adapted(2, *initial("llama"), "--train-iters", "1", *flags).ended_well()
     assert re.search(r"create_attention_mask_in_dataloader \.+ False", run.log)
 
 
-def test_further_tokens_are_predicted_across_the_borders_of_a_zigzag(checkout, initial, stock):
+def test_further_tokens_are_predicted_across_the_borders_of_a_zigzag(warm, initial, stock):
     _, flags = flags_of("ring-attention")
-    run = checkout.adapted(2, *initial("further"), "--train-iters", "4", *flags).ended_well()
+    run = warm.adapted(2, *initial("further"), "--train-iters", "4", *flags).ended_well()
     assert_alike(run, stock("further"))
 
 

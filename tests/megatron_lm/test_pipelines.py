@@ -4,7 +4,7 @@ from shlex import split
 
 import pytest
 
-from tests.megatron_lm.checkout import LLAMA
+from tests.megatron_lm.checkout import LLAMA, LOCAL
 
 PP = split("--pipeline-model-parallel-size 2")
 VPP = [*PP, *split("--num-virtual-stages-per-pipeline-rank 2")]
@@ -33,16 +33,16 @@ TENSOR = pytest.mark.exhaustive("tests/features/*/test_parity.py has each of the
 @pytest.mark.long
 @pytest.mark.parametrize("case", [pytest.param(case, marks=TENSOR) if case.endswith("-tp") else case for case in FEATURES])
 @pytest.mark.guards(48, processes=True)
-def test_a_pipeline_trains_as_one_stock_process_and_another_layout_resumes_it(checkout, initial, stock, case):
+def test_a_pipeline_trains_as_one_stock_process_and_another_layout_resumes_it(warm, initial, stock, case):
     nproc, layout, setting = FEATURES[case]
     name = case.removesuffix("-tp").removesuffix("-v")
-    folder = checkout.folder / "checkpoints"
+    folder = warm.folder / "checkpoints"
     asked = ["--features", name, *(["--set", setting] if setting else [])]
     saving = split(f"--train-iters 4 --save {folder} --save-interval 2")
-    run = checkout.adapted(nproc, *initial("llama"), *layout, *asked, *saving).ended_well()
+    run = warm.adapted(nproc, *initial("llama"), *layout, *asked, *saving).ended_well()
     assert run.losses == pytest.approx(stock("llama").losses, rel=1e-5)
     assert run.report["problems"] == []
     (folder / "latest_checkpointed_iteration.txt").write_text("2")
-    rest = checkout.adapted(1, *LLAMA, *split(f"--train-iters 4 --load {folder}")).ended_well()
+    rest = warm.adapted(1, *LLAMA, *LOCAL, *split(f"--train-iters 4 --load {folder}")).ended_well()
     assert list(rest.steps) == [3, 4]
     assert float(rest.steps[3][0]) == pytest.approx(run.losses[2], rel=1e-5)

@@ -145,8 +145,8 @@ def test_a_layout_trains_as_one_stock_process_does_and_every_feature_is_reached(
 
 @pytest.mark.cover(1, of=("row",), because="docs/matrix.json has every feature in every layout")
 @pytest.mark.parametrize(("case", "row"), [pytest.param(name, row, id=name) for name, row in ROWS.items()])
-def test_it_trains_as_one_stock_process_from_the_checkpoint_of_one_process(checkout, initial, stock, case, row):
-    run = held(checkout, initial, stock, row)
+def test_it_trains_as_one_stock_process_from_the_checkpoint_of_one_process(warm, initial, stock, case, row):
+    run = held(warm, initial, stock, row)
     assert not case.startswith("old flags of moe") or case.split()[-1] in {row["name"] for row in run.report["features"]}
 
 
@@ -157,32 +157,32 @@ def test_documents_matter(stock, model):
 
 
 @pytest.mark.parametrize("overlap", ["", "--moe-alltoall-overlap-comm"], ids=["alone", "hiding transfers"])
-def test_the_old_flags_of_shared_experts_train_as_stock(checkout, initial, stock, overlap):
+def test_the_old_flags_of_shared_experts_train_as_stock(warm, initial, stock, overlap):
     given = initial("shared")
     start = given.index(SHARED[0])
     flags = [*given[:start], *given[start + len(SHARED) :], "--train-iters", "4"]
     old = f"{ALLTOALL} --n-shared-experts 1 --shared-expert-gate {overlap}"
-    run = checkout.adapted(2, *flags, *split(old)).ended_well()
+    run = warm.adapted(2, *flags, *split(old)).ended_well()
     assert "moe-shared-experts" in {row["name"] for row in run.report["features"]}
     assert run.losses == pytest.approx(stock("shared").losses, rel=1e-5)
     assert run.report["problems"] == []
 
 
 @pytest.mark.parametrize("layout", ["one", "tp2-sp", "pp2-vpp2", "tp2-pp2", "dp2", "ep2"])
-def test_level_0_prints_the_digits_of_the_platform_alone(checkout, initial, layout):
+def test_level_0_prints_the_digits_of_the_platform_alone(warm, initial, layout):
     row = LAYOUTS[layout]
     flags = [*initial(row.model), *split(row.flags.removesuffix(BOTH)), "--train-iters", "3"]
-    alone = checkout.stock(row.nproc, *flags).ended_well()
-    level = checkout.adapted(row.nproc, *flags, "--optimization-level", "0").ended_well()
+    alone = warm.stock(row.nproc, *flags).ended_well()
+    level = warm.adapted(row.nproc, *flags, "--optimization-level", "0").ended_well()
     assert level.steps == alone.steps
     assert len(level.steps) == 3
     assert {one["name"] for one in level.report["features"]} >= {*row.reached.split()} - {"rms-norm", "swiglu"}
 
 
-def test_bf16_and_evaluation_go_as_in_a_stock_process(checkout, initial):
+def test_bf16_and_evaluation_go_as_in_a_stock_process(warm, initial):
     flags = [*initial("llama"), *split("--train-iters 3 --bf16 --eval-iters 2 --eval-interval 2")]
-    alone = checkout.stock(1, *flags).ended_well()
-    run = checkout.adapted(2, *flags, *split(f"{DP} {BOTH}")).ended_well()
+    alone = warm.stock(1, *flags).ended_well()
+    run = warm.adapted(2, *flags, *split(f"{DP} {BOTH}")).ended_well()
     assert run.losses == pytest.approx(alone.losses, rel=1e-2)
     assert evaluated(run) == pytest.approx(evaluated(alone), rel=1e-2)
     assert len(evaluated(run)) == 3, "after step 2, at the end, and on the test set"

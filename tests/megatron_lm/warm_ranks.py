@@ -1,6 +1,6 @@
 """Runs of Megatron-LM's pretrain_gpt.py in processes that are forked from one with its modules imported.
 
-    python -m tests.features.transformer_engine_layers.warm_ranks CHECKOUT
+    python -m tests.megatron_lm.warm_ranks CHECKOUT
 
 reads a job on each line of stdin and prints its exit status. A run costs 2 s of CPU time, and 8 s in a new process.
 """
@@ -17,11 +17,12 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Final
 
 from tests import older_python
-from tests.megatron_lm.checkout import ITERATION, ROOT, Checkout, Run
+from tests.megatron_lm.checkout import ITERATION, LEFT_OUT, ROOT, Checkout, Run
 
 _FROM_THE_START: Final = {
     "HCCL_DETERMINISTIC": "true",
@@ -54,10 +55,27 @@ class WarmCheckout(Checkout):
             "MINDSPEED_PLATFORM": "cpu",
         } | _FROM_THE_START
         command = [sys.executable, "-W", "ignore", "-m", __name__, str(root)]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_OUT)}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._process = subprocess.Popen(command, env=os.environ | variables, **pipes)
+        self._process = subprocess.Popen(command, env=inherited | variables, **pipes)
         self._script = self.script_with_line()
         self._runs = 0
+
+    def at(self, folder: Path) -> WarmCheckout:
+        """The same checkout and process, with another folder for files."""
+        other = copy(self)
+        other.folder, other._runs = folder, 0
+        other._script = other.script_with_line()
+        return other
+
+    def adapted(self, nproc: int, *flags: str, **environment: str) -> Run:
+        """The script with the line, as `Checkout.adapted` runs it."""
+        return self.train(nproc, *self.flags, *flags, variables=environment)
+
+    def stock(self, nproc: int, *flags: str) -> Run:
+        """Megatron-LM's script as it is, on the platform alone."""
+        script, words = self._stock_command(flags)
+        return self._run({"script": script, "nproc": nproc, "flags": words}, 240, {})
 
     def train(self, nproc: int, *flags: str, limit: float = 240, variables: Mapping[str, str] | None = None) -> Run:
         """Run the script with the line on ranks of their own, and end it after ``limit`` seconds."""
@@ -72,14 +90,15 @@ class WarmCheckout(Checkout):
         self._runs += 1
         folder = self.folder / f"run{self._runs}"
         folder.mkdir()
-        job |= {"folder": str(folder), "limit": limit, "variables": dict(variables)}
+        report = folder / "report.json"
+        job |= {"folder": str(folder), "limit": limit, "variables": {"MINDSPEED_REPORT": str(report), **variables}}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(job), file=self._process.stdin, flush=True)
         status = json.loads(self._process.stdout.readline())
         log = "\n".join((folder / f"rank{rank}.log").read_text(errors="replace") for rank in range(job["nproc"]))
         steps = {int(number): (loss, norm) for number, loss, norm in ITERATION.findall(log)}
-        return Run(status, log, steps, {})
+        return Run(status, log, steps, json.loads(report.read_text()) if report.is_file() else {})
 
     def close(self) -> None:
         """End the process that forks."""

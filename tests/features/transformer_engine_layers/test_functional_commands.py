@@ -16,8 +16,8 @@ import pytest
 
 from tests.features.transformer_engine_layers.functional_commands import Command, commands
 from tests.features.transformer_engine_layers.test_pretrain_gpt import checkouts, warm  # noqa: F401
-from tests.features.transformer_engine_layers.warm_ranks import WarmCheckout
 from tests.megatron_lm.checkout import ROOT, VARIABLE, Run
+from tests.megatron_lm.warm_ranks import WarmCheckout
 
 pytestmark = pytest.mark.long
 

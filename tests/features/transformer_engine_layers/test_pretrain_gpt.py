@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.features.transformer_engine_layers.warm_ranks import WarmCheckout
 from tests.megatron_lm.checkout import LATENT, LLAMA, MOE, ROOT, VARIABLE
+from tests.megatron_lm.warm_ranks import WarmCheckout
 
 pytestmark = pytest.mark.long
 
