@@ -1,19 +1,21 @@
 """Expected outcomes of Megatron-LM's unit tests: classes of what does not pass, and files that record them per version.
 
-    python -m tests.megatron_lm.own_unit_tests.outcomes 0.16.1 1=RESULTS.jsonl 2=RESULTS.jsonl
+    python -m tests.megatron_lm.own_unit_tests.outcomes 0.16.1 1=RESULTS.jsonl 2=RESULTS.jsonl roles=RESULTS.jsonl
 
-writes the file of a version from results of ``runner.py`` at optimization level 0, one per number of ranks.
+writes these runs into the file of a version, from results of ``runner.py``. A run is a number of ranks at optimization level 0,
+or ``roles``: one rank with layers in the roles of Transformer Engine's (`ROLES`). It also prints how many cases have each class.
 """
 
 import json
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 FOLDER: Final = Path(__file__).parent
+ROLES: Final = {"features": ["transformer-engine-layers"], "level": 0, "world": {"transformer_engine_layers": True}}
 PASSES: Final = "passes"
 OTHER: Final = "bug of Megatron or of the test"
 CLASSES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
@@ -99,11 +101,11 @@ def compact(tests: Mapping[str, str]) -> dict[str, dict[str, list[str]]]:
 
 
 class Expected:
-    """The recorded outcomes of one Megatron-LM version on one number of ranks."""
+    """The recorded outcomes of one run of a Megatron-LM version: a number of ranks, or ``roles``."""
 
-    def __init__(self, version: str, nproc: int) -> None:
+    def __init__(self, version: str, run: int | str) -> None:
         content: dict[str, Any] = json.loads((FOLDER / f"{version}.json").read_text(encoding="utf-8"))
-        self._files: dict[str, dict[str, list[str]]] = content.get(str(nproc), {})
+        self._files: dict[str, dict[str, list[str]]] = content.get(str(run), {})
         self._kinds = {
             (file, name): kind for file, kinds in self._files.items() for kind, names in kinds.items() for name in names
         }
@@ -115,6 +117,11 @@ class Expected:
             if PASSES in kinds:
                 folders[str(Path(file).parent)].append(file)
         return dict(folders)
+
+    def tests(self) -> Iterator[tuple[str, str]]:
+        """Yield every recorded test with its class."""
+        for (file, name), kind in self._kinds.items():
+            yield f"{file}::{name}", kind
 
     def of(self, test: str) -> str | None:
         """The class of a test; None for one that is not recorded."""
@@ -129,12 +136,15 @@ def read_results(path: str | Path) -> dict[str, tuple[str, str]]:
 
 
 def main(version: str, *results: str) -> None:
-    content = {}
+    file = FOLDER / f"{version}.json"
+    content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     for text in results:
-        nproc, _, path = text.partition("=")
-        content[nproc] = compact({test: class_of(test, *outcome) for test, outcome in read_results(path).items()})
+        run, _, path = text.partition("=")
+        kinds = {test: class_of(test, *outcome) for test, outcome in read_results(path).items()}
+        content[run] = compact(kinds)
+        sys.stdout.write(f"{run}: {dict(Counter(kinds.values()).most_common())}\n")
     lines = re.sub(r"\n {4,}", " ", json.dumps(content, indent=1)).replace("[ ", "[")  # one line per class of a file
-    (FOLDER / f"{version}.json").write_text(lines + "\n", encoding="utf-8")
+    file.write_text(lines + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
