@@ -72,7 +72,7 @@ def test_no_test_that_passes_on_the_platform_fails_in_the_roles():
     in_roles = dict(IN_ROLES.tests())
     files = {test.partition("::")[0] for test in in_roles}
     passing = [test for test, kind in Expected(VERSION, 1).tests() if kind == PASSES and test.partition("::")[0] in files]
-    assert len(passing) > 100
+    assert passing
     for test in passing:
         cases = {kind for name, kind in in_roles.items() if name.startswith(f"{test}[")}
         assert {IN_ROLES.of(test), *cases} - {None} == {PASSES}, test
