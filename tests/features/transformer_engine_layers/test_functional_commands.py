@@ -25,6 +25,8 @@ FOLDER: Final = ROOT / "build" / "functional_commands"
 CASES: Final = [(name, command) for name, root in checkouts().items() for command in commands(root)]
 OTHER_WEIGHTS: Final = {"--moe-grouped-gemm", "--multi-latent-attention"}
 """Options with which local layers begin with other weights from the same seed."""
+_NO_DROPOUT: Final = split("--attention-dropout 0 --hidden-dropout 0")
+"""Layers whose initial weights differ have also drawn other random numbers before their first mask."""
 _LOADED: Final = split("--finetune --no-load-optim --no-load-rng")
 _LOCAL: Final = ("--transformer-impl", "local")
 
@@ -37,13 +39,14 @@ def trained(checkout: WarmCheckout, command: Command, folder: Path) -> tuple[Run
         engine = run(command.nproc, *command.flags, **options)
         local = run(command.nproc, *command.flags, *_LOCAL, **options) if not engine.status else None
         return engine, local if local is not None and not local.status else None
+    flags = [*command.flags, *_NO_DROPOUT]
     saving = ["--save", str(folder / "local"), "--save-interval", "1"]
-    saved = run(command.nproc, *command.flags, *_LOCAL, "--train-iters", "1", *saving, **options)
+    saved = run(command.nproc, *flags, *_LOCAL, "--train-iters", "1", *saving, **options)
     if saved.status:
-        return run(command.nproc, *command.flags, **options), None
+        return run(command.nproc, *flags, **options), None
     checkout.convert(folder / "local", folder / "engine")
-    local = run(command.nproc, *command.flags, *_LOCAL, "--load", str(folder / "local"), *_LOADED, **options).ended_well()
-    engine = run(command.nproc, *command.flags, "--load", str(folder / "engine"), *_LOADED, **options)
+    local = run(command.nproc, *flags, *_LOCAL, "--load", str(folder / "local"), *_LOADED, **options).ended_well()
+    engine = run(command.nproc, *flags, "--load", str(folder / "engine"), *_LOADED, **options)
     shutil.rmtree(folder)
     return engine, local
 

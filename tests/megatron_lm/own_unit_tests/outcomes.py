@@ -3,7 +3,7 @@
     python -m tests.megatron_lm.own_unit_tests.outcomes 0.16.1 1=RESULTS.jsonl 2=RESULTS.jsonl roles=RESULTS.jsonl
 
 writes these runs into the file of a version, from results of ``runner.py``. A run is a number of ranks at optimization level 0,
-or ``roles``: one rank with layers in the roles of Transformer Engine's (`ROLES`). It also prints how many cases have each class.
+or ``roles``: one rank with layers in the roles of Transformer Engine's (`ROLES`). It prints how many cases have each class.
 """
 
 import json
