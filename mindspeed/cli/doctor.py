@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import click
 
 from mindspeed.cli.output import end, exit_code, json_option, print_json, print_result, print_table, wants_json
+from mindspeed.cli.terminal import bold, columns, on_terminal
+
+if TYPE_CHECKING:
+    from mindspeed.diagnostics.finding import Finding
 
 
 @click.command()
@@ -28,16 +35,24 @@ def doctor(matrix: bool, peak: bool) -> None:
     for finding in examine():
         findings.append(finding)
         if not wants_json():
-            mark = "" if finding.state == "ok" else f"  [{finding.state}]"
-            click.echo(f"{finding.subject:<20} {finding.value}{mark}")
-            if finding.fix:
-                click.echo(f"{'':<20}   fix: {finding.fix}")
+            for line in _lines(finding):
+                click.echo(line)
     problems = [problem for finding in findings if (problem := finding.problem()) is not None]
     if wants_json():
         print_json({"findings": findings, "problems": problems})
     elif problems:
         click.echo(f"\n{len(problems)} missing: {', '.join(problem.message for problem in problems)}")
     end(exit_code(problems))
+
+
+def _lines(finding: Finding) -> Iterator[str]:
+    """Yield the line of a finding, bold where something is wrong, and its fix."""
+    mark = "" if finding.state == "ok" else f"  [{finding.state}]"
+    first, *rest = on_terminal(f"{finding.subject:<20} {finding.value}{mark}")
+    yield first if finding.state in ("ok", "optional") else bold(first)
+    yield from rest
+    if finding.fix:
+        yield from on_terminal(f"fix: {finding.fix}", " " * (23 if columns() >= 60 else 2))
 
 
 def _print_peaks() -> None:

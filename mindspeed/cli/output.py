@@ -97,6 +97,9 @@ def print_problems(problems: Sequence[Problem], words: CommandLine = on_command_
         click.echo(problem.text(words), err=True)
     if len(problems) > 1:
         click.echo(f"{len(problems)} problems", err=True)
+    if sys.stderr.isatty() and problems:
+        codes = dict.fromkeys(problem.code for problem in problems)
+        click.echo(f"more about it: {' or '.join(f'mindspeed explain {code}' for code in list(codes)[:3])}", err=True)
 
 
 def exit_code(problems: Iterable[Problem]) -> int:

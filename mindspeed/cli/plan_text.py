@@ -99,7 +99,7 @@ def _brief_notes(plan: ActivationPlan, kind: str) -> Iterator[str]:
     if kind == "not-checked":
         yield from (part for line in unknown_lines(plan.rows) for part in wrapped(line, "  "))
         return
-    yield from (part for line in lines[:_MOST] for part in fitted(line))
+    yield from (part for line in lines[:_MOST] for part in wrapped(line, "  "))
     if len(lines) > _MOST:
         yield f"  and {len(lines) - _MOST} more"
 

@@ -52,6 +52,11 @@ def wrapped(text: str, indent: str = "", width: int | None = None) -> list[str]:
     return broken or [indent]
 
 
+def on_terminal(text: str, indent: str = "") -> list[str]:
+    """Return a line as it is where output is no terminal; on one it is wrapped to its width."""
+    return wrapped(text, indent) if sys.stdout.isatty() else [f"{indent}{text}"]
+
+
 def rows_of_cells(rows: Sequence[Sequence[str]], indent: str = "  ") -> Iterator[str]:
     """Yield a line for each row: aligned cells, the last one cut, or wrapped below the others where it is narrow."""
     if not rows:

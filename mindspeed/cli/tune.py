@@ -21,6 +21,7 @@ from mindspeed.cli.request_options import (
     request_options,
     unknown_feature,
 )
+from mindspeed.cli.terminal import on_terminal
 from mindspeed.plugins.fixes import Advice, GiveField
 
 if TYPE_CHECKING:
@@ -109,9 +110,11 @@ def tune(
         return
     print_table(HEADERS, table(found))
     shares = f"{found.configurations:,} configurations, {found.feasible:,} feasible, {found.fitting:,} fit"
-    click.echo(f"\n{shares}; searched in {found.seconds:.2f} s")
-    if found.not_modelled:
-        click.echo(f"not modelled: {', '.join(found.not_modelled)}")
+    click.echo()
+    lines = [f"{shares}; searched in {found.seconds:.2f} s"]
+    lines += [f"not modelled: {', '.join(found.not_modelled)}"] if found.not_modelled else []
+    for part in (part for line in lines for part in on_terminal(line)):
+        click.echo(part)
 
 
 def _require_known(request: Request) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_problems, print_table, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
+from mindspeed.cli.terminal import on_terminal
 
 if TYPE_CHECKING:
     from mindspeed.verification.comparison import ComparisonResult
@@ -58,17 +60,24 @@ def _print(verdict: Verdict) -> None:
         difference = "-" if worst.largest_difference is None else f"{worst.largest_difference:.1e}"
         rows.append((kind, str(len(checks)), difference, f"{worst.tolerance:.0e}", worst.what.partition(" of ")[2]))
     print_table(("compared", "checks", "largest difference", "allowed", "worst"), rows)
-    proof = verdict.proof
-    click.echo("sizes: " + ", ".join(f"{name} {size}" for name, size in proof.world.items()))
-    if proof.note:
-        click.echo(f"note: {proof.note}")
-    for name, places in proof.sites_reached.items():
-        click.echo(f"{name} reached: " + ", ".join(f"{place} ({count}x)" for place, count in places.items()))
-    for kind, (before, after) in proof.bytes.items():
-        foretold = f"; {' and '.join(map(str, proof.formula[kind]))} by the formula" if kind in proof.formula else ""
-        click.echo(f"bytes of {kind}: {before} without, {after} with{foretold}")
+    for line in _proof_lines(verdict):
+        for part in on_terminal(line):
+            click.echo(part)
     print_problems(verdict.problems)
     click.echo(f"{verdict.feature}: {verdict.claim} {'holds' if verdict.holds else 'does not hold'}")
+
+
+def _proof_lines(verdict: Verdict) -> Iterator[str]:
+    """Yield the sizes, the calls of patched functions, and the bytes with and without the feature."""
+    proof = verdict.proof
+    yield "sizes: " + ", ".join(f"{name} {size}" for name, size in proof.world.items())
+    if proof.note:
+        yield f"note: {proof.note}"
+    for name, places in proof.sites_reached.items():
+        yield f"{name} reached: " + ", ".join(f"{place} ({count}x)" for place, count in places.items())
+    for kind, (before, after) in proof.bytes.items():
+        predicted = f"; {' and '.join(map(str, proof.formula[kind]))} by the formula" if kind in proof.formula else ""
+        yield f"bytes of {kind}: {before} without, {after} with{predicted}"
 
 
 def _kind(check: ComparisonResult) -> str:

@@ -78,6 +78,14 @@ def test_a_word_after_a_switch_is_no_feature(mindspeed):
     assert text in done.stderr
 
 
+def test_a_check_of_one_problem_has_at_most_eight_lines(mindspeed):
+    done = mindspeed(
+        "features", "check", "tensor-parallel", "--tp=4", "--num-attention-heads=6", "--platform=cpu", "--megatron=0.16.1"
+    )
+    assert done.stderr.startswith("MS304 tensor-parallel: 6 attention heads are not divisible by tp=4\n")
+    assert len((done.stdout + done.stderr).splitlines()) <= 8
+
+
 def test_a_size_that_does_not_divide_the_heads_says_which(check):
     text = check("--world-size", 3, "--tp", 3, "--num-attention-heads", 8, "--optimization-level", 0)
     assert text == (

@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from mindspeed.cli.doctor import _lines
+from mindspeed.diagnostics.finding import Finding
+
 LIST = [sys.executable, "-c", "from mindspeed.cli import main; main()", "features", "list", "--wide"]
 
 
@@ -23,3 +26,10 @@ def test_output_without_utf_8_is_plain_ascii(variables):
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.isascii()
     assert b"\x1b" not in done.stdout
+
+
+def test_doctor_wraps_its_rows_on_a_terminal_of_20_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    finding = Finding("torch_npu", "not installed", "optional", "pip install torch_npu")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert list(_lines(finding)) == ["torch_npu", "  not installed", "  [optional]", "  fix: pip install", "    torch_npu"]
