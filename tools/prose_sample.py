@@ -180,7 +180,8 @@ def _fix(node: ast.AST, assigned: Mapping[str, ast.AST]) -> str:
     source = re.sub(r"\{([^{}]*)\}", lambda hole: _placeholder(hole[1]), ast.unparse(node))
     try:
         fix = eval(source, {"__builtins__": {}}, names)
-        return f"\n  fix: {on_command_line(fix if isinstance(fix, tuple) else (fix,))}"
+        text = on_command_line(fix if isinstance(fix, tuple) else (fix,))
+        return "" if re.fullmatch(r"<[\w ]*>", text) else f"\n  fix: {text}"
     except Exception:  # an expression of values that only exist in a run
         return ""
 
@@ -225,8 +226,12 @@ def data() -> Iterator[str]:
 def _data(value: Any, shown: str, key: str) -> Iterator[str]:
     if isinstance(value, Mapping) and (text := value.get("text", value.get("reason"))):
         fix = f"\n  fix: {value['fix']}" if "fix" in value else ""
-        names = value.get("flags", value.get("argument", value.get("target", key)))
-        first = next(iter(names)) if not isinstance(names, str) else names
+        where = str(value.get("prefix", f"{value.get('module', '')}:"))
+        names = (
+            [f"{where}{str(value['names']).split()[0]}"] if "names" in value else value.get("target", value.get("argument", []))
+        )
+        names = [key] if "class" in shown else value.get("flags", [names] if isinstance(names, str) else names)
+        first = next(iter(names), key)
         yield (shown.format(key=first, text=text) if "{" in shown else f"({shown}) {first}\n\n{text}") + fix
     elif isinstance(value, Mapping):
         for name, inner in value.items():
@@ -279,7 +284,7 @@ def _quoted() -> str:
 def _example(template: str) -> tuple[str, Callable[[str], str]]:
     """Return a message with values that a test or page has for it, and a function that fills them into other texts."""
     holes = re.findall(r"\{([^}]*)\}", template)
-    pattern = r'([^\s"“”{}*]+?)'.join(re.escape(part) for part in re.split(r"\{[^}]*\}", template))
+    pattern = r'([^\s"“”{}*\\]+?)'.join(re.escape(part) for part in re.split(r"\{[^}]*\}", template))
     found = re.search(rf'(?<=[ "“]){pattern}(?=["”\n])', _quoted()) if holes else None
     values = dict(zip(holes, found.groups() if found else map(_placeholder, holes), strict=True))
 
