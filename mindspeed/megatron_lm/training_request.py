@@ -30,6 +30,7 @@ from mindspeed.megatron_lm.given_arguments import (
     without_arguments,
 )
 from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
+from mindspeed.megatron_lm.old_flags.as_hybrid import as_hybrid
 from mindspeed.megatron_lm.old_flags.flags import read_old_flags
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.fixes import Advice, DropOption, GiveOption
@@ -112,6 +113,8 @@ def read_command_line(
         notes.append(PlanNote("note", "job file", section))
     if text := warning_of_arguments({dest: argument.value for dest, argument in given.items()}, version):
         notes.append(PlanNote("warning", "megatron-lm", text))
+    if old is not None and (text := as_hybrid({dest: argument.value for dest, argument in given.items()}, version)):
+        old_notes = [*old_notes, PlanNote("note", "HybridModel", text)]
     notes = [*notes, *removed, *abbreviations(rest, known), *old_notes]
     lowest, layers = (read.defaults, *old_layers), (*job_layers, environment, *theirs)
     return ScriptRequest(lowest, layers, command_line, tuple(rest), given, tuple(notes))

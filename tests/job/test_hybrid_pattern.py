@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mindspeed.job.arithmetic import LayerCounts, forward_flops, parameters, shape_of_world
-from mindspeed.job.hybrid_pattern import facts_of_pattern, pattern_of
+from mindspeed.job.hybrid_pattern import facts_of_pattern, pattern_of, segmented
 from mindspeed.job.megatron_arguments import world_of
 from mindspeed.job.world import UnknownValue, World
 
@@ -97,3 +97,36 @@ def test_a_hybrid_of_the_same_layers_has_the_size_of_a_gpt(experts, pattern, dep
 def test_the_size_of_mamba_is_not_known():
     with pytest.raises(UnknownValue):
         shape_of_world(World(SIZES | {"num_layers": 2, "hybrid_layer_pattern": "M-"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        ("*-*-", 2),
+        ("*E|*E", 2),
+        ("+-+-", 2),
+        ("**--", 0),
+        ("-*-*", 0),
+        ("*-*E", 0),
+        ("*-*", 0),
+        ("*-M-", 0),
+        ("*-/*-", 0),
+        ("", 0),
+    ],
+)
+def test_a_transformer_has_attention_and_one_kind_of_mlp_in_turn(text, layers):
+    assert pattern_of(text).transformer_layers == layers
+
+
+@pytest.mark.parametrize(
+    ("text", "chunks", "made"),
+    [
+        ("*-*-*-*-", 4, "*-|*-|*-|*-"),
+        ("*-*-/*-", 2, "*-|*-/*-"),
+        ("*-*-", 1, "*-*-"),
+        ("*-*-", 3, "*-*-"),
+        ("*-*|-", 4, "*-*|-"),
+    ],
+)
+def test_a_pattern_without_segments_gets_equal_ones(text, chunks, made):
+    assert segmented(text, chunks) == made

@@ -106,10 +106,10 @@ class Checkout:
         self.flags = [*TINY, "--vocab-size", "127" if minor_version(self.root) >= 16 else "4159"]
         build_helpers(self.root)
 
-    def script_with_line(self) -> Path:
+    def script_with_line(self, name: str = "pretrain_gpt.py") -> Path:
         """Megatron-LM's script with the one line added, as a user adds it."""
-        source = (self.root / "pretrain_gpt.py").read_text(encoding="utf-8")
-        script = self.folder / "pretrain_gpt.py"
+        source = (self.root / name).read_text(encoding="utf-8")
+        script = self.folder / name
         script.write_text(source.replace("\nimport torch\n", "\nimport torch\nimport mindspeed.megatron_adaptor\n", 1))
         return script
 

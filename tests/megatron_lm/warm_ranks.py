@@ -1,6 +1,6 @@
 """Runs of Megatron-LM's pretrain_gpt.py in processes that are forked from one with its modules imported.
 
-    python -m tests.megatron_lm.warm_ranks CHECKOUT
+    python -m tests.megatron_lm.warm_ranks CHECKOUT MODULE...
 
 reads a job on each line of stdin and prints its exit status. A run costs 2 s of CPU time, and 8 s in a new process.
 """
@@ -46,7 +46,7 @@ _MODULES: Final = (
 class WarmCheckout(Checkout):
     """A checkout whose script runs in forked processes."""
 
-    def __init__(self, folder: Path, root: Path) -> None:
+    def __init__(self, folder: Path, root: Path, modules: Sequence[str] = _MODULES) -> None:
         super().__init__(folder, root)
         search = [*older_python.FOLDERS, str(ROOT), str(root)]
         variables = {
@@ -54,7 +54,7 @@ class WarmCheckout(Checkout):
             "OMP_NUM_THREADS": "1",
             "MINDSPEED_PLATFORM": "cpu",
         } | _FROM_THE_START
-        command = [sys.executable, "-W", "ignore", "-m", __name__, str(root)]
+        command = [sys.executable, "-W", "ignore", "-m", __name__, str(root), *modules]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_OUT)}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(command, env=inherited | variables, **pipes)
@@ -77,9 +77,16 @@ class WarmCheckout(Checkout):
         script, words = self._stock_command(flags)
         return self._run({"script": script, "nproc": nproc, "flags": words}, 240, {})
 
-    def train(self, nproc: int, *flags: str, limit: float = 240, variables: Mapping[str, str] | None = None) -> Run:
-        """Run the script with the line on ranks of their own, and end it after ``limit`` seconds."""
-        return self._run({"script": str(self._script), "nproc": nproc, "flags": flags}, limit, variables or {})
+    def train(
+        self,
+        nproc: int,
+        *flags: str,
+        limit: float = 240,
+        variables: Mapping[str, str] | None = None,
+        script: Path | None = None,
+    ) -> Run:
+        """Run a script, pretrain_gpt.py with the line by default, on ranks of its own; end it after ``limit`` seconds."""
+        return self._run({"script": str(script or self._script), "nproc": nproc, "flags": flags}, limit, variables or {})
 
     def convert(self, source: Path, target: Path) -> None:
         """Convert a checkpoint to Transformer Engine's names."""
@@ -105,7 +112,7 @@ class WarmCheckout(Checkout):
         self._process.communicate()
 
 
-def warm(root: str) -> None:
+def warm(root: str, modules: Sequence[str]) -> None:
     """Import Megatron-LM under the platform's plan and undo the plan."""
     from dataclasses import replace
     from importlib import import_module
@@ -115,7 +122,7 @@ def warm(root: str) -> None:
 
     sys.path.append(root)
     mindspeed.activate(mindspeed.plan(level=0, environment=replace(probe("cpu"), world_size=None)))
-    for name in _MODULES:
+    for name in modules:
         import_module(name)
     mindspeed.deactivate()
 
@@ -186,5 +193,5 @@ def _wait(processes: Sequence[int], limit: float) -> int:
 
 
 if __name__ == "__main__":
-    warm(sys.argv[1])
+    warm(sys.argv[1], sys.argv[2:])
     serve()

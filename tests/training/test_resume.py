@@ -13,6 +13,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.problems import ResolutionError
 from mindspeed.training.checkpoints import checkpoint_path
 from mindspeed.training.job import Job, content_digest, open_data, write_job
+from mindspeed.training.resume import comparable, of_new_class
 from tests.training.conftest import MakeRun, job_of
 
 
@@ -210,3 +211,35 @@ def test_the_written_job_names_what_a_process_needs(make_run: MakeRun) -> None:
     run = make_run(Layer("job file"))
     fields = json.loads((run / "process.json").read_text())
     assert set(fields) == {"config", "run", "data", "checkpoint", "request"}
+
+
+@pytest.mark.parametrize(
+    ("saved", "asked", "world"),
+    [
+        ({"num_layers": 2, "tp": 2}, {"hybrid_layer_pattern": "*-*-"}, {"tp": 2}),
+        ({"hybrid_layer_pattern": "*-|*-", "pp": 2}, {"hybrid_layer_pattern": ""}, {"pp": 2, "num_layers": 2}),
+        ({"hybrid_layer_pattern": "*--"}, {"hybrid_layer_pattern": ""}, {}),
+        ({"hybrid_layer_pattern": "*-|*-"}, {"hybrid_layer_pattern": "*-*-"}, {"hybrid_layer_pattern": "*-|*-"}),
+        ({"num_layers": 2}, {"tp": 2}, {"num_layers": 2}),
+    ],
+    ids=["to hybrid", "to transformer", "to none", "hybrid", "transformer"],
+)
+def test_another_class_of_model_has_its_own_number_of_layers(
+    saved: dict[str, Any], asked: dict[str, Any], world: dict[str, Any]
+) -> None:
+    assert of_new_class(Layer("resumed run", world=saved), [Layer("command line", world=asked)]).world == world
+
+
+def test_a_transformer_and_a_hybrid_of_its_layers_are_one_model() -> None:
+    transformer = {"num_layers": 2, "hidden_size": 32}
+    hybrid = {"num_layers": 4, "hidden_size": 32, "layers": "*-*-"}
+    there = "the checkpoint of a GPTModel is loaded into a HybridModel"
+    assert comparable(transformer, hybrid) == (transformer, transformer, there)
+    assert comparable(hybrid, transformer) == (
+        transformer,
+        transformer,
+        "the checkpoint of a HybridModel is loaded into a GPTModel",
+    )
+    other = {"num_layers": 3, "layers": "*--"}
+    assert comparable(transformer, other) == (transformer, other, there)
+    assert comparable(hybrid, hybrid) == (hybrid, hybrid, "")
