@@ -158,13 +158,13 @@ def layers_with_experts(values: Values, names: Names) -> int | None:
     """
     frequency, layers, experts = (values.get(name) for name in names)
     if isinstance(frequency, str):
-        frequency = listed(frequency)
+        frequency = _listed(frequency)
     if frequency in (None, 1) or not layers or not experts:
         return None
     return sum(map(bool, frequency)) if isinstance(frequency, list | tuple) else -(-layers // int(frequency))
 
 
-def listed(text: str) -> list[int] | int | None:
+def _listed(text: str) -> list[int] | int | None:
     """Compute a whole number, or a sum of lists of numbers times a count; None for another expression."""
     if text.strip().isdigit():
         return int(text)

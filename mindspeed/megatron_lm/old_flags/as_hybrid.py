@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from mindspeed.engine.resolution.environment import version_in
-from mindspeed.job.derivations import listed
+from mindspeed.job.derivations import _listed
 from mindspeed.job.hybrid_pattern import EXPERTS, MLP, segmented
 
 _SINCE: Final = ">=0.19"
@@ -52,7 +52,7 @@ def _mlp_of_layers(given: Mapping[str, Any], layers: int) -> Sequence[str] | Non
     """Return what follows the attention of each layer, experts or an MLP; None for a frequency of other layers."""
     if not given.get("num_experts"):
         return MLP * layers
-    every = listed(str(given.get("moe_layer_freq", 1)))
+    every = _listed(str(given.get("moe_layer_freq", 1)))
     if isinstance(every, int) and every > 0:
         every = [int(layer % every == 0) for layer in range(layers)]
     if not isinstance(every, list) or len(every) != layers:
