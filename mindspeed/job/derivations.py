@@ -72,6 +72,12 @@ def mlp_size(values: Values, names: Names) -> int | None:
     return int(4 * hidden * 2 / 3 / 64) * 64 if values.get("swiglu") else 4 * int(hidden)
 
 
+def expert_size(values: Values, names: Names) -> int | None:
+    """Return the hidden size of one expert: the given one, or that of the MLP, which Megatron takes for it."""
+    given: int | None = values.get("moe_ffn_hidden_size")
+    return given if given is not None or not values.get("num_experts") else mlp_size(values, names)
+
+
 def activation(values: Values, names: Names) -> str:
     """Name the activation function of the MLP."""
     if values.get("swiglu"):

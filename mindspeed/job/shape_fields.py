@@ -62,7 +62,15 @@ class ShapeFields:
         unit="experts",
         least=0,
     )
-    moe_ffn_hidden_size: int = fact("hidden size of one expert", "moe_ffn_hidden_size", unit="numbers")
+    moe_ffn_hidden_size: int = fact(
+        "hidden size of one expert",
+        "moe_ffn_hidden_size",
+        "ffn_hidden_size",
+        "hidden_size",
+        attributes=("moe_ffn_hidden_size",),
+        derive=derive.expert_size,
+        unit="numbers",
+    )
     router_topk: int = fact("number of experts per token in a MoE layer", "moe_router_topk", unit="experts")
     shared_expert_hidden_size: int = fact(
         "hidden size of the shared experts of a MoE layer; 0 = none",
