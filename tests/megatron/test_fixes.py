@@ -115,6 +115,7 @@ import triton.language as tl
 from packaging import version
 
 NEW = version.parse(triton.__version__) >= version.parse("3.0.0")
+INDEX = tl.int64
 
 @triton.autotune(configs=[triton.Config({"BLOCK": 8}, num_warps=4)], key=["size"])
 @triton.heuristics({"EVEN": lambda args: True})

@@ -48,7 +48,7 @@ def _run_beside_stand_in(run: Callable[[ModuleType], None], module: ModuleType) 
 def _stand_in() -> ModuleType:
     """As much of triton as a module needs while it defines its kernels."""
     language = ModuleType(f"{_TRITON}.language")
-    language.constexpr = object  # type: ignore[attr-defined]
+    language.__getattr__ = _type_of_kernels  # type: ignore[method-assign]
     triton = ModuleType(_TRITON)
     triton.jit = jit  # type: ignore[attr-defined]
     triton.autotune = triton.heuristics = _as_it_is  # type: ignore[attr-defined]
@@ -56,6 +56,13 @@ def _stand_in() -> ModuleType:
     triton.__version__ = "0.0.0"  # type: ignore[attr-defined]
     triton.language = language  # type: ignore[attr-defined]
     return triton
+
+
+def _type_of_kernels(name: str) -> type:
+    """Return a stand-in for a name of ``triton.language``, such as ``constexpr`` or ``int64`` in an annotation."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return object
 
 
 def _as_it_is(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
