@@ -45,7 +45,7 @@ NO_OTHER_PASSES: Final = (
     NO_FSDP,
     NO_FINE_GRAINED_OFFLOADING,
 )
-"""What every feature needs that repeats forward passes or moves what they keep."""
+"""Conditions of features that repeat forward passes or move saved activations."""
 
 
 @condition("the model is dense, but {feature} needs a MoE model", fix=(GiveField("num_experts"), _REMOVE), selects=True)

@@ -35,4 +35,4 @@ LINEAR_LAYERS: Final = (
         fix=(GiveField("transformer_engine_layers", False), RemoveFeature()),
     ),
 )
-"""What every feature needs that exchanges linear layers."""
+"""Conditions of features that replace linear layers."""

@@ -21,7 +21,7 @@ _CLASSES: Final = {
     "pathlib._local": {"Path", "PosixPath", "PurePosixPath"},
     "collections": {"OrderedDict"},
 }
-"""What an index of torch and Megatron names, besides dtypes; to make one of them writes, deletes and starts nothing."""
+"""Classes in the indexes of torch and Megatron, besides dtypes. Creating one has no side effect."""
 
 
 class _IndexReader(pickle.Unpickler):

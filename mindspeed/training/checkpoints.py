@@ -156,7 +156,7 @@ def _parsed(checkpoint: Path) -> Manifest:
 
 
 def _words(error: Exception) -> str:
-    """What is wrong, without the documentation links of pydantic."""
+    """Describe an error without the documentation links of pydantic."""
     if not isinstance(error, ValidationError):
         return str(error)
     return "; ".join(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}" for wrong in error.errors()[:3])
@@ -169,7 +169,7 @@ def damaged(checkpoint: Path, reasons: Sequence[str]) -> Problem:
 
 
 def _way_back(checkpoint: Path) -> Fix:
-    """How to go on from the checkpoint before one that cannot be loaded."""
+    """Return the options that continue from the checkpoint before one that cannot be loaded."""
     run, name = checkpoint.parent.parent, _NAME.fullmatch(checkpoint.name)
     earlier = [step for step in saved_steps(run) if name and step < int(name.group(1))]
     if not earlier:

@@ -154,7 +154,7 @@ def _of_plan(path: str, form: str, plan: ActivationPlan, versions: Mapping[str, 
 
 
 def _sources(plan: ActivationPlan) -> dict[str, str]:
-    """Where each setting of a plan comes from, why each feature is active, and who sets each argument."""
+    """Return the source of each setting, the reason of each feature and the owners of each argument."""
     found = {f"feature {feature.name}": str(feature.why[0]) for feature in plan.features if feature.why}
     for feature in (*plan.base, *plan.features):
         found |= {f"setting {feature.name}.{name}": value.source for name, value in feature.settings.items()}

@@ -12,7 +12,7 @@ from typing import Final
 from mindspeed.engine.planning.checkpoint_layers import LayerKind
 
 _OPTIMIZER: Final = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.\w+\.")
-"""What stands before the name of a parameter in the key of its optimizer state."""
+"""Prefix of a parameter's name in the key of its optimizer state."""
 _OF_LAYER: Final = re.compile(
     r"(?P<layer>.*?)"
     r"(?:pre_mlp_layernorm\.|mlp\.linear_fc1\.layer_norm_|self_attention\.(?P<side>q|kv)_layernorm\."

@@ -38,7 +38,7 @@ GRACE: Final = 15.0
 FIRST_CLIENT: Final = 60.0
 """Seconds to wait for the first client."""
 _CAUSE: Final = re.compile(r"MS\d{3} |[\w.]*(Error|Exception|Exit|Interrupt)\b|Fatal Python error|terminate called")
-"""How a line begins that says why a process ends."""
+"""Start of a line that gives the reason why a process ends."""
 
 
 @dataclass(slots=True, eq=False)
