@@ -14,6 +14,7 @@ from mindspeed.plugins.problems import MindSpeedError, Problem
 def hook(monkeypatch, tmp_path):
     """The hook before ours prints the type of the error."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(uncaught, "_before", None)  # what a test before this one left installed
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: print("before:", kind.__name__, file=sys.stderr))
     uncaught.install()
     yield
