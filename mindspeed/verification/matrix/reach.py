@@ -27,6 +27,8 @@ _FROM: Final = re.compile(r"^[ \t]*from ([\w.]+) import (\([^)]*\)|.*)$", re.MUL
 _WORD: Final = re.compile(r"\w+")
 _JUDGES: Final = ("mindspeed.verification.training", "mindspeed.verification.harness", "mindspeed.verification.matrix.verdicts")
 """The modules that run a case and compare: what they import, every case can reach."""
+_ENTRANCES: Final = re.compile(r"mindspeed\.(legacy|megatron_adaptor|megatron_lm|conformance)\b")
+"""Packages that serve scripts and authors of features: the code of a case names some, and no worker imports one."""
 _PACKAGES: Final = ("torch", "numpy")
 _TABLES: Final = (".yaml", ".json")
 """Files that have the name of a module, and that it reads."""
@@ -88,7 +90,7 @@ class Sources:
     def _named(self) -> dict[str, set[str]]:
         """The modules that each module imports, anywhere, or has in a text such as ``"mindspeed.x.y:function"``."""
         return {
-            name: {module for word in code.names if (module := self._module_of(word))} - {name}
+            name: {module for word in code.names if (module := self._module_of(word)) and not _ENTRANCES.match(module)} - {name}
             for name, code in self._code.items()
         }
 

@@ -1,6 +1,7 @@
 """The matrix finds planted faults, and keeps every verdict until a source changes that the case can reach."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from mindspeed.plugins.problems import RunError
 from mindspeed.verification.matrix.cases import FEATURE_LAYOUTS, SWITCHES, MatrixCase, in_layouts, of_stock, pairs, resolves
 from mindspeed.verification.matrix.covering import by_verdicts, covering_sets
 from mindspeed.verification.matrix.page import as_json, html, published, summary
-from mindspeed.verification.matrix.reach import Sources
+from mindspeed.verification.matrix.reach import _ENTRANCES, Sources
 from mindspeed.verification.matrix.run import judge_all, to_judge
 from mindspeed.verification.matrix.store import VerdictStore, is_stale
 from mindspeed.verification.matrix.verdicts import CaseOutcome, CaseResult, result_from_json
@@ -98,6 +99,23 @@ def test_a_source_of_a_library_reaches_the_features_that_import_it_and_no_others
     assert "mindspeed.context_parallel.ring" in reached["ring-attention"]
     assert "mindspeed.features.ring_attention.feature" not in reached["swiglu"]
     assert "mindspeed.registry" in sources._reached(["mindspeed.verification.harness"])
+
+
+def trained_with_modules(recipe) -> list[str]:
+    """Train in a worker, and name the modules that it has imported by then."""
+    import mindspeed.verification.training  # Megatron is there in workers alone
+
+    mindspeed.verification.training.train(recipe)
+    return list(sys.modules)
+
+
+@pytest.mark.parametrize("names", [("recompute", "tflops"), ("rms-norm", "swap-optimizer")])
+def test_no_worker_imports_what_counts_as_not_reached(names, sources, pool) -> None:
+    case = MatrixCase(names).build()
+    (imported,) = pool.call(trained_with_modules, 1, case.recipe, plan=case.plan)
+    assert "mindspeed.megatron_lm.training_plan" in sources._files
+    assert "mindspeed.registry" in imported
+    assert [name for name in imported if _ENTRANCES.match(name)] == []
 
 
 def test_failing_and_stale_cases_come_before_those_that_were_never_judged(sources) -> None:
