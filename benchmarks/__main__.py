@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import click
+
 from benchmarks.compare import compare
 from benchmarks.table import Row, machine, read_rows, report
 
@@ -28,21 +30,32 @@ NAMES: Final = sorted(
 )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Do what the command line says, and return its exit status."""
-    words = [word for word in arguments if not word.startswith("--")]
-    if words[:1] == ["compare"]:
-        return compare(Path(words[1]))
-    if words != ["page"]:
-        rows, failed = run(words or NAMES)
-        missed = report(rows, HERE.parent / "runs" / "benchmarks.json") if rows else 0
-        for name in failed:
-            print(f"FAILED benchmarks/{name}.py gave no result")
-        if "--write" not in arguments:
-            return (missed + len(failed)) > 0
+@click.command()
+@click.argument("words", metavar="[NAME...] | compare CHECKOUT | page", nargs=-1)
+@click.option("--write", is_flag=True, help="Keep the rows in results.json, and make the table of README.md from it.")
+def main(words: tuple[str, ...], write: bool) -> None:
+    """Run all benchmark files, or those of some names; or compare with a checkout; or make the table of the page."""
+    if len(words) == 2 and words[0] == "compare":
+        sys.exit(compare(Path(words[1])))
+    if words == ("page",):
+        rewrite_page()
+        return
+    if unknown := [word for word in words if word not in NAMES]:
+        raise click.UsageError(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    rows, failed = run(words or NAMES)
+    missed = report(rows, HERE.parent / "runs" / "benchmarks.json") if rows else 0
+    for name in failed:
+        print(f"FAILED benchmarks/{name}.py gave no result")
+    if write:
         keep(rows)
+        rewrite_page()
+    elif missed or failed:
+        sys.exit(1)
+
+
+def rewrite_page() -> None:
+    """Make the table of the page from what is kept."""
     README.write_text(page(README.read_text(encoding="utf-8")), encoding="utf-8")
-    return 0
 
 
 def run(names: Sequence[str]) -> tuple[list[Row], list[str]]:
@@ -90,4 +103,4 @@ def page(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

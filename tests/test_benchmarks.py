@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from benchmarks import __main__ as command
 from benchmarks import apply, cli, compare, discovery, patching, resolver
@@ -69,6 +70,11 @@ def test_times_are_cpu_seconds_with_the_clock_beside(capsys: pytest.CaptureFixtu
     assert report([timed("a sum", 5, Spent(0.0012, 0.0034), "ms", "a command")], tmp_path / "rows.json") == 0
     assert "ok   a sum  1.2 ms (3.4 on the clock)  (target 5 ms)  a command" in capsys.readouterr().out
     assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["wall"] == 3.4
+
+
+def test_an_unknown_benchmark_starts_none() -> None:
+    said = CliRunner().invoke(command.main, ["resolvr"], prog_name="python -m benchmarks")
+    assert (said.exit_code, said.output.partition("Error: ")[2][:40]) == (2, "there is no benchmark resolvr; there are")
 
 
 def test_the_table_of_the_page_is_made_from_the_results() -> None:

@@ -109,7 +109,7 @@ def test_a_tiny_model_shows_which_of_twelve_features_are_wrong_together(planted,
 @pytest.mark.parametrize(
     ("kind", "reason", "first"),
     [
-        ("goes-around", "effect of a-mark: no patch site was reached", ""),
+        ("goes-around", "effect of a-mark: no patch target was called", ""),
         ("scales", "loss over 2 steps differs by", "step 1, loss"),
         ("not-finite", "is not finite", "step 1, loss"),
         ("crashes", "verification rank 0 ended with signal 6", ""),
