@@ -35,11 +35,19 @@ def _roles(request: pytest.FixtureRequest) -> Iterator[None]:
     mindspeed.deactivate()
 
 
-_CASES: Final = [pytest.param((), name, id=name) for name in MODELS]
-_CASES_WITH_OTHERS: Final = [pytest.param(LEVEL_1, name, id=f"{name} with others") for name in MODELS if name != "gpt"]
+_QUICK: Final = {"gpt": (), "sequential experts": (), "everything": LEVEL_1}
+"""Models that the default tests build, and beside which features: together they have each kind of layer."""
+_CASES: Final = [
+    pytest.param(
+        others, name, id=f"{name}{' with others' * bool(others)}", marks=[pytest.mark.long] * (_QUICK.get(name) != others)
+    )
+    for others in ((), LEVEL_1)
+    for name in MODELS
+    if (name, others) != ("gpt", LEVEL_1)
+]
 
 
-@pytest.mark.parametrize(("_roles", "name"), [*_CASES, *_CASES_WITH_OTHERS], indirect=["_roles"])
+@pytest.mark.parametrize(("_roles", "name"), _CASES, indirect=["_roles"])
 def test_a_model_saves_the_keys_and_shapes_of_transformer_engines(_roles: None, name: str) -> None:
     assert saved(build(name, engine=True)) == LISTS["engine"][name]
 
