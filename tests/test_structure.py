@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -21,10 +22,6 @@ from mindspeed.plugins.constraints import Slot
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mindspeed"
-SOURCES = {
-    ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(file.read_text("utf-8"))
-    for file in sorted(PACKAGE.rglob("*.py"))
-}
 FEATURES = {file.parent.name.replace("_", "-") for file in (PACKAGE / "features").glob("*/feature.py")}
 OTHER_MEANINGS = {value for name, value in vars(Slot).items() if name[0] != "_"} | {*OPERATORS, "profiler", "deepspeed-moe"}
 """Names of features that name a slot, a category, an operator or a module of torch as well, which the framework may use."""
@@ -32,6 +29,15 @@ CONTRACTS = {
     contract["name"]: contract
     for contract in tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
 }
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """Every module by name, parsed where a test needs it: collecting tests is work of every process."""
+    return {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(file.read_text("utf-8"))
+        for file in sorted(PACKAGE.rglob("*.py"))
+    }
 
 
 def layers_of(contract: str) -> dict[str, int]:
@@ -70,14 +76,15 @@ def imports(tree: ast.Module) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= names & SOURCES.keys() or {node.module}
-    return found & SOURCES.keys()
+            found |= names & sources().keys() or {node.module}
+    return found & sources().keys()
 
 
+@pytest.mark.budget(6)
 def test_modules_do_not_import_one_another_in_a_circle():
     graph = {
         name: {other for other in imports(tree) if not other.startswith(CIRCLES_OF_OLD_NAMES)} - {name}
-        for name, tree in SOURCES.items()
+        for name, tree in sources().items()
     }
     try:
         TopologicalSorter(graph).prepare()
@@ -105,7 +112,7 @@ def test_the_framework_names_no_feature_in_a_string():
     prose = re.compile(r"\b(tensor|pipeline|expert|data)-parallel(?= [a-z])")  # "tensor-parallel size" is no name
     found = [
         f"{module}:{text.lineno} names {match}"
-        for module, tree in SOURCES.items()
+        for module, tree in sources().items()
         if not module.startswith(TABLES_OF_FEATURES)
         for text in texts(tree)
         for match in named.findall(prose.sub("", text.value))
@@ -115,7 +122,7 @@ def test_the_framework_names_no_feature_in_a_string():
 
 def test_a_class_name_has_one_meaning():
     places: dict[str, list[str]] = {}
-    for module, tree in SOURCES.items():
+    for module, tree in sources().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and node.name[0] != "_":
                 places.setdefault(node.name, []).append(module)
@@ -126,7 +133,7 @@ def test_no_string_names_a_module_of_a_higher_package():
     """An import by name is an arrow as well, which import-linter does not see."""
     found = [
         f"{module}:{text.lineno} names {text.value}"
-        for module, tree in SOURCES.items()
+        for module, tree in sources().items()
         if module not in WORDS_OF_OTHERS
         for text in texts(tree)
         if (name := re.fullmatch(r"(mindspeed(?:\.\w+)+)\.?(?::[\w.]+)?", text.value)) and height(name[1]) > height(module)
@@ -197,4 +204,4 @@ def test_the_search_for_readers_of_prose_finds_them(line):
 
 
 def test_no_module_decides_by_the_text_of_a_message():
-    assert [f"{name}:{line}" for name, tree in SOURCES.items() for line in readings_of_prose(tree)] == []
+    assert [f"{name}:{line}" for name, tree in sources().items() for line in readings_of_prose(tree)] == []

@@ -49,12 +49,12 @@ class Sources:
 
     def __init__(self, catalog: Catalog) -> None:
         self._modules = {name: row.reference.partition(":")[0] for name, row in catalog.usable.items()}
+        self._kept: dict[str, set[str]] = {}
 
     def key(self, features: Iterable[str], *more: str) -> str:
         """A digest of ``more``, the installed versions, and every source that a case with these features can reach."""
-        roots = [*_JUDGES, *(module for name in features for module in self._of_feature(name))]
         digest = hashlib.blake2b(repr((self._versions, more)).encode(), digest_size=16)
-        for name in sorted(self._reached(roots)):
+        for name in sorted(self._of_judges.union(*map(self._by_feature, features))):
             digest.update(bytes.fromhex(self._code[name].digest))
         return digest.hexdigest()
 
@@ -99,6 +99,15 @@ class Sources:
         while name and name not in self._files:
             name = name.rpartition(".")[0]
         return name
+
+    @cached_property
+    def _of_judges(self) -> set[str]:
+        return self._reached(_JUDGES)
+
+    def _by_feature(self, name: str) -> set[str]:
+        if name not in self._kept:
+            self._kept[name] = self._reached(self._of_feature(name))
+        return self._kept[name]
 
     def _of_feature(self, name: str) -> list[str]:
         """The modules of a feature's package; of one that is a module, that module."""
