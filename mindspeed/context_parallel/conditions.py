@@ -83,7 +83,7 @@ class KeepArgs(FeatureArgs):
     interval: int = Field(
         0,
         ge=0,
-        description="Number of layers between two layers in which the setting keep applies; 0 = it applies in every layer",
+        description="Number of layers without keep between two layers with it; 0 = the setting keep applies in every layer",
     )
 
     @model_validator(mode="after")

@@ -18,39 +18,48 @@ _PACKED_SLICERS: Final = (
 NO_DATALOADER_MASK: Final = ArgOverride(
     "create_attention_mask_in_dataloader",
     False,
-    "the algorithm applies the causal mask itself; a mask from the data loader would need memory in "
-    "the square of the sequence length",
+    "creates no mask in the data loader, which would have seq_length x seq_length elements; attention is causal by itself",
 )
 
 
-def sliced_by(batch: str, table: str, reason: str) -> list[Patch]:
-    """Two functions, ``module:name``, in the place of Megatron's that slice a batch and a position table."""
+def sliced_by(batch: str, table: str, order: str) -> list[Patch]:
+    """Two functions, ``module:name``, in the place of Megatron's that slice a batch and a position table.
+
+    ``order`` says which tokens a rank gets.
+    """
     tables = ("rotary_pos_embedding:RotaryEmbedding", "yarn_rotary_pos_embedding:YarnRotaryEmbedding")
     clears = tuple(f"{_EMBEDDINGS}.{name}.forward" for name in tables)
     return [
-        Replace("megatron.core.utils:get_batch_on_this_cp_rank", batch, reason, optional=True),
-        Replace(f"{_EMBEDDINGS}.rope_utils:get_pos_emb_on_this_cp_rank", table, reason, optional=True, clears=clears),
+        Replace("megatron.core.utils:get_batch_on_this_cp_rank", batch, f"gives each rank {order}", optional=True),
+        Replace(
+            f"{_EMBEDDINGS}.rope_utils:get_pos_emb_on_this_cp_rank",
+            table,
+            f"gives each rank the rotary embeddings of its tokens: {order}",
+            optional=True,
+            clears=clears,
+        ),
     ]
 
 
 def packed_in(module: str = "mindspeed.context_parallel.packed") -> list[Patch]:
     """``share_of_packed`` and ``rope_of_packed`` of a module, by default those of zig-zag, in the place of Megatron's."""
-    reason = (
-        "splits packed sequences over context-parallel ranks; Megatron needs Transformer Engine and "
-        "padding of each sequence for it"
+    split = (
+        "splits packed sequences over context-parallel ranks without padding each of them; "
+        "Megatron's function needs Transformer Engine for it"
     )
+    rotary = "applies rotary embedding to the tokens of packed sequences that this rank has, which are split in another way"
     turner = f"{_EMBEDDINGS}.rope_utils:_apply_rotary_pos_emb_thd"
     return [
         *(
-            Replace(f"megatron.core.utils:{slicer}", f"{module}:{share}", reason, optional=True, when=When(megatron=versions))
+            Replace(f"megatron.core.utils:{slicer}", f"{module}:{share}", split, optional=True, when=When(megatron=versions))
             for slicer, share, versions in _PACKED_SLICERS
         ),
-        Replace(turner, f"{module}:rope_of_packed", reason, optional=True),
+        Replace(turner, f"{module}:rope_of_packed", rotary, optional=True),
     ]
 
 
 def any_length() -> Patch:
     """Lets Megatron-LM take a sequence of any length that the algorithm takes."""
     wrapper = "mindspeed.context_parallel.lengths:take_any_length"
-    reason = "skips Megatron-LM's check that the sequence divides into two chunks per rank, which only its zig-zag order needs"
+    reason = "skips Megatron-LM's check that the sequence length is a multiple of 2 x cp, which this feature does not need"
     return Wrap("megatron.training.arguments:validate_args", wrapper, reason, phase="setup", optional=True)

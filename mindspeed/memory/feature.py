@@ -30,8 +30,8 @@ class LayersArgs(FeatureArgs):
     num_layers: int | None = Field(
         None,
         ge=1,
-        description="Number of layers per model chunk in which the feature acts (default: all). Layers that block "
-        "recomputation already recomputes are not counted",
+        description="Number of layers per model chunk in which the feature acts (default: all). Layers that are recomputed "
+        "as a whole (--recompute-method block) are not counted",
     )
 
 

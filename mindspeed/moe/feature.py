@@ -20,7 +20,13 @@ class DispatcherFeature(Feature[ArgsT]):
     @hookimpl
     def patches(self) -> list[Patch]:
         place = f"megatron.core.transformer.moe.token_dispatcher:{self.target}"
-        return [Mixin(place, self.mixin, reason="computes token indices and counts on the device instead of the host")]
+        return [
+            Mixin(
+                place,
+                self.mixin,
+                reason="computes token indices and counts on the device, so that the host waits for the device less often",
+            )
+        ]
 
 
 class OverlapFeature(Feature[ArgsT]):

@@ -12,14 +12,16 @@ from mindspeed.plugins.patches import ArgOverride, Wrap
 WAITING_WEIGHTS: Final = Wrap(
     "megatron.core.tensor_parallel.layers:linear_with_grad_accumulation_and_async_allreduce",
     "mindspeed.pipeline.linear:with_queue",
-    reason="computes only the input gradient in the backward pass of a linear layer and queues the weight gradient",
+    reason="computes only the input gradient in the backward pass of a linear layer, and queues the weight gradient for a "
+    "later time in the schedule",
 )
 """The patch of a schedule with operations W."""
 
 LISTED_RECOMPUTE: Final = Wrap(
     "megatron.core.tensor_parallel.random:checkpoint",
     "mindspeed.pipeline.checkpoints:with_early_restore",
-    reason="repeats the forward pass at the position in the schedule, before the gradient arrives",
+    reason="repeats the forward pass of a checkpoint at its time in the pipeline schedule, which is before the gradient "
+    "arrives",
 )
 """The patch of a schedule with operations R."""
 
@@ -38,5 +40,7 @@ class ScheduleArgs(FeatureArgs):
     """Settings of every feature that provides a pipeline schedule."""
 
     trace: str | None = Field(
-        None, description="Folder in which every rank records the operations of a step, for mindspeed schedule show --trace"
+        None,
+        description="Folder to which every rank writes the times of its forward and backward passes. Draw them with "
+        "mindspeed schedule show --trace",
     )

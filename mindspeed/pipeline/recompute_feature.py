@@ -23,7 +23,7 @@ _HANDLES: Final = tuple(
     Wrap(
         f"megatron.core.pipeline_parallel.p2p_communication:{name}",
         "mindspeed.pipeline.own_schedule:with_restoring_handles",
-        reason="repeats the forward pass of a micro-batch when Megatron's schedule begins to wait for its gradient",
+        reason="starts recomputing a micro-batch when Megatron's schedule begins to wait for the gradient of that micro-batch",
         optional=True,
     )
     for name in ("_p2p_ops", "_batched_p2p_ops")

@@ -37,7 +37,7 @@ _C10D: Final = "torch.distributed.distributed_c10d"
 
 _TABLES: Final[dict[str, Any]] = table_beside(__file__)
 _NCCL_GROUPS: Final = (f"{_C10D}:ProcessGroupNCCL", "torch.distributed:ProcessGroupNCCL")
-_OPTIONS: Final = "scripts create options of NCCL groups, but torch without CUDA lacks the class"
+_OPTIONS: Final = "defines the class of NCCL group options, which scripts create but torch without CUDA lacks"
 
 COLLECTIVES: Final = tuple(_TABLES["collectives"]["names"].split())
 """Functions of torch.distributed that move tensors."""
@@ -83,7 +83,11 @@ class CpuPlatform(Feature[FeatureArgs]):
         for row in _TABLES["replaced"]:
             module, glue = row["module"], f"{_HERE}.{row['by']}"
             patches += (Replace(f"{module}:{name}", f"{glue}:{name}", row["reason"]) for name in row["names"].split())
-        patches.append(Set("torch.cuda:_initialized", True, "the CPU platform is always available"))
+        patches.append(
+            Set(
+                "torch.cuda:_initialized", True, "reports that CUDA is initialized, because scripts written for CUDA ask for it"
+            )
+        )
         patches += (Set(row["target"], Ref(f"{_HERE}.{row['to']}"), row["reason"]) for row in _TABLES["set"])
         types, reason = _TABLES["types"]["names"].split(), _TABLES["types"]["reason"]
         patches += (Set(f"torch.cuda:{name}", Ref(f"torch:{name}"), reason) for name in types)

@@ -36,5 +36,7 @@ class NpuPlatform(Feature[NpuPlatformArgs]):
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        reason = "a process can use only one platform; torch_npu maps torch.cuda and NCCL to Ascend"
+        reason = (
+            "records the platform of this process, which must be the only one; torch_npu maps torch.cuda and NCCL to Ascend"
+        )
         return [Set("mindspeed.platforms:ACTIVE", Ref("mindspeed.platforms.npu_transfer:ACTIVE"), reason, phase="setup")]

@@ -24,7 +24,8 @@ class PlanAgreement(Feature[FeatureArgs]):
             Wrap(
                 "torch.distributed.distributed_c10d:init_process_group",
                 f"{__name__}:agree_first",
-                reason="compares the plans of all ranks here, the last point where no collective is needed",
+                reason="compares the plans of all ranks before the first collective, so that ranks with different plans stop "
+                "instead of hanging",
                 phase="setup",
             )
         ]

@@ -93,11 +93,14 @@ class PlanHooks:
 
     @hook(HookFacts("plan", answers="each", proves=False))
     def patches(self) -> list[Patch]:  # type: ignore[empty-body]
-        """Return the patches of this feature, decided from ``self.args`` and ``self.world``."""
+        """Return the patches of this feature: the functions of Megatron to change, and what each becomes.
+
+        Patches may depend on ``self.args``, the settings of the feature, and on ``self.world``, the sizes and model of the job.
+        """
 
     @hook(HookFacts("plan", answers="each", proves=False))
     def megatron_args(self) -> list[ArgOverride]:  # type: ignore[empty-body]
-        """Return the Megatron arguments that this feature sets."""
+        """Return the arguments of Megatron that this feature sets, each with a value and the reason for it."""
 
     @hook(HookFacts("plan", answers="each", proves=False))
     def notes(self) -> Iterable[str]:  # type: ignore[empty-body]
@@ -105,23 +108,35 @@ class PlanHooks:
 
     @hook(HookFacts("plan", answers="each", none="every slot of the declaration", proves=False))
     def held_slots(self) -> Collection[str] | None:
-        """Return which of the slots in ``FeatureSpec.slots`` the feature holds with its settings."""
+        """Return those slots of ``FeatureSpec.slots`` that the feature needs with its current settings.
+
+        A slot is a role that only one active feature can have, such as the pipeline schedule.
+        """
 
     @hook(HookFacts("plan", answers="merged", none="no values", proves=False))
     def job_values(self) -> Mapping[str, Any] | None:
-        """Return job fields that follow from the settings. Values given by the user are not changed."""
+        """Return sizes and model options of the job that follow from the settings of this feature, by name.
+
+        A value that the user has given is not changed.
+        """
 
     @hook(HookFacts("plan", answers="one", none="equal shares", proves=False))
     def layer_split(self) -> Sequence[int] | None:
-        """Return the number of layers of each model chunk, in the order of the model (`World.layer_split`)."""
+        """Return how many transformer layers each model chunk has. The chunk with the first layers comes first.
+
+        Implement it in a feature that deals out layers unevenly.
+        """
 
     @hook(HookFacts("plan", answers="merged", none="no variables", proves=False))
     def process_variables(self) -> Mapping[str, ProcessVariable] | None:
-        """Return environment variables that must be set before the processes of a job start."""
+        """Return environment variables that must be set before processes of the job start, because libraries read them once."""
 
     @hook(HookFacts("plan", answers="each", none="every step", proves=False))
     def working_steps(self) -> tuple[int, int] | None:
-        """Return the first and the last step of a run in which the feature works."""
+        """Return the first and the last training step in which the feature does something.
+
+        `mindspeed pretrain` refuses a run that has none of these steps.
+        """
 
 
 class PlannerHooks:
@@ -129,32 +144,45 @@ class PlannerHooks:
 
     @hook(HookFacts("planner", answers="chained", none="the tensors, unchanged", value="tensors", proves=False))
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
-        """Return the tensors that layers save for backward with this feature, given those without it."""
+        """Return a list of the tensors that layers save for backward. Memory planning adds up their sizes.
+
+        ``tensors`` is the list without this feature. Mark the tensors in it that the feature frees or offloads.
+        """
 
     @hook(HookFacts("planner", answers="chained", none="the tensors, unchanged", value="tensors", proves=False))
     def resting(self, tensors: SavedTensors) -> SavedTensors | None:
-        """Return the tensors that the optimizer keeps between steps with this feature, given those without it."""
+        """Return a list of the tensors that the optimizer keeps between two steps. Memory planning adds up their sizes.
+
+        ``tensors`` is the list without this feature. Mark the tensors in it that the feature frees or offloads.
+        """
 
     @hook(HookFacts("planner", answers="each", none="nothing", proves=False))
     def estimate(self) -> Estimate | None:
-        """Return the memory, work and traffic that the feature adds on the rank with the highest load.
+        """Return the memory, computation and communication that this feature adds, on the rank with the most of it.
 
-        The sizes of ``self.world`` are arrays of many layouts, so write formulas as plain arithmetic.
+        The layout search compares many layouts at once, so the sizes in ``self.world`` are arrays with one element
+        per layout. Compute with plain arithmetic, without ``if``.
         """
 
     @hook(HookFacts("planner", answers="each", none="the search skips this configuration", proves=False))
     def variants(self) -> Sequence[Mapping[str, Any]] | None:
-        """Return the settings with which a search tries the feature, in addition to running without it."""
+        """Return the combinations of settings that the layout search tries, such as ``[{"parts": 2}, {"parts": 4}]``.
+
+        The search also tries the job without this feature.
+        """
 
     @hook(HookFacts("planner", answers="each", none="the feature cannot be chosen automatically", proves=False))
     def cost(self) -> Cost | None:
-        """Return the cost of the feature, so that mindspeed can choose among features for one slot."""
+        """Return what this feature costs in this job, such as the bytes that it sends.
+
+        Where a setting is ``auto``, mindspeed uses the feature with the lowest cost.
+        """
 
     @hook(HookFacts("planner", answers="each", none="no limit", proves=False))
     def budget(self) -> tuple[str, float] | None:
-        """Return the setting that limits the device memory of a rank, and its value in MiB.
+        """Return the name of the setting that limits the device memory of a rank, and the limit in MiB.
 
-        A plan is refused if the memory estimate of a rank exceeds this value.
+        A job is refused if the memory estimate of a rank exceeds the limit.
         """
 
 
@@ -163,19 +191,19 @@ class SessionHooks:
 
     @hook(HookFacts("session", proves=False))
     def activated(self) -> None:
-        """Start working. The patches of the plan are now applied to every loaded module."""
+        """Do what this feature needs once per process. mindspeed has just applied the patches of the plan to Megatron."""
 
     @hook(HookFacts("session", proves=False))
     def deactivated(self) -> None:
-        """Release all resources that this feature holds outside its instance. The patches of the plan are now undone."""
+        """Undo what `activated` did, and close what the feature has opened. mindspeed has just removed all patches."""
 
 
 class ArgumentHooks:
     @hook(HookFacts("megatron-core", "build", value="config"))
     def config_ready(self, config: Any) -> None:
-        """Inspect or change a TransformerConfig, after argument overrides were applied and Megatron has validated it.
+        """Inspect or change a configuration of Megatron (TransformerConfig), just after it was created.
 
-        Runs after the outermost ``__post_init__`` that Megatron defines for the class of the configuration.
+        Megatron's ``__post_init__`` has validated it, and it contains the arguments that all features set.
         """
 
 
@@ -184,92 +212,106 @@ class ParallelHooks:
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
         """Create the process groups of this feature. Megatron's model-parallel groups exist already.
 
-        ``sizes`` maps tp, pp, cp, dp and ep to their sizes. ``get_group("tp")`` returns Megatron's group with this rank.
+        ``sizes`` maps tp, pp, cp, dp and ep to their sizes. ``get_group("tp")`` returns Megatron's
+        tensor-parallel group that contains this rank.
         """
 
     @hook(HookFacts("megatron-core", "teardown"))
     def groups_destroyed(self) -> None:
-        """Destroy all process groups of this feature. Megatron destroys its model-parallel groups afterwards."""
+        """Destroy the process groups that `groups_created` made. Megatron destroys its model-parallel groups afterwards."""
 
     @hook(HookFacts("megatron-core", "setup", "merged", "Megatron's default options", proves=False))
     def group_options(self, group: str) -> Any:
-        """Return the options of the process group that Megatron is about to create under this name, or None.
+        """Return options for a process group that Megatron is about to create.
 
-        The return value is an options object of the backend, or a dictionary for backends that accept one.
+        ``group`` is Megatron's name for the group, such as ``dp_cp``. Options are an object of the backend, such as
+        ``ProcessGroupNCCL.Options``, or a dictionary.
         """
 
 
 class ModelHooks:
     @hook(HookFacts("megatron-core", "build", "chained", "the specification, unchanged", value="spec"))
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        """Return the TransformerBlockSubmodules to build, changed or unchanged."""
+        """Return the specification from which Megatron builds the layers of a model (TransformerBlockSubmodules).
+
+        Return ``spec`` or a changed copy of it, for example with another module as the MLP.
+        """
 
     @hook(HookFacts("megatron-core", "build"))
     def model_built(self, chunks: Sequence[Any]) -> None:
-        """Inspect or change the model. All model chunks of this rank exist, but the optimizer does not yet."""
+        """Inspect or change the model, after Megatron has built it and before it creates the optimizer.
+
+        ``chunks`` are the model chunks of this rank.
+        """
 
 
 class PipelineHooks:
     @hook(HookFacts("megatron-core", "step", "one", "Megatron's schedule"))
     def schedule(self, config: Any) -> Callable[..., Any] | None:
-        """Return the forward-backward function to use instead of Megatron's. Called only for the feature in the slot
-        pipeline-schedule."""
+        """Return the function that runs the forward and backward passes of a step, in place of Megatron's pipeline schedule.
+
+        Called only for the feature that holds the slot pipeline-schedule.
+        """
 
     @hook(HookFacts("megatron-core", "step", "each", "nothing around this pass"))
     def around_schedule(
         self, chunks: Sequence[Any], forward_only: bool, micro_batches: int
     ) -> AbstractContextManager[None] | None:
-        """Return a context manager around one pass of the schedule: forward of all micro-batches, and backward unless
-        ``forward_only``."""
+        """Return a context manager that encloses all forward and backward passes of one training step.
+
+        In evaluation, ``forward_only`` is true and there are no backward passes.
+        """
 
     @hook(HookFacts("megatron-core", "step", "each", "nothing around this unit"))
     def around_forward_step(self, unit: Unit) -> AbstractContextManager[None] | None:
-        """Return a context manager around the forward pass of one micro-batch in one model chunk. Not called in Megatron's
-        schedules with combined forward-backward steps."""
+        """Return a context manager that encloses the forward pass of one micro-batch in one model chunk.
+
+        Not called with ``overlap_moe_expert_parallel_comm``, where Megatron runs it together with a backward pass.
+        """
 
     @hook(HookFacts("megatron-core", "step", "each", "nothing around this unit"))
     def around_backward_step(self, unit: Unit) -> AbstractContextManager[None] | None:
-        """Return a context manager around the backward pass of one micro-batch in one model chunk. Not called in Megatron's
-        schedules with combined forward-backward steps."""
+        """Return a context manager that encloses the backward pass of one micro-batch in one model chunk.
+
+        Not called with ``overlap_moe_expert_parallel_comm``, where Megatron runs it together with a forward pass.
+        """
 
 
 class TrainHooks:
     @hook(HookFacts("training loop", "step", "each", "nothing around this step"))
     def around_train_step(self, state: TrainState) -> AbstractContextManager[None] | None:
-        """Return a context manager around one optimizer step, from zeroed gradients to updated weights."""
+        """Return a context manager that encloses one training step, from zeroing the gradients to updating the weights."""
 
     @hook(HookFacts("megatron-core", "step"))
     def gradients_ready(self, chunks: Sequence[Any], gradients: Sequence[tuple[str, Any]]) -> None:
-        """Inspect the gradients of a step or change them in place, after Megatron has summed them over ranks and
-        micro-batches.
+        """Inspect the gradients of a step, or change them in place, before the optimizer uses them.
 
-        ``gradients`` contains the name and the gradient of each trained parameter of the model ``chunks``. The gradient is
-        ``main_grad`` if the parameter has one, else ``grad``. With the distributed optimizer, only the
-        shard of this rank contains the sum.
+        Megatron has summed them over micro-batches and ranks. ``gradients`` has a pair for each trained parameter: its name
+        and its gradient. With the distributed optimizer, only the part of a gradient that this rank updates is summed.
         """
 
     @hook(HookFacts("megatron-core", "build"))
     def optimizer_built(self, optimizer: Any) -> None:
-        """Inspect or change the optimizer that Megatron has built."""
+        """Inspect or change the optimizer, after Megatron has built it and before the first step."""
 
     @hook(HookFacts("training loop", "step", "each", "no numbers", proves=False))
     def step_metrics(self, state: TrainState) -> Mapping[str, float] | None:
-        """Return metrics of the finished step for the training log.
+        """Return numbers about the finished step, by name, for the training log.
 
-        A name without a dot becomes ``feature.name``; a name with a dot is used unchanged. In ``log.jsonl`` dots create
-        nested objects. `mindspeed pretrain` logs the values of rank 0. Megatron-LM logs means over its log interval, of
-        the last pipeline stage. It does not log a mean of 0 or less.
+        The name ``load`` is logged as ``NAME-OF-THE-FEATURE.load``; a name with a dot is logged as it is. `mindspeed pretrain`
+        logs the numbers of rank 0. Megatron-LM logs means over ``--log-interval`` steps, of the last pipeline stage. It omits
+        a mean of 0 or less.
         """
 
 
 class CheckpointHooks:
     @hook(HookFacts("training loop", "checkpoint", "each"))
     def save_extra(self, state: TrainState) -> dict[str, Any]:  # type: ignore[empty-body]
-        """Return data to store in a checkpoint under the name of this feature."""
+        """Return data of this feature to store in a checkpoint that is being saved."""
 
     @hook(HookFacts("training loop", "checkpoint", proves=False))
     def load_extra(self, state: TrainState, data: dict[str, Any]) -> None:
-        """Restore the data that `save_extra` returned."""
+        """Restore ``data``, which `save_extra` returned when the checkpoint was saved. Called when training resumes from it."""
 
 
 HOOK_CLASSES: Final = (

@@ -46,7 +46,8 @@ def test_an_ill_typed_setting_gets_a_line_that_is_accepted(check):
     assert check("tensor-parallel", "--set", "tensor-parallel.size=many") == (
         "MS301 tensor-parallel.size is 'many': input should be a valid integer, unable to parse string as an integer\n"
         "  where: command line\n"
-        "  fix: --set tensor-parallel.size=1 (Number of ranks over which the weights of a layer are split)\n"
+        "  fix: --set tensor-parallel.size=1 (Number of ranks over which the weights of a layer are split (tensor-parallel "
+        "size))\n"
     )
 
 

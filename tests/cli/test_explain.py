@@ -65,13 +65,13 @@ def test_a_feature_that_is_on_says_why_where_its_settings_come_from_and_who_orde
     assert found["why"] == ["the tensor-parallel size is 2"]
     assert found["settings"] == [
         "tensor-parallel.size = 2  (command line, overrode job file: 4)",
-        "  Number of ranks over which the weights of a layer are split",
+        "  Number of ranks over which the weights of a layer are split (tensor-parallel size)",
     ]
     assert (
         "tensor-parallel comes before sequence-parallel: sequence-parallel declares Requires, because sequence-parallel "
         "splits the sequence over tensor-parallel ranks"
     ) in next(lines for title, lines in found.items() if title.startswith("position"))
-    assert "tensor_model_parallel_size = 2  tensor-parallel.size" in found["Megatron arguments"]
+    assert "tensor_model_parallel_size = 2  the setting tensor-parallel.size" in found["Megatron arguments"]
 
 
 @pytest.mark.guards(32)

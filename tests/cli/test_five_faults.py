@@ -32,15 +32,15 @@ PROBLEMS = {
         "MS301",
         "recompute.num_layers is 0: input should be greater than or equal to 1",
         (
-            "--set recompute.num_layers=1 (Number of layers per group (uniform), or number of recomputed layers per chunk "
-            "(block))"
+            "--set recompute.num_layers=1 (With full granularity: number of layers per group (method uniform), or number of "
+            "recomputed layers per model chunk (method block))"
         ),
     ),
     (
         "MS210",
         (
-            "async-param-gather requires async-ddp, because both features use the gradient buckets that Megatron creates "
-            "only with overlapped reduction, and job file removes async-ddp"
+            "async-param-gather requires async-ddp, because Megatron gathers weights by the gradient buckets that it creates "
+            "only with overlap_grad_reduce, and job file removes async-ddp"
         ),
         "drop --without async-ddp, or remove async-param-gather",
     ),

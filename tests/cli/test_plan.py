@@ -39,17 +39,18 @@ def test_every_feature_says_why_and_every_setting_where_from(sections, tmp_path)
         "  because  requested",
     ]
     assert found["for"][1] == "world_size 2, tp 2, pp 1, vpp 1, cp 1, ep 1, sequence_parallel True"
-    assert "tensor_model_parallel_size = 2  tensor-parallel: tensor-parallel.size" in found["Megatron arguments"]
+    assert "tensor_model_parallel_size = 2  tensor-parallel: the setting tensor-parallel.size" in found["Megatron arguments"]
     assert len(found["digest"][0]) == 32
 
 
 def test_a_patch_says_what_who_and_why(sections):
     lines = sections("swiglu", "--activation", "silu", "--gated-linear-unit", "--optimization-level", 2)["patches"]
-    start = lines.index("swiglu: computes the activation of an MLP")
+    start = lines.index("swiglu: computes SwiGLU of an MLP by the operator mindspeed::swiglu")
     assert lines[start : start + 4] == [
-        "swiglu: computes the activation of an MLP",
+        "swiglu: computes SwiGLU of an MLP by the operator mindspeed::swiglu",
         "  wrap megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl",
-        "swiglu: computes the activation of an expert, multiplied by the routing probability of each token",
+        "swiglu: computes SwiGLU of an expert by the operator mindspeed::swiglu, and multiplies it by the routing "
+        "probability of each token",
         "  wrap megatron.core.fusions.fused_bias_swiglu:weighted_bias_swiglu_impl",
     ]
 

@@ -260,7 +260,7 @@ def test_a_mask_that_is_reset_is_refused_where_it_would_not_be_read(plan):
     problem = problems_of(plan, line, 2)[1]
     assert problem.message == (
         "eod-reset needs documents of the feature for context-parallel, but adaptive-cp does not provide it, because "
-        "every batch has different documents"
+        "attention must know where the documents of each batch end"
     )
 
 
@@ -311,7 +311,7 @@ def test_a_flag_that_contradicts_the_plan_is_a_problem_and_not_overridden(plan):
     assert [str(problem) for problem in found] == [
         (
             "MS605 Megatron's --transformer-impl sets 'local', but transformer-engine-layers needs 'transformer_engine': "
-            "transformer-engine-layers builds the layers of Transformer Engine's specs\n"
+            "makes Megatron use its layer specs for Transformer Engine, whose classes this feature defines\n"
             "  where: Megatron's --transformer-impl\n"
             "  fix: remove --transformer-impl or transformer-engine-layers"
         ),

@@ -67,12 +67,12 @@ class ActivationRecompute(PartRecompute):
             Wrap(
                 "megatron.core.transformer.mlp:MLP.forward",
                 "mindspeed.memory.activations:with_region",
-                reason="recomputes the activation function between the two linear layers of an MLP",
+                reason="recomputes in backward the output of the activation function between the two linear layers of an MLP",
             ),
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedActivation",
-                reason="frees the autograd graph of the first forward pass when Megatron recomputes grouped experts",
+                reason="frees tensors that Megatron's checkpoint of grouped experts keeps from forward",
             ),
         ]
 

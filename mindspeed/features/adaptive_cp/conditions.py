@@ -24,24 +24,29 @@ _SHARED_MASK: Final = Together((AddFeature("shared-attention-mask"), GiveSetting
 class AdaptiveCpArgs(FeatureArgs):
     only_reschedule: bool = Field(
         False,
-        description="Keep tokens in sequence order and only choose which rank computes which block (true), or "
-        "also reorder tokens (false)",
+        description="Balance only by choosing the rank that computes each block of the mask (true), or also by reordering "
+        "the tokens (false)",
     )
     coarse: int = Field(
         1024,
         ge=1,
-        description="Number of blocks per side into which the mask is at most divided for the search of a balanced token order",
+        description="Maximum number of blocks per side of the mask in the search for a balanced token order. Larger = better "
+        "balance, slower search",
     )
     without_coarse: bool = Field(
-        False, description="Search for a balanced token order token by token instead of block by block (slower)"
+        False,
+        description="Search for a balanced token order token by token (slower), instead of by the blocks of the setting coarse",
     )
     dynamic_mask: bool = Field(
         False,
-        description="Read the mask from each batch, and assign work to ranks again when it changes. Tokens then "
-        "keep their sequence order",
+        description="Read the mask from each batch, and balance again when it changes (true), or use one mask for the whole "
+        "run (false). With true, tokens are not reordered",
     )
     ulysses_degree: int = Field(
-        1, ge=1, description="Number of neighbouring ranks that exchange tokens for attention heads (Ulysses); 1 = none"
+        1,
+        ge=1,
+        description="Number of neighbouring ranks that exchange tokens for attention heads by all-to-all (Ulysses); 1 = no "
+        "exchange",
     )
     own_masks: bool = Field(
         False, description="Not supported; set shared-attention-mask.kind to a function that returns the mask"

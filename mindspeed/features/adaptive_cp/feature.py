@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mindspeed.features.adaptive_cp.plans import Plans
 
 _LAYERS = "mindspeed.features.adaptive_cp.layers"
-_REASON = "gives each rank the tokens that balance attention work under the mask"
+_REASON = "the tokens that balance attention work under the mask"
 
 
 class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
@@ -56,14 +56,14 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
             predicts_one_token,
             Requires(
                 "shared-attention-mask",
-                reason="all ranks must know one mask before the first batch (for masks in the batches: --set "
-                "adaptive-cp.dynamic_mask=true)",
+                reason="adaptive-cp balances work for one mask that is known before training (if batches bring masks, use "
+                "--set adaptive-cp.dynamic_mask=true)",
                 when=has_one_mask,
             ),
             Conflicts(
                 "shared-attention-mask",
-                reason="with dynamic_mask=true the mask comes from each batch; use --set adaptive-cp.dynamic_mask=false "
-                "for a shared mask",
+                reason="with dynamic_mask=true the mask comes from each batch; use --set adaptive-cp.dynamic_mask=false for "
+                "a shared mask",
                 when=reads_masks,
             ),
             stages_get_the_mask,
@@ -81,7 +81,11 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        mask = ArgOverride("create_attention_mask_in_dataloader", True, "the mask comes from each batch")
+        mask = ArgOverride(
+            "create_attention_mask_in_dataloader",
+            True,
+            "attention reads its mask from each batch, so the data loader must create it",
+        )
         return [mask] if self.args.dynamic_mask else []
 
     plans: Plans

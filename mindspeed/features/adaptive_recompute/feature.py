@@ -36,11 +36,13 @@ if TYPE_CHECKING:
 
 
 class AdaptiveRecomputeArgs(FeatureArgs):
-    budget_mb: float | None = Field(None, gt=0, description="Device memory that the job may use on each rank, in MiB")
-    profiling_steps: int = Field(
-        3, ge=2, description="Number of warm-up steps that keep no activations; the last one is measured"
+    budget_mb: float | None = Field(
+        None, gt=0, description="Device memory budget of a rank, in MiB; more keeps more activations"
     )
-    swap: bool = Field(False, description="Allow offloading attention activations to host memory")
+    profiling_steps: int = Field(
+        3, ge=2, description="Number of first steps that recompute all these activations; the last one is measured"
+    )
+    swap: bool = Field(False, description="Offload attention activations that exceed the budget (true), or keep them (false)")
 
 
 @condition(
@@ -74,7 +76,7 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
                 fix=LOCAL_LAYERS,
             ),
             *(
-                Conflicts(name, reason=f"{NAME} decides which modules are recomputed or offloaded")
+                Conflicts(name, reason=f"{NAME} itself decides which modules are recomputed or offloaded")
                 for name in ("norm-recompute", "activation-recompute", "swap-attention", "recompute")
             ),
         ),
@@ -91,12 +93,12 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
             Wrap(
                 "megatron.core.transformer.mlp:MLP.forward",
                 "mindspeed.memory.activations:with_region",
-                reason="recomputes the activation function between the two linear layers of an MLP",
+                reason="recomputes in backward the output of the activation function between the two linear layers of an MLP",
             ),
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 "mindspeed.features.adaptive_recompute.policy:RecomputedPart",
-                reason="frees the autograd graph of the first forward pass when Megatron recomputes norms and grouped experts",
+                reason="frees tensors that Megatron's checkpoint of norms and grouped experts keeps from forward",
             ),
         ]
 

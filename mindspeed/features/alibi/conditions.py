@@ -25,20 +25,25 @@ from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 class AlibiArgs(FeatureArgs):
     fused: bool = Field(
         True,
-        description="Add the bias inside the attention operator (true) or to the scores of Megatron's core attention (false)",
+        description="Add the bias inside the fused attention operator (true), or to the score matrix of Megatron's core "
+        "attention (false)",
     )
     fused_type: Literal[0, 2, 3] | None = Field(
         None,
-        description="How the operator receives the bias: 0 = a matrix, 2 = slope per head times distance, 3 = slope "
-        "times square root of the distance. Default: 2, or 0 where another setting needs a matrix",
+        description="Form of the bias in the fused operator: 0 = a full matrix, 2 = slope x distance, 3 = slope x "
+        "sqrt(distance), which is another bias. Default: 2, or 0 with square, opposite or fill",
     )
     square: bool = Field(
         False,
-        description="Use the signed distance slope * (key - query) as the bias. It differs from the default only "
-        "for keys after the query",
+        description="Use the bias slope * (key - query) instead of -slope * |query - key|. Both are equal except for keys "
+        "after the query",
     )
-    opposite: bool = Field(False, description="Same as alibi.square; MindSpeed uses this name together with fused_type=0")
-    fill: bool = Field(False, description="Hide keys after the query by a bias of -inf, independent of the mask")
+    opposite: bool = Field(
+        False, description="Same as alibi.square, under the name that MindSpeed uses together with fused_type=0"
+    )
+    fill: bool = Field(
+        False, description="Add -inf to the scores of keys after the query, so that attention is causal whatever mask it gets"
+    )
 
     @property
     def signed(self) -> bool:

@@ -33,7 +33,7 @@ class Alibi(Feature[AlibiArgs]):
         name="alibi",
         category=Category.SCENARIO,
         constraints=(
-            Requires("flash-attention", reason="the attention operator of flash-attention adds the bias", when=needs_operator),
+            Requires("flash-attention", reason="the fused operator of flash-attention adds the bias", when=needs_operator),
             Conflicts(
                 "flash-attention",
                 reason="with alibi.fused=false the bias is added to the scores of Megatron's core attention, which "
@@ -41,7 +41,9 @@ class Alibi(Feature[AlibiArgs]):
                 when=needs_scores,
             ),
             RequiresCapability(
-                Slot.CONTEXT_PARALLEL, Capability.POSITION_BIAS, reason="ALiBi is the only position information of the model"
+                Slot.CONTEXT_PARALLEL,
+                Capability.POSITION_BIAS,
+                reason="the model has no other position information than this bias",
             ),
             After("flash-attention"),
             After(Slot.CONTEXT_PARALLEL),
@@ -61,7 +63,7 @@ class Alibi(Feature[AlibiArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("position_embedding_type", "none", "ALiBi replaces position embeddings")]
+        return [ArgOverride("position_embedding_type", "none", "the ALiBi bias replaces position embeddings")]
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

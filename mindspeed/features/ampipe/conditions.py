@@ -28,8 +28,17 @@ _REMOVE: Final = RemoveFeature()
 
 
 class AmpipeArgs(FeatureArgs):
-    parts: int = Field(2, ge=2, description="Number of sequence chunks; attention and experts work on one chunk at a time")
-    overlap: bool = Field(False, description="Also overlap the transfers of tensor-parallel ranks that share an expert")
+    parts: int = Field(
+        2,
+        ge=2,
+        description="Number of chunks of a sequence. Attention of one chunk overlaps with the all-to-all of the chunk "
+        "before; more chunks are smaller",
+    )
+    overlap: bool = Field(
+        False,
+        description="Also overlap the collectives of tensor-parallel ranks that share an expert (true), or only the "
+        "all-to-alls (false)",
+    )
 
 
 def overlaps(args: AmpipeArgs, world: World) -> bool:

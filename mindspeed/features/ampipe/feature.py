@@ -19,7 +19,7 @@ from mindspeed.plugins import (
     hookimpl,
 )
 
-_MASKS = "ampipe supports only causal and full attention"
+_MASKS = "ampipe computes only causal or full attention"
 _MODULES = "ampipe calls layers once per sequence chunk, but that feature expects one call per micro-batch"
 _EXPERTS = "ampipe sends tokens to experts chunk by chunk, but that feature handles the tokens of a whole micro-batch"
 
@@ -39,20 +39,22 @@ class Ampipe(Feature[AmpipeArgs]):
             RequiresAny(
                 "deepspeed-moe",
                 "moe-alltoall-overlap",
-                reason="ampipe overlaps attention with asynchronous transfers, which only these MoE layers have",
+                reason="ampipe overlaps attention with all-to-alls that run in the background, and only these features start "
+                "such all-to-alls",
             ),
             *CONDITIONS,
             Conflicts(
                 "moe-alltoall-overlap",
-                reason="moe-alltoall-overlap already includes the tensor-parallel transfers in the dispatch, so "
-                "ampipe.overlap has nothing to overlap",
+                reason="moe-alltoall-overlap already overlaps the tensor-parallel transfers of experts; set "
+                "ampipe.overlap=false",
                 when=overlaps,
             ),
             Conflicts(
                 Slot.PIPELINE_SCHEDULE,
-                reason="the schedule separates input and weight gradients of a layer, which ampipe computes chunk by chunk",
+                reason="such a schedule computes the weight gradients of a layer later, but ampipe computes them chunk by "
+                "chunk in backward",
             ),
-            Conflicts(Slot.LINEAR, reason="ampipe already splits the projection after attention into chunks"),
+            Conflicts(Slot.LINEAR, reason="ampipe computes the linear layer after attention itself, chunk by chunk"),
             *(Conflicts(name, reason=_MASKS) for name in ("eod-reset", "shared-attention-mask")),
             *(
                 Conflicts(name, reason=_MODULES)
@@ -65,8 +67,8 @@ class Ampipe(Feature[AmpipeArgs]):
             ),
         ),
         numerics=Numerics.reordered(
-            reason="gradients of weights and keys are summed chunk by chunk, compared with the same deepspeed-moe layer "
-            "and groups without chunks. Dropout and gate noise draw other random numbers"
+            reason="gradients of weights and keys are summed chunk by chunk, compared with the same layer without chunks. "
+            "Dropout and gate noise draw other random numbers"
         ),
         verify_with=VerifyWith(
             algorithm=("mindspeed.features.ampipe.attention",),
@@ -78,7 +80,7 @@ class Ampipe(Feature[AmpipeArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        reason = "Megatron's fused causal softmax needs equal numbers of queries and keys, but a chunk has fewer queries"
+        reason = "Megatron's fused softmax needs equal numbers of queries and keys, but queries come in chunks"
         return [ArgOverride("masked_softmax_fusion", False, reason)]
 
     @hookimpl

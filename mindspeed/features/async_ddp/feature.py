@@ -23,7 +23,10 @@ from mindspeed.plugins import (
 
 class AsyncDdpArgs(FeatureArgs):
     bucket_size: int | None = Field(
-        None, ge=1, description="Number of parameters per gradient bucket (default: Megatron's choice)"
+        None,
+        ge=1,
+        description="Number of parameters whose gradients are reduced together (default: Megatron's choice). Smaller = "
+        "reduction starts earlier, but more messages",
     )
 
 
@@ -58,9 +61,13 @@ class AsyncDdp(Feature[AsyncDdpArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        overrides = [ArgOverride("overlap_grad_reduce", True, "async-ddp is active")]
+        overrides = [
+            ArgOverride(
+                "overlap_grad_reduce", True, "reduces a bucket of gradients as soon as it is complete, while backward goes on"
+            )
+        ]
         if self.args.bucket_size is not None:
-            overrides.append(ArgOverride("bucket_size", self.args.bucket_size, "async-ddp.bucket_size"))
+            overrides.append(ArgOverride("bucket_size", self.args.bucket_size, "the setting async-ddp.bucket_size"))
         return overrides
 
     @hookimpl

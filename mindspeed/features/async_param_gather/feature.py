@@ -30,10 +30,10 @@ class AsyncParamGather(Feature[FeatureArgs]):
         category=Category.MEGATRON,
         level=0,
         constraints=(
-            Requires("distributed-optimizer", reason="the sharded optimizer step leaves weights that must be gathered"),
+            Requires("distributed-optimizer", reason="only a sharded optimizer has weights to gather after its step"),
             Requires(
                 "async-ddp",
-                reason="both features use the gradient buckets that Megatron creates only with overlapped reduction",
+                reason="Megatron gathers weights by the gradient buckets that it creates only with overlap_grad_reduce",
             ),
         ),
         megatron_flags=(MegatronFlag("overlap_param_gather", switch="on"),),
@@ -50,4 +50,10 @@ class AsyncParamGather(Feature[FeatureArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("overlap_param_gather", True, "async-param-gather is active")]
+        return [
+            ArgOverride(
+                "overlap_param_gather",
+                True,
+                "gathers the updated weights of the next layers while forward computes the current one",
+            )
+        ]

@@ -32,17 +32,26 @@ SAVED_EVERY = 10
 
 
 class AutoTuningArgs(FeatureArgs):
-    predicted_seconds: float | None = Field(None, gt=0, description="Step time in seconds that mindspeed tune predicted")
+    predicted_seconds: float | None = Field(
+        None,
+        gt=0,
+        description="Predicted step time in seconds, which mindspeed tune writes into job.yaml. The run logs it next to the "
+        "measured time",
+    )
     prediction: str | None = Field(
         None,
-        description="File prediction.json of mindspeed tune --output. Measured step times are stored, so that a "
-        "later mindspeed tune uses them",
+        description="File prediction.json of mindspeed tune --output. If set, measured step times are stored, and a later "
+        "mindspeed tune uses them",
     )
     mode: Literal["white", "mixed", "black"] | None = Field(
-        None, description="Not supported in training runs; use mindspeed tune --mode"
+        None, description="Not supported here. Set the search method with mindspeed tune --mode"
     )
-    folder: str | None = Field(None, description="Not supported in training runs; use mindspeed tune --output")
-    ranks: int | None = Field(None, ge=1, description="Not supported in training runs; use mindspeed tune --world-size")
+    folder: str | None = Field(
+        None, description="Not supported here. Set the output folder of a search with mindspeed tune --output"
+    )
+    ranks: int | None = Field(
+        None, ge=1, description="Not supported here. Set the number of ranks of a search with mindspeed tune --world-size"
+    )
 
 
 @condition(

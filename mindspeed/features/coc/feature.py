@@ -27,14 +27,20 @@ from mindspeed.tensor_parallel.variants import describe_fused_products
 
 class CocArgs(FeatureArgs):
     parts: Literal[1, 2, 4, 8] = Field(
-        4, description="Number of chunks of a matrix product; more chunks overlap more but start more collectives"
+        4,
+        description="Number of row chunks of a matrix product. More chunks overlap more, but start more and smaller "
+        "collectives",
     )
     mode: Literal[-1, 0, 1, 2] = Field(
         -1,
-        description="Which linear layers to use: 0 = Megatron's, 1 = those of coc without chunks, 2 = those of coc with "
-        "chunks. -1 = 2 if parts is greater than 1, else 0",
+        description="Linear layers to use: 0 = Megatron's (no overlap), 1 = those of coc without chunks, 2 = those of coc in "
+        "chunks. -1 = 2 if parts > 1, else 0",
     )
-    fused: bool = Field(False, description="Run a matrix product and its collective as one fused operator instead of in chunks")
+    fused: bool = Field(
+        False,
+        description="Run a matrix product and its collective as one fused operator (true), or overlap them chunk by chunk "
+        "(false)",
+    )
 
 
 def _fuses(args: CocArgs, world: World) -> bool:

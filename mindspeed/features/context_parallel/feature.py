@@ -27,11 +27,11 @@ from mindspeed.plugins import (
 
 
 class ContextParallelArgs(FeatureArgs):
-    size: int = Field(1, ge=1, description="Number of ranks that share every sequence")
+    size: int = Field(1, ge=1, description="Number of ranks over which each sequence is split (context-parallel size)")
     algorithm: str | None = Field(
         None,
-        description="Feature that computes attention over the ranks, such as ring-attention; auto = the one that "
-        "sends the fewest bytes",
+        description="Feature that computes attention over the context-parallel ranks, such as ring-attention; auto = the one "
+        "that sends the fewest bytes",
     )
 
 
@@ -81,7 +81,7 @@ class ContextParallel(Feature[ContextParallelArgs]):
         constraints=(
             RequiresSlot(
                 Slot.CONTEXT_PARALLEL,
-                reason="attention needs keys that other ranks hold; name an algorithm such as ring-attention or "
+                reason="each rank has only a part of the keys; request an algorithm such as ring-attention or "
                 "ulysses-attention",
                 when=_needs_algorithm,
                 setting="algorithm",
@@ -98,7 +98,7 @@ class ContextParallel(Feature[ContextParallelArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("context_parallel_size", self.args.size, "context-parallel.size")]
+        return [ArgOverride("context_parallel_size", self.args.size, "the setting context-parallel.size")]
 
     @hookimpl
     def patches(self) -> list[Patch]:

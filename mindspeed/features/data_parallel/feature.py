@@ -19,7 +19,9 @@ from mindspeed.plugins import (
 
 
 class DataParallelArgs(FeatureArgs):
-    reduce_in_fp32: bool = Field(False, description="Accumulate and reduce gradients in fp32, also for a bf16 or fp16 model")
+    reduce_in_fp32: bool = Field(
+        False, description="Accumulate and reduce gradients in fp32 (true), or in the data type of the model (false)"
+    )
 
 
 @condition(
@@ -52,4 +54,4 @@ class DataParallel(Feature[DataParallelArgs]):
     def megatron_args(self) -> list[ArgOverride]:
         if not self.args.reduce_in_fp32:
             return []
-        return [ArgOverride("grad_reduce_in_fp32", True, "data-parallel.reduce_in_fp32 is set")]
+        return [ArgOverride("grad_reduce_in_fp32", True, "the setting data-parallel.reduce_in_fp32 is true")]

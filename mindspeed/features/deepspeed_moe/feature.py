@@ -50,13 +50,13 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
             *(Conflicts(name, reason=_OWN_TRANSFERS) for name in (Slot.MOE_DISPATCHER, *_DISPATCHERS)),
             Conflicts(
                 "dynamic-shapes",
-                reason="ranks that share experts exchange tables of equal size, but dynamic shapes give their "
-                "micro-batches different lengths",
+                reason="all ranks must exchange equal numbers of tokens, but with dynamic-shapes their micro-batches have "
+                "different lengths",
                 when=has_expert_ranks,
             ),
             Conflicts(
                 "moe-token-permute",
-                reason="deepspeed-moe uses no Megatron dispatcher, so moe-token-permute has nothing to replace",
+                reason="moe-token-permute changes Megatron's dispatcher, which deepspeed-moe does not use",
             ),
         ),
         numerics=Numerics.reordered(
@@ -85,7 +85,11 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
         if interval == 1:
             return []
         layers = tuple(int(number % interval == 0) for number in range(1, self.world.num_layers + 1))
-        return [ArgOverride("moe_layer_freq", layers, "deepspeed-moe.interval, counting layers from 1")]
+        return [
+            ArgOverride(
+                "moe_layer_freq", layers, "the setting deepspeed-moe.interval: 1 = a layer with experts, 0 = a dense layer"
+            )
+        ]
 
     @hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

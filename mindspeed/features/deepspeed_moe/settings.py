@@ -14,19 +14,19 @@ class DeepspeedMoeArgs(FeatureArgs):
     capacity_factor: float = Field(
         1.0,
         gt=0,
-        description="Maximum number of tokens of an expert, as a multiple of the number that each expert gets when "
-        "all have equally many",
+        description="Capacity of an expert, as a multiple of its balanced share of the tokens. An expert drops the tokens "
+        "above it",
     )
     eval_capacity_factor: float | None = Field(
         None, gt=0, description="Capacity factor in evaluation (default: capacity_factor)"
     )
     min_capacity: int = Field(
-        4, ge=1, description="Lower limit of the capacity: every expert accepts at least this many tokens per group"
+        4, ge=1, description="Minimum capacity: every expert accepts at least this number of tokens per group"
     )
     noise: Literal["none", "jitter", "rsample"] = Field(
         "none",
-        description="Noise in training: jitter of the gate's input, or Gumbel noise on the logits that choose one expert "
-        "(rsample). DeepSpeed's spellings are accepted too",
+        description="Noise of the router in training: jitter = multiply its input by random factors near 1, rsample = add "
+        "Gumbel noise to its logits (top-1 only). DeepSpeed's spellings are accepted",
     )
     random_priority: bool = Field(
         False, description="In training with one expert per token: fill expert capacity in random order instead of token order"
@@ -39,14 +39,19 @@ class DeepspeedMoeArgs(FeatureArgs):
     groups: int | None = Field(
         None,
         ge=1,
-        description="Number of groups of consecutive tokens in a micro-batch, each with a separate capacity "
-        "(default: one per rank)",
+        description="Number of groups of consecutive tokens in a micro-batch, each with a separate expert capacity (default: "
+        "one per tensor- and context-parallel rank)",
     )
-    interval: int = Field(1, ge=1, description="Use experts in every N-th layer (N, 2N, 3N ...), counting layers from 1")
+    interval: int = Field(
+        1,
+        ge=1,
+        description="Distance between MoE layers: with N, layers N, 2N, 3N ... have experts and the others are dense (layers "
+        "count from 1)",
+    )
     reference: bool = Field(
         False,
-        description="For verification only: run every expert on every token in one process. mindspeed features "
-        "verify compares with this",
+        description="For verification only: run every expert on every token, in one process. mindspeed features verify uses "
+        "it as the baseline",
     )
 
     @field_validator("noise", mode="before")

@@ -21,8 +21,8 @@ from mindspeed.plugins import (
 class DeepspeedMoeDroplessArgs(FeatureArgs):
     padding: bool = Field(
         False,
-        description="Round the capacity up to a multiple of 1/8 of the tokens in a group, so that expert inputs "
-        "have at most 8 different sizes",
+        description="Round the expert capacity up to a multiple of 1/8 of the tokens of a group (deepspeed-moe.groups), so "
+        "that expert inputs have few sizes",
     )
 
 

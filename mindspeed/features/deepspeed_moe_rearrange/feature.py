@@ -20,7 +20,8 @@ class DeepspeedMoeRearrange(Feature[FeatureArgs]):
         ops=("npu_fused_moe_token_permute", "npu_fused_moe_token_unpermute"),
         constraints=(
             Requires(
-                "deepspeed-moe", reason="deepspeed-moe-rearrange fills and reads the expert table of the deepspeed-moe layer"
+                "deepspeed-moe",
+                reason="deepspeed-moe-rearrange copies tokens into and out of the expert inputs of the deepspeed-moe layer",
             ),
             After("deepspeed-moe"),
         ),

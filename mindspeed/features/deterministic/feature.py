@@ -71,7 +71,13 @@ class Deterministic(Feature[DeterministicArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("deterministic_mode", True, "makes Megatron choose deterministic code where it has both")]
+        return [
+            ArgOverride(
+                "deterministic_mode",
+                True,
+                "makes Megatron use deterministic implementations where it also has faster ones that are not",
+            )
+        ]
 
     @hookimpl
     def activated(self) -> None:

@@ -58,4 +58,4 @@ class DistributedOptimizer(Feature[FeatureArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("use_distributed_optimizer", True, "distributed-optimizer is active")]
+        return [ArgOverride("use_distributed_optimizer", True, "shards optimizer states over the data-parallel ranks")]

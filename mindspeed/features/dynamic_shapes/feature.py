@@ -54,8 +54,8 @@ class DynamicShapes(Feature[FeatureArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        why = "Megatron rejects variable sequence lengths with its default dispatcher, also for a dense model"
+        why = "Megatron requires this dispatcher with variable_seq_lengths, even if the model has no experts"
         return [
-            ArgOverride("variable_seq_lengths", True, "dynamic-shapes is active"),
+            ArgOverride("variable_seq_lengths", True, "pipeline stages send the shape of a tensor before the tensor"),
             ArgOverride("moe_token_dispatcher_type", "alltoall", why),
         ]

@@ -10,12 +10,14 @@ from mindspeed.plugins.shared_conditions import NO_CUDA_GRAPHS
 
 
 class EodResetArgs(FeatureArgs):
-    reset_position_ids: bool = Field(True, description="Restart positions at 0 with every document")
+    reset_position_ids: bool = Field(
+        True, description="Restart position ids at 0 with every document (true), or count on through the sample (false)"
+    )
     fixed_document_length: int | None = Field(
         None,
         ge=1,
-        description="Number of tokens per document, used instead of the document ends in the data; the last "
-        "document is the remainder",
+        description="Split every sample into documents of this number of tokens, instead of at the document ends in the "
+        "data. The last document may be shorter",
     )
 
 

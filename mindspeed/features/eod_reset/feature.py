@@ -44,8 +44,10 @@ class EodReset(Feature[EodResetArgs]):
         category=Category.SCENARIO,
         constraints=(
             *CONDITIONS,
-            RequiresCapability(Slot.CONTEXT_PARALLEL, Capability.DOCUMENTS, reason="every batch has different documents"),
-            Conflicts("shared-attention-mask", reason="the document ends of each batch replace the mask"),
+            RequiresCapability(
+                Slot.CONTEXT_PARALLEL, Capability.DOCUMENTS, reason="attention must know where the documents of each batch end"
+            ),
+            Conflicts("shared-attention-mask", reason="attention receives the document ends of each batch instead of a mask"),
             After("flash-attention"),
             After("alibi"),
             After(Slot.CONTEXT_PARALLEL),
@@ -62,9 +64,11 @@ class EodReset(Feature[EodResetArgs]):
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         return [
-            ArgOverride("reset_attention_mask", True, "documents do not attend to each other"),
-            ArgOverride("reset_position_ids", self.args.reset_position_ids, "eod-reset.reset_position_ids"),
-            ArgOverride("create_attention_mask_in_dataloader", False, "attention receives document ends instead of a mask"),
+            ArgOverride("reset_attention_mask", True, "tokens of different documents must not attend to each other"),
+            ArgOverride("reset_position_ids", self.args.reset_position_ids, "the setting eod-reset.reset_position_ids"),
+            ArgOverride(
+                "create_attention_mask_in_dataloader", False, "attention receives the ends of documents instead of a mask"
+            ),
         ]
 
     @hookimpl
@@ -79,27 +83,29 @@ class EodReset(Feature[EodResetArgs]):
             Wrap(
                 f"{_DATASET}:GPTDatasetConfig.__post_init__",
                 f"{_BATCHES}:with_documents_kept",
-                "gives every sample separate position ids, which mark where its documents begin, and no mask",
+                "makes the dataset keep position ids per sample, which mark where documents begin, and create no attention "
+                "mask",
                 phase="build",
                 optional=True,
             ),
             Wrap(
                 f"{_DATASET}:_get_ltor_masks_and_position_ids",
                 f"{_BATCHES}:with_positions_anew",
-                "restarts the position ids of a sample with every document",
+                "restarts the position ids of a sample at 0 with every document",
                 optional=True,
             ),
             Wrap(
                 "megatron.core.utils:get_batch_on_this_cp_rank",
                 f"{_BATCHES}:with_documents",
-                "reads document ends from a whole row, before the row is split",
+                "reads the ends of documents from the position ids of a whole row, before the row is split over "
+                "context-parallel ranks",
                 optional=True,
             ),
             *(
                 Wrap(
                     f"megatron.core.models.{model}.forward",
                     f"{_LAYERS}:with_documents_required",
-                    "refuses a batch without document ends",
+                    "stops with an error when a batch has no document ends, because attention would mix documents",
                     when=When(megatron=versions),
                     optional=True,
                 )

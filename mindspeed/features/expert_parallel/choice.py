@@ -11,11 +11,13 @@ NEEDED: Final = ("num_experts", "router_topk", "hidden_size", "seq_length", "mic
 
 
 class ExpertParallelArgs(FeatureArgs):
-    size: int = Field(1, ge=1, description="Number of ranks over which the experts of a layer are distributed")
+    size: int = Field(
+        1, ge=1, description="Number of ranks over which the experts of a MoE layer are distributed (expert-parallel size)"
+    )
     dispatcher: Literal["alltoall", "allgather", "flex", "auto"] = Field(
         "alltoall",
-        description="How tokens are sent to experts: allgather, alltoall, flex (DeepEP or HybridEP), or auto = allgather "
-        "or alltoall, whichever sends fewer bytes",
+        description="Collective that sends tokens to experts: allgather, alltoall, flex (DeepEP or HybridEP), or auto = "
+        "allgather or alltoall, whichever sends fewer bytes",
     )
     expert_tensor_size: int | None = Field(
         None, ge=1, description="Number of ranks that share one expert (default: the tensor-parallel size)"

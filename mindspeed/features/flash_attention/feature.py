@@ -26,11 +26,15 @@ from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 class FlashAttentionArgs(FeatureArgs):
     sparse_mode: Literal[0, 1, 2, 3, 4, 7, 8] | None = Field(
         None,
-        description="Keys visible to a query: 0 = mask and window, 1 = mask, 2 or 3 = causal, 4 = window, 7 or 8 = "
-        "packed sequences with a window. Default: chosen from mask and layer",
+        description="Keys that a query attends to: 0 = by mask and window, 1 = by mask, 2 or 3 = causal, 4 = window. 7 or 8 "
+        "= window in packed sequences. Default: as the mask of the layer requires",
     )
-    pre_tokens: int = Field(65536, description="Number of keys before a query inside the window of modes 0, 4, 7 and 8")
-    next_tokens: int = Field(0, description="Number of keys after a query inside the window of modes 0, 4, 7 and 8")
+    pre_tokens: int = Field(
+        65536, description="Window: number of keys before a query that it can attend to. Applies with sparse_mode 0, 4, 7 and 8"
+    )
+    next_tokens: int = Field(
+        0, description="Window: number of keys after a query that it can attend to. Applies with sparse_mode 0, 4, 7 and 8"
+    )
 
 
 @condition(
@@ -77,7 +81,7 @@ class FlashAttention(Feature[FlashAttentionArgs]):
             NO_LOGGED_LOGITS,
             NO_TRANSFORMER_ENGINE_LAYERS,
         ),
-        numerics=Numerics.reordered(reason="the softmax is summed block by block; attention dropout drops other elements"),
+        numerics=Numerics.reordered(reason="the softmax is summed block by block; attention dropout uses other random numbers"),
     )
 
     @hookimpl

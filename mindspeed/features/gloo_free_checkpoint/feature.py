@@ -29,7 +29,11 @@ _STATE = "mindspeed.features.gloo_free_checkpoint.state"
 
 
 class GlooFreeCheckpointArgs(FeatureArgs):
-    slice: int = Field(10_485_760, ge=1, description="Number of elements of a shard sent per message")
+    slice: int = Field(
+        10_485_760,
+        ge=1,
+        description="Number of elements of an optimizer shard per message. Smaller = less temporary memory, more messages",
+    )
 
 
 @condition(
@@ -70,8 +74,10 @@ class GlooFreeCheckpoint(Feature[GlooFreeCheckpointArgs]):
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         return [
-            ArgOverride("create_gloo_process_groups", False, "gloo-free-checkpoint needs no gloo group"),
-            ArgOverride("use_gloo_process_groups", False, "no gloo group exists"),
+            ArgOverride(
+                "create_gloo_process_groups", False, "checkpoints are gathered without gloo, so Megatron creates no gloo groups"
+            ),
+            ArgOverride("use_gloo_process_groups", False, "the optimizer must not use gloo groups, because none are created"),
         ]
 
     @hookimpl
@@ -80,14 +86,16 @@ class GlooFreeCheckpoint(Feature[GlooFreeCheckpointArgs]):
             Wrap(
                 f"{_OPTIMIZER}.get_parameter_state_dp_zero",
                 f"{_STATE}:gathered_state",
-                reason="gathers optimizer shards to rank 0 in slices over the device group",
+                reason="gathers the optimizer shards on rank 0 slice by slice over NCCL or HCCL, where Megatron gathers them "
+                "over gloo",
                 phase="checkpoint",
                 optional=True,
             ),
             Replace(
                 f"{_OPTIMIZER}.load_parameter_state_from_dp_zero",
                 f"{_STATE}:scatter_state",
-                reason="scatters optimizer shards from rank 0 in slices over the device group",
+                reason="scatters the loaded optimizer state from rank 0 slice by slice over NCCL or HCCL, where Megatron "
+                "scatters it over gloo",
                 phase="checkpoint",
                 optional=True,
             ),

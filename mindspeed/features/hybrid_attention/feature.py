@@ -40,21 +40,23 @@ if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
 
 _LAYERS = "mindspeed.features.hybrid_attention.layers"
-_REASON = "splits the sequence first over the ring, then over the Ulysses ranks of each ring position"
+_REASON = "its share of the ring's split, divided again over the Ulysses ranks at that position of the ring"
 
 
 class HybridAttentionArgs(KeepArgs):
     ulysses_degree: int | None = Field(
         None,
         ge=2,
-        description="Number of neighbouring ranks that exchange tokens for attention heads (Ulysses), "
-        "ideally the ranks of a node",
+        description="Number of neighbouring ranks that exchange tokens for attention heads by all-to-all (Ulysses). Best: "
+        "the number of ranks of a node",
     )
-    window: int = Field(1, ge=1, description="Number of neighbouring ring ranks that form an inner ring; 1 = a single ring")
+    window: int = Field(
+        1, ge=1, description="Number of ring ranks that form an inner ring, such as those of a node; 1 = a single ring"
+    )
     keep: Literal["none", "half", "full"] = Field(
         "none",
-        description="Received blocks that are kept for backward instead of being received again: none, half (keys) or "
-        "full (keys and values)",
+        description="Received blocks that are kept for backward: none (all are received again), half (keys are kept) or full "
+        "(keys and values). More saves transfers but uses memory",
     )
 
 

@@ -43,30 +43,33 @@ class MatmulAdd(Feature[FeatureArgs]):
             Wrap(
                 f"{_LAYERS}:linear_with_grad_accumulation_and_async_allreduce",
                 f"{_GLUE}:with_fusion_by_weight",
-                reason="fuses gradient accumulation only for weights that have Megatron's main_grad buffer",
+                reason="uses fused gradient accumulation only for weights with Megatron's fp32 gradient buffer (main_grad), "
+                "and ordinary gradients for others",
                 optional=True,
             ),
             Wrap(
                 "mindspeed.tensor_parallel.weight_gradient:adds_to_buffer",
                 f"{_GLUE}:decided_by_weight",
-                reason="lets linear layers of other features fuse gradient accumulation too",
+                reason="also adds weight gradients directly to the fp32 buffer in linear layers that other features define",
                 optional=True,
             ),
             Set(
                 f"{_LAYERS}:fused_weight_gradient_mlp_cuda",
                 Ref(f"{_GLUE}:KERNELS"),
-                reason="replaces Apex's CUDA module, which Megatron calls for fused gradient accumulation",
+                reason="replaces Apex's CUDA kernel for fused gradient accumulation, which Megatron calls, by an operator of "
+                "mindspeed",
             ),
             Set(
                 f"{_LAYERS}:_grad_accum_fusion_available",
                 True,
-                reason="reports to Megatron that fused gradient accumulation is available",
+                reason="reports to Megatron that fused gradient accumulation is available, although Apex is not installed",
                 phase="build",
             ),
             Wrap(
                 "megatron.core.utils:drain_embedding_wgrad_compute",
                 f"{_GLUE}:with_kernels",
-                reason="replaces Apex's CUDA module, which this function imports, for the deferred output-layer gradient",
+                reason="replaces Apex's CUDA kernel, which this function imports to compute the deferred gradient of the "
+                "output layer",
                 optional=True,
             ),
         ]

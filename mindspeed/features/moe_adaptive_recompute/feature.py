@@ -24,8 +24,8 @@ class MoeAdaptiveRecomputeArgs(FeatureArgs):
     scale: float = Field(
         2.0,
         ge=0,
-        description="Threshold for recomputation: local experts are recomputed when they receive more than "
-        "this multiple of a balanced number of tokens",
+        description="Threshold: the experts of a rank are recomputed in backward when they receive more than scale times "
+        "their balanced share of the tokens",
     )
 
 
@@ -39,7 +39,9 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
         name="moe-adaptive-recompute",
         category=Category.MOE,
         constraints=(
-            Requires("moe-grouped-gemm", reason="moe-adaptive-recompute repeats all local experts together as one module"),
+            Requires(
+                "moe-grouped-gemm", reason="moe-adaptive-recompute recomputes all experts of a rank together as one module"
+            ),
             NO_CUDA_GRAPHS,
         ),
         numerics=Numerics.reordered(reason="grouped products sum in a different order; recomputed values are bitwise equal"),
@@ -62,7 +64,8 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
             Wrap(
                 "megatron.core.transformer.moe.moe_layer:MoELayer.forward",
                 "mindspeed.features.moe_adaptive_recompute.layers:counting_tokens",
-                reason="records how many tokens an expert would get from a balanced router, to compare with the real number",
+                reason="computes how many tokens each expert would get if all got equally many, to compare with the real "
+                "numbers",
             )
         ]
 

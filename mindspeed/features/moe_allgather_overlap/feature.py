@@ -19,9 +19,12 @@ class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
         slots={Slot.MOE_DISPATCHER},
         constraints=(
             After("moe-shared-experts"),  # it knows their size
-            Requires("moe-allgather-dispatcher", reason="moe-allgather-overlap overlaps the transfers of that dispatcher"),
             Requires(
-                "moe-grouped-gemm", reason="its grouped experts wait for the gather themselves and defer their weight gradients"
+                "moe-allgather-dispatcher", reason="moe-allgather-overlap overlaps the gathers and scatters of that dispatcher"
+            ),
+            Requires(
+                "moe-grouped-gemm",
+                reason="only grouped experts can start before the gather has finished and defer their weight gradients",
             ),
             experts_are_spread,
             shared_experts_are_kept,
@@ -36,6 +39,6 @@ class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
             Mixin(
                 "megatron.core.transformer.moe.token_dispatcher:MoEAllGatherTokenDispatcher",
                 "mindspeed.features.moe_allgather_overlap.layers:OverlappedAllGather",
-                reason="passes tokens to the experts before the gather has finished; the experts wait for it",
+                reason="calls the experts before the gather of tokens has finished, so that other computation overlaps with it",
             )
         ]

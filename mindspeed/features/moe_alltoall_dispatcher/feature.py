@@ -25,7 +25,9 @@ _DROP = DropSetting("once_per_rank")
 
 class MoeAlltoallDispatcherArgs(FeatureArgs):
     once_per_rank: bool = Field(
-        False, description="Send a token only once to each rank that holds any of its experts, and sum the outputs there"
+        False,
+        description="Send each token once per rank with any of its experts, and sum their outputs there (true), or once per "
+        "expert (false)",
     )
 
 

@@ -26,7 +26,8 @@ class MoeAlltoallOverlapArgs(FeatureArgs):
     parts: int = Field(
         1,
         ge=1,
-        description="Number of chunks of the local experts; sending, computing and returning of different chunks overlap",
+        description="Number of groups into which the experts of a rank are split. The all-to-all of one group overlaps with "
+        "the computation of another",
     )
 
 
@@ -57,15 +58,18 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
         slots={Slot.MOE_DISPATCHER},
         constraints=(
             After("moe-shared-experts"),  # it knows their size
-            Requires("moe-alltoall-dispatcher", reason="moe-allgather-overlap overlaps the transfers of that dispatcher"),
-            Requires("moe-grouped-gemm", reason="experts wait for their rows asynchronously and defer their weight gradients"),
+            Requires("moe-alltoall-dispatcher", reason="moe-alltoall-overlap overlaps the all-to-alls of that dispatcher"),
+            Requires(
+                "moe-grouped-gemm",
+                reason="only grouped experts can start before all tokens have arrived and defer their weight gradients",
+            ),
             experts_are_spread,
             shared_experts_are_kept,
             keeps_modules_whole("adaptive-recompute"),
             parts_divide_experts,
         ),
         numerics=Numerics.reordered(
-            reason="gradients of a layer's input are summed in a different order; with parts > 1 the outputs are too"
+            reason="gradients of a layer's input are summed in a different order; with parts > 1, so are outputs"
         ),
     )
 
@@ -75,6 +79,7 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
             Mixin(
                 "megatron.core.transformer.moe.token_dispatcher:MoEAlltoAllTokenDispatcher",
                 "mindspeed.features.moe_alltoall_overlap.layers:OverlappedDispatch",
-                reason="starts the transfers of the MoE layer asynchronously and waits for them later",
+                reason="starts the all-to-alls of the MoE layer asynchronously, and waits for them only when their results "
+                "are needed",
             )
         ]

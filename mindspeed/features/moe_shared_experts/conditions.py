@@ -19,12 +19,14 @@ from mindspeed.plugins import (
 
 
 class MoeSharedExpertsArgs(FeatureArgs):
-    count: int | None = Field(None, ge=1, description="Number of shared experts, each as wide as a routed expert")
-    size: int | None = Field(None, ge=1, description="Total width of all shared experts, instead of count")
+    count: int | None = Field(
+        None, ge=1, description="Number of shared experts, each as wide as a routed expert (alternative to size)"
+    )
+    size: int | None = Field(None, ge=1, description="Total hidden size of all shared experts (alternative to count)")
     gate: Literal["none", "scalar", "hidden", True] = Field(
         "none",
-        description="Gate on the shared experts' output: none, scalar (one value per token; true means scalar) or hidden "
-        "(one value per hidden unit)",
+        description="Learned gate that scales the shared experts' output: none, scalar (one factor per token; true = scalar) "
+        "or hidden (one factor per hidden unit)",
     )
     overlap: bool = Field(False, description="Overlap shared-expert compute with the all-to-alls of Megatron's dispatcher")
 

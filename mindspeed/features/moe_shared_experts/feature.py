@@ -43,7 +43,9 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
             MegatronFlag("moe_shared_expert_intermediate_size", "size"),
             MegatronFlag("moe_shared_expert_overlap", "overlap"),
         ),
-        numerics=Numerics.reordered(reason="with overlap, gradients of a layer's input are summed in a different order"),
+        numerics=Numerics.reordered(
+            reason="with the setting overlap, gradients of a layer's input are summed in a different order"
+        ),
         reference={"overlap": False},
         verify_with=VerifyWith(settings={"moe-shared-experts": {"count": 1, "overlap": True}}, world={"ep": 2}),
     )
@@ -61,7 +63,7 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
             setting = "size" if self.args.count is None else "count"
             overrides.append(ArgOverride("moe_shared_expert_intermediate_size", size, f"moe-shared-experts.{setting}"))
         if self.args.overlap:
-            overrides.append(ArgOverride("moe_shared_expert_overlap", True, "moe-shared-experts.overlap"))
+            overrides.append(ArgOverride("moe_shared_expert_overlap", True, "the setting moe-shared-experts.overlap"))
         return overrides
 
     @hookimpl

@@ -41,32 +41,42 @@ class MoeTokenPermute(Feature[FeatureArgs]):
     @hookimpl
     def patches(self) -> list[Patch]:
         return [
-            Wrap(f"{_UTILS}:permute", f"{_LAYERS}:with_operator", reason="reorders tokens into rows per expert", optional=True),
+            Wrap(
+                f"{_UTILS}:permute",
+                f"{_LAYERS}:with_operator",
+                reason="copies tokens to the rows of their experts by a fused operator",
+                optional=True,
+            ),
             Replace(
-                f"{_UTILS}:unpermute", f"{_LAYERS}:unpermute", reason="sums rows of experts back into tokens", optional=True
+                f"{_UTILS}:unpermute",
+                f"{_LAYERS}:unpermute",
+                reason="sums the expert outputs of each token in fp32 by a fused operator",
+                optional=True,
             ),
             Replace(
                 f"{_LIBRARY}:take_rows",
                 f"{_LAYERS}:take_rows",
-                reason="reorders tokens into rows, in the dispatchers of other features",
+                reason="copies tokens to the rows of their experts by a fused operator, in the dispatchers that other "
+                "features define",
                 optional=True,
             ),
             Replace(
                 f"{_LIBRARY}:sum_rows",
                 f"{_LAYERS}:sum_rows",
-                reason="sums rows into tokens, in the dispatchers of other features",
+                reason="sums the expert outputs of each token in fp32 by a fused operator, in the dispatchers that other "
+                "features define",
                 optional=True,
             ),
             Wrap(
                 f"{_UTILS}:sort_chunks_by_idxs",
                 f"{_LAYERS}:without_transformer_engine",
-                reason="reorders expert chunks by plain copies instead of Transformer Engine's fused kernel",
+                reason="reorders the rows of experts by plain copies, because Transformer Engine's fused kernel may be missing",
                 optional=True,
             ),
             Wrap(
                 "megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
                 f"{_LAYERS}:with_permute_fusion",
-                reason="lets Megatron accept --moe-permute-fusion without Transformer Engine",
+                reason="skips Megatron's check that Transformer Engine is installed with --moe-permute-fusion",
                 phase="build",
                 optional=True,
             ),

@@ -72,7 +72,7 @@ class MoeTpExtendEp(Feature[FeatureArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("expert_tensor_parallel_size", 1, "every expert is whole, on one rank")]
+        return [ArgOverride("expert_tensor_parallel_size", 1, "every expert is stored whole on one rank")]
 
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:

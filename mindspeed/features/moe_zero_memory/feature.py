@@ -32,11 +32,13 @@ _OWN = ("moe", "moe_act", "shared_experts")
 class MoeZeroMemoryArgs(FeatureArgs):
     level: Literal["level0", "level1"] = Field(
         "level0",
-        description="What is kept for backward: level0 = the first product of experts; level1 = only expert "
-        "probabilities and the input of shared experts",
+        description="Expert activations that are kept for backward: level0 = the output of the first linear layer; level1 = "
+        "none, which saves more memory and recomputes more",
     )
     num_layers: int | None = Field(
-        None, ge=0, description="Number of layers per stage that use level1, the others use level0 (default: all)"
+        None,
+        ge=0,
+        description="With level1: number of layers per pipeline stage that use it; the others use level0 (default: all layers)",
     )
 
     @model_validator(mode="after")
@@ -103,7 +105,8 @@ class MoeZeroMemory(Feature[MoeZeroMemoryArgs]):
         constraints=(
             Requires(
                 "moe-alltoall-overlap",
-                reason="recomputation repeats the all-to-alls of experts, which moe-alltoall-overlap overlaps with compute",
+                reason="moe-zero-memory sends tokens again in backward, by the asynchronous all-to-alls of "
+                "moe-alltoall-overlap",
             ),
             Conflicts("moe-adaptive-recompute", reason="moe-zero-memory already recomputes the experts"),
             stage_has_layers,

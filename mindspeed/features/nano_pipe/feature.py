@@ -32,17 +32,18 @@ class NanoPipeArgs(ScheduleArgs):
         1.0,
         ge=0,
         le=4,
-        description="Delay of weight gradients: rank r computes them ceil(lag * r) backward passes after their input gradients",
+        description="Delay of weight gradients: pipeline rank r computes them ceil(lag * r) backward passes after their "
+        "input gradients. Larger = smaller bubbles, more memory",
     )
     output_layer: bool = Field(
         False,
-        description="Also defer the weight gradient of the output layer. Each deferred one keeps the gradient of "
-        "the logits of a micro-batch in memory",
+        description="Also defer the weight gradient of the output layer. Until then, the gradient of a micro-batch's logits "
+        "is kept in memory",
     )
     swap: bool = Field(
         False,
-        description="Offload what deferred weight gradients need to host memory. The device keeps it for at most "
-        "two backward passes",
+        description="Offload the tensors that deferred weight gradients need to host memory. The device keeps those of at "
+        "most two backward passes",
     )
 
 

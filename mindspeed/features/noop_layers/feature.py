@@ -40,10 +40,10 @@ from mindspeed.plugins import (
 class NoopLayersArgs(FeatureArgs):
     layers: int | tuple[int, ...] | str = Field(
         "auto",
-        description="Layer positions that stay empty, counted from 0 over layers and empty positions; auto = choose "
-        "them so that stages have equal work",
+        description="Positions without a layer (no-ops), so that stages have different numbers of layers. Positions count "
+        "from 0 over layers and no-ops; auto = balance the work of stages",
     )
-    experts_per_token: int = Field(2, ge=1, description="With auto: number of experts per token in a MoE layer (top-k)")
+    experts_per_token: int = Field(2, ge=1, description="Number of experts per token (top-k), for the estimate of layers=auto")
 
     @field_validator("layers")
     @classmethod

@@ -61,7 +61,7 @@ class NormRecompute(PartRecompute):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedNorm",
-                reason="frees the autograd graph of the first forward pass when Megatron recomputes a norm",
+                reason="frees tensors that Megatron's checkpoint of a norm keeps from forward",
             )
         ]
 

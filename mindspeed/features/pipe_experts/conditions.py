@@ -10,12 +10,13 @@ class PipeExpertsArgs(FeatureArgs):
     parts: int = Field(
         1,
         ge=1,
-        description="Number of slices of the tokens of an expert; sending, computing and returning of different slices overlap",
+        description="Number of slices of an expert's tokens. The all-to-all of one slice overlaps with the computation of "
+        "another",
     )
     streams: bool = Field(
         False,
-        description="Run transfers of the expert-parallel group and of the expert-tensor-parallel group one after "
-        "the other, never at the same time",
+        description="Let transfers of the expert-parallel and of the expert-tensor-parallel group run at the same time "
+        "(false), or only one after the other (true)",
     )
 
 

@@ -33,11 +33,13 @@ class PipeExperts(Feature[PipeExpertsArgs]):
         megatron=">=0.14,<0.17",
         constraints=(
             Requires(
-                "deepspeed-moe", reason="pipe-experts slices the inputs of experts, which must have equal sizes on all ranks"
+                "deepspeed-moe",
+                reason="pipe-experts splits the inputs of experts into slices, and only deepspeed-moe gives them equal sizes "
+                "on all ranks",
             ),
             Requires(
                 "moe-grouped-gemm",
-                reason="pipe-experts computes the local experts one by one, each with a separate weight gradient",
+                reason="pipe-experts computes experts one by one, with the weights of the grouped module",
             ),
             After("deepspeed-moe"),
             After("moe-grouped-gemm"),

@@ -24,8 +24,13 @@ from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING
 
 
 class PipelineParallelArgs(FeatureArgs):
-    size: int = Field(1, ge=1, description="Number of pipeline stages, each with an equal share of the layers")
-    free_outputs: bool = Field(False, description="Free a stage's output as soon as it was sent, as Megatron-LM does")
+    size: int = Field(
+        1, ge=1, description="Number of pipeline stages (pipeline-parallel size), each with an equal share of the layers"
+    )
+    free_outputs: bool = Field(
+        False,
+        description="Free the output of a stage as soon as it is sent to the next stage, as Megatron-LM does. Saves memory",
+    )
 
 
 @condition(
@@ -58,9 +63,11 @@ class PipelineParallel(Feature[PipelineParallelArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        overrides = [ArgOverride("pipeline_model_parallel_size", self.args.size, "pipeline-parallel.size")]
+        overrides = [ArgOverride("pipeline_model_parallel_size", self.args.size, "the setting pipeline-parallel.size")]
         if self.args.free_outputs:
-            overrides.append(ArgOverride("deallocate_pipeline_outputs", True, "pipeline-parallel.free_outputs is set"))
+            overrides.append(
+                ArgOverride("deallocate_pipeline_outputs", True, "the setting pipeline-parallel.free_outputs is true")
+            )
         return overrides
 
     @hookimpl
@@ -69,13 +76,13 @@ class PipelineParallel(Feature[PipelineParallelArgs]):
             Wrap(
                 "megatron.core.model_parallel_config:ModelParallelConfig.__post_init__",
                 "mindspeed.features.pipeline_parallel.configuration:with_pipeline_dtype",
-                reason="Megatron requires pipeline_dtype with pipeline stages; it follows from the model's precision",
+                reason="sets pipeline_dtype, which Megatron requires with pipeline stages, to the data type of the model",
                 phase="build",
             ),
             Wrap(
                 "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator._communicate",
                 "mindspeed.features.pipeline_parallel.shapes:with_checked_shapes",
-                reason="checks the shape of messages between stages; gloo writes a shorter tensor into a longer buffer "
+                reason="checks that a stage receives a tensor of the expected shape, because gloo accepts a shorter one "
                 "without an error",
                 optional=True,
             ),

@@ -32,13 +32,15 @@ if TYPE_CHECKING:
 
 
 class ProfilerArgs(FeatureArgs):
-    start: int = Field(10, ge=0, description="Number of steps of the run that complete before the first traced step")
-    end: int = Field(12, ge=1, description="Number of the last traced step")
-    level: Literal["level0", "level1", "level2"] = Field("level0", description="Detail of kernel traces (NPU only)")
-    cpu: bool = Field(False, description="Trace CPU activity as well; always on for the cpu platform")
+    start: int = Field(10, ge=0, description="Number of steps before the first traced step; tracing begins with step start + 1")
+    end: int = Field(12, ge=1, description="Last step that is traced, counted from 1 at the start of the run")
+    level: Literal["level0", "level1", "level2"] = Field(
+        "level0", description="Detail of kernel traces (NPU only); level2 = most"
+    )
+    cpu: bool = Field(False, description="Trace CPU operators too, not only device kernels; always on for the cpu platform")
     stack: bool = Field(False, description="Record the call stack of each operator")
     memory: bool = Field(False, description="Record memory allocations; needs cpu=true")
-    shapes: bool = Field(False, description="Record the shapes of operands")
+    shapes: bool = Field(False, description="Record the shapes of the tensors that each operator gets")
     folder: str = Field("./profile_dir", description="Folder for the trace files")
     ranks: tuple[int, ...] = Field((0,), min_length=1, description="Ranks to trace; -1 = all")
 

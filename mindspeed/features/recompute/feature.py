@@ -73,7 +73,7 @@ class Recompute(Feature[RecomputeArgs]):
             if (value := getattr(self.args, name)) is not None
         ]
         if self.args.distribute:
-            overrides.append(ArgOverride("distribute_saved_activations", True, "recompute.distribute is set"))
+            overrides.append(ArgOverride("distribute_saved_activations", True, "the setting recompute.distribute is true"))
         return overrides
 
     @hookimpl

@@ -32,18 +32,23 @@ class RecomputeArgs(FeatureArgs):
         "selective", description="What to recompute: selective (chosen modules) or full (whole layers)"
     )
     modules: tuple[Module, ...] | None = Field(
-        None, min_length=1, description="Modules to recompute with selective granularity (default: core_attn)"
+        None, min_length=1, description="With selective granularity: the modules that are recomputed (default: core_attn)"
     )
     method: Literal["uniform", "block"] | None = Field(
         None,
-        description="Which layers full granularity recomputes: uniform = all layers in groups, block = the first "
-        "layers of each chunk",
+        description="With full granularity: uniform = recompute all layers in groups of num_layers; block = recompute only "
+        "the first num_layers of each model chunk",
     )
     num_layers: int | None = Field(
-        None, ge=1, description="Number of layers per group (uniform), or number of recomputed layers per chunk (block)"
+        None,
+        ge=1,
+        description="With full granularity: number of layers per group (method uniform), or number of recomputed layers per "
+        "model chunk (method block)",
     )
     distribute: bool = Field(
-        False, description="With full granularity: split the saved layer inputs over the tensor-parallel ranks"
+        False,
+        description="With full granularity: split the saved inputs of layers over the tensor-parallel ranks. Saves memory, "
+        "adds an all-gather in backward",
     )
 
     @model_validator(mode="after")
@@ -161,11 +166,11 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     attention_is_latent,
     NO_CPU_OFFLOADING,
     replace(NO_OVERLAPPED_MICRO_BATCHES, when=is_full),
-    Conflicts("moe-zero-memory", reason="full recompute already includes the experts", when=is_full),
+    Conflicts("moe-zero-memory", reason="full recomputation already includes the experts", when=is_full),
     Conflicts("moe-zero-memory", reason="recompute.modules contains moe, which includes the experts", when=_takes_moe),
     Conflicts(
         "moe-zero-memory",
-        reason="recompute.modules contains moe_act, which moe-zero-memory never keeps",
+        reason="recompute.modules contains moe_act, which moe-zero-memory already recomputes",
         when=_takes_expert_activation,
     ),
     Conflicts("moe-allgather-overlap", reason=_HIDING, when=_takes_shared_experts),

@@ -17,9 +17,14 @@ class RecomputeInAdvanceArgs(ScheduleArgs):
     granularity: Literal["full", "selective"] = Field(
         "full", description="What to recompute: full (whole layers) or selective (chosen modules)"
     )
-    num_layers: int = Field(1, ge=1, description="With full granularity: number of layers recomputed as one group")
+    num_layers: int = Field(
+        1,
+        ge=1,
+        description="With full granularity: number of consecutive layers that are recomputed together; only the input of the "
+        "first one is kept",
+    )
     modules: tuple[Literal["core_attn", "moe", "shared_experts"], ...] = Field(
-        ("core_attn",), min_length=1, description="Modules to recompute with selective granularity"
+        ("core_attn",), min_length=1, description="With selective granularity: the modules that are recomputed"
     )
 
 

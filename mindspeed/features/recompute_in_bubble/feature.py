@@ -13,8 +13,8 @@ class RecomputeInBubbleArgs(ScheduleArgs):
     limit: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of forward passes (one micro-batch in one model chunk) whose activations a rank "
-        "keeps (default: pp x vpp)",
+        description="Maximum number of forward passes whose activations a rank keeps (default: pp x vpp). One pass = one "
+        "micro-batch in one model chunk. Smaller = less memory, more recomputation",
     )
 
 
@@ -31,7 +31,8 @@ class RecomputeInBubble(RecomputeFeature[RecomputeInBubbleArgs]):
         slots={Slot.RECOMPUTE_POLICY},
         constraints=(
             Requires(
-                "pipeline-parallel", reason="recompute-in-advance recomputes while a pipeline stage waits for another one"
+                "pipeline-parallel",
+                reason="recompute-in-bubble recomputes in the pipeline bubbles, while a stage waits for another one",
             ),
             *CONSTRAINTS,
         ),

@@ -28,8 +28,8 @@ class ReuseFp32ParamArgs(FeatureArgs):
     parts: int = Field(
         16,
         ge=1,
-        description="Number of windows (groups of parameters) of an optimizer step; fp32 main weights exist for one "
-        "window at a time",
+        description="Number of groups of parameters that an optimizer step updates one after the other. fp32 main weights "
+        "exist for one group at a time, so more groups use less memory",
     )
 
 

@@ -32,14 +32,20 @@ if TYPE_CHECKING:
 
 
 class RingAttentionArgs(KeepArgs):
-    window: int = Field(1, ge=1, description="Number of neighbouring ranks that form an inner ring; 1 = a single ring")
+    window: int = Field(
+        1,
+        ge=1,
+        description="Number of neighbouring ranks that form an inner ring, such as those of a node; 1 = a single ring",
+    )
     keep: Literal["none", "half", "full"] = Field(
         "none",
-        description="Received blocks that are kept for backward instead of being received again: none, half (keys) or "
-        "full (keys and values)",
+        description="Received blocks that are kept for backward: none (all are received again), half (keys are kept) or full "
+        "(keys and values). More saves transfers but uses memory",
     )
     second_communicator: bool = Field(
-        False, description="Use separate communicators for sending and receiving, for backends that run one transfer at a time"
+        False,
+        description="Use separate communicators for sending and receiving. Helps with backends that run only one transfer "
+        "per communicator at a time",
     )
 
 

@@ -51,6 +51,7 @@ class RingAttentionUpdate(Feature[FeatureArgs]):
             Replace(
                 "mindspeed.context_parallel.blocks:merge",
                 "mindspeed.features.ring_attention_update.layers:merge",
-                reason="merges each block of keys into the result of the previous blocks",
+                reason="merges the attention output of each block of keys into the result of the previous blocks by one "
+                "fused operator",
             )
         ]

@@ -56,7 +56,7 @@ class RmsNorm(Feature[FeatureArgs]):
 
     @hookimpl
     def patches(self) -> list[Patch]:
-        reason = "replaces the norm of Transformer Engine compatible layers"
+        reason = "computes RMSNorm by the fused operator, also in the layers that transformer-engine-layers defines"
         operator_norm = "mindspeed.features.rms_norm.layers:operator_norm"
         return [Replace("mindspeed.tensor_parallel.norms:rms_norm", operator_norm, reason, optional=True)]
 

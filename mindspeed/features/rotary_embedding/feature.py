@@ -53,7 +53,13 @@ class RotaryEmbedding(Feature[FeatureArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("apply_rope_fusion", False, "lets Megatron call the function that the operator replaces")]
+        return [
+            ArgOverride(
+                "apply_rope_fusion",
+                False,
+                "makes Megatron call its unfused function, which this feature replaces by an operator",
+            )
+        ]
 
     @hookimpl
     def patches(self) -> list[Patch]:
@@ -61,6 +67,7 @@ class RotaryEmbedding(Feature[FeatureArgs]):
             Replace(
                 "megatron.core.models.common.embeddings.rope_utils:_apply_rotary_pos_emb_bshd",
                 "mindspeed.features.rotary_embedding.layers:apply_rotary",
-                reason="applies rotary embedding to queries and keys, also for packed sequences and latent attention",
+                reason="applies rotary embedding to queries and keys by a fused operator, also in packed sequences and "
+                "multi-latent attention",
             )
         ]

@@ -81,4 +81,8 @@ class SequenceParallel(Feature[FeatureArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("sequence_parallel", True, "sequence-parallel is active")]
+        return [
+            ArgOverride(
+                "sequence_parallel", True, "splits the sequence over the tensor-parallel ranks outside of linear layers"
+            )
+        ]

@@ -38,14 +38,16 @@ _SCORES: Final = "attention: score buffer"
 class SharedAttentionMaskArgs(FeatureArgs):
     kind: str = Field(
         "causal",
-        description="Mask of all layers: causal, sliding-window, prefix, or package.module:function. The function "
-        "receives the number of tokens and returns a mask [tokens, tokens], True where hidden",
+        description="Attention mask of all layers: causal, sliding-window, prefix, or package.module:function. The function "
+        "gets the number of tokens and returns a mask [tokens, tokens], True = hidden",
     )
     width: int | None = Field(
-        None, ge=1, description="Number of keys that a query attends to with kind=sliding-window, including its position"
+        None,
+        ge=1,
+        description="With kind=sliding-window: number of keys that a query attends to, including the one at its position",
     )
     prefix: int | None = Field(
-        None, ge=1, description="Number of tokens at the start that every query attends to with kind=prefix"
+        None, ge=1, description="With kind=prefix: number of tokens at the start of a sequence that every query attends to"
     )
 
     @field_validator("kind")
@@ -107,7 +109,8 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
             RequiresCapability(
                 Slot.CONTEXT_PARALLEL,
                 Capability.SHARED_MASK,
-                reason="the other context-parallel algorithms read a mask that is not causal from the batch",
+                reason="the algorithm must read the mask from shared-attention-mask, but other algorithms read it from the "
+                "batch",
                 when=_needs_capability,
             ),
         ),
@@ -115,7 +118,11 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("create_attention_mask_in_dataloader", False, "all layers share one mask")]
+        return [
+            ArgOverride(
+                "create_attention_mask_in_dataloader", False, "all layers share one mask, so the data loader creates none"
+            )
+        ]
 
     @hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:

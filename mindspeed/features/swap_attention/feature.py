@@ -38,8 +38,8 @@ class SwapAttentionArgs(FeatureArgs):
     modules: tuple[str, ...] = Field(
         MODULES,
         min_length=1,
-        description="Modules of self-attention whose activations are offloaded: core_attention (its saved tensors) and "
-        "linear layers (their inputs)",
+        description="Modules of self-attention whose activations are offloaded. core_attention: all tensors that it saves "
+        "for backward; linear_qkv and linear_proj: their input",
     )
 
 

@@ -27,8 +27,8 @@ class SwapOptimizerArgs(FeatureArgs):
     parts: int = Field(
         16,
         ge=1,
-        description="Number of windows (groups of parameters) of an optimizer step; the states of at most three are "
-        "on the device at a time",
+        description="Number of groups of parameters that an optimizer step updates one after the other. At most three groups "
+        "are on the device, so more groups use less memory",
     )
 
 

@@ -78,7 +78,7 @@ class Swiglu(Feature[FeatureArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        reason = "makes Megatron call one function for the whole activation, which this feature replaces"
+        reason = "makes Megatron compute SwiGLU in one function, which this feature replaces by an operator"
         return [ArgOverride("bias_activation_fusion", True, reason, only=f"{_LAYERS}:fits")]
 
     @hookimpl
@@ -87,13 +87,14 @@ class Swiglu(Feature[FeatureArgs]):
             Wrap(
                 f"{_FUSIONS}:bias_swiglu_impl",
                 f"{_LAYERS}:with_operator",
-                reason="computes the activation of an MLP",
+                reason="computes SwiGLU of an MLP by the operator mindspeed::swiglu",
                 optional=True,
             ),
             Wrap(
                 f"{_FUSIONS}:weighted_bias_swiglu_impl",
                 f"{_LAYERS}:with_weighted_operator",
-                reason="computes the activation of an expert, multiplied by the routing probability of each token",
+                reason="computes SwiGLU of an expert by the operator mindspeed::swiglu, and multiplies it by the routing "
+                "probability of each token",
                 optional=True,
             ),
         ]

@@ -21,7 +21,7 @@ from mindspeed.plugins import (
 
 
 class TensorParallelArgs(FeatureArgs):
-    size: int = Field(1, ge=1, description="Number of ranks over which the weights of a layer are split")
+    size: int = Field(1, ge=1, description="Number of ranks over which the weights of a layer are split (tensor-parallel size)")
 
 
 @condition(
@@ -94,4 +94,4 @@ class TensorParallel(Feature[TensorParallelArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("tensor_model_parallel_size", self.args.size, "tensor-parallel.size")]
+        return [ArgOverride("tensor_model_parallel_size", self.args.size, "the setting tensor-parallel.size")]

@@ -9,7 +9,7 @@ from mindspeed.plugins import GiveField, GiveSetting, ModelCondition, RemoveFeat
 from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
 
 NAME: Final = "tensor-parallel-2d"
-MUON: Final = "refuses Muon, which expects weights split along one dimension, but {feature} splits linear layers along both"
+MUON: Final = "Muon expects weights split along one dimension, but {feature} splits linear layers along both"
 NOT_MUON: Final = (GiveField("optimizer", "adam"), RemoveFeature(NAME))
 _FORMATS: Final = ("torch_dist", "zarr")
 """Formats of checkpoints that say where each part of a weight lies."""

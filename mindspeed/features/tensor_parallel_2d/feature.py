@@ -40,23 +40,23 @@ PARTS = 8
 class TensorParallel2DArgs(FeatureArgs):
     x: int | Literal["auto"] = Field(
         "auto",
-        description="Size x of the grid: ranks that split the output features of a weight; auto = least communication",
+        description="Grid size x of x * y = tp: output features are split over x ranks; auto = least communication",
     )
     y: int | Literal["auto"] = Field(
         "auto",
-        description="Size y of the grid: ranks that split the input features of a weight; 1 = plain tensor parallelism",
+        description="Grid size y of x * y = tp: input features are split over y ranks; 1 = plain tensor parallelism",
     )
     overlap_gather: bool = Field(
         False,
-        description="In forward, gather the input in chunks, and overlap each gather with the matrix product of another chunk",
+        description="In forward: gather the input in chunks, and overlap each gather with the matrix product of another chunk",
     )
     overlap_scatter: bool = Field(
         False,
-        description="In forward, sum the output in chunks, and overlap each sum with the matrix product of another chunk",
+        description="In forward: reduce-scatter the output in chunks, and overlap each with the product of another chunk",
     )
     overlap_backward: bool = Field(
         False,
-        description="In backward, transfer gradients in chunks, each overlapped with the matrix product of another chunk",
+        description="In backward: transfer gradients in chunks, and overlap each with the matrix product of another chunk",
     )
 
 
@@ -74,7 +74,7 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
         constraints=(
             Requires(
                 "sequence-parallel",
-                reason="the layers of tensor-parallel-2d have the inputs and outputs of sequence parallelism",
+                reason="the linear layers of tensor-parallel-2d expect inputs that are split along the sequence",
             ),
             *CONDITIONS,
         ),
@@ -108,14 +108,14 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
             Wrap(
                 "megatron.core.transformer.mlp:apply_swiglu_sharded_factory",
                 "mindspeed.features.tensor_parallel_2d.layers:with_both_axes",
-                reason="saves gate and value weights of a gated MLP that are split along two axes; Megatron supports one",
+                reason="saves weights of a gated MLP that are split along two dimensions; Megatron supports one",
                 phase="checkpoint",
                 optional=True,
             ),
             Wrap(
                 "megatron.core.optimizer.muon:get_megatron_muon_optimizer",
                 "mindspeed.features.tensor_parallel_2d.refusals:refusing",
-                reason="refuses Muon, which expects weights split along one dimension",
+                reason="stops when Megatron creates the Muon optimizer, which needs weights split along one dimension",
                 when=When(megatron=">=0.16"),
                 phase="build",
                 optional=True,

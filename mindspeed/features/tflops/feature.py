@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 class TflopsArgs(FeatureArgs):
     interval: int = Field(
-        100, ge=1, description="Interval in steps at which FLOP/s are logged, starting with the first step of a run"
+        100,
+        ge=1,
+        description="Number of steps after which the operations of a step are counted again; the first step is always counted",
     )
     peak: float | None = Field(
         None,
         gt=0,
-        description="Peak dense TFLOP/s of one device in the job's precision; if set, mfu and hfu are logged "
-        "as fractions of it",
+        description="Peak TFLOP/s of one device for dense matrix products in the job's data type. If set, utilization (mfu "
+        "and hfu) is logged as a fraction of it",
     )
 
 

@@ -30,7 +30,9 @@ _REMOVE: Final = RemoveFeature()
 
 
 class TransformerEngineLayersArgs(FeatureArgs):
-    replace: bool = Field(False, description="Use these layers even where Transformer Engine is installed")
+    replace: bool = Field(
+        False, description="Use these layers also where Transformer Engine is installed (true), or refuse such a job (false)"
+    )
 
 
 @condition(
@@ -99,7 +101,7 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
             ArgOverride(
                 "transformer_impl",
                 "transformer_engine",
-                "transformer-engine-layers builds the layers of Transformer Engine's specs",
+                "makes Megatron use its layer specs for Transformer Engine, whose classes this feature defines",
             )
         ]
 

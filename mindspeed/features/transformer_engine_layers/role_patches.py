@@ -10,31 +10,60 @@ _HERE: Final = "mindspeed.features.transformer_engine_layers"
 _EXTENSION: Final = "megatron.core.extensions.transformer_engine"
 _ROTARY: Final = "megatron.core.models.common.embeddings.rope_utils"
 _FUSED_ROTARY: Final = ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd")
-_ROLES: Final = {
-    "norm": "TENorm",
-    "linear": "TELinear TEColumnParallelLinear TERowParallelLinear",
-    "norm_linear": "TELayerNormColumnParallelLinear",
-    "attention": "TEDotProductAttention",
-    "grouped": "TEGroupedLinear TEColumnParallelGroupedLinear TERowParallelGroupedLinear",
-    "functions": "TEActivationOp TEFusedMLP TECudaRNGStatesTracker te_checkpoint te_parallel_cross_entropy",
-    "fused": "fused_permute fused_permute_with_probs fused_unpermute fused_sort_chunks_by_index fused_moe_aux_loss "
-    "fused_sort_chunks_by_index_with_probs fused_topk_with_score_function fused_compute_score_for_moe_aux_loss",
-}
-"""Names of Megatron's module for Transformer Engine, by the module that has the role."""
+_ROLES: Final = (
+    ("norm", "TENorm", "defines this norm by Megatron's local norms"),
+    ("linear", "TELinear TEColumnParallelLinear TERowParallelLinear", "defines this linear layer by Megatron's local one"),
+    ("norm_linear", "TELayerNormColumnParallelLinear", "defines this norm and linear layer by Megatron's local ones"),
+    ("attention", "TEDotProductAttention", "defines this core attention by Megatron's local one"),
+    (
+        "grouped",
+        "TEGroupedLinear TEColumnParallelGroupedLinear TERowParallelGroupedLinear",
+        "defines these linear layers of several experts by Megatron's local layers",
+    ),
+    ("functions", "TEActivationOp", "defines these activation functions by those of torch"),
+    ("functions", "TEFusedMLP", "defines this MLP by Megatron's unfused one"),
+    ("functions", "TECudaRNGStatesTracker", "defines this tracker of random states by Megatron's own"),
+    ("functions", "te_checkpoint", "recomputes activations by Megatron's own function"),
+    ("functions", "te_parallel_cross_entropy", "computes the cross entropy by Megatron's own function"),
+    (
+        "fused",
+        "fused_permute fused_permute_with_probs fused_unpermute",
+        "copies tokens to the rows of their experts, or back, by operators of mindspeed",
+    ),
+    (
+        "fused",
+        "fused_sort_chunks_by_index fused_sort_chunks_by_index_with_probs",
+        "reorders the rows of experts by Megatron's unfused function",
+    ),
+    ("fused", "fused_topk_with_score_function", "selects experts by Megatron's unfused function"),
+    (
+        "fused",
+        "fused_compute_score_for_moe_aux_loss fused_moe_aux_loss",
+        "computes the load-balancing loss of experts by Megatron's unfused function",
+    ),
+)
+"""Names of Megatron's module for Transformer Engine: the module that has the role, the names, and what they do here."""
+_PURPOSE: Final = "so that layer specs for Transformer Engine work without it"
 
 
 def role_patches() -> list[Patch]:
     """Return the patches that put each role in the place of Transformer Engine's."""
-    reason = "provides Transformer Engine's class on top of Megatron's local layer"
     since = {"TEActivationOp": When(">=0.15")}
     patches: list[Patch] = [
-        Set(f"{_EXTENSION}:{name}", Ref(f"{_HERE}.{module}:{name}"), reason, since.get(name), "build", optional=True)
-        for module, names in _ROLES.items()
+        Set(
+            f"{_EXTENSION}:{name}",
+            Ref(f"{_HERE}.{module}:{name}"),
+            f"{does}, {_PURPOSE}",
+            since.get(name),
+            "build",
+            optional=True,
+        )
+        for module, names, does in _ROLES
         for name in names.split()
     ]
-    rotary = "provides the name of a fused kernel, which is missing without Transformer Engine"
+    rotary = f"applies rotary embedding by Megatron's unfused function, {_PURPOSE}"
     patches += [Set(f"{_ROTARY}:{name}", Ref(f"{_HERE}.fused:{name}"), rotary, optional=True) for name in _FUSED_ROTARY]
-    version = "reports a version of Transformer Engine, which specs and configurations read"
+    version = "reports the version of Transformer Engine whose interface these layers have, because Megatron asks for it"
     patches += [
         Replace(f"megatron.core.utils:{name}", f"{_HERE}.functions:{name}", version, phase="build", optional=True)
         for name in ("get_te_version", "is_te_min_version")

@@ -32,17 +32,19 @@ if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
 
 _LAYERS = "mindspeed.features.ulysses_attention.layers"
-_REASON = "gives each rank one contiguous chunk of the sequence; Megatron gives it an early and a late chunk"
+_REASON = "one contiguous chunk of the sequence, where Megatron gives it an early and a late chunk"
 
 
 class UlyssesAttentionArgs(KeepArgs):
     keep: Literal["none", "half", "full"] = Field(
         "none",
-        description="Exchanged tensors that are kept for backward instead of being exchanged again: none, half "
-        "(keys) or full (keys and values)",
+        description="Results of the all-to-all that are kept for backward: none (all are exchanged again), half (keys are "
+        "kept) or full (keys and values). More saves transfers but uses memory",
     )
     kv_allgather: bool = Field(
-        False, description="If the model has a single key/value head: all-gather it instead of sending a copy to each rank"
+        False,
+        description="For a model with a single key/value head: all-gather keys and values (true), instead of sending a copy "
+        "to each rank by all-to-all (false)",
     )
 
 

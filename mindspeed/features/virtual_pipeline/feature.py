@@ -30,8 +30,17 @@ _REMOVE = RemoveFeature()
 
 
 class VirtualPipelineArgs(FeatureArgs):
-    size: int = Field(1, ge=1, description="Number of model chunks per pipeline stage")
-    overlap_p2p: bool = Field(True, description="Overlap sends and receives with the computation of another chunk")
+    size: int = Field(
+        1,
+        ge=1,
+        description="Number of model chunks per pipeline rank (virtual pipeline size). More chunks = smaller bubbles, more "
+        "messages",
+    )
+    overlap_p2p: bool = Field(
+        True,
+        description="Overlap sends and receives of one micro-batch with the computation of another (Megatron's "
+        "overlap_p2p_comm)",
+    )
 
 
 @condition(
@@ -125,8 +134,8 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        overrides = [ArgOverride("virtual_pipeline_model_parallel_size", self.args.size, "virtual-pipeline.size")]
+        overrides = [ArgOverride("virtual_pipeline_model_parallel_size", self.args.size, "the setting virtual-pipeline.size")]
         if self.args.overlap_p2p:
-            reason = "virtual-pipeline.overlap_p2p is set"
+            reason = "the setting virtual-pipeline.overlap_p2p is true"
             overrides += [ArgOverride("overlap_p2p_comm", True, reason), ArgOverride("batch_p2p_comm", False, reason)]
         return overrides

@@ -29,26 +29,30 @@ from mindspeed.plugins import (
 class ZeroBubbleArgs(ScheduleArgs):
     placement: Placement = Field(
         "loop",
-        description="Placement of stages on ranks. loop = as in Megatron; v = two stages per rank in V order, with the "
-        "activation memory of 1F1B",
+        description="Placement of model chunks on pipeline ranks. loop = as in Megatron; v = two chunks per rank, the second "
+        "in reverse rank order (ZB-V), with the activation memory of 1F1B",
     )
     costs: tuple[float, float, float, float] | Literal["measured"] = Field(
         (1.0, 1.0, 1.0, 1.0),
-        description="Relative durations of forward, input gradient, weight gradient and recompute of a model chunk; "
-        "measured = measure them in steps 2 and 3",
+        description="Durations of one model chunk for the simulator: forward, input gradient, weight gradient, "
+        "recomputation. Only their ratios count; measured = measure them in steps 2 and 3",
     )
     hop: float = Field(
-        0.0, ge=0, description="Duration of a message between two ranks, in the unit of costs (ms if costs=measured)"
+        0.0,
+        ge=0,
+        description="Duration of a message between two pipeline ranks for the simulator, in the same unit as costs (ms if "
+        "costs=measured)",
     )
     recompute: Literal["none", "all", "least"] = Field(
         "none",
-        description="Whole layers to recompute: none, all (ahead of their gradients), or least (as few as the limit allows)",
+        description="Layers to recompute: none, all (each before its gradient arrives), or least (only in as many forward "
+        "passes as the setting limit requires)",
     )
     limit: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of forward passes (one micro-batch in one model chunk) whose activations a rank "
-        "keeps (default with recompute=least: pp x vpp)",
+        description="Maximum number of forward passes whose activations a rank keeps (default with recompute=least: pp x "
+        "vpp). One pass = one micro-batch in one model chunk",
     )
     output_layer: bool = Field(False, description="Also defer the weight gradient of the output layer")
 

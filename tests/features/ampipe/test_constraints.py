@@ -36,10 +36,14 @@ EXPERTS = "ampipe sends tokens to experts chunk by chunk, but that feature handl
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ("nano-pipe", "the schedule separates input and weight gradients of a layer, which ampipe computes chunk by chunk"),
-        ("mc2", "ampipe already splits the projection after attention into chunks"),
-        ("eod-reset", "ampipe supports only causal and full attention"),
-        ("shared-attention-mask", "ampipe supports only causal and full attention"),
+        (
+            "nano-pipe",
+            "such a schedule computes the weight gradients of a layer later, but ampipe computes them chunk by chunk in "
+            "backward",
+        ),
+        ("mc2", "ampipe computes the linear layer after attention itself, chunk by chunk"),
+        ("eod-reset", "ampipe computes only causal or full attention"),
+        ("shared-attention-mask", "ampipe computes only causal or full attention"),
         ("norm-recompute", MODULES),
         ("activation-recompute", MODULES),
         ("swap-attention", MODULES),

@@ -12,10 +12,10 @@ def test_it_brings_along_what_shards_and_buckets_the_weights():
 def test_the_plan_says_why_each_requirement_is_there():
     why = {feature.name: feature.why[0].line for feature in ask("async-param-gather", world_size=1).features}
     assert why["distributed-optimizer"] == (
-        "distributed-optimizer: required by async-param-gather, because the sharded optimizer step leaves weights that "
-        "must be gathered"
+        "distributed-optimizer: required by async-param-gather, because only a sharded optimizer has weights to gather after "
+        "its step"
     )
     assert why["async-ddp"] == (
-        "async-ddp: required by async-param-gather, because both features use the gradient buckets that Megatron creates "
-        "only with overlapped reduction"
+        "async-ddp: required by async-param-gather, because Megatron gathers weights by the gradient buckets that it creates "
+        "only with overlap_grad_reduce"
     )

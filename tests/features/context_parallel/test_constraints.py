@@ -81,7 +81,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"cp": 4},
         (
             "MS301 ring-attention.window is 0: input should be greater than or equal to 1 | --set ring-attention.window=1 "
-            "(Number of neighbouring ranks that form an inner ring; 1 = a single ring)"
+            "(Number of neighbouring ranks that form an inner ring, such as those of a node; 1 = a single ring)"
         ),
     ),
     *(
@@ -113,8 +113,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"cp": 4},
         (
             "MS301 hybrid-attention.ulysses_degree is 1: input should be greater than or equal to 2 | --set "
-            "hybrid-attention.ulysses_degree=2 (Number of neighbouring ranks that exchange tokens for attention heads "
-            "(Ulysses), ideally the ranks of a node)"
+            "hybrid-attention.ulysses_degree=2 (Number of neighbouring ranks that exchange tokens for attention heads by "
+            "all-to-all (Ulysses). Best: the number of ranks of a node)"
         ),
     ),
     *(
@@ -160,8 +160,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"cp": 4},
         (
             "MS301 ring-attention.keep is 'some': input should be 'none', 'half' or 'full' | --set "
-            "ring-attention.keep=none (Received blocks that are kept for backward instead of being received "
-            "again: none, half (keys) or full (keys and values))"
+            "ring-attention.keep=none (Received blocks that are kept for backward: none (all are received again), half (keys "
+            "are kept) or full (keys and values). More saves transfers but uses memory)"
         ),
     ),
     (

@@ -31,22 +31,22 @@ def test_operators_of_dispatchers_are_left_out_and_refused_where_they_are_reques
     assert (resolution.problems, "moe-token-permute" in [feature.name for feature in resolution.features]) == ([], False)
     assert [row.text for row in resolution.rows if row.feature == "moe-token-permute"] == [
         (
-            "deepspeed-moe conflicts with it, because deepspeed-moe uses no Megatron dispatcher, so "
-            "moe-token-permute has nothing to replace"
+            "deepspeed-moe conflicts with it, because moe-token-permute changes Megatron's dispatcher, which deepspeed-moe "
+            "does not use"
         )
     ]
     assert "moe-token-permute" in active("moe-alltoall-dispatcher", ep=2, **MOE, **everywhere)
     assert refusals("deepspeed-moe", "moe-token-permute", **MOE) == [
         (
-            "MS202 deepspeed-moe conflicts with moe-token-permute, because deepspeed-moe uses no Megatron "
-            "dispatcher, so moe-token-permute has nothing to replace | remove deepspeed-moe or moe-token-permute"
+            "MS202 deepspeed-moe conflicts with moe-token-permute, because moe-token-permute changes Megatron's dispatcher, "
+            "which deepspeed-moe does not use | remove deepspeed-moe or moe-token-permute"
         )
     ]
 
 
 def test_ranks_that_share_experts_have_micro_batches_of_one_length():
     reason = (
-        "ranks that share experts exchange tables of equal size, but dynamic shapes give their micro-batches different lengths"
+        "all ranks must exchange equal numbers of tokens, but with dynamic-shapes their micro-batches have different lengths"
     )
     excluded = f"MS202 deepspeed-moe conflicts with dynamic-shapes, because {reason}"
     features = ("deepspeed-moe", "expert-parallel", "dynamic-shapes", "pipeline-parallel")

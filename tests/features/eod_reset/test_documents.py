@@ -142,8 +142,8 @@ def test_a_document_longer_than_the_sequence_is_refused() -> None:
 @pytest.mark.parametrize(
     ("feature", "reason"),
     [
-        ("adaptive-cp", "adaptive-cp does not provide it, because every batch has different documents"),
-        ("shared-attention-mask", "the document ends of each batch replace the mask"),
+        ("adaptive-cp", "adaptive-cp does not provide it, because attention must know where the documents of each batch end"),
+        ("shared-attention-mask", "attention receives the document ends of each batch instead of a mask"),
     ],
 )
 def test_features_with_one_mask_for_all_batches_are_refused(feature: str, reason: str) -> None:

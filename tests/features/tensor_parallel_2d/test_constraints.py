@@ -9,7 +9,7 @@ from mindspeed.plugins import MindSpeedError, World
 from tests.features.resolving import active, ask, refusals
 
 NAME = "tensor-parallel-2d"
-MUON = "refuses Muon, which expects weights split along one dimension, but {feature} splits linear layers along both"
+MUON = "Muon expects weights split along one dimension, but {feature} splits linear layers along both"
 AUTO = f"--set {NAME}.x=auto and --set {NAME}.y=auto"
 LLAMA_405B = {
     "hidden_size": 16384,
@@ -28,8 +28,8 @@ def test_it_brings_sequence_parallelism():
     assert {NAME, "sequence-parallel", "tensor-parallel"} <= set(active(NAME, tp=4))
     (added,) = [feature for feature in ask(NAME, tp=4).features if feature.name == "sequence-parallel"]
     assert added.why[0].line == (
-        f"sequence-parallel: required by {NAME}, because the layers of tensor-parallel-2d have the inputs and outputs of "
-        "sequence parallelism"
+        f"sequence-parallel: required by {NAME}, because the linear layers of tensor-parallel-2d expect inputs that are "
+        f"split along the sequence"
     )
 
 
