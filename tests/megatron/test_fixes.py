@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -195,6 +196,29 @@ def test_a_fourth_cycle_of_model_parallelism_leaves_what_the_second_left(tmp_pat
 def test_forty_cycles_of_model_parallelism_on_two_ranks_leave_what_the_second_left(pool):
     for after in pool.call(cycles, 2, 40, 2, plan=mindspeed.plan(platform="cpu")):
         assert after[-1] == after[1]
+
+
+def test_a_synchronous_save_starts_no_interpreter(tmp_path):
+    import torch.distributed as dist
+    from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core.dist_checkpointing import ShardedTensor
+
+    def state(value):
+        return {"weight": ShardedTensor.from_rank_offsets("weight", torch.full((8,), value))}
+
+    dist.init_process_group("nccl", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    others = psutil.Process().children()
+    try:
+        for value in (1.0, 2.0):
+            folder = tmp_path / f"{value}"
+            folder.mkdir()
+            dist_checkpointing.save(state(value), str(folder))
+            assert dist_checkpointing.load(state(0.0), str(folder))["weight"].tolist() == [value] * 8
+        assert psutil.Process().children() == others
+    finally:
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
 
 
 def test_an_optimizer_offloaded_to_the_host_takes_the_step_of_one_on_the_device():

@@ -58,6 +58,8 @@ TINY: Final = (
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 VICTIMS: Final = ("rank", "launcher", "all")
 WAIT: Final = 240.0
+MARK: Final = "SOAK_RUN"
+"""The variable that every process of a run inherits, whatever its parent and its session."""
 
 
 class Disturbed:
@@ -78,7 +80,7 @@ class Disturbed:
         more = ["--resume", str(run), "--nproc", str(self.nproc)] if resume else [*self.arguments, "--run", str(run)]
         command = [str(Path(sys.executable).with_name("mindspeed")), "pretrain", *more]
         variables = {name: value for name, value in os.environ.items() if not name.startswith(("MINDSPEED_", "SLURM_"))}
-        variables["OMP_NUM_THREADS"] = "1"
+        variables |= {"OMP_NUM_THREADS": "1", MARK: str(run)}
         out = (run.parent / f"{run.name}.out").open("a", encoding="utf-8")
         return subprocess.Popen(
             command,
@@ -103,7 +105,10 @@ class Disturbed:
         return run
 
     def disturb(self, run: Path, fault: str, choose: random.Random) -> dict[str, Any]:
-        """Start or resume a run, end it at a random moment, and say what was left. Raises AssertionError for what was lost."""
+        """Start or resume a run, end it at a random moment, and say what was left. Raises AssertionError for what was lost.
+
+        The run may have reached its end before: then no fault is in the result.
+        """
         assert self.reference.exists()
         before = saved_steps(run)[-1] if run.exists() and saved_steps(run) else 0
         process = self.start(run)
@@ -111,15 +116,18 @@ class Disturbed:
         if moment == "start":
             time.sleep(choose.uniform(0, 6))
         else:
-            wait_for_step(process, run, before + choose.randint(1, 12))
+            wait_for_step(process, run, min(before + choose.randint(1, 12), self.steps))
             time.sleep(choose.uniform(0, 0.15))
         victim = choose.choice(VICTIMS) if fault == "kill" else choose.choice(SIGNALS).name
         seen = last_step(run)
         saved = saved_steps(run)[-1] if run.exists() and saved_steps(run) else 0
         begin = time.monotonic()
-        strike(process, victim, choose)
+        struck = process.poll() is None and strike(process, victim, choose)
         status = process.wait(timeout=WAIT)
-        wait_for_ranks(process.pid)
+        wait_for_processes(run)
+        if not struck or (fault == "kill" and status == 0):
+            assert status == 0, f"{self.name}: the run ended with {status}; see {run}.out"
+            return {"set": self.name, "step": last_step(run), "ended": saved_steps(run)[-1] == self.steps}
         seconds = time.monotonic() - begin
         left = saved_steps(run)[-1] if run.exists() and saved_steps(run) else 0
         assert left >= saved, f"{self.name}: the checkpoint of step {saved} is gone after {victim}; step {left} is left"
@@ -151,43 +159,49 @@ class Disturbed:
         return {"set": self.name, "finished": run.name, "values": len(compared), "tensors": tensors}
 
 
-def strike(process: subprocess.Popen[str], victim: str, choose: random.Random) -> None:
-    """End a job, or ask it to end."""
-    if victim not in VICTIMS:
-        process.send_signal(signal.Signals[victim])
-        return
-    ranks = workers(process.pid)
-    targets = {"rank": [choose.choice(ranks)] if ranks else [], "launcher": [], "all": ranks}[victim]
-    if victim in ("launcher", "all") or not targets:
-        targets = [psutil.Process(process.pid), *targets]
+def strike(process: subprocess.Popen[str], victim: str, choose: random.Random) -> bool:
+    """End a job, or ask it to end. Returns whether it was still there."""
+    try:
+        if victim not in VICTIMS:
+            psutil.Process(process.pid).send_signal(signal.Signals[victim])
+            return True
+        ranks = workers(process.pid)
+        targets = {"rank": [choose.choice(ranks)] if ranks else [], "launcher": [], "all": ranks}[victim]
+        if victim in ("launcher", "all") or not targets:
+            targets = [psutil.Process(process.pid), *targets]
+    except psutil.NoSuchProcess:
+        return False
     for target in targets:
         try:
             target.kill()
         except psutil.NoSuchProcess:
             continue
+    return True
 
 
 def workers(launcher: int) -> list[psutil.Process]:
     """The ranks of a job."""
-    try:
-        children = psutil.Process(launcher).children(recursive=True)
-        return [child for child in children if "mindspeed.training.worker" in child.cmdline()]
-    except psutil.NoSuchProcess:
-        return []
+    ranks = []
+    for child in psutil.Process(launcher).children(recursive=True):
+        try:
+            ranks += [child] if "mindspeed.training.worker" in child.cmdline() else []
+        except psutil.NoSuchProcess:
+            continue
+    return ranks
 
 
-def wait_for_ranks(launcher: int) -> None:
-    """Return when nothing of the session of a job runs any more."""
+def wait_for_processes(run: Path) -> None:
+    """Return when no process of a run is left: neither a rank nor what a rank has started."""
     end = time.monotonic() + 30
-    while any(of_session(process, launcher) for process in psutil.process_iter()):
-        assert time.monotonic() < end, "processes outlive their launcher"
+    while left := [process for process in psutil.process_iter() if is_of(process, run)]:
+        assert time.monotonic() < end, f"processes outlive their run: {[process.cmdline() for process in left]}"
         time.sleep(0.05)
 
 
-def of_session(process: psutil.Process, launcher: int) -> bool:
+def is_of(process: psutil.Process, run: Path) -> bool:
     try:
-        return os.getsid(process.pid) == launcher and process.status() != psutil.STATUS_ZOMBIE
-    except (OSError, psutil.NoSuchProcess):
+        return process.environ().get(MARK) == str(run) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
         return False
 
 
@@ -266,12 +280,13 @@ def soak(folder: Path, data: str, faults: Mapping[str, int], steps: int, minutes
         job = Disturbed(name, folder, data, steps)
         left = list((shares[name] - Counter(row["fault"] for row in record.of(name, "fault"))).elements())
         random.Random(f"{name} {len(left)}").shuffle(left)
-        for fault in left:
+        while left:
             if time.monotonic() > end:
                 return False
             chain = job.folder / f"run{len(record.of(name, 'finished'))}"
-            number = len(record.of(name, "fault"))
-            row = job.disturb(chain, fault, random.Random(f"{name} {number}"))
+            number = len(record.of(name, "run"))
+            row = job.disturb(chain, left[-1], random.Random(f"{name} {number}"))
+            left = left[: len(left) - ("fault" in row)]
             record.add(row | {"run": chain.name})
             if row["ended"]:
                 record.add(job.finish(chain))

@@ -47,7 +47,11 @@ class MegatronFixes(Feature[FeatureArgs]):
         reason = "disables torch.compile on the CPU, where it needs a C++ compiler and takes longer than it saves"
         patches: list[Patch] = [
             Wrap(
-                row["target"], f"{_HERE}.{row['by']}", row["reason"], when=When(row["versions"]) if "versions" in row else None
+                row["target"],
+                f"{_HERE}.{row['by']}",
+                row["reason"],
+                when=When(row["versions"]) if "versions" in row else None,
+                phase=row.get("phase", "step"),
             )
             for row in TABLES["fixes"]
         ]
