@@ -1,6 +1,10 @@
 """The Megatron fixes, one by one, in this process."""
 
+import multiprocessing
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -219,6 +223,35 @@ def test_a_synchronous_save_starts_no_interpreter(tmp_path):
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends a process with its parent on Linux")
+def test_a_writer_that_a_killed_rank_has_forked_ends_with_it():
+    from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+
+    def write_for_ever():
+        waiting = SimpleNamespace(put=lambda results: time.sleep(60))
+        FileSystemWriterAsync.write_preloaded_data([], 0, (os.devnull, "", ([], [])), waiting, None, use_fsync=False)
+
+    def rank(told):
+        writer = forks.Process(target=write_for_ever)
+        writer.start()
+        while psutil.Process(writer.pid).status() != psutil.STATUS_SLEEPING:
+            time.sleep(0.01)
+        told.send(writer.pid)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    forks = multiprocessing.get_context("fork")
+    here, there = forks.Pipe()
+    killed = forks.Process(target=rank, args=(there,))
+    killed.start()
+    writer = psutil.Process(here.recv())
+    killed.join()
+    try:
+        writer.wait(timeout=2)
+    finally:
+        if writer.is_running():
+            writer.kill()
 
 
 def test_an_optimizer_offloaded_to_the_host_takes_the_step_of_one_on_the_device():

@@ -111,12 +111,13 @@ class Disturbed:
         """
         assert self.reference.exists()
         before = saved_steps(run)[-1] if run.exists() and saved_steps(run) else 0
+        logged = len(rows(run)) if before else 0
         process = self.start(run)
         moment = "start" if choose.random() < 0.15 else "training"
         if moment == "start":
             time.sleep(choose.uniform(0, 6))
         else:
-            wait_for_step(process, run, min(before + choose.randint(1, 12), self.steps))
+            wait_for_steps(process, run, logged + min(choose.randint(1, 12), self.steps - before))
             time.sleep(choose.uniform(0, 0.15))
         victim = choose.choice(VICTIMS) if fault == "kill" else choose.choice(SIGNALS).name
         seen = last_step(run)
@@ -205,9 +206,10 @@ def is_of(process: psutil.Process, run: Path) -> bool:
         return False
 
 
-def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
+def wait_for_steps(process: subprocess.Popen[str], run: Path, count: int) -> None:
+    """Return when a run has logged so many steps, those counted that it had logged before it was resumed."""
     end = time.monotonic() + WAIT
-    while last_step(run) < step and process.poll() is None:
+    while len(rows(run)) < count and process.poll() is None:
         assert time.monotonic() < end, "the run does not get on"
         time.sleep(0.03)
 
@@ -220,7 +222,8 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def last_step(run: Path) -> int:
-    return max((int(row["step"]) for row in rows(run)), default=0)
+    """The step that was logged last; a resumed run logs again what it trains twice."""
+    return next((int(row["step"]) for row in reversed(rows(run))), 0)
 
 
 def same_weights(one: Path, other: Path) -> int:

@@ -70,6 +70,14 @@ ONLY_BEFORE_0_17 = {
     ("megatron.core.transformer.multi_latent_attention:HAVE_TE", Ref(f"{_FIXES}.layers:HAVE_ENGINE")),
     ("megatron.core.utils:is_te_min_version", f"{_FIXES}.layers:false_without_engine"),
     ("megatron.legacy.fused_kernels:load", f"{_FIXES}.kernels:build_nothing"),
+    (
+        f"{CHECKPOINTS}.strategies.filesystem_async:FileSystemWriterAsync.write_preloaded_data",
+        f"{_FIXES}.saving:end_with_rank",
+    ),
+}
+SYNCHRONOUS = {(f"{CHECKPOINTS}.strategies.base:AsyncSaveShardedStrategy.save", f"{_FIXES}.saving:collect_in_process")}
+SYNCHRONOUS_SINCE_0_17 = {
+    (f"{CHECKPOINTS}.strategies.torch:TorchDistSaveShardedStrategy.save", f"{_FIXES}.saving:collect_in_process")
 }
 ROUTER_LOSSES = {
     (f"{MOE}.router:TopKRouter.apply_z_loss", f"{_FIXES}.moe:z_loss_of_all_ranks"),
@@ -82,12 +90,12 @@ HYBRID_MODEL = {
 _SINCE_0_16 = QUICK_GEGLU | RESHARDABLE | ONLY_SINCE_0_16
 GUARDED = {
     "0.14.0": NUMPY | ROUTER_LOSSES | ONLY_IN_0_14 | ONLY_BEFORE_0_17,
-    "0.15.3": NUMPY | ROUTER_LOSSES | QUICK_GEGLU | RESHARDABLE | ONLY_BEFORE_0_17,
-    "0.16.1": _SINCE_0_16 | ROUTER_LOSSES | ONLY_BEFORE_0_17,
-    "0.17.1": _SINCE_0_16 | ROUTER_LOSSES,
-    "0.18.2": _SINCE_0_16 | ROUTER_LOSSES,
-    "0.19.1": _SINCE_0_16 | HYBRID_MODEL,
-    "0.20.0": _SINCE_0_16 | HYBRID_MODEL,
+    "0.15.3": NUMPY | ROUTER_LOSSES | QUICK_GEGLU | RESHARDABLE | SYNCHRONOUS | ONLY_BEFORE_0_17,
+    "0.16.1": _SINCE_0_16 | ROUTER_LOSSES | SYNCHRONOUS | ONLY_BEFORE_0_17,
+    "0.17.1": _SINCE_0_16 | ROUTER_LOSSES | SYNCHRONOUS_SINCE_0_17,
+    "0.18.2": _SINCE_0_16 | ROUTER_LOSSES | SYNCHRONOUS_SINCE_0_17,
+    "0.19.1": _SINCE_0_16 | HYBRID_MODEL | SYNCHRONOUS_SINCE_0_17,
+    "0.20.0": _SINCE_0_16 | HYBRID_MODEL | SYNCHRONOUS_SINCE_0_17,
 }
 """The patches ``(target, value)`` that some versions have and others have not."""
 
