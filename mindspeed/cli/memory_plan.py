@@ -17,7 +17,8 @@ from mindspeed.diagnostics.job_memory import MIB, options_of, shares, stages_of
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
-    from mindspeed.memory.estimate import JobOptions, Row, Stage
+    from mindspeed.memory.estimate import Row, Stage
+    from mindspeed.memory.layer_tensors import JobOptions
 
 EXCLUSIVE: Final = {"MS202", "MS203"}
 """Problems of features that conflict, or that hold one slot."""

@@ -8,7 +8,8 @@ from mindspeed import registry
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.job.arithmetic import parameters, shape_of_world
 from mindspeed.job.world import FIELDS, UnknownValue
-from mindspeed.memory.estimate import JobOptions, Stage
+from mindspeed.memory.estimate import Stage
+from mindspeed.memory.layer_tensors import JobOptions
 from mindspeed.pipeline.plan_memory import MIB, foretold, options_of, passes_of
 from mindspeed.plugins.fixes import Advice, GiveField, Together, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem

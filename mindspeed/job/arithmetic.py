@@ -315,10 +315,16 @@ def layers_parameters(shape: ModelShape, counts: LayerCounts) -> Parameters:
 
 def parameters(shape: ModelShape) -> Parameters:
     """Parameters of the whole model."""
+    norm = Parameters(replicated=_norm(shape, shape.hidden_size))
+    ends = embedding_parameters(shape) + output_parameters(shape) + norm
+    return layers_parameters(shape, shape.counts) + ends + prediction_parameters(shape)
+
+
+def prediction_parameters(shape: ModelShape) -> Parameters:
+    """Parameters of multi-token prediction: each depth has a product of two hidden states, three norms, and its layers."""
     hidden, norm = shape.hidden_size, _norm(shape, shape.hidden_size)
-    predicted = Parameters(2 * hidden * hidden, 3 * norm) + layers_parameters(shape, shape.prediction)
-    ends = embedding_parameters(shape) + output_parameters(shape) + Parameters(replicated=norm)
-    return layers_parameters(shape, shape.counts) + ends + predicted * shape.mtp_num_layers
+    depth = Parameters(2 * hidden * hidden, 3 * norm) + layers_parameters(shape, shape.prediction)
+    return depth * shape.mtp_num_layers
 
 
 def _norm(shape: ModelShape, width: int) -> int:

@@ -10,7 +10,6 @@ from typing import Final
 from mindspeed.job.arithmetic import (
     BYTES,
     LayerCounts,
-    ModelShape,
     Parameters,
     counts_per_chunk,
     embedding_parameters,
@@ -20,6 +19,8 @@ from mindspeed.job.arithmetic import (
 )
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory.byte_count import Bytes
+from mindspeed.memory.layer_tensors import LAYER_INPUT, RESIDUAL, JobOptions, hidden_elements, layer_tensors, norm_tensors
+from mindspeed.memory.prediction import loss_tensors, parameters_behind_decoder, prediction_tensors
 from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, with_coming_back
 
 NEEDED: Final = (
@@ -42,16 +43,6 @@ NEEDED: Final = (
 """Sizes of a job without which no bytes can be foretold."""
 ESTIMATED: Final = frozenset("*+-E")
 """Layers of a hybrid model whose bytes are counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobOptions:
-    """The options of a job in addition to its sizes: arguments of Megatron, whether dropout is on, and the platform."""
-
-    on_cpu: bool = False
-    sequence_parallel: bool = False
-    distributed_optimizer: bool = False
-    dropout: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +97,13 @@ class Stage:
 AT_PEAK: Final = ("kept", "in backward")
 BEHIND: Final = "behind backward"
 """Place of a row that exists when nothing is kept for backward any more."""
-LAYER_INPUT: Final = "layer input"
-RESIDUAL: Final = "attention: residual"
 _NOT_DROPPED: Final = (LAYER_INPUT, "embedding", "final norm", "loss")
-_INPUTS: Final = {"input norm": LAYER_INPUT, "pre-mlp norm": RESIDUAL, "final norm": "final norm: input"}
+_INPUTS: Final = {
+    "input norm": LAYER_INPUT,
+    "pre-mlp norm": RESIDUAL,
+    "final norm": "final norm: input",
+    "prediction norms": "prediction norms: input",
+}
 OPTIMIZER: Final = ("main weights", "residuals", "states")
 RESTING: Final = ("weights", "gradients", *OPTIMIZER)
 
@@ -145,135 +139,6 @@ def stages(
     return made
 
 
-def layer_tensors(world: World, options: JobOptions, counts: LayerCounts, ends: bool = False) -> SavedTensors:
-    """Return what a chunk with these local layers keeps, for one micro-batch on one rank.
-
-    With ``ends`` the last of them is the one before the loss. A layer of a hybrid model has an input and one part; else a layer
-    has attention, whose sum with the input is the second residual, and an MLP or experts.
-    """
-    shape = shape_of_world(world)
-    size = BYTES[world.dtype]
-    mask = size if options.on_cpu else 1  # the CPU has no fused dropout
-    tokens = world.seq_length * world.micro_batch_size // world.cp
-    hidden = tokens // (world.tp if options.sequence_parallel else 1) * world.hidden_size
-    scores = world.num_attention_heads // world.tp * world.seq_length * tokens
-    dropped = hidden * mask if options.dropout else 0
-    after = counts.mlp + counts.experts
-    inputs = counts.attention + (after if world.is_hybrid else 0)
-    parts = (
-        ({LAYER_INPUT: hidden * size}, inputs),
-        ({RESIDUAL: hidden * size}, 0 if world.is_hybrid else after),
-        (_norm("input norm", world, options, hidden), counts.attention),
-        (_norm("pre-mlp norm", world, options, hidden), after),
-        (_attention(world, options, shape, tokens, scores) | {"attention: dropout mask": dropped}, counts.attention),
-        ({"mlp: dropout mask": dropped}, after),
-        (_mlp(world, tokens), counts.mlp),
-        (_experts(world, shape, tokens), counts.experts),
-    )
-    made = ((name, bytes, layers) for tensors, layers in parts for name, bytes in tensors.items())
-    kept = tuple(SavedTensor(name, bytes, layers, ends=ends) for name, bytes, layers in made if bytes and layers)
-    once = {"attention: score buffer": scores * size} if counts.attention else {}
-    if shape.latent is not None:  # each layer makes its own
-        once["rotary frequencies"] = counts.attention * world.seq_length * shape.latent.rope * 4
-    gradients = SavedTensor(
-        "gradients of a layer", _gradients(world, options, shape, counts, tokens, hidden), 1, "in backward", once=True
-    )
-    return (*kept, *(SavedTensor(name, bytes, 1, once=True) for name, bytes in once.items()), gradients)
-
-
-def _norm(name: str, world: World, options: JobOptions, hidden: int) -> dict[str, int]:
-    """A norm of torch: what it is computed from, where it is made of several operators, and its output."""
-    size, tokens = BYTES[world.dtype], hidden // world.hidden_size
-    if world.normalization == "RMSNorm":
-        copies = 4 * hidden if size == 4 else 8 * hidden
-        return {f"{name}: statistics": 4 * tokens, f"{name}: copies": copies, f"{name}: output": hidden * size}
-    return {f"{name}: statistics": 2 * tokens * (size if options.on_cpu else 4), f"{name}: output": hidden * size}
-
-
-def _attention(world: World, options: JobOptions, shape: ModelShape, tokens: int, scores: int) -> dict[str, int]:
-    size = BYTES[world.dtype]
-    if (latent := shape.latent) is not None:
-        heads = shape.num_attention_heads // world.tp
-        attended = heads * (2 * (latent.head + latent.rope) + latent.value)
-        keys_and_values = tokens * (latent.kv_rank + latent.rope)
-        if options.sequence_parallel:  # a copy of the own rows, while those of queries are a view of all
-            keys_and_values = tokens // world.tp * latent.kv_rank + tokens * latent.rope * (world.tp == 1)
-        made = {
-            "attention: latent vectors": (tokens * latent.q_rank + keys_and_values) * size,
-            "attention: queries, keys, values": tokens * attended * size,
-            "attention: rotary tables": 4 * world.seq_length // world.cp * latent.rope * size,
-        }
-        return made | _scores(world, options, scores) | {"attention: output": tokens * heads * latent.value * size}
-    queries = shape.num_attention_heads * shape.kv_channels // world.tp
-    keys = shape.num_query_groups * shape.kv_channels // world.tp
-    grouped = shape.num_query_groups < shape.num_attention_heads
-    attended = queries + 2 * (queries if grouped else keys)
-    if world.rotary and not grouped:
-        attended += queries + keys  # rotated copies; the values keep the product of the linear layer
-    tables = 4 * world.seq_length // world.cp * shape.kv_channels * size if world.rotary else 0
-    return {
-        "attention: queries, keys, values": tokens * attended * size,
-        "attention: rotary tables": tables,
-        **_scores(world, options, scores),
-        "attention: output": tokens * queries * size,
-    }
-
-
-def _scores(world: World, options: JobOptions, scores: int) -> dict[str, int]:
-    size = BYTES[world.dtype]
-    mask = softmax = size
-    if not options.on_cpu:
-        mask = 1
-    elif size == 2:
-        softmax = 4 if options.dropout else 4 + size  # torch's softmax is computed in fp32, then converted
-    return {
-        "attention: softmax": scores * softmax,
-        "attention: softmax dropout": scores * (mask + size) if options.dropout else 0,
-    }
-
-
-def _mlp(world: World, tokens: int) -> dict[str, int]:
-    """A dense MLP."""
-    return _activation(tokens * (world.ffn_hidden_size // world.tp) * BYTES[world.dtype], bool(world.gated_linear_unit))
-
-
-def _experts(world: World, shape: ModelShape, tokens: int) -> dict[str, int]:
-    """The experts of each token with what brings the tokens to them."""
-    size, gated = BYTES[world.dtype], bool(world.gated_linear_unit)
-    routed, experts = tokens * shape.router_topk, tokens * shape.num_experts
-    shared = tokens * (shape.shared_expert_hidden_size // world.tp) * size
-    made = _activation(routed * (shape.moe_ffn_hidden_size // world.tp) * size, gated, outputs=2)
-    made = {name: bytes + _activation(shared, gated)[name] for name, bytes in made.items()}
-    made["moe: dispatched tokens"] = routed * world.hidden_size * size
-    made["moe: routing"] = routed * (20 + size) + experts * (6 + size)
-    return made
-
-
-def _gradients(world: World, options: JobOptions, shape: ModelShape, counts: LayerCounts, tokens: int, hidden: int) -> int:
-    """Return the bytes of gradients when backward is in the MLP of its first layer, where everything else is still kept.
-
-    These are the gradient of the layer's output and that of the activation's output, next to the product of the former with
-    the dropout mask. A gated activation has gradients of its two inputs instead, when that product and the output are freed.
-    """
-    size = BYTES[world.dtype]
-    widths = (
-        world.ffn_hidden_size * (counts.mlp > 0),
-        shape.router_topk * shape.moe_ffn_hidden_size * (counts.experts > 0),
-    )
-    inner = tokens * (max(widths) // world.tp) * size
-    masked = hidden * size if options.dropout else 0
-    return hidden * size + (2 * inner if world.gated_linear_unit else inner + masked)
-
-
-def _activation(inner: int, gated: bool, outputs: int = 1) -> dict[str, int]:
-    """An activation function. Experts keep its output and, as a second one, its product with the probability."""
-    return {
-        "mlp: activation input": inner * (2 if gated else 1),
-        "mlp: activation inner": 2 * inner if gated else 0,
-        "mlp: activation output": outputs * inner,
-    }
-
-
 def live_passes(world: World, stage: int) -> list[int]:
     """Return how many micro-batches of each model chunk of a stage are in flight at its peak, under 1F1B."""
     count = world.num_micro_batches
@@ -298,6 +163,9 @@ def parameters(world: World, stage: int) -> tuple[int, int]:
     if last:
         output = shape.vocab_size * shape.hidden_size if world.pp > 1 else output_parameters(shape).split
         total += output // world.tp + shape.hidden_size * (2 if shape.norm_bias else 1)
+        behind = parameters_behind_decoder(world)
+        total += behind.split // world.tp + behind.replicated
+        layer += Parameters(experts=behind.experts)
     return int(total), int(layer.experts // world.ep // world.tp)
 
 
@@ -333,7 +201,8 @@ def _activations(world: World, options: JobOptions, changes: Changes, stage: int
             if t.once:
                 rows[key] = Row(*key, once=True)
             else:
-                passes = full + (dropped if t.name.partition(":")[0] in _NOT_DROPPED else 0)
+                is_outside = t.prediction or t.name.partition(":")[0] in _NOT_DROPPED
+                passes = full + (dropped if is_outside else 0)
                 rows[key] = Row(*key, live=before.live + passes, chunks=before.chunks + 1)
     return list(rows.values())
 
@@ -343,6 +212,8 @@ def chunk_tensors(
 ) -> SavedTensors:
     """Return what a chunk of layers keeps with the changes of features; ``first`` and ``last`` have an end of the model."""
     tensors = (*layer_tensors(world, options, counts, ends=last), *_ends(world, options, first, last))
+    if last:
+        tensors = (*tensors, *prediction_tensors(world, options))
     for change in changes:
         tensors = change(tensors)
     return tuple(t for t in with_coming_back(_without_converted_inputs(tensors, world)) if t.bytes)
@@ -352,27 +223,26 @@ def _without_converted_inputs(tensors: SavedTensors, world: World) -> SavedTenso
     """Leave out the input of a norm that keeps an fp32 copy instead, as an RMSNorm of several operators does in bf16."""
     if world.normalization != "RMSNorm" or world.dtype == "fp32":
         return tensors
-    copied = {t.name.partition(":")[0]: t.layers for t in tensors if t.name.endswith(": copies") and t.held == "kept"}
-    inputs: Counter[str] = Counter()
-    for norm, layers in copied.items():
-        inputs[LAYER_INPUT if world.is_hybrid and _INPUTS[norm] == RESIDUAL else _INPUTS[norm]] += layers
-    kept = (replace(t, layers=t.layers - inputs[t.name]) if t.held == "kept" and t.name in inputs else t for t in tensors)
+    converted: Counter[tuple[str, bool]] = Counter()
+    for t in tensors:
+        norm, _, what = t.name.partition(": ")
+        if what == "copies" and t.held == "kept" and norm in _INPUTS:
+            given = LAYER_INPUT if world.is_hybrid and _INPUTS[norm] == RESIDUAL else _INPUTS[norm]
+            converted[given, t.prediction] += t.layers
+    kept = (replace(t, layers=t.layers - converted[t.name, t.prediction]) if t.held == "kept" else t for t in tensors)
     return tuple(t for t in kept if t.layers > 0)
 
 
 def _ends(world: World, options: JobOptions, first: bool, last: bool) -> SavedTensors:
     """Return what the embedding, the last norm and the loss keep."""
     size = BYTES[world.dtype]
-    tokens = world.seq_length * world.micro_batch_size // world.cp
-    hidden = tokens // (world.tp if options.sequence_parallel else 1) * world.hidden_size
+    hidden = hidden_elements(world, options)
     made: dict[str, int] = {}
     if first and options.dropout:
         made["embedding: dropout mask"] = hidden * (size if options.on_cpu else 1)
     if last:
-        made |= {"final norm: input": hidden * size, **_norm("final norm", world, options, hidden)}
-        made["loss: logits"] = tokens * world.vocab_size // world.tp * 4
-        # index, mask and loss of each token; with the vocabulary in parts its index in the own one and whether it is there
-        made["loss: targets"] = tokens * (13 + 9 * (world.tp > 1))
+        made |= {"final norm: input": hidden * size, **norm_tensors("final norm", world, options, hidden)}
+        made |= loss_tensors(world)
     tensors = [SavedTensor(name, bytes, 1) for name, bytes in made.items() if bytes]
     shape = shape_of_world(world)
     if world.rotary and shape.latent is None:

@@ -11,7 +11,8 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.job.world import UnknownValue
-from mindspeed.memory.estimate import LAYER_INPUT, NEEDED, RESTING, JobOptions, Live, Stage, stages
+from mindspeed.memory.estimate import NEEDED, RESTING, Live, Stage, stages
+from mindspeed.memory.layer_tensors import LAYER_INPUT, JobOptions
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Op, PipelineShape
 from mindspeed.pipeline.recompute_feature import RecomputeFeature

@@ -16,7 +16,8 @@ class SavedTensor:
 
     ``layers`` of a chunk have it; with ``ends`` the last of them is the one before the loss. With ``once`` a rank has it once,
     whatever is in flight; with ``parts`` it is as large as the largest of these groups of tensors. ``held`` says where it is
-    between forward and backward, ``by`` which feature moved it.
+    between forward and backward, ``by`` which feature moved it. ``prediction`` tensors are those of multi-token
+    prediction, see `leave`.
     """
 
     name: str
@@ -27,22 +28,30 @@ class SavedTensor:
     ends: bool = False
     once: bool = False
     parts: tuple[tuple[str, ...], ...] = ()
+    prediction: bool = False
 
 
 SavedTensors = tuple[SavedTensor, ...]
 
 
 def leave(
-    tensors: Sequence[SavedTensor], names: Collection[str], held: Held, by: str, layers: int | None = None, spare: int = 0
+    tensors: Sequence[SavedTensor],
+    names: Collection[str],
+    held: Held,
+    by: str,
+    layers: int | None = None,
+    spare: int = 0,
+    prediction: bool = False,
 ) -> SavedTensors:
     """Return the tensors with those of some names recomputed or swapped in ``layers`` layers of a chunk.
 
-    ``spare`` layers before the loss keep theirs.
+    ``spare`` layers before the loss keep theirs, and multi-token prediction keeps its own without ``prediction``.
     """
     changed: list[SavedTensor] = []
     for tensor in tensors:
         count = min(tensor.layers - (spare if tensor.ends else 0), tensor.layers if layers is None else layers)
-        if tensor.name not in names or tensor.held != "kept" or count <= 0:
+        is_own = tensor.name in names and (prediction or not tensor.prediction)
+        if not is_own or tensor.held != "kept" or count <= 0:
             changed.append(tensor)
             continue
         changed.append(replace(tensor, layers=count, held=held, by=by))

@@ -9,7 +9,8 @@ import numpy as np
 
 from mindspeed.job.arithmetic import LayerCounts, all_counts, shape_of_world
 from mindspeed.job.world import UnknownValue, World
-from mindspeed.memory.estimate import AT_PEAK, JobOptions, chunk_tensors
+from mindspeed.memory.estimate import AT_PEAK, chunk_tensors
+from mindspeed.memory.layer_tensors import JobOptions
 from mindspeed.plugins.answers import changed_tensors, implements
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature, FeatureSpec

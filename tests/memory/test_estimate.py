@@ -4,7 +4,8 @@ import pytest
 
 from mindspeed.job.arithmetic import LayerCounts
 from mindspeed.job.world import UnknownValue, World
-from mindspeed.memory.estimate import JobOptions, chunk_tensors, live_passes, parameters, stages
+from mindspeed.memory.estimate import chunk_tensors, live_passes, parameters, stages
+from mindspeed.memory.layer_tensors import JobOptions
 from mindspeed.plugins.answers import changed_tensors
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.saved_tensors import SavedTensor, in_backward, leave, resized
@@ -38,6 +39,40 @@ def test_activations_are_those_that_a_meter_counted(shape, dtype, dropout, names
     changes = [changed_tensors(feature, "saved_tensors", feature.Args(), job) for feature in made]
     (stage,) = stages(job, JobOptions(on_cpu=True, dropout=dropout), changes)
     assert stage.activations == pytest.approx(measured, rel=0.01 if shape.num_experts else 0)  # tokens go where routers send
+
+
+FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("shape", "depths", "dtype", "dropout", "names", "measured"),
+    [
+        (GPT, 1, "fp32", True, {}, 409_404),
+        (LLAMA, 2, "fp32", True, {}, 695_520),
+        (LLAMA, 1, "bf16", True, {}, 353_340),
+        (LLAMA, 1, "bf16", False, {"rms-norm": {}, "swiglu": {}, "norm-recompute": {}}, 203_580),
+        (replace(LLAMA, num_layers=2), 1, "fp32", True, {"swap-attention": {}}, 319_164),
+        (replace(LLAMA, num_layers=2), 1, "bf16", True, {"recompute": FULL}, 37_212),
+    ],
+)
+def test_multi_token_prediction_keeps_what_a_meter_counted(shape, depths, dtype, dropout, names, measured):
+    job, known = world(shape, dtype=dtype, mtp_num_layers=depths), discover(only=())
+    made = [(known.feature(name), settings) for name, settings in names.items()]
+    changes = [changed_tensors(feature, "saved_tensors", feature.Args(**settings), job) for feature, settings in made]
+    (stage,) = stages(job, JobOptions(on_cpu=True, dropout=dropout), changes)
+    assert measured - stage.activations == 12 * depths  # scalars of its losses
+
+
+def test_multi_token_prediction_is_on_the_last_stage_with_an_embedding_of_its_own():
+    plain, predicted = ({"pp": 2, "world_size": 2, "mtp_num_layers": depths} for depths in (0, 1))
+    before, after = ([parameters(world(LLAMA, **job), stage) for stage in range(2)] for job in (plain, predicted))
+    layer, embedding = (before[0][0] - 64 * 32) // 2, 64 * 32
+    assert before[0] == after[0]
+    assert after[1][0] - before[1][0] == layer + embedding + 2 * 32 * 32 + 3 * 32
+    joined = [
+        {row.name for row in stage.rows} & {"prediction: joined"} for stage in stages(world(LLAMA, **predicted), JobOptions())
+    ]
+    assert joined == [set(), {"prediction: joined"}]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,11 @@ from mindspeed.job.arithmetic import mean_layer_forward, score_forward, shape_of
 from mindspeed.plugins import Estimate, in_backward, leave
 
 _BETWEEN_LAYERS: Final = ("layer input",)
+_OUTSIDE_PREDICTION: Final = (
+    *("prediction norms: input", "prediction: embedding dropout mask", "prediction: next tokens"),
+    *("final norm: output", "loss: logits", "loss: targets"),
+)
+"""Tensors of multi-token prediction that Megatron's full recomputation, by groups of layers, keeps."""
 _MODULES: Final = {
     "core_attn": ("attention: softmax", "attention: softmax dropout"),
     "layernorm": tuple(
@@ -34,8 +39,9 @@ def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         chosen = args.modules or ("core_attn",)
         if bool(world.num_experts) and "mlp" in chosen:
             chosen = tuple(module for module in chosen if module != "mlp")
-        return leave(tensors, [name for module in chosen for name in _MODULES.get(module, ())], "recomputed", "recompute")
-    of_layers = [t for t in tensors if t.name.startswith(("layer", *_ATTENTION, *_MLP)) and not t.once]
+        names = [name for module in chosen for name in _MODULES.get(module, ())]
+        return leave(tensors, names, "recomputed", "recompute", prediction=True)
+    of_layers = [t for t in tensors if t.name.startswith(("layer", *_ATTENTION, *_MLP)) and not (t.once or t.prediction)]
     inputs = of_layers[0].layers
     layers = min(inputs, args.num_layers or 1)
     left = tensors
@@ -45,6 +51,11 @@ def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     if args.method == "block":
         return left if inputs > layers else _coming_back(world, left, 1)
     groups = inputs // layers
+    repeated = [t.name for t in tensors if t.prediction and t.name not in _OUTSIDE_PREDICTION]
+    left = (
+        *(t for t in left if not t.prediction),
+        *leave([t for t in left if t.prediction], repeated, "recomputed", "recompute", prediction=True),
+    )
     return _coming_back(world, leave(left, _BETWEEN_LAYERS, "recomputed", "recompute", inputs - groups), layers)
 
 

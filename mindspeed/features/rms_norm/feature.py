@@ -23,7 +23,7 @@ from mindspeed.plugins import (
 )
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
-_NORMS = ("input norm", "pre-mlp norm", "final norm")
+_NORMS = ("input norm", "pre-mlp norm", "final norm", "prediction norms")
 
 
 @condition(

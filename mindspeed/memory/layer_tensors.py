@@ -1,0 +1,163 @@
+"""The tensors that the layers of a model chunk keep for backward, by their sizes. Light, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from mindspeed.job.arithmetic import BYTES, LayerCounts, ModelShape, shape_of_world
+from mindspeed.job.world import World
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
+
+LAYER_INPUT: Final = "layer input"
+RESIDUAL: Final = "attention: residual"
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """The options of a job in addition to its sizes: arguments of Megatron, whether dropout is on, and the platform."""
+
+    on_cpu: bool = False
+    sequence_parallel: bool = False
+    distributed_optimizer: bool = False
+    dropout: bool = False
+
+
+def layer_tensors(
+    world: World, options: JobOptions, counts: LayerCounts, ends: bool = False, prediction: bool = False
+) -> SavedTensors:
+    """Return what a chunk with these local layers keeps, for one micro-batch on one rank.
+
+    With ``ends`` the last of them is the one before the loss; with ``prediction`` they are those of multi-token prediction. A
+    layer of a hybrid model has an input and one part; else a layer has attention, whose sum with the input is the second
+    residual, and an MLP or experts.
+    """
+    shape = shape_of_world(world)
+    size = BYTES[world.dtype]
+    mask = size if options.on_cpu else 1  # the CPU has no fused dropout
+    tokens = world.seq_length * world.micro_batch_size // world.cp
+    hidden = hidden_elements(world, options)
+    scores = world.num_attention_heads // world.tp * world.seq_length * tokens
+    dropped = hidden * mask if options.dropout else 0
+    after = counts.mlp + counts.experts
+    inputs = counts.attention + (after if world.is_hybrid else 0)
+    parts = (
+        ({LAYER_INPUT: hidden * size}, inputs),
+        ({RESIDUAL: hidden * size}, 0 if world.is_hybrid else after),
+        (norm_tensors("input norm", world, options, hidden), counts.attention),
+        (norm_tensors("pre-mlp norm", world, options, hidden), after),
+        (_attention(world, options, shape, tokens, scores) | {"attention: dropout mask": dropped}, counts.attention),
+        ({"mlp: dropout mask": dropped}, after),
+        (_mlp(world, tokens), counts.mlp),
+        (_experts(world, shape, tokens), counts.experts),
+    )
+    made = ((name, bytes, layers) for tensors, layers in parts for name, bytes in tensors.items())
+    kept = tuple(
+        SavedTensor(name, bytes, layers, ends=ends, prediction=prediction) for name, bytes, layers in made if bytes and layers
+    )
+    once = {"attention: score buffer": scores * size} if counts.attention else {}
+    if shape.latent is not None:  # each layer makes its own
+        once["rotary frequencies"] = counts.attention * world.seq_length * shape.latent.rope * 4
+    gradients = SavedTensor(
+        "gradients of a layer", _gradients(world, options, shape, counts, tokens, hidden), 1, "in backward", once=True
+    )
+    return (*kept, *(SavedTensor(name, bytes, 1, once=True) for name, bytes in once.items()), gradients)
+
+
+def hidden_elements(world: World, options: JobOptions) -> int:
+    """Count the elements of the hidden states of one micro-batch on one rank."""
+    tokens = world.seq_length * world.micro_batch_size // world.cp
+    return tokens // (world.tp if options.sequence_parallel else 1) * world.hidden_size
+
+
+def norm_tensors(name: str, world: World, options: JobOptions, hidden: int) -> dict[str, int]:
+    """A norm of torch: what it is computed from, where it is made of several operators, and its output."""
+    size, tokens = BYTES[world.dtype], hidden // world.hidden_size
+    if world.normalization == "RMSNorm":
+        copies = 4 * hidden if size == 4 else 8 * hidden
+        return {f"{name}: statistics": 4 * tokens, f"{name}: copies": copies, f"{name}: output": hidden * size}
+    return {f"{name}: statistics": 2 * tokens * (size if options.on_cpu else 4), f"{name}: output": hidden * size}
+
+
+def _attention(world: World, options: JobOptions, shape: ModelShape, tokens: int, scores: int) -> dict[str, int]:
+    size = BYTES[world.dtype]
+    if (latent := shape.latent) is not None:
+        heads = shape.num_attention_heads // world.tp
+        attended = heads * (2 * (latent.head + latent.rope) + latent.value)
+        keys_and_values = tokens * (latent.kv_rank + latent.rope)
+        if options.sequence_parallel:  # a copy of the own rows, while those of queries are a view of all
+            keys_and_values = tokens // world.tp * latent.kv_rank + tokens * latent.rope * (world.tp == 1)
+        made = {
+            "attention: latent vectors": (tokens * latent.q_rank + keys_and_values) * size,
+            "attention: queries, keys, values": tokens * attended * size,
+            "attention: rotary tables": 4 * world.seq_length // world.cp * latent.rope * size,
+        }
+        return made | _scores(world, options, scores) | {"attention: output": tokens * heads * latent.value * size}
+    queries = shape.num_attention_heads * shape.kv_channels // world.tp
+    keys = shape.num_query_groups * shape.kv_channels // world.tp
+    grouped = shape.num_query_groups < shape.num_attention_heads
+    attended = queries + 2 * (queries if grouped else keys)
+    if world.rotary and not grouped:
+        attended += queries + keys  # rotated copies; the values keep the product of the linear layer
+    tables = 4 * world.seq_length // world.cp * shape.kv_channels * size if world.rotary else 0
+    return {
+        "attention: queries, keys, values": tokens * attended * size,
+        "attention: rotary tables": tables,
+        **_scores(world, options, scores),
+        "attention: output": tokens * queries * size,
+    }
+
+
+def _scores(world: World, options: JobOptions, scores: int) -> dict[str, int]:
+    size = BYTES[world.dtype]
+    mask = softmax = size
+    if not options.on_cpu:
+        mask = 1
+    elif size == 2:
+        softmax = 4 if options.dropout else 4 + size  # torch's softmax is computed in fp32, then converted
+    return {
+        "attention: softmax": scores * softmax,
+        "attention: softmax dropout": scores * (mask + size) if options.dropout else 0,
+    }
+
+
+def _mlp(world: World, tokens: int) -> dict[str, int]:
+    """A dense MLP."""
+    return _activation(tokens * (world.ffn_hidden_size // world.tp) * BYTES[world.dtype], bool(world.gated_linear_unit))
+
+
+def _experts(world: World, shape: ModelShape, tokens: int) -> dict[str, int]:
+    """The experts of each token with what brings the tokens to them."""
+    size, gated = BYTES[world.dtype], bool(world.gated_linear_unit)
+    routed, experts = tokens * shape.router_topk, tokens * shape.num_experts
+    shared = tokens * (shape.shared_expert_hidden_size // world.tp) * size
+    made = _activation(routed * (shape.moe_ffn_hidden_size // world.tp) * size, gated, outputs=2)
+    made = {name: bytes + _activation(shared, gated)[name] for name, bytes in made.items()}
+    made["moe: dispatched tokens"] = routed * world.hidden_size * size
+    made["moe: routing"] = routed * (20 + size) + experts * (6 + size)
+    return made
+
+
+def _gradients(world: World, options: JobOptions, shape: ModelShape, counts: LayerCounts, tokens: int, hidden: int) -> int:
+    """Return the bytes of gradients when backward is in the MLP of its first layer, where everything else is still kept.
+
+    These are the gradient of the layer's output and that of the activation's output, next to the product of the former with
+    the dropout mask. A gated activation has gradients of its two inputs instead, when that product and the output are freed.
+    """
+    size = BYTES[world.dtype]
+    widths = (
+        world.ffn_hidden_size * (counts.mlp > 0),
+        shape.router_topk * shape.moe_ffn_hidden_size * (counts.experts > 0),
+    )
+    inner = tokens * (max(widths) // world.tp) * size
+    masked = hidden * size if options.dropout else 0
+    return hidden * size + (2 * inner if world.gated_linear_unit else inner + masked)
+
+
+def _activation(inner: int, gated: bool, outputs: int = 1) -> dict[str, int]:
+    """An activation function. Experts keep its output and, as a second one, its product with the probability."""
+    return {
+        "mlp: activation input": inner * (2 if gated else 1),
+        "mlp: activation inner": 2 * inner if gated else 0,
+        "mlp: activation output": outputs * inner,
+    }
