@@ -122,7 +122,7 @@ def facts_of_pattern(text: str, stages: int) -> dict[str, Any]:
         "transformer_engine_layers": True,
     }
     if len(pattern.segments) > 1:
-        facts["vpp"] = 1 if rest or not chunks else chunks
+        facts["vpp"] = 1 if rest or stages <= 1 else max(1, chunks)
     if pattern.count(EXPERTS):
         facts["grouped_experts"] = True
     return facts | ({"multi_latent_attention": True} if pattern.count(_LATENT) else {})

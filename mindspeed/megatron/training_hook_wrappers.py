@@ -115,13 +115,19 @@ def validate_args_for_platform(original: Function, args: Any, *rest: Any, **kwar
 
 
 def put_platform_values(args: Any) -> None:
-    """Put the base plan's values where ``args``, parsed or made by a script, has Megatron-LM's default or nothing."""
+    """Put the base plan's values where ``args``, parsed or made by a script, has Megatron-LM's default or nothing.
+
+    Arguments that other features set keep theirs.
+    """
     active = session.current()
     if active is None:
         return
     values, base = vars(args), {feature.name for feature in active.plan.base}
+    others = {planned.override.argument for planned in active.plan.overrides if not base.issuperset(planned.owners)}
     for owner, overrides in active.manager.call("megatron_args"):
         for override in overrides if owner in base else ():
+            if override.argument in others:
+                continue
             target = flags.target_of(override.argument, values)
             if target.dest in values and values[target.dest] in (None, _default(active, target.dest)):
                 setattr(args, target.dest, target.as_argument(override.value))

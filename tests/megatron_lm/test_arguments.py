@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from mindspeed.megatron.training_hook_wrappers import (
     differences,
     order_launches,
     put_arguments,
+    put_platform_values,
     validate_args,
     validate_args_for_platform,
 )
@@ -84,6 +86,18 @@ def test_the_platform_alone_sets_the_variable_that_megatron_demands(monkeypatch)
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
     seen = validate_args_for_platform(lambda args: os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
     assert seen(parsed()) == "1"
+
+
+def test_an_argument_that_another_feature_sets_is_left_to_it_by_the_platform(monkeypatch):
+    session = active(transformer_impl="transformer_engine")
+    session.plan = replace(session.plan, base=(SimpleNamespace(name="cpu-platform"),))
+    values = {"transformer_impl": "local", "distributed_backend": "gloo"}
+    overrides = [ArgOverride(name, value, "it needs that") for name, value in values.items()]
+    session.manager = SimpleNamespace(call=lambda hook: [("cpu-platform", overrides)])
+    monkeypatch.setattr(training_hook_wrappers.session, "current", lambda: session)
+    args = parsed()
+    put_platform_values(args)
+    assert (args.transformer_impl, args.distributed_backend) == ("transformer_engine", "gloo")
 
 
 @pytest.mark.parametrize("argument", ["fp8", "fp4", "layernorm_zero_centered_gamma"])

@@ -50,14 +50,17 @@ def _stages(world: World) -> Iterator[PatternMistake]:
         yield PatternMistake(layers // (pp * vpp), text, (separated, DropField("vpp")), ("vpp",))
     elif count == 1:
         shared, stages = world.equal_share
-        if shared % max(1, stages):
+        if shared % max(1, stages) and world.num_layers == layers:
             text = f"{shared} layers are not divisible by {stages} pipeline stages"
             yield PatternMistake(world.first_stage_layers or shared // stages, text, (separated, GiveField("pp", 1)), ("pp",))
+    elif pp == 1:
+        text = f"the pattern has {count} segments, but there is only one pipeline stage"
+        yield PatternMistake(_start(world, 1) - 1, text, (Advice("remove |"), GiveField("pp", count)), ("pp",))
     elif count % pp:
         text = f"{count} segments are not divisible by {pp} pipeline stages"
         yield PatternMistake(_start(world, count // pp * pp), text, (GiveField("pp", note=f"a divisor of {count}"),), ("pp",))
     elif count != pp * vpp:
-        text = f"{count} segments give {count // pp} model chunks on each of {pp} pipeline stages, but vpp is {vpp}"
+        text = f"{count} segments on {pp} pipeline stages give vpp={count // pp}, but vpp is {vpp}"
         yield PatternMistake(_start(world, min(pp * vpp, count - 1)), text, (GiveField("vpp", count // pp),), ("pp", "vpp"))
     for field in _OTHER_SPLITS:
         if count > 1 and world.is_set(field):
@@ -87,7 +90,7 @@ def _experts(world: World) -> Iterator[PatternMistake]:
     for layer in RECURRENT:
         if layer in pattern.text and world.platform != "cuda":
             kernels = f"{KINDS[layer]}, whose kernels ({_KERNELS[layer]})"
-            text = f"{layer} is {kernels} available only on cuda, but the platform is {world.platform}"
+            text = f"{layer} is {kernels} are available only on cuda, but the platform is {world.platform}"
             other = Advice(f"remove {layer}; this platform supports {' '.join(ATTENTION)} - E")
             yield PatternMistake(pattern.text.index(layer), text, (other,), ("platform",))
 
@@ -96,7 +99,7 @@ def _predictions(world: World) -> Iterator[PatternMistake]:
     """Check that the pattern has the layers of multi-token prediction."""
     pattern, end = world.pattern, len(world.pattern.text)
     if world.knows("mtp_num_layers") and world.mtp_num_layers != len(pattern.predictions):
-        text = f"mtp_num_layers is {world.mtp_num_layers}, but the pattern has {len(pattern.predictions)} depths after /"
+        text = f"mtp_num_layers is {world.mtp_num_layers}, but the number of depths after / is {len(pattern.predictions)}"
         place = pattern.text.find("/") if pattern.predictions else end
         yield PatternMistake(place, text, (GiveField("mtp_num_layers", len(pattern.predictions)),), ("mtp_num_layers",))
 

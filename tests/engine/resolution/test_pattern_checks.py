@@ -13,7 +13,7 @@ def refusals(pattern, platform="cpu", **world):
     values = {"world_size": 1, "num_experts": 0, "hybrid_layer_pattern": pattern} | world
     with pytest.raises(ResolutionError) as error:
         mindspeed.plan(world=values, environment=made_up(platform, "0.19.1"))
-    return [problem.text() for problem in error.value.problems if problem.code in ("MS301", "MS302")]
+    return [problem.text() for problem in error.value.problems]
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,50 @@ def refusals(pattern, platform="cpu", **world):
                 "      ^\n"
                 "  fix: correct the pattern"
             ),
+        ),
+        ("/*-", {}, "MS301 the pattern contains no layer of the decoder\n    /*-\n    ^\n  fix: correct the pattern"),
+        (
+            "*-/*-|*-",
+            {},
+            "MS301 multi-token prediction is not split into segments\n    *-/*-|*-\n         ^\n  fix: correct the pattern",
+        ),
+        (
+            "*-/*-/*E",
+            {"num_experts": 4},
+            "MS301 each depth of multi-token prediction must have the same layers, '*-'\n    *-/*-/*E\n          ^\n"
+            "  fix: correct the pattern",
+        ),
+        (
+            "*-+-",
+            {},
+            "MS301 a model cannot have two kinds of attention, * and +\n    *-+-\n      ^\n  fix: correct the pattern",
+        ),
+        (
+            "*-*-*-",
+            TWO | {"num_layers": 3},
+            "MS302 num_layers is 3, but the pattern has 6 layers\n    *-*-*-\n       ^\n  fix: remove --num-layers",
+        ),
+        (
+            "*-|*-*-",
+            TWO | {"num_layers": 4},
+            "MS302 num_layers is 4, but the pattern has 6 layers\n    *-|*-*-\n         ^\n  fix: remove --num-layers",
+        ),
+        (
+            "*-|*-",
+            {},
+            "MS302 the pattern has 2 segments, but there is only one pipeline stage\n    *-|*-\n      ^\n"
+            "  fix: remove |, or --pp 2",
+        ),
+        (
+            "*-/*E",
+            {},
+            "MS302 a layer has experts (E), but num_experts is 0\n    *-/*E\n        ^\n  fix: --num-experts N",
+        ),
+        (
+            "*-G-",
+            {},
+            "MS302 G is a gated delta net, whose kernels (flash-linear-attention) are available only on cuda, but the platform "
+            "is cpu\n    *-G-\n      ^\n  fix: remove G; this platform supports * + D - E",
         ),
         (
             "*-*-*-",
@@ -49,12 +93,7 @@ def refusals(pattern, platform="cpu", **world):
         (
             "*-|*-|*-|*-",
             TWO | {"vpp": 1},
-            (
-                "MS302 4 segments give 2 model chunks on each of 2 pipeline stages, but vpp is 1\n"
-                "    *-|*-|*-|*-\n"
-                "          ^\n"
-                "  fix: --vpp 2"
-            ),
+            ("MS302 4 segments on 2 pipeline stages give vpp=2, but vpp is 1\n    *-|*-|*-|*-\n          ^\n  fix: --vpp 2"),
         ),
         (
             "*-*-*-*-",
@@ -94,7 +133,12 @@ def refusals(pattern, platform="cpu", **world):
         (
             "*-",
             {"mtp_num_layers": 1},
-            ("MS302 mtp_num_layers is 1, but the pattern has 0 depths after /\n    *-\n      ^\n  fix: --mtp-num-layers 0"),
+            ("MS302 mtp_num_layers is 1, but the number of depths after / is 0\n    *-\n      ^\n  fix: --mtp-num-layers 0"),
+        ),
+        (
+            "*-/*-",
+            {"mtp_num_layers": 2},
+            ("MS302 mtp_num_layers is 2, but the number of depths after / is 1\n    *-/*-\n      ^\n  fix: --mtp-num-layers 1"),
         ),
         (
             "*-",
@@ -110,7 +154,7 @@ def refusals(pattern, platform="cpu", **world):
             "*-M-",
             {},
             (
-                "MS302 M is Mamba, whose kernels (mamba_ssm) available only on cuda, but the platform is cpu\n"
+                "MS302 M is Mamba, whose kernels (mamba_ssm) are available only on cuda, but the platform is cpu\n"
                 "    *-M-\n"
                 "      ^\n"
                 "  fix: remove M; this platform supports * + D - E"
@@ -120,6 +164,14 @@ def refusals(pattern, platform="cpu", **world):
 )
 def test_a_pattern_that_does_not_fit_is_quoted_with_a_mark(pattern, world, text):
     assert refusals(pattern, **world) == [text]
+
+
+def test_every_character_that_is_no_layer_is_marked():
+    assert refusals("a-*e") == [
+        f"MS301 {layer!r} is not a layer of Megatron; the layers are * + D - E M G\n    a-*e\n    {mark}\n"
+        "  fix: correct the pattern"
+        for layer, mark in (("a", "^"), ("e", "   ^"))
+    ]
 
 
 def test_a_pattern_that_fits_says_its_layers_and_chunks():
