@@ -101,7 +101,7 @@ def _has_interval(args: KeepArgs, world: World) -> bool:
 
 
 @condition(
-    "interval={args.interval} is not less than num_layers={world.num_layers}",
+    "interval={args.interval} is not less than num_layers={world.num_layers}, so keep would apply in the first layer only",
     fix=(GiveSetting("interval", 0),),
     when=_has_interval,
 )

@@ -95,7 +95,7 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         spread = self.group.size() > 1
         wrong = {
             f"packed sequences have the format {packed.qkv_format}, but only thd is supported": query.dim() != 3,
-            "packed sequences are padded and attention is not causal": not causal and is_padded(packed),
+            "packed sequences contain padding, which non-causal attention would include": not causal and is_padded(packed),
             "apply_rope_fusion expects packed sequences in Transformer Engine's layout": spread
             and self.config.apply_rope_fusion,
             "multi-token prediction expects the next tokens of packed sequences in Transformer Engine's layout": (

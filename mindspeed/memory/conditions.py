@@ -42,7 +42,8 @@ def _layers_left(args: Any, world: World) -> Mapping[str, int]:
 
 
 @condition(
-    "{feature} needs {wanted} layers of each model chunk, but block recomputation leaves only {left} of {layers}",
+    "{feature} needs {wanted} layers of each model chunk that are not recomputed as a whole, but --recompute-method block "
+    "leaves {left} of {layers}",
     fix=(GiveField("recompute_num_layers", note="fewer than {layers}"), _REMOVE),
     when=_has_blocks,
     values=_layers_left,
@@ -126,9 +127,14 @@ MAIN_WEIGHTS: Final = (
     unset("qk_clip", "QK clipping changes main weights between steps, which {feature} does not support"),
     unset("low_precision_weights", "weights are stored in fp8 or fp4, which {feature} cannot restore from bf16"),
     unset("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
-    unset("offloaded_optimizer", "Megatron already offloads main weights and states (optimizer_cpu_offload)"),
     unset(
-        "shared_gradient_buffer", "mxfp8 weights are computed from all main weights at once (reuse_grad_buf_for_mxfp8_param_ag)"
+        "offloaded_optimizer",
+        "Megatron offloads main weights and optimizer states (optimizer_cpu_offload), which {feature} does not support",
+    ),
+    unset(
+        "shared_gradient_buffer",
+        "mxfp8 weights are computed from all fp32 weights at once (reuse_grad_buf_for_mxfp8_param_ag), which {feature} does "
+        "not support",
     ),
     NO_FSDP,
     optimizer_is_elementwise,

@@ -203,8 +203,7 @@ def check_routing(config: Any, hidden_states: Tensor, routing_map: Tensor, probs
     if tuple(routing_map.shape) == tuple(probs.shape) == expected and routing_map.dtype == torch.bool:
         return
     text = (
-        f"a router returned a map of {routing_map.dtype} and shape {tuple(routing_map.shape)} and probabilities of shape "
-        f"{tuple(probs.shape)}, but a layer of {expected[0]} tokens and {expected[1]} experts needs booleans of shape "
-        f"{expected}"
+        f"a router returned a routing map of {routing_map.dtype} {tuple(routing_map.shape)} and probabilities "
+        f"{tuple(probs.shape)}, but the map must be boolean, and both of shape (tokens, experts) = {expected}"
     )
     raise MindSpeedError([Problem("MS640", text, fix=Advice("return one boolean and one probability per token and expert"))])

@@ -151,7 +151,7 @@ def test_two_features_in_one_slot_conflict_though_neither_knows_the_other(check,
     install("acme", {"acme-clip": ""}, slots='("clipping",)')
     install("bolt", {"bolt-clip": ""}, slots='("clipping",)')
     assert check("acme-clip", "bolt-clip", "--optimization-level", 2, "--without", "rms-norm,swiglu") == (
-        "MS203 acme-clip and bolt-clip all hold the slot clipping, which only one feature can hold\n"
+        "MS203 acme-clip and bolt-clip both hold the slot clipping, a role that only one feature can have\n"
         "  because: acme-clip: requested\n"
         "  because: bolt-clip: requested\n"
         "  where: acme 1.0, acme_features.py:2; bolt 1.0, bolt_features.py:2\n"

@@ -99,7 +99,7 @@ def test_an_unknown_version_lists_the_recorded_ones(mindspeed):
     assert result.exit_code == 3
     known = ", ".join(recorded_releases())
     assert result.stderr == (
-        f"MS502 no contracts are recorded for megatron-core 0.99.0, only for {known}\n"
+        f"MS502 megatron-core 0.99.0 is not one of the recorded releases, {known}\n"
         "  fix: give the path of a source tree or an unpacked wheel: mindspeed patches drift --megatron PATH\n"
     )
 

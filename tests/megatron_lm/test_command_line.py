@@ -259,7 +259,7 @@ def test_a_mask_that_is_reset_is_refused_where_it_would_not_be_read(plan):
     line = f"{SHAPE} --reset-attention-mask --context-parallel-size 2 --features adaptive-cp"
     problem = problems_of(plan, line, 2)[1]
     assert problem.message == (
-        "eod-reset needs documents of the feature for context-parallel, but adaptive-cp does not provide it, because "
+        "adaptive-cp does not support documents, which eod-reset needs, because "
         "attention must know where the documents of each batch end"
     )
 
@@ -332,7 +332,7 @@ def test_layers_of_transformer_engine_bring_in_the_feature_that_has_them(plan):
 def test_what_only_a_real_transformer_engine_does_is_refused(plan):
     (problem,) = problems_of(plan, f"{SHAPE.replace('local', 'transformer_engine')} --fp8-format hybrid")
     assert problem.message == (
-        "transformer-engine-layers: linear layers multiply in fp8 or fp4, which only Transformer Engine supports"
+        "transformer-engine-layers: linear layers compute in fp8 or fp4, which only Transformer Engine supports"
     )
 
 

@@ -20,11 +20,12 @@ LISTS, AHEAD = ("nano-pipe", "zero-bubble"), ("recompute-in-advance", "recompute
 PARTS = ("norm-recompute", "activation-recompute", "swap-attention")
 REFUSED = [
     ((*LISTS, *AHEAD, *PARTS), "--cuda-graph-impl local", "layers are captured as CUDA graphs, which {name} does not support"),
-    ((*LISTS, *AHEAD, *PARTS), "--fp8-format hybrid", "linear layers multiply in fp8 or fp4, which {name} does not support"),
+    ((*LISTS, *AHEAD, *PARTS), "--fp8-format hybrid", "linear layers compute in fp8 or fp4, which {name} does not support"),
     (
         (*LISTS, *AHEAD, *PARTS),
         "--overlap-moe-expert-parallel-comm",
-        "Megatron overlaps expert all-to-alls with another micro-batch, which {name} does not support",
+        "Megatron overlaps expert all-to-alls with another micro-batch (overlap_moe_expert_parallel_comm), which {name} does "
+        "not support",
     ),
     (
         (*LISTS, *AHEAD, *PARTS),

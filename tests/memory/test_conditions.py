@@ -32,7 +32,8 @@ OF_PARTS: list[tuple[dict[str, Any], str]] = [
     (
         BLOCK | {"recompute_num_layers": 8},
         (
-            "{name} needs 1 layers of each model chunk, but block recomputation leaves only 0 of 8 | --recompute-num-layers "
+            "{name} needs 1 layers of each model chunk that are not recomputed as a whole, but --recompute-method block "
+            "leaves 0 of 8 | --recompute-num-layers "
             "N (fewer than 8), or remove {name}"
         ),
     ),

@@ -6,7 +6,7 @@ REFUSED: Final[dict[str, tuple[Any, str, str]]] = {
     "num_experts": (0, "the model is dense, but {name} needs a MoE model", "--num-experts N"),
     "low_precision": (
         True,
-        "linear layers multiply in fp8 or fp4, which {name} does not support",
+        "linear layers compute in fp8 or fp4, which {name} does not support",
         "--no-low-precision",
     ),
     "transformer_engine_experts": (

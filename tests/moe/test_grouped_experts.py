@@ -133,12 +133,12 @@ def test_a_state_of_other_experts_is_refused() -> None:
 @pytest.mark.parametrize(
     ("routing_map", "probs", "given"),
     [
-        (torch.ones(6, 3, dtype=torch.bool), torch.ones(6, 4), "torch.bool and shape (6, 3) and probabilities of shape (6, 4)"),
-        (torch.ones(5, 4, dtype=torch.bool), torch.ones(5, 4), "torch.bool and shape (5, 4) and probabilities of shape (5, 4)"),
+        (torch.ones(6, 3, dtype=torch.bool), torch.ones(6, 4), "torch.bool (6, 3) and probabilities (6, 4)"),
+        (torch.ones(5, 4, dtype=torch.bool), torch.ones(5, 4), "torch.bool (5, 4) and probabilities (5, 4)"),
         (
             torch.ones(6, 4, dtype=torch.int64),
             torch.ones(6, 4),
-            "torch.int64 and shape (6, 4) and probabilities of shape (6, 4)",
+            "torch.int64 (6, 4) and probabilities (6, 4)",
         ),
     ],
     ids=["experts", "tokens", "type"],
@@ -150,6 +150,7 @@ def test_routing_of_another_shape_is_refused(dispatch: Any, routing_map: Any, pr
     with pytest.raises(MindSpeedError) as error:
         dispatcher.dispatch_preprocess(torch.zeros(3, 2, 8), routing_map, probs)
     assert str(error.value) == (
-        f"MS640 a router returned a map of {given}, but a layer of 6 tokens and 4 experts needs booleans of shape (6, 4)\n"
+        f"MS640 a router returned a routing map of {given}, but the map must be boolean, and both of shape (tokens, experts) = "
+        "(6, 4)\n"
         "  fix: return one boolean and one probability per token and expert"
     )

@@ -60,7 +60,8 @@ def test_every_feature_of_pipelines_asks_the_model() -> None:
 def shared(slot: str, *names: str) -> str:
     """The problem of features that hold one slot."""
     first, second = sorted(names)
-    return f"MS203 {first} and {second} all hold the slot {slot}, which only one feature can hold | remove {first} or {second}"
+    role = f"both hold the slot {slot}, a role that only one feature can have"
+    return f"MS203 {first} and {second} {role} | remove {first} or {second}"
 
 
 def test_two_schedules_are_refused_in_both_orders() -> None:

@@ -269,10 +269,11 @@ def sentence(name: str, constraint: Any) -> str:
         chosen = f"one of {', '.join(constraint.names)}" if len(constraint.names) > 1 else constraint.names[0]
         return f"Requires that you request {chosen}{because}."
     if isinstance(constraint, RequiresSlot):
-        chosen = f" {code(f'{name}.{constraint.setting}')} names it, or is `auto`." if constraint.setting else ""
-        return f"Requires a feature that holds the slot {constraint.slot}{because}.{chosen}"
+        chosen = f" Name it in {code(f'{name}.{constraint.setting}')}, or set that to `auto`." if constraint.setting else ""
+        return f"Requires a feature for {constraint.slot}{because}.{chosen}"
     if isinstance(constraint, RequiresCapability):
-        return f"Requires that a feature which holds the slot {constraint.slot} provides {constraint.capability}{because}."
+        capability = constraint.capability.replace("-", " ")
+        return f"Works only with those features for {constraint.slot} that support {capability}{because}."
     verbs: dict[type[Any], str] = {
         Requires: "Requires",
         Conflicts: "Conflicts with",

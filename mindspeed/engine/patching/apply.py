@@ -187,7 +187,7 @@ class AppliedPatches:
                     found.current = other.current
                     self._bound.append(found)
                     return
-                text = f"{group.site} and {other.group.site} are two names of one object"
+                text = f"{group.site} and {other.group.site} are two names of one object, and both are patched"
                 owners = (other.group.owner, group.owner)
                 raise PatchError([Problem("MS402", text, owners, fix=Advice("patch the name in the module that defines it"))])
         below = self._by_name.get(found.names()[0])

@@ -67,7 +67,7 @@ def recorded_tree(version: str) -> Tree:
     """A recorded release. Raises MindSpeedError MS502 for a version that is not recorded."""
     recorded = recorded_contracts(version) if version in recorded_releases() else None
     if recorded is None:
-        text = f"no contracts are recorded for megatron-core {version}, only for {', '.join(recorded_releases())}"
+        text = f"megatron-core {version} is not one of the recorded releases, {', '.join(recorded_releases())}"
         fix = "give the path of a source tree or an unpacked wheel: mindspeed patches drift --megatron PATH"
         raise MindSpeedError([Problem("MS502", text, fix=advice(fix))])
     return Tree(version, recorded[1].get)

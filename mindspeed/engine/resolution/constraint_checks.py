@@ -46,7 +46,8 @@ def check_slots(state: ResolutionState) -> None:
     for slot, holders in sorted(state.holders.items()):
         names, shared = list(holders), _shared(holders.values())
         if shared:
-            text = f"{_listing(names)} all hold the slot {slot}, which only one feature can hold"
+            every = "both" if len(names) == 2 else "all"
+            text = f"{_listing(names)} {every} hold the slot {slot}, a role that only one feature can have"
             state.problem("MS203", text, tuple(names), _ways_out(state, names), shared)
 
 
@@ -67,7 +68,7 @@ def check_capabilities(state: ResolutionState) -> None:
         for holder, where in state.holders.get(need.slot, {}).items():
             both = jobs & where
             if both and holder != name and need.capability not in state.specs[holder].provides:
-                text = f"{name} needs {need.capability} of the feature for {need.slot}, but {holder} does not provide it"
+                text = f"{holder} does not support {need.capability.replace('-', ' ')}, which {name} needs"
                 others = [n for n in state.holders_known(need.slot) if need.capability in state.specs[n].provides]
                 fix: Fix = (Advice(f"use {' or '.join(others)} instead"),) if others else ()
                 fix += _ways_out(state, (name, holder))

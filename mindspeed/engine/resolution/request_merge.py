@@ -173,7 +173,7 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
         if name not in FIELDS:
             near = near_names(name, FIELDS)
             fix = Advice(suggestion(near, f"known: {', '.join(FIELDS)}"))
-            problems.append(Problem("MS301", f"{name!r} is not a field of the world", where=layer.source, fix=fix))
+            problems.append(Problem("MS301", f"{name!r} is not a size or model option of a job", where=layer.source, fix=fix))
             continue
         field = FIELDS[name]
         typed = field.typed(value)

@@ -358,12 +358,12 @@ def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
     for point in feature.points:
         if point.state == "never reached":
             place = f"{_KINDS.get(point.kind, 'its')} {point.name}"
-            text = f"{feature.name} has no effect at {place}: the phase {point.phase} ended without a call"
+            text = f"{feature.name} has no effect: {place} was never used in the phase {point.phase}"
             fix = f"remove {feature.name}, or check whether the model has the part that it changes"
             yield Problem("MS410", text, (feature.name,), fix=advice(fix))
         elif point.state == "not effective":
-            text = f"{point.name} was reassigned after {feature.name} patched it"
-            yield Problem("MS411", text, (feature.name,), fix=Advice("activate the plan after the code that assigns this name"))
+            text = f"other code replaced {point.name} after {feature.name} patched it"
+            yield Problem("MS411", text, (feature.name,), fix=Advice("activate the plan after the code that replaces it"))
 
 
 def _to_stderr(line: str) -> None:

@@ -108,7 +108,7 @@ def groups_have_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "interval={args.interval} is greater than num_layers={world.num_layers}",
+    "interval={args.interval} is greater than num_layers={world.num_layers}, so no layer would have experts",
     fix=(GiveSetting("interval", 1), GiveField("num_layers", note="at least {args.interval}")),
     when=_has_dense_layers,
 )

@@ -121,8 +121,9 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         shares, groups = ranks * chunks, self.options.groups or ranks
         if groups % shares or tokens % (groups // shares):
             text = (
-                f"deepspeed-moe: {tokens * shares} tokens of a micro-batch, shared by {ranks} ranks in {chunks} chunks, "
-                f"cannot form {groups} groups"
+                f"deepspeed-moe: groups={groups} does not split {tokens * shares} tokens of a micro-batch so that {ranks} "
+                f"ranks "
+                f"with {chunks} chunks each have whole groups of equal size"
             )
             fix = "set deepspeed-moe.groups to a multiple of ranks x chunks that divides the number of tokens"
             raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix=advice(fix))])

@@ -65,8 +65,8 @@ NO_LOGGED_LOGITS: Final = unset(
 class FlashAttention(Feature[FlashAttentionArgs]):
     """Compute attention without the score matrix.
 
-    Core attention calls the operator ``mindspeed::fusion_attention``, which has every sparse mode. No S x S tensor is kept.
-    Under context parallelism the core attention belongs to the algorithm, which calls the same operator for its blocks.
+    Core attention calls the operator ``mindspeed::fusion_attention``, for causal, windowed, masked and packed attention. No
+    S x S tensor is kept. Under context parallelism, the chosen algorithm calls the same operator for its blocks.
     """
 
     spec = FeatureSpec(

@@ -70,7 +70,7 @@ class FlashCoreAttention(DotProductAttention):  # type: ignore[misc]  # megatron
             raise MindSpeedError([_problem(sentence, "--set alibi.fused_type=2, without square, opposite and fill")])
         sparse = self._sparse_mode(kind, None if rows else attention_mask, packed)
         if packed and not rows and sparse.mode == ALL and is_padded(packed_seq_params):
-            text = "flash-attention: packed sequences are padded and attention is not causal"
+            text = "flash-attention: packed sequences contain padding, which non-causal attention would include"
             raise MindSpeedError(
                 [Problem("MS337", text, ("flash-attention",), fix=Advice("give packed sequences without padding"))]
             )

@@ -10,7 +10,7 @@ from mindspeed.plugins import After, Category, FeatureArgs, FeatureSpec, Mixin, 
 class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
     """Overlap token gathers with shared experts.
 
-    The gathers and scatters of tokens also overlap with weight gradients.
+    While tokens are gathered from other ranks and scattered back, shared experts and weight gradients are computed.
     """
 
     spec = FeatureSpec(

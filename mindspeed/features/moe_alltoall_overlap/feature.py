@@ -49,7 +49,8 @@ def parts_divide_experts(args: MoeAlltoallOverlapArgs, world: World) -> bool:
 class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
     """Overlap expert all-to-alls with computation.
 
-    All-to-alls overlap with shared experts, weight gradients and other chunks of the local experts.
+    While tokens are sent to their experts and back, shared experts and weight gradients are computed. With ``parts`` greater
+    than 1, the experts of a rank are split into groups, and the all-to-all of one group overlaps with another group.
     """
 
     spec = FeatureSpec(

@@ -24,8 +24,8 @@ _LIBRARY = "mindspeed.moe.routing"
 class MoeTokenPermute(Feature[FeatureArgs]):
     """Permute tokens by operators that sum in fp32.
 
-    MoE dispatchers call ``mindspeed::npu_fused_moe_token_permute``, which copies tokens to the rows of their experts,
-    and ``..._unpermute``, which sums them back. Only indices are saved for backward.
+    Before the experts, ``mindspeed::npu_fused_moe_token_permute`` copies tokens to the rows of their experts. After them,
+    ``mindspeed::npu_fused_moe_token_unpermute`` sums the outputs of each token. Only indices are saved for backward.
     """
 
     spec = FeatureSpec(

@@ -96,7 +96,8 @@ def experts_are_recomputed_once(args: MoeZeroMemoryArgs, world: World) -> bool:
 class MoeZeroMemory(Feature[MoeZeroMemoryArgs]):
     """Recompute expert activations from resent tokens.
 
-    Tokens are sent to the experts again in backward, overlapped with computation, instead of being kept.
+    Ranks do not keep the tokens that their experts received. In backward the tokens are sent again, overlapped with
+    computation.
     """
 
     spec = FeatureSpec(

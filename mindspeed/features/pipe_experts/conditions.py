@@ -62,7 +62,7 @@ def slices_have_tokens(args: PipeExpertsArgs, world: World) -> bool:
 
 
 @condition(
-    "streams separates transfers of ranks that share an expert, but every expert is on one rank",
+    "streams=true separates transfers between ranks that share an expert, but every expert is on one rank",
     fix=(DropSetting("streams"), GiveField("tp", 2, or_more=True)),
     when=_has_streams,
 )

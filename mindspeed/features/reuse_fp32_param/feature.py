@@ -46,7 +46,7 @@ class ReuseFp32Param(Feature[ReuseFp32ParamArgs]):
     """Store bf16 weights and residuals, not fp32.
 
     Each fp32 main weight is stored as the bf16 weight of the model and a 16-bit residual. The optimizer step restores
-    the exact fp32 values, for one window of parameters at a time.
+    the exact fp32 values, for one group of parameters at a time.
     """
 
     spec = FeatureSpec(

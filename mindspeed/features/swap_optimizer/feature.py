@@ -35,7 +35,7 @@ class SwapOptimizerArgs(FeatureArgs):
 class SwapOptimizer(Feature[SwapOptimizerArgs]):
     """Offload optimizer states to host memory.
 
-    Main weights are offloaded too. The optimizer step prefetches, updates and offloads one window of parameters after the
+    Main weights are offloaded too. The optimizer step prefetches, updates and offloads one group of parameters after the
     other.
     """
 

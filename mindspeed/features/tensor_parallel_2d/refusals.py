@@ -45,6 +45,6 @@ class SplitAlongBothDimensions:
         return id(self)
 
     def _refuse(self) -> NoReturn:
-        text = f"{NAME}: the code reads a weight as split along one dimension, but it is split along both"
+        text = f"{NAME}: code gathers a weight along one dimension, but the weight is split over ranks along both"
         fix = f"save a distributed checkpoint and read that, or use --set {NAME}.x=auto and --set {NAME}.y=1"
         raise MindSpeedError([Problem("MS304", text, (NAME,), fix=Advice(fix))])

@@ -30,8 +30,8 @@ class TflopsArgs(FeatureArgs):
 class Tflops(Feature[TflopsArgs]):
     """Log model and hardware FLOP/s of every step.
 
-    The operations of matrix products are counted in one step per interval. This count is used for all steps of the
-    interval.
+    All matrix products of a step are counted. The count is used for the steps after it too, until it is repeated after
+    ``interval`` steps.
     """
 
     spec = FeatureSpec(

@@ -383,11 +383,12 @@ def test_a_replacement_that_cannot_be_imported_stops_everything(state: Any) -> N
     [
         (
             "glue:broken",
-            "MS406 the wrapper glue:broken of alpha failed: ValueError: no\n  where: glue:broken\n  fix: remove alpha",
+            "MS406 glue:broken, by which alpha wraps megatron.core.state:scale, failed: ValueError: no\n  where: "
+            "glue:broken\n  fix: remove alpha",
         ),
         (
             "glue:returns_none",
-            "MS406 the wrapper glue:returns_none of alpha returned None, which cannot be called\n"
+            "MS406 glue:returns_none, by which alpha wraps megatron.core.state:scale, returned None, which cannot be called\n"
             "  where: glue:returns_none\n  fix: remove alpha",
         ),
     ],
@@ -441,7 +442,7 @@ def test_a_member_of_a_compiled_class_cannot_change(state: Any) -> None:
 
 def test_two_names_of_one_object_outside_megatron_are_found_when_applied(state: Any) -> None:
     assert failing(wrap("fakelib:helper"), wrap("fakelib:alias_of_helper", owner="beta")) == (
-        "MS402 fakelib:alias_of_helper and fakelib:helper are two names of one object\n"
+        "MS402 fakelib:alias_of_helper and fakelib:helper are two names of one object, and both are patched\n"
         "  fix: patch the name in the module that defines it"
     )
 

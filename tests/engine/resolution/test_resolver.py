@@ -79,7 +79,10 @@ def test_a_conflict_prints_both_chains_and_the_ways_out():
 
 def test_two_holders_of_a_slot_conflict_without_knowing_each_other():
     (problem,) = ask(catalog(make("a", slots={"linear"}), make("b", slots={"linear"})), "a", "b").problems
-    assert (problem.code, problem.message) == ("MS203", "a and b all hold the slot linear, which only one feature can hold")
+    assert (problem.code, problem.message) == (
+        "MS203",
+        "a and b both hold the slot linear, a role that only one feature can have",
+    )
 
 
 def test_a_conflict_may_name_a_slot():
@@ -104,7 +107,7 @@ def test_a_cycle_prints_its_path_and_who_declared_each_edge():
     known = catalog(make("a", After("b")), make("b", After("c")), make("c", After("a")), make("d", After("a")))
     (problem,) = ask(known, "a", "b", "c", "d").problems
     assert problem.code == "MS206"
-    assert problem.message == "the order has a cycle: a -> c -> b -> a"
+    assert problem.message == "the declared order of these features contradicts itself: a before c before b before a"
     assert problem.chain == (
         "a comes before c, declared by c",
         "c comes before b, declared by b",
@@ -238,7 +241,7 @@ def test_values_of_the_world_are_typed():
     assert messages(result) == [
         "tp is 0, which is less than 1 (tensor-parallel size)",
         "num_layers (transformer layers) is 'four', not a whole number",
-        "'num_layer' is not a field of the world",
+        "'num_layer' is not a size or model option of a job",
     ]
 
 

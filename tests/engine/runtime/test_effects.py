@@ -102,7 +102,7 @@ def test_a_site_that_was_never_reached_is_a_warning_with_the_fix(start: Start, s
     one_step(start(SCALE))
     assert said[1:] == [
         (
-            "MS410 alpha has no effect at the patched megatron.core.state:scale: the phase step ended without a call\n"
+            "MS410 alpha has no effect: the patched megatron.core.state:scale was never used in the phase step\n"
             "  fix: remove alpha, or check whether the model has the part that it changes"
         )
     ]
@@ -121,7 +121,7 @@ def test_an_optional_site_need_not_be_reached_while_another_is(start: Start, sai
 def test_optional_sites_of_which_none_is_reached_are_named(start: Start, said: Said) -> None:
     state()
     one_step(start(Replace(f"{STATE}:scale", "glue:triple", "a test", optional=True)))
-    assert said[1].startswith("MS410 alpha has no effect at the patched megatron.core.state:scale")
+    assert said[1].startswith("MS410 alpha has no effect: the patched megatron.core.state:scale")
 
 
 @pytest.mark.guards(16)
@@ -174,8 +174,8 @@ def test_a_name_that_somebody_bound_again_is_not_effective(start: Start, monkeyp
     monkeypatch.setattr(state(), "scale", len)
     (problem,) = proof.report().problems
     assert str(problem) == (
-        "MS411 megatron.core.state:scale was reassigned after alpha patched it\n"
-        "  fix: activate the plan after the code that assigns this name"
+        "MS411 other code replaced megatron.core.state:scale after alpha patched it\n"
+        "  fix: activate the plan after the code that replaces it"
     )
 
 
@@ -215,8 +215,8 @@ def test_hooks_and_arguments_and_operators_are_points(start: Start) -> None:
 def test_what_nothing_took_or_called_is_named(start: Start, said: Said) -> None:
     one_step(start(argument="hidden_size", optimizer_built=lambda self, optimizer: None))
     assert [line.partition("\n")[0] for line in said[1:]] == [
-        "MS410 alpha has no effect at the hook optimizer_built: the phase build ended without a call",
-        "MS410 alpha has no effect at Megatron's argument hidden_size: the phase build ended without a call",
+        "MS410 alpha has no effect: the hook optimizer_built was never used in the phase build",
+        "MS410 alpha has no effect: Megatron's argument hidden_size was never used in the phase build",
     ]
 
 

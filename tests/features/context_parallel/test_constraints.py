@@ -150,7 +150,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             name,
             cached(name, interval=8, keep="half"),
             {"cp": 8},
-            f"MS304 {name}: interval=8 is not less than num_layers=8 | --set {name}.interval=0",
+            f"MS304 {name}: interval=8 is not less than num_layers=8, so keep would apply in the first layer only | --set "
+            f"{name}.interval=0",
         )
         for name in (RING, ULYSSES, HYBRID)
     ),

@@ -181,7 +181,7 @@ def test_padding_behind_packed_sequences_is_refused_where_it_would_be_seen():
     with pytest.raises(MindSpeedError) as refused:
         attention(NONE)(*packed, None, attn_mask_type=NONE, packed_seq_params=params)
     assert str(refused.value) == (
-        "MS337 flash-attention: packed sequences are padded and attention is not causal\n"
+        "MS337 flash-attention: packed sequences contain padding, which non-causal attention would include\n"
         "  fix: give packed sequences without padding"
     )
 
