@@ -202,16 +202,18 @@ def test_forty_cycles_of_model_parallelism_on_two_ranks_leave_what_the_second_le
         assert after[-1] == after[1]
 
 
-def test_a_synchronous_save_starts_no_interpreter(tmp_path):
+def test_a_synchronous_save_starts_no_process(tmp_path, monkeypatch):
     import torch.distributed as dist
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.dist_checkpointing import ShardedTensor
+    from torch.distributed.checkpoint.api import CheckpointException
 
     def state(value):
         return {"weight": ShardedTensor.from_rank_offsets("weight", torch.full((8,), value))}
 
     dist.init_process_group("nccl", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
+    monkeypatch.setattr(os, "fork", None)
     others = psutil.Process().children()
     try:
         for value in (1.0, 2.0):
@@ -220,6 +222,10 @@ def test_a_synchronous_save_starts_no_interpreter(tmp_path):
             dist_checkpointing.save(state(value), str(folder))
             assert dist_checkpointing.load(state(0.0), str(folder))["weight"].tolist() == [value] * 8
         assert psutil.Process().children() == others
+        (tmp_path / "3.0").mkdir()
+        monkeypatch.setattr(os, "fsync", lambda descriptor: os.write(-1, b""))
+        with pytest.raises(CheckpointException, match=r"Worker failure: .Errno 9. Bad file descriptor"):
+            dist_checkpointing.save(state(3.0), str(tmp_path / "3.0"))
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
@@ -231,7 +237,9 @@ def test_a_writer_that_a_killed_rank_has_forked_ends_with_it():
 
     def write_for_ever():
         waiting = SimpleNamespace(put=lambda results: time.sleep(60))
-        FileSystemWriterAsync.write_preloaded_data([], 0, (os.devnull, "", ([], [])), waiting, None, use_fsync=False)
+        FileSystemWriterAsync.write_preloaded_data(
+            [], 0, (os.devnull, "", ([], [])), results_queue=waiting, count_queue=None, use_fsync=False
+        )
 
     def rank(told):
         writer = forks.Process(target=write_for_ever)

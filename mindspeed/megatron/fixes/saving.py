@@ -1,9 +1,11 @@
-"""The processes beside a rank that saves: no more than needed, and none that outlives it."""
+"""What a rank starts to save: for a synchronous save threads alone, and no process that outlives it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import parent_process
-from queue import SimpleQueue
+from queue import Queue, SimpleQueue
 from typing import Any
 
 from megatron.core.dist_checkpointing.strategies import filesystem_async
@@ -14,7 +16,7 @@ from mindspeed.plugins.wrapping import Function, wrapper
 
 @wrapper
 def collect_in_process(original: Function, *args: Any, **kwargs: Any) -> None:
-    """``save`` of a strategy: pass results from the writer to the end of the save without another process.
+    """``save`` of a strategy: pass results from the writers to the end of the save without another process.
 
     The queue of asynchronous saves, and what their writers have put into it, is kept.
     """
@@ -27,8 +29,34 @@ def collect_in_process(original: Function, *args: Any, **kwargs: Any) -> None:
 
 
 @wrapper
-def end_with_rank(original: Function, *args: Any, **kwargs: Any) -> None:
+def write_in_threads(
+    original: Function, transforms: Any, use_msc: bool, rank: int, buckets: Sequence[Any], results: Any
+) -> None:
+    """``write_preloaded_data_multiproc``: write the files of a synchronous save in threads, as Megatron does since 0.17.
+
+    The rank would wait forever for a forked writer that is killed.
+    """
+    if not isinstance(results, SimpleQueue):
+        original(transforms, use_msc, rank, buckets, results)
+        return
+    written: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+    open_files: Queue[int] = Queue()
+    write_bucket = filesystem_async.FileSystemWriterAsync.write_preloaded_data
+    options = {"use_msc": True} if use_msc else {}
+
+    def write(index: int, bucket: Any) -> None:
+        open_files.put(index)
+        write_bucket(transforms, index, bucket, results_queue=written, count_queue=open_files, use_fsync=True, **options)
+
+    with ThreadPoolExecutor(len(buckets)) as pool:
+        list(pool.map(write, range(len(buckets)), buckets))
+    outcomes = dict(written.get() for _ in buckets)
+    results.put(next((outcome for outcome in outcomes.values() if isinstance(outcome, Exception)), outcomes))
+
+
+@wrapper
+def end_with_rank(original: Function, *args: Any, results_queue: Any, **kwargs: Any) -> None:
     """``write_preloaded_data``, in a process that the rank forked: end with the rank, also when it is killed."""
-    if (rank := parent_process()) is not None and rank.pid is not None:
+    if not isinstance(results_queue, SimpleQueue) and (rank := parent_process()) is not None and rank.pid is not None:
         end_with(rank.pid)
-    original(*args, **kwargs)
+    original(*args, results_queue=results_queue, **kwargs)

@@ -75,7 +75,13 @@ ONLY_BEFORE_0_17 = {
         f"{_FIXES}.saving:end_with_rank",
     ),
 }
-SYNCHRONOUS = {(f"{CHECKPOINTS}.strategies.base:AsyncSaveShardedStrategy.save", f"{_FIXES}.saving:collect_in_process")}
+SYNCHRONOUS = {
+    (f"{CHECKPOINTS}.strategies.base:AsyncSaveShardedStrategy.save", f"{_FIXES}.saving:collect_in_process"),
+    (
+        f"{CHECKPOINTS}.strategies.filesystem_async:FileSystemWriterAsync.write_preloaded_data_multiproc",
+        f"{_FIXES}.saving:write_in_threads",
+    ),
+}
 SYNCHRONOUS_SINCE_0_17 = {
     (f"{CHECKPOINTS}.strategies.torch:TorchDistSaveShardedStrategy.save", f"{_FIXES}.saving:collect_in_process")
 }
