@@ -11,6 +11,7 @@ import signal
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.engine.runtime import error_file, parent_process, rendezvous
@@ -112,9 +113,16 @@ def first_host(nodes: str) -> str:
 
 def end_with_launcher() -> None:
     """Have the kernel kill this process when its launcher ends, also by SIGKILL; on other systems than Linux do nothing."""
-    launcher = os.getppid()
-    if os.environ.get(error_file.LAUNCHED) == str(launcher):
-        parent_process.end_with(launcher)
+    launcher = os.environ.get(error_file.LAUNCHED, "")
+    if launcher == str(os.getppid()) or (launcher.isdigit() and os.getppid() == 1 and not _runs(launcher)):
+        parent_process.end_with(int(launcher))
+
+
+def _runs(process: str) -> bool:
+    """Return whether a process has not ended, as one that nothing has waited for yet has."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def heeded(signals: Iterable[signal.Signals]) -> list[signal.Signals]:

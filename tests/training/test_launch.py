@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -25,6 +26,17 @@ def test_a_task_of_slurm_joins_and_meets_on_the_first_host():
         "MASTER_ADDR": "rack03",
         "MASTER_PORT": "30001",
     }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends a process with its launcher on Linux")
+def test_a_process_whose_launcher_ended_while_it_started_ends():
+    wait = "import os, time\nwhile os.getppid() != 1: time.sleep(0.01)\n"
+    code = wait + "from mindspeed.training.launch import end_with_launcher\nend_with_launcher()\nprint('goes on')"
+    start = f'MINDSPEED_LAUNCHED=$PPID_OF_RANK {sys.executable} -c "$CODE" &'
+    for launcher, expected in (("$$", ""), (str(os.getpid()), "goes on\n")):
+        command = ["sh", "-c", start.replace("$PPID_OF_RANK", launcher)]
+        done = subprocess.run(command, env=os.environ | {"CODE": code}, capture_output=True, text=True, check=True)
+        assert (done.stdout, done.stderr) == (expected, "")
 
 
 @pytest.mark.parametrize("environ", [{}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, {"RANK": "0"}])
