@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -63,6 +64,17 @@ class Main(Group):
     Output that cannot be written ends a verb too: with a sentence, or without one where the reader of a pipe has gone.
     With ``MINDSPEED_TRACE=1`` the traceback of an error comes before its problem.
     """
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Run as the program of a process, which ends at once where a verb has imported torch."""
+        try:
+            return super().__call__(*args, **options)
+        except SystemExit as end:
+            if "torch" in sys.modules and isinstance(end.code, int | None):
+                from mindspeed.training.launch import end_process
+
+                end_process(end.code or 0)
+            raise
 
     def main(self, *args: Any, **options: Any) -> Any:
         from mindspeed.cli.streams import open_closed_streams

@@ -15,7 +15,7 @@ from typing import Any
 from mindspeed import registry
 from mindspeed.plugins.problems import RunError
 from mindspeed.training.job import Job, read_job
-from mindspeed.training.launch import INTERRUPTED, end_with_launcher, leave_problems
+from mindspeed.training.launch import INTERRUPTED, end_process, end_with_launcher, leave_problems
 from mindspeed.training.run_folder import disk_problem
 
 
@@ -60,3 +60,4 @@ def work(job: Job, environ: Mapping[str, str]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     main()
+    end_process(0)

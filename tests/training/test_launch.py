@@ -39,6 +39,23 @@ def test_a_process_whose_launcher_ended_while_it_started_ends():
         assert (done.stdout, done.stderr) == (expected, "")
 
 
+def test_a_process_ends_after_its_threads_and_handlers_and_without_its_modules():
+    code = """
+import atexit, sys, threading, time
+from mindspeed.training.launch import end_process
+
+class Module:
+    __del__ = lambda self: print("torn down")
+
+sys.modules["late"] = Module()
+atexit.register(print, "handler")
+threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+end_process(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "thread\nhandler\n", "")
+
+
 @pytest.mark.parametrize("environ", [{}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, {"RANK": "0"}])
 def test_a_process_alone_starts_its_own_job(environ):
     assert joined(environ) is None
