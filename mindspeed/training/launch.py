@@ -54,8 +54,7 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     lost rank.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
+    from torch.distributed.run import parse_args
 
     where = list(passthrough) or ["--standalone", "--local-addr", "127.0.0.1"]
     arguments = parse_args([*where, "--nproc-per-node", str(nproc), "--no-python", "command"])  # type: ignore[no-untyped-call]
@@ -65,20 +64,29 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     with _restored({**defaults, **os.environ, **env, error_file.LAUNCHED: str(os.getpid())}):
         _hand_on_first(heeded(_HANDLED))
         try:
-            run(arguments)  # type: ignore[no-untyped-call]
-        except ChildFailedError as error:
-            _end_orphans(error)
-            rank, failure = min(error.failures.items(), key=_blame)
-            status = failure.exitcode if failure.exitcode > 0 else SIGNALLED - failure.exitcode
-            lost = JobError(_problems(rank, failure), status)
-            if arguments.master_addr and arguments.node_rank:
-                _tell_other_nodes(lost, rank, arguments)
-            raise lost from None
+            _run(arguments)
         except SignalException as stop:
             if stop.sigval == signal.SIGHUP:
                 leave_terminal()
             return SIGNALLED + stop.sigval
     return 0
+
+
+def _run(arguments: Any) -> None:
+    """Run torchrun's agent until the processes have ended. Raises JobError."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import run
+
+    try:
+        run(arguments)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        _end_orphans(error)
+        rank, failure = min(error.failures.items(), key=_blame)
+        status = failure.exitcode if failure.exitcode > 0 else SIGNALLED - failure.exitcode
+        lost = JobError(_problems(rank, failure), status)
+        if arguments.master_addr and arguments.node_rank:
+            _tell_other_nodes(lost, rank, arguments)
+        raise lost from None
 
 
 def joined(environ: Mapping[str, str]) -> dict[str, str] | None:

@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -148,6 +149,52 @@ def test_the_cause_of_an_end_is_told_once(program, text):
     with pytest.raises(RunError) as caught:
         launch([sys.executable, "-c", program], 2, {})
     assert str(caught.value) == text
+
+
+def test_a_signal_while_other_nodes_are_told_of_a_lost_rank_ends_the_launcher(monkeypatch):
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    def fail(arguments):
+        raise ChildFailedError("job", {3: ProcessFailure(local_rank=0, pid=2**30, exitcode=3, error_file="<N/A>")})
+
+    monkeypatch.setattr(run, "run", fail)
+    monkeypatch.setattr("mindspeed.training.launch._tell_other_nodes", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    where = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1"]
+    assert launch(["job"], 1, {}, where) == 128 + signal.SIGTERM
+
+
+@pytest.mark.long
+def test_ranks_of_another_node_hear_of_a_rank_that_ends_before_it_has_a_plan(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import os\nif os.environ.get('RANK') == '1':\n    os._exit(3)\n")
+    (tmp_path / "job.py").write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "mindspeed", "run", "--platform", "cpu", "--nproc", "1", "--nnodes", "2"),
+                *("--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port), "--", "job.py"),
+            ],
+            cwd=tmp_path,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in (0, 1)
+    ]
+    errors = [node.communicate(timeout=60)[1] for node in nodes]
+    lost = "MS604 rank 1 ended with exit status 3; the other ranks were stopped"
+    assert errors == [
+        (
+            f"MS612 rank 1 failed during the setup of the job: {lost}\n"
+            f"  because: rank 1 runs on {socket.gethostname()}\n"
+            "  fix: check the log of rank 1\n"
+        ),
+        f"{lost}\n",
+    ]
 
 
 def test_processes_get_their_rank_their_arguments_and_the_given_variables(tmp_path):
