@@ -55,10 +55,12 @@ class Run:
         return self
 
     def wait_for_step(self, run: Path, step: int) -> None:
-        """Return when the log of the run has the step."""
-        end = time.monotonic() + 120
+        """Return when the log of the run has the step; a run may take 120 s for its next step."""
+        count, end = 0, time.monotonic() + 120
         while not any(row["step"] >= step for row in log(run)):
             assert self.process.poll() is None, self.process.communicate()
+            if len(log(run)) > count:
+                count, end = len(log(run)), time.monotonic() + 120
             assert time.monotonic() < end, "the run does not get on"
             time.sleep(0.1)
 

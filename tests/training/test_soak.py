@@ -20,7 +20,7 @@ TEN = (
 )
 STEADY = (
     *("--num-layers=2", "--hidden-size=32", "--num-attention-heads=4", "--seq-length=32", "--global-batch-size=2"),
-    *("--micro-batch-size=1", "--log-interval=1", "--eval-iters=1", "--sample-tokens=1"),
+    *("--micro-batch-size=1", "--log-interval=10", "--eval-iters=1", "--sample-tokens=1"),
     *("--normalization=RMSNorm", "--activation=silu", "--gated-linear-unit", "--rotary", "--no-linear-bias"),
 )
 
