@@ -9,6 +9,7 @@ import io
 import json
 import os
 import sys
+from dataclasses import replace
 from multiprocessing import Value
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def main() -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     assert joined(os.environ) is not None
     os.environ |= {registry.PLAN_VARIABLE: str(run / "plan.json"), "MINDSPEED_TRAIN": str(run / "process.json")}
-    job = read_job(os.environ)
+    job = replace(read_job(os.environ), run=str(run))  # which may be a copy of the run that the job names
     registry.activate(job.plan)
     from megatron.core import parallel_state
 
