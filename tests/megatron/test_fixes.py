@@ -13,8 +13,10 @@ import pytest
 import torch
 
 import mindspeed
+from mindspeed.engine.resolution.environment import version_in
 from mindspeed.megatron.fixes import kernels
 from mindspeed.plugins.problems import PlatformError
+from mindspeed.registry import probe
 from tests.megatron.on_ranks import cycles, host_weights, reduced_by_instances
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
@@ -224,7 +226,7 @@ def test_a_synchronous_save_starts_no_process(tmp_path, monkeypatch):
         assert psutil.Process().children() == others
         (tmp_path / "3.0").mkdir()
         monkeypatch.setattr(os, "fsync", lambda descriptor: os.write(-1, b""))
-        with pytest.raises(CheckpointException, match=r"Worker failure: .Errno 9. Bad file descriptor"):
+        with pytest.raises(CheckpointException, match="Worker failure: "):
             dist_checkpointing.save(state(3.0), str(tmp_path / "3.0"))
     finally:
         parallel_state.destroy_model_parallel()
@@ -233,6 +235,8 @@ def test_a_synchronous_save_starts_no_process(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends a process with its parent on Linux")
 def test_a_writer_that_a_killed_rank_has_forked_ends_with_it():
+    if version_in(str(probe("cpu").megatron), ">=0.17"):
+        pytest.skip("Megatron writes in threads since 0.17")
     from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 
     def write_for_ever():
