@@ -13,6 +13,7 @@ import inspect
 import random
 import re
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -47,17 +48,16 @@ SIZES: Final[Mapping[str, int]] = {
 }
 """Number of texts of each kind in a sample of 60."""
 SHOWN: Final = {
-    "cpu.yaml": "features plan --all, a patch or argument of the CPU platform:",
-    "patches.yaml": "features plan --all, a patch:",
-    "fingerprint.yaml": "the ranks have different values of {key}: {text}",
-    "variables.yaml": "environment variable {key}: {text}",
+    "cpu.yaml": "features plan --base, what the CPU platform changes:\n\n{key}\n  {text}",
+    "patches.yaml": "features plan --all, a patch:\n\n{key}\n  {text}",
+    "fingerprint.yaml": "Page “Environment variables”, table “Variables that must be equal”, what each decides:\n\n`{key}`: "
+    "{text}",
+    "variables.yaml": "Page “Environment variables”:\n\n`{key}`: {text}",
     "error_codes.yaml": "$ mindspeed explain {key}\n\n{text}",
-    "traps.yaml": "a warning of mindspeed check about a Megatron-LM command",
-    "flags.yaml": "MindSpeed's flag {key} is not needed: {text}",
-    "other_flags.yaml": "MindSpeed's flag {key} has no equivalent: {text}",
+    "traps.yaml": "mindspeed check, a warning about a Megatron-LM command:\n\n{text}",
     "old_modules.yaml": "{key} is an import name of MindSpeed that this package does not provide\n  fix: {text}",
     "provided_names.yaml": "{key} is an import name of MindSpeed that this package does not provide\n  fix: {text}",
-    "feature_classes.yaml": "the class {key} of MindSpeed does not exist here\n  fix: {text}",
+    "feature_classes.yaml": "help({key}), a class for MindSpeed's scripts:\n\n{key} of MindSpeed maps to no feature: {text}",
 }
 """What a user sees together with a sentence of a data file."""
 PARTS: Final = re.compile(r"\{(?:self\.)?(?:text|reason|sentence|what|words|why|wrong|found|end|kind)\b")
@@ -150,33 +150,53 @@ def problems() -> Iterator[str]:
     """Yield the problems in the code with their fixes, and with example values where a test has them."""
     for file in sorted((ROOT / "mindspeed").rglob("*.py")):
         assigned: dict[str, ast.AST] = {}
+        VALUES.maps[0] = EXAMPLES.get(file.name, {})
         for node in sorted(ast.walk(ast.parse(file.read_text(encoding="utf-8"))), key=lambda node: getattr(node, "lineno", 0)):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 assigned[node.targets[0].id] = node.value
             elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Problem" and len(node.args) > 1:
                 code, message, *_ = (literal(assigned.get(getattr(part, "id", ""), part)) for part in node.args)
+                message = _inlined(message, assigned)
                 if len(re.sub(r"\{[^}]*\}", "", message).split()) > 3 and not PARTS.search(message):
                     fixes = [word.value for word in node.keywords if word.arg == "fix"] or node.args[5:6]
-                    text, fill = _example(message)
+                    text, fill = _example(message, f"{code} ")
                     yield f"```\n{code} {text}{''.join(fill(_fix(fix, assigned)) for fix in fixes)}\n```"
 
 
+def _inlined(message: str, assigned: Mapping[str, ast.AST]) -> str:
+    """Return a message with the texts that its module assigns to names in it."""
+    return re.sub(r"\{(\w+)\}", lambda hole: (hole[1] in assigned and literal(assigned[hole[1]])) or hole[0], message)
+
+
+EXAMPLES: Final[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("prose_values.yaml").read_text(encoding="utf-8"))
+VALUES: Final[ChainMap[str, Any]] = ChainMap({}, EXAMPLES)
+"""Values of expressions in messages, where no test or page has an example; first those of the module that is read."""
+
+
 def _placeholder(expression: str) -> str:
-    """Return what stands for a value: the last name of its expression."""
-    return f"<{(re.findall('[A-Za-z_]+', expression) or ['value'])[-1].strip('_').lower()}>"
+    """Return a value of an expression, or what stands for one: the last name in it."""
+    last = (re.findall("[A-Za-z_]+", expression) or ["value"])[-1]
+    return str(VALUES.get(expression, VALUES.get(last, f"<{last.strip('_').lower()}>")))
+
+
+class _Name(str):
+    """A placeholder, of which every part is the placeholder."""
+
+    def __getitem__(self, key: Any) -> str:
+        return self
 
 
 class _Value(dict[str, Any]):
     """Names of a module: what no other mapping has reads as a placeholder."""
 
     def __missing__(self, name: str) -> str:
-        return f"<{name}>"
+        return _Name(_placeholder(name))
 
 
 def _fix(node: ast.AST, assigned: Mapping[str, ast.AST]) -> str:
     """Return the line of a fix in source, as far as its expression says it."""
     names = _Value(vars(fix_names))
-    names.update((name, literal(value)) for name, value in assigned.items() if literal(value))
+    names.update((name, literal(value)) for name, value in assigned.items() if name not in VALUES and literal(value))
     source = re.sub(r"\{([^{}]*)\}", lambda hole: _placeholder(hole[1]), ast.unparse(node))
     try:
         fix = eval(source, {"__builtins__": {}}, names)
@@ -200,7 +220,8 @@ def guides() -> Iterator[str]:
         page = file.read_text(encoding="utf-8")
         if "made by `make docs`" in page[:400]:
             continue
-        blocks = [block.strip() for block in re.sub(r"(?s)<!--.*?-->", "", page).split("\n\n") if block.strip()]
+        page = re.sub(r"(?ms)^```.*?^```", lambda fence: fence[0].replace("\n\n", "\n"), re.sub(r"(?s)<!--.*?-->", "", page))
+        blocks = [block.strip() for block in page.split("\n\n") if block.strip()]
         title = heading = ""
         for before, block, after in zip(["", *blocks], blocks, [*blocks[1:], ""], strict=False):
             if found := re.match(r"(#+) (.*)", block):
@@ -215,24 +236,37 @@ def guides() -> Iterator[str]:
 def data() -> Iterator[str]:
     """Yield the sentences of data files, with the output that shows them."""
     for file in sorted((ROOT / "mindspeed").rglob("*.yaml")):
-        shown = SHOWN.get(file.name)
+        shown, value = SHOWN.get(file.name), yaml.safe_load(file.read_text(encoding="utf-8"))
         if file.name == "known_errors.yaml":
-            for error in yaml.safe_load(file.read_text(encoding="utf-8")):
+            for error in value:
                 yield f"$ mindspeed explain '{error['pattern']}'\n\n{error['cause']}\n  fix: {error['fix']}"
+        elif file.name in ("flags.yaml", "other_flags.yaml"):
+            yield from (f"mindspeed check, about a script for MindSpeed:\n\n{said}" for row in value for said in _flag(row))
         elif shown is not None:
-            yield from _data(yaml.safe_load(file.read_text(encoding="utf-8")), shown, "")
+            yield from _data(value, shown, "")
+
+
+def _flag(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is reported of a flag of MindSpeed."""
+    flag = row.get("flag") or next(iter(row.get("flags", {})), "")
+    if "noop_reason" in row:
+        yield f"{flag} is not needed: {row['noop_reason']}"
+    elif "means" in row:
+        yield f"{flag} is Megatron's {row['means']}"
+    elif "reason" in row:
+        said = {"not-needed": "is not needed", "left-out": "is left out", "library": "belongs to MindSpeed-LLM"}
+        fix = row.get("fix", "" if row["kind"] == "not-needed" else f"remove {flag}")
+        yield f"{flag} {said.get(row['kind'], 'has no equivalent')}: {row['reason']}" + (f"\n  fix: {fix}" if fix else "")
 
 
 def _data(value: Any, shown: str, key: str) -> Iterator[str]:
     if isinstance(value, Mapping) and (text := value.get("text", value.get("reason"))):
         fix = f"\n  fix: {value['fix']}" if "fix" in value else ""
-        where = str(value.get("prefix", f"{value.get('module', '')}:"))
-        names = (
-            [f"{where}{str(value['names']).split()[0]}"] if "names" in value else value.get("target", value.get("argument", []))
-        )
-        names = [key] if "class" in shown else value.get("flags", [names] if isinstance(names, str) else names)
-        first = next(iter(names), key)
-        yield (shown.format(key=first, text=text) if "{" in shown else f"({shown}) {first}\n\n{text}") + fix
+        places = {"types": "torch.cuda:", "collectives": "torch.distributed:"}
+        where = str(value.get("prefix", f"{value['module']}:" if "module" in value else places.get(key, "")))
+        names = [f"{where}{value['names'].split()[0]}"] if "names" in value and where else []
+        target = value.get("target", f"{value['argument']} = {value.get('value')}" if "argument" in value else key)
+        yield shown.format(key=[*names, target][0], text=text) + fix
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _data(inner, shown, str(name))
@@ -240,7 +274,7 @@ def _data(value: Any, shown: str, key: str) -> Iterator[str]:
         for inner in value:
             yield from _data(inner, shown, key)
     elif isinstance(value, str) and len(value.split()) > 3:
-        yield shown.format(key=key, text=value) if "{" in shown else f"({shown})\n\n{value}"
+        yield shown.format(key=key, text=value)
 
 
 KINDS: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
@@ -281,11 +315,14 @@ def _quoted() -> str:
     return "\n".join(file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".md"))
 
 
-def _example(template: str) -> tuple[str, Callable[[str], str]]:
-    """Return a message with values that a test or page has for it, and a function that fills them into other texts."""
+def _example(template: str, code: str = "") -> tuple[str, Callable[[str], str]]:
+    """Return a message with values that a test or page has for it, and a function that fills them into other texts.
+
+    The message begins a quoted text, or follows its ``code``.
+    """
     holes = re.findall(r"\{([^}]*)\}", template)
     pattern = r'([^\s"“”{}*\\]+?)'.join(re.escape(part) for part in re.split(r"\{[^}]*\}", template))
-    found = re.search(rf'(?<=[ "“]){pattern}(?=["”\n])', _quoted()) if holes else None
+    found = re.search(rf'(?:(?<=["“])|(?<={code or " "})){pattern}(?=["”\n\\])', _quoted()) if holes else None
     values = dict(zip(holes, found.groups() if found else map(_placeholder, holes), strict=True))
 
     def fill(text: str) -> str:

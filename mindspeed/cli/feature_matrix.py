@@ -36,10 +36,15 @@ def matrix() -> None:
     "--strength",
     type=click.IntRange(2, 3),
     metavar="N",
-    help="Sets of features that cover every combination of N features, instead of pairs",
+    help="Instead of pairs, test sets of features that together contain every combination of N features",
 )
 @click.option(
-    "--set-size", type=click.IntRange(2), default=14, show_default=True, metavar="N", help="Number of features in such a set"
+    "--set-size",
+    type=click.IntRange(2),
+    default=14,
+    show_default=True,
+    metavar="N",
+    help="With --strength: number of features in each set",
 )
 @budget_option
 @click.option("--again", is_flag=True, help="Run cases again even if a verdict exists")
@@ -89,7 +94,7 @@ def run(
 @matrix.command()
 @names_argument("NAME...")
 @names_option("--features", help="Features; the same as the argument")
-@click.option("--layout", default="", metavar="NAME", help="the feature in this layout")
+@click.option("--layout", default="", metavar="NAME", help="Show the verdict of the feature in this layout, such as tp2")
 @store_option
 @json_option
 def show(names: tuple[str, ...], features: tuple[str, ...], layout: str, store: Path | None) -> None:

@@ -55,7 +55,7 @@ class FeatureLocation:
     "--into",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="PACKAGE",
-    help="Create a folder inside this folder of an existing package, with a test",
+    help="Create the feature inside this folder of an existing package, with a test",
 )
 @click.option(
     "-o",
@@ -64,7 +64,7 @@ class FeatureLocation:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
     metavar="DIR",
-    help="Where to create it: a package in DIR/NAME, otherwise the checkout of mindspeed  [default: .]",
+    help="With --package: create the package in DIR/NAME. Otherwise: the checkout of mindspeed  [default: .]",
 )
 @json_option
 def new(name: str, kind: str, package: bool, into: Path | None, folder: Path) -> None:

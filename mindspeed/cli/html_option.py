@@ -12,7 +12,7 @@ import click
 def html_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add ``--html FILE``, which writes ``what`` as a page; the function gets it as ``html``."""
     kind = click.Path(dir_okay=False, path_type=Path)
-    return click.option("--html", type=kind, metavar="FILE", help=f"also write {what} as one HTML page")
+    return click.option("--html", type=kind, metavar="FILE", help=f"Also write {what} as one HTML page")
 
 
 def write_page(file: Path, text: str) -> None:

@@ -30,8 +30,8 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
     variants, and hashes of Megatron's files. On a machine without torch, such as a CI runner, give Megatron's version with
     --megatron; the plan and its digest are the same. mindspeed preflight checks nodes against the lock file.
 
-    The lock of a training command, in words or in a script, is made when the command has no problems. It holds the arguments of
-    the script too. --lock and the variable MINDSPEED_LOCK then start nothing with other arguments.
+    For a training command, given here or in a script, the lock file also contains all arguments of the command. A job that is
+    started with --lock or MINDSPEED_LOCK and other arguments is refused. If the command has problems, no lock file is written.
     """
     from contextlib import nullcontext
 

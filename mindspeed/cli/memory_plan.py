@@ -146,7 +146,7 @@ def _mib(size: int) -> str:
 @request_options
 @json_option
 def pairs(request: Request, names: tuple[str, ...]) -> None:
-    """Show for each pair of features whether a job can have both, and why not."""
+    """Show for each pair of memory features whether a job can use both, and why not."""
     names, request = request.subject(names)
     rows = [(first, second, _refusal(request, first, second)) for first, second in combinations(sorted(set(names)), 2)]
     if wants_json():

@@ -56,7 +56,10 @@ def drift(megatron: str | None) -> None:
 @patches.command()
 @click.option("--megatron", metavar="PATH", help="Checkout or unpacked wheel  [default: installed]")
 @click.option(
-    "--into", metavar="FOLDER", type=click.Path(path_type=Path), help="Output folder of the record  [default: this package]"
+    "--into",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="Folder for the recorded patch targets and arguments  [default: this package]",
 )
 @json_option
 def record(megatron: str | None, into: Path | None) -> None:
@@ -90,20 +93,25 @@ def record(megatron: str | None, into: Path | None) -> None:
     type=click.Path(path_type=Path),
     default=Path("build/follow"),
     show_default=True,
-    help="Output folder of the report and the record",
+    help="Folder for the report and for the recorded patch targets",
 )
-@click.option("--claims/--no-claims", default=True, help="Verify the claim of every feature on the checkout")
+@click.option("--claims/--no-claims", default=True, help="Run mindspeed features verify for every feature on the checkout")
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0.1),
     default=8.0,
     show_default=True,
-    help="Time for all claims; no claim starts after it",
+    help="Time in minutes for --claims; after it, no further feature is verified",
 )
 @click.option(
-    "--limit", type=click.FloatRange(min=1), default=90.0, show_default=True, metavar="SECONDS", help="Time for each claim"
+    "--limit",
+    type=click.FloatRange(min=1),
+    default=90.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time limit in seconds for one feature (with --claims)",
 )
-@names_option("--features", "--feature", "names", help="Verify only these features; may be repeated")
+@names_option("--features", "--feature", "names", help="With --claims: verify only these features; may be repeated")
 @json_option
 def follow(
     checkout: Path,

@@ -294,7 +294,7 @@ _LEVELS: Final = (
     "0 = only features that are part of Megatron, 1 = also safe accelerations, 2 = also requested features  [default: 2]"
 )
 _ONLY: Final = "Use only the requested features and what they require, without additions of optimization level 1"
-_STRICT: Final = "Refuse features that are only added as requirements, and checks that cannot be decided"
+_STRICT: Final = "Also report as problems: required features that were not requested, and checks that need a missing value"
 _OPTIONS: Final[dict[str, click.Option]] = {
     "file": JobOption(["-f", "--file"], metavar="JOB.yaml", help="Job file with features, settings and world"),
     "features": JobOption(["--features"], help="Features to switch on; may be repeated", **_NAMES),

@@ -28,10 +28,14 @@ def schedule() -> None:
 @click.option(
     "--schedule", "name", required=True, metavar="NAME", help="Schedule, feature that provides one, or a file written by --json"
 )
-@click.option("--pp", type=click.IntRange(1), default=4, show_default=True, help="pipeline ranks")
+@click.option("--pp", type=click.IntRange(1), default=4, show_default=True, help="Number of pipeline ranks")
 @click.option("--vpp", type=click.IntRange(1), help="Number of model chunks per rank  [default: 1, or 2 for a V]")
 @click.option("--micro-batches", type=click.IntRange(1), default=16, show_default=True, help="Number of micro-batches per step")
-@click.option("--group", type=click.IntRange(1), help="microbatch_group_size_per_vp_stage  [default: pp]")
+@click.option(
+    "--group",
+    type=click.IntRange(1),
+    help="Number of micro-batches in a row per model chunk (microbatch_group_size_per_vp_stage)  [default: pp]",
+)
 @click.option(
     "--cost",
     default="1:1:1:1",
@@ -39,13 +43,20 @@ def schedule() -> None:
     metavar="F:B:W:R",
     help="Durations of forward, input gradient, weight gradient and recomputation for one model chunk",
 )
-@click.option("--hop", type=click.FloatRange(0), default=0.0, show_default=True, help="Duration of a message between ranks")
-@click.option("--weights", metavar="W,...", help="Factor for the durations of each stage")
+@click.option(
+    "--hop",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Duration of a message between two ranks, in the unit of --cost",
+)
+@click.option("--weights", metavar="W,...", help="Factors by which --cost is multiplied, one per pipeline stage")
 @click.option(
     "--recompute",
     type=click.Choice(("none", "backward", "all", "least")),
     default="none",
-    help="When recomputation (R) runs: none, inside the backward pass, all ahead of it, or least for the limit",
+    help="Recomputation (R): none, backward (inside the backward pass), all (before the gradient arrives), least (as --limit "
+    "requires)",
 )
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of forward passes whose activations a rank keeps")
 @click.option(

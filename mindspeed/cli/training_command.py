@@ -49,7 +49,7 @@ def _capability(ctx: click.Context, parameter: click.Parameter, value: str | Non
 
 
 script_option = click.option(
-    "--script", metavar="FILE", help="Plan the training command of this shell script or of a launcher's JSON file"
+    "--script", metavar="FILE", help="Read the training command from this shell script, or from a launcher's JSON file"
 )
 
 

@@ -56,13 +56,17 @@ if TYPE_CHECKING:
     "budget",
     default=float("inf"),
     metavar="SECONDS",
-    help="Time for measurements; finished measurements are kept",
+    help="Time in seconds for all measurements; finished ones are kept",
 )
 @click.option("--store", type=FOLDER, metavar="FOLDER", help="Folder of the measurements  [default: the cache]")
 @click.option("--output", type=FOLDER, metavar="FOLDER", help="Write tune.json, job.yaml and pareto.png to this folder")
 @click.option("--dry-run", "dry", is_flag=True, help="Use dry runs (fake tensors) to decide which layouts fit in memory")
 @click.option(
-    "--top", default=20, show_default=True, metavar="N", help="Number of rows to show; 0 = every feasible configuration"
+    "--top",
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Number of configurations to show; 0 = every configuration that fits",
 )
 @request_options
 @json_option
@@ -149,9 +153,7 @@ def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: flo
         ranks = _local_ranks(job)
         rows = job.telling(machine, limit, calibrate)
         if len(rows) < calibrate:
-            text = (
-                f"{calibrate} runs cannot calibrate {ranks} ranks: only {len(rows)} configurations fit and differ in their work"
-            )
+            text = f"--calibrate {calibrate} needs as many different configurations of {ranks} ranks, but only {len(rows)} fit"
             raise RunError([Problem("MS345", text, fix=Advice(f"--calibrate {len(rows)}, or a larger --world-size"))])
         known = measure(rows, job.job_of, store, ranks, steps, budget, _say)
         measured = [known[row.key] for row in rows if row.key in known]  # others would change what a resumed search finds

@@ -53,7 +53,7 @@ def rows_of(name: str) -> list[DiscoveredFeature]:
     if not rows:
         names = {row.distribution for row in known.rows} | {row.name for row in known.rows}
         fix = suggestion(near_names(name, names), "install it first: pip install -e .")
-        text = f"{name!r} is neither a distribution with features nor a feature"
+        text = f"{name!r} is neither a feature nor an installed package with features"
         raise ResolutionError([Problem("MS201", text, (name,), fix=advice(fix))])
     return rows
 

@@ -269,7 +269,7 @@ def _request(values: Mapping[str, Any]) -> _Request:
         try:
             needed = feature.is_need_apply(complete)
         except Exception as error:  # foreign code may fail in any way
-            text = f"{name} raised an error when its switch was read: {refusal_of(error)}"
+            text = f"{name} raised an error in is_need_apply: {refusal_of(error)}"
             problems.append(
                 Problem("MS901", text, (name,), where=manager.where_of(feature), fix=Advice("correct is_need_apply"))
             )

@@ -188,9 +188,16 @@ def _options(path: Path) -> dict[str, str]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))["config"]
     except (OSError, ValueError, LookupError) as error:
-        text = f"the options of the run cannot be read: {error}"
+        text = f"the options of this run cannot be read: {error}"
         raise RunError(
-            [Problem("MS602", text, where=str(path), fix=Advice("compare with another run, or with its job file"))]
+            [
+                Problem(
+                    "MS602",
+                    text,
+                    where=str(path),
+                    fix=Advice("compare with another run, or give the job file of this run instead of its folder"),
+                )
+            ]
         ) from error
     return {f"option {name}": str(value) for name, value in config.items() if name != "run"}
 

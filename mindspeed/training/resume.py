@@ -124,7 +124,7 @@ def check_steps(config: TrainConfig, step: int, where: str) -> list[Problem]:
     """MS301 when the steps that are wanted are fewer than those of the checkpoint."""
     if config.train_iters >= step:
         return []
-    text = f"train.train_iters is {config.train_iters}, but the checkpoint is of step {step}"
+    text = f"train.train_iters is {config.train_iters}, but the checkpoint was saved after step {step}"
     fix = f"--train-iters {2 * step}, or --step N for an earlier checkpoint"
     return [Problem("MS301", text, where=where, fix=advice(fix))]
 

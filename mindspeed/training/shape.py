@@ -104,12 +104,12 @@ def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
     problems = []
     activation = world.get("activation")
     if activation in FIELDS["activation"].words and activation not in ACTIVATIONS:
-        text = f"activation is {activation!r}, but the trainer supports only {', '.join(ACTIVATIONS)}"
+        text = f"activation is {activation!r}, but mindspeed pretrain supports only {', '.join(ACTIVATIONS)}"
         problems.append(Problem("MS301", text, fix=GiveField("activation", ACTIVATIONS[0])))
     for name in NOT_BUILT:
         if (value := world.get(name)) and value != FIELDS[name].default:
-            text = f"{name} is {value}, but the trainer does not build such a model"
-            fix = "train it with a custom script or Megatron-LM's, under mindspeed run"
+            text = f"{name} is {value}, but mindspeed pretrain does not build such a model"
+            fix = "train it by another script: mindspeed run -- pretrain_gpt.py ..."
             problems.append(Problem("MS301", text, fix=advice(fix)))
     if pattern := world.get(PATTERN):
         problems += _check_pattern(pattern, world.get("megatron") or megatron_version())
@@ -132,13 +132,13 @@ def _check_pattern(pattern: str, megatron: str | None) -> list[Problem]:
     """Find what the trainer cannot build of a HybridModel."""
     problems = []
     if megatron is not None and not version_in(megatron, _HYBRID_SINCE):
-        text = f"a HybridModel needs megatron-core {_HYBRID_SINCE}, and this is {megatron}"
+        text = f"a HybridModel needs megatron-core {_HYBRID_SINCE}, but the version is {megatron}"
         fix = (Advice("install a newer megatron-core"), DropField(PATTERN))
         problems.append(Problem("MS302", text, fix=fix))
     at = next((at for at, layer in enumerate(pattern) if layer not in HYBRID_LAYERS), None)
     if at is not None:
-        text = f"the trainer builds layers {' '.join(HYBRID_LAYERS[:-1])} of a HybridModel\n{pattern_of(pattern).marked(at)}"
-        fix_text = "train it with a custom script or Megatron-LM's, under mindspeed run"
+        text = f"mindspeed pretrain builds only layers {' '.join(HYBRID_LAYERS[:-1])}\n{pattern_of(pattern).marked(at)}"
+        fix_text = "train it by another script: mindspeed run -- pretrain_gpt.py ..."
         problems.append(Problem("MS301", text, fix=advice(fix_text)))
     return problems
 

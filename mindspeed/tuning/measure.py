@@ -76,7 +76,7 @@ def run_job(job: Mapping[str, Any], ranks: int, steps: int) -> float:
         command = [sys.executable, "-m", "mindspeed", "pretrain", "-f", str(path), "--nproc", str(ranks), "--run", str(run)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            text = f"a run of a configuration ended with exit status {done.returncode}"
+            text = f"a measured run of mindspeed tune ended with exit status {done.returncode}"
             fix = Advice("check the lines above; --mode white predicts without measuring")
             raise RunError([Problem("MS604", text, chain=tuple(done.stderr.splitlines()[-8:]), fix=fix)])
         rows = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -162,4 +162,7 @@ def test_an_unknown_name_gets_near_names(mindspeed):
 @pytest.mark.parametrize("verb", [("explain",), ("features", "explain")])
 def test_a_code_is_explained_by_both_verbs(mindspeed, verb):
     done = mindspeed(*verb, "ms207")
-    assert done.stdout == "MS207: A requested feature has a higher optimization level than the job allows.\n"
+    assert done.stdout == (
+        "MS207: A requested feature has a higher optimization level than the job allows. Raise\n"
+        "--optimization-level, or remove the feature.\n"
+    )

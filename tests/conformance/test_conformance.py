@@ -204,7 +204,7 @@ def test_a_name_that_nobody_has_gets_near_names(acme):
     with pytest.raises(MindSpeedError) as caught:
         rows_of("acme-mad")
     assert str(caught.value) == (
-        "MS201 'acme-mad' is neither a distribution with features nor a feature\n  fix: did you mean acme-made or acme?"
+        "MS201 'acme-mad' is neither a feature nor an installed package with features\n  fix: did you mean acme-made or acme?"
     )
 
 

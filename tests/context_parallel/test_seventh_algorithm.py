@@ -80,7 +80,7 @@ def test_an_algorithm_that_provides_what_a_feature_needs_is_accepted(other: str)
 def test_one_that_does_not_is_refused_with_those_that_do(other: str, capability: str) -> None:
     (problem,) = resolved(other, UNABLE).problems
     assert problem.code == "MS202"
-    needed = f"{NAME} does not support {capability}, which {other} needs"
+    needed = f"{NAME} does not support {capability.replace('-', ' ')}, which {other} needs"
     assert problem.message.startswith(needed)
     able = sorted(name for name in CATALOG.usable if capability in CATALOG.specs[name].provides)
     assert problem.fix_text == f"use {' or '.join(able)} instead, or remove {other} or {NAME}"

@@ -295,7 +295,7 @@ def test_what_fails_inside_a_feature_is_a_problem_of_that_feature():
     assert [(problem.code, problem.message) for problem in problems] == [
         (
             "MS901",
-            "compat:unsure raised an error when its switch was read: 'Namespace' object has no attribute 'of_nobody'",
+            "compat:unsure raised an error in is_need_apply: 'Namespace' object has no attribute 'of_nobody'",
         ),
         ("MS901", "compat:failing failed when it registered its patches: 'nothing here'"),
     ]

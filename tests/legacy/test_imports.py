@@ -68,19 +68,19 @@ WORKING = [
 REPLACED = {
     "from mindspeed.core.context_parallel.get_batch_utils import set_actual_seq_len": (
         "mindspeed.core.context_parallel.get_batch_utils",
-        "context-parallel splits every batch, and eod-reset reads document ends from the batch: no call is needed",
+        "remove the call; context-parallel splits every batch, and eod-reset reads document ends from it",
     ),
     "from mindspeed.core.context_parallel.adaptor import MindSpeedCPDotProductAttention": (
         "mindspeed.core.context_parallel.adaptor",
-        "context-parallel and its algorithm patch Megatron's core attention themselves",
+        "remove this import; context-parallel and its algorithm patch Megatron's core attention themselves",
     ),
     "import mindspeed.te.pytorch.attention.dot_product_attention.dot_product_attention": (
         "mindspeed.te.pytorch.attention.dot_product_attention.dot_product_attention",
-        "Megatron's core attention is used; context-parallel and flash-attention change it",
+        "use Megatron's core attention, which the features context-parallel and flash-attention change",
     ),
     "from mindspeed.core.ssm.chunk_gated_delta_rule import chunk_gated_delta_rule": (
         "mindspeed.core.ssm.chunk_gated_delta_rule",
-        "no feature replaces it",
+        "remove this import, because mindspeed has no replacement for it",
     ),
     "from mindspeed.core.fusions.fused_rms_norm import RMSNorm": (
         "mindspeed.core.fusions.fused_rms_norm",
@@ -92,15 +92,15 @@ REPLACED = {
     ),
     "from mindspeed.arguments import parse_args_wrapper": (
         "parse_args_wrapper of mindspeed.arguments",
-        "only process_args exists in it; Megatron-LM's parser reads all other arguments",
+        "import only process_args from it; use Megatron-LM's parser for all other arguments",
     ),
     "from mindspeed.features_manager import NothingFeature": (
         "NothingFeature of mindspeed.features_manager",
-        "'mindspeed features list' shows the features; MindSpeed's list has no class with this name",
+        "remove this import; MindSpeed has no feature class with this name. mindspeed features list shows the features",
     ),
     "from mindspeed.op_builder import AlgorithmOpBuilder": (
         "AlgorithmOpBuilder of mindspeed.op_builder",
-        "reuse-fp32-param shares the storage of parameters without a library",
+        "remove the builder: the feature reuse-fp32-param needs no C++ library",
     ),
     "from mindspeed.ops import npu_swiglu": ("npu_swiglu of mindspeed.ops", "did you mean mindspeed.ops.swiglu?"),
 }
@@ -255,7 +255,7 @@ def test_what_does_the_work_of_a_module_is_said_for_one_feature_and_for_several(
     assert replacement("mindspeed.core.pipeline_parallel.ripipe_schedules") == (
         "use the features recompute-in-bubble and recompute-in-advance instead"
     )
-    assert replacement("mindspeed.core.qat") == "no feature replaces it"
+    assert replacement("mindspeed.core.qat") == "remove this import, because mindspeed has no replacement for it"
 
 
 def test_an_operator_that_does_not_exist_suggests_near_ones():

@@ -61,8 +61,10 @@ def test_a_wrapper_without_the_suffix_is_refused_before_it_fails_in_a_call():
     Manager.register_patch(f"{HERE}.double", targets.forgotten_suffix)
     (problem,) = problems_of(Manager.apply_patches)
     assert problem.code == "MS409"
-    assert problem.message == (f"compat:patches replaces {HERE}.double with forgotten_suffix, which is written as a wrapper")
-    assert problem.fix_text == "use a name that ends like a wrapper's: forgotten_suffix_wrapper"
+    assert problem.message == (
+        f"compat:patches replaces {HERE}.double by forgotten_suffix, which takes a function and returns a wrapper of it"
+    )
+    assert problem.fix_text == "rename it to forgotten_suffix_wrapper, so that it is used as a wrapper"
     assert targets.double(1) == 2
 
 

@@ -152,5 +152,5 @@ def test_a_plan_warns_of_the_traps_of_its_script():
     ((plan, _),) = check_jobs([CheckedJob(command, made_up("cuda", "0.16.1"))])
     assert isinstance(plan, ActivationPlan)
     (text,) = [row.text for row in plan.rows if row.kind == "warning" and row.feature == "megatron-lm"]
-    assert text.startswith("slow: with CUDA_DEVICE_MAX_CONNECTIONS=1 --overlap-grad-reduce overlaps no communication")
+    assert text.startswith("slow: with CUDA_DEVICE_MAX_CONNECTIONS=1, --overlap-grad-reduce overlaps no communication")
     assert text.endswith("fix: unset CUDA_DEVICE_MAX_CONNECTIONS (https://github.com/NVIDIA/Megatron-LM/issues/1468)")

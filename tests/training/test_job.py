@@ -55,8 +55,8 @@ def test_everything_that_is_wrong_is_reported_at_once(refuse, tmp_path):
         ("MS301", "train.lr is 'fast': input should be a valid number, unable to parse string as a number"),
         ("MS601", "there is no none.idx and no none.bin"),
         ("MS301", "dtype is 'fp8', which is not one of fp32, bf16, fp16"),
-        ("MS301", "mtp_num_layers is 2, but the trainer does not build such a model"),
-        ("MS301", "recompute_granularity is full, but the trainer does not build such a model"),
+        ("MS301", "mtp_num_layers is 2, but mindspeed pretrain does not build such a model"),
+        ("MS301", "recompute_granularity is full, but mindspeed pretrain does not build such a model"),
         ("MS302", "hidden size 30 is not a multiple of the 4 attention heads"),
         ("MS302", "global batch size 8 is not a multiple of micro batch size 3"),
         ("MS201", "the feature 'tensor-paralel' does not exist"),
@@ -67,8 +67,8 @@ def test_everything_that_is_wrong_is_reported_at_once(refuse, tmp_path):
 def test_a_hybrid_model_that_the_trainer_does_not_build_is_refused(refuse, monkeypatch):
     monkeypatch.setattr("mindspeed.training.shape.megatron_version", lambda: "0.16.1")
     assert [*refuse("--hybrid-layer-pattern", "*-+-")][:2] == [
-        "a HybridModel needs megatron-core >=0.19, and this is 0.16.1",
-        "the trainer builds layers * - E of a HybridModel\n    *-+-\n      ^",
+        "a HybridModel needs megatron-core >=0.19, but the version is 0.16.1",
+        "mindspeed pretrain builds only layers * - E\n    *-+-\n      ^",
     ]
 
 

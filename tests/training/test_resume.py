@@ -96,7 +96,7 @@ def test_fewer_steps_than_the_checkpoint_has_are_a_problem(make_run: MakeRun) ->
     run = make_run(Layer("job file"))
     assert refused(run, train_iters=10) == [
         (
-            "MS301 train.train_iters is 10, but the checkpoint is of step 20\n"
+            "MS301 train.train_iters is 10, but the checkpoint was saved after step 20\n"
             f"  where: {checkpoint_path(run, 20)}\n"
             "  fix: --train-iters 40, or --step N for an earlier checkpoint"
         )

@@ -164,20 +164,21 @@ def test_a_setting_that_a_flag_gives_exists_once_its_feature_does(old):
     [
         (
             ["--attention-mask-type", "general"],
-            "--attention-mask-type is not needed: a causal mask is implied, and any other mask of the model is read",
+            "--attention-mask-type is not needed: context parallelism is causal by default, and reads the mask of the model "
+            "if it has another one",
         ),
         (
             ["--attention-mask-on-cpu"],
             (
-                "--attention-mask-on-cpu is not needed: a causal mask is never created, and of other masks each rank creates "
-                "only what its algorithm reads"
+                "--attention-mask-on-cpu is not needed: no rank creates a causal mask, and of another mask each rank creates "
+                "only its part"
             ),
         ),
         (
             ["--megatron-cp-in-bnsd"],
             (
-                "--megatron-cp-in-bnsd is not needed: the attention operator reads tensors in Megatron's layout and "
-                "transposes none"
+                "--megatron-cp-in-bnsd is not needed: the attention operator reads tensors in Megatron's layout without "
+                "transposing them"
             ),
         ),
     ],

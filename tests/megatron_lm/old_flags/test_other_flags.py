@@ -131,7 +131,10 @@ def test_what_megatron_says_in_other_words_is_translated_with_a_note(line, words
                 "GPT does not support"
             ),
         ),
-        ("--ema-decay 0.9", "--ema-decay has no equivalent: no optimizer of mindspeed keeps a moving average of the weights"),
+        (
+            "--ema-decay 0.9",
+            "--ema-decay has no equivalent: mindspeed has no optimizer that keeps a moving average of the weights (EMA)",
+        ),
         (
             "--rope-scaling-type llama3 --low-freq-factor 2",
             "--low-freq-factor is 2, but Megatron-LM has no argument for it and uses 1",
