@@ -57,7 +57,7 @@ SHOWN: Final = {
     "traps.yaml": "mindspeed check, a warning about a Megatron-LM command:\n\n{text}",
     "old_modules.yaml": "{key} is an import name of MindSpeed that this package does not provide\n  fix: {text}",
     "provided_names.yaml": "{key} is an import name of MindSpeed that this package does not provide\n  fix: {text}",
-    "feature_classes.yaml": "help({key}), a class for MindSpeed's scripts:\n\n{key} of MindSpeed maps to no feature: {text}",
+    "feature_classes.yaml": "help({key}), a class for MindSpeed's scripts:\n\n{key} of MindSpeed has no effect here: {text}",
 }
 """What a user sees together with a sentence of a data file."""
 PARTS: Final = re.compile(r"\{(?:self\.)?(?:text|reason|sentence|what|words|why|wrong|found|end|kind)\b")

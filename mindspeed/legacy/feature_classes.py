@@ -60,7 +60,7 @@ class StandIn(OwnFeature):
 def stand_in(name: str) -> type[StandIn]:
     """Return the class with a name of MindSpeed's. Raises KeyError for other names."""
     old = CLASSES[name]
-    does = f"stands for {' and '.join(old.features)}" if old.features else f"maps to no feature: {old.reason}"
+    does = f"stands for {' and '.join(old.features)}" if old.features else f"has no effect here: {old.reason}"
     entries = {"old": old, "__doc__": f"{name} of MindSpeed {does}.", "__module__": f"{PACKAGE}.{old.module}"}
     return type(name, (StandIn,), entries)
 
