@@ -1,4 +1,4 @@
-"""What a rank starts to save: for a synchronous save threads alone, and no process that outlives it."""
+"""Save from threads of the rank: a synchronous save starts no process, and no process outlives the rank."""
 
 from __future__ import annotations
 
