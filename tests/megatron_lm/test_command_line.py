@@ -332,7 +332,7 @@ def test_layers_of_transformer_engine_bring_in_the_feature_that_has_them(plan):
 def test_what_only_a_real_transformer_engine_does_is_refused(plan):
     (problem,) = problems_of(plan, f"{SHAPE.replace('local', 'transformer_engine')} --fp8-format hybrid")
     assert problem.message == (
-        "transformer-engine-layers: linear layers compute in fp8 or fp4, which only Transformer Engine supports"
+        "transformer-engine-layers: linear layers multiply in fp8 or fp4, which only Transformer Engine supports"
     )
 
 
