@@ -64,8 +64,8 @@ def test_the_cause_and_the_fix_are_printed(mindspeed):
         "A gloo group connects every rank to every other rank, and one of these connections failed. Possible\n"
         "causes: an interface or a host name that other nodes cannot reach, a firewall, too few file\n"
         "descriptors, or too many ranks.\n"
-        "  fix: GLOO_SOCKET_IFNAME=<interface>, a host name with a reachable address, a larger ulimit -n, or\n"
-        "       Megatron-LM's --disable-gloo-process-groups\n",
+        "  fix: export GLOO_SOCKET_IFNAME=INTERFACE, give the host a name that other nodes can resolve, raise\n"
+        "       ulimit -n, or use Megatron-LM's --disable-gloo-process-groups\n",
     )
 
 
