@@ -142,10 +142,7 @@ def test_a_document_longer_than_the_sequence_is_refused() -> None:
 @pytest.mark.parametrize(
     ("feature", "reason"),
     [
-        (
-            "adaptive-cp",
-            "adaptive-cp does not support documents, which eod-reset needs",
-        ),
+        ("adaptive-cp", "adaptive-cp does not support documents, which eod-reset needs"),
         ("shared-attention-mask", "attention receives the document ends of each batch instead of a mask"),
     ],
 )
