@@ -129,7 +129,7 @@ def _order_in_step(records: Sequence[RankResult]) -> dict[tuple[str, str], int]:
 
 
 def _shards(records: Sequence[RankResult]) -> tuple[int, dict[str, int], str | None, list[str]]:
-    """What decides which states each rank has, in which order: the ranks, their groups, whether states are split over
+    """Return what decides the states of each rank and their order: the ranks, their groups, whether states are split over
     replicas, and the order of parameters, which numbers the states."""
     first = records[0]
     parameters = [piece.name for piece in first.pieces if piece.kind == "weight"]

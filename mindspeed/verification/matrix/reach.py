@@ -38,7 +38,7 @@ _NO_CODE: Final = (tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER)
 
 
 class _Code(NamedTuple):
-    """What is kept of a module: a digest of its code and tables, and the dotted names that may be modules."""
+    """Keep of a module a digest of its code and tables, and the dotted names that may be modules."""
 
     digest: str
     names: list[str]
