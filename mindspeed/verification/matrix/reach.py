@@ -1,6 +1,7 @@
 """The sources that a case can reach: its key changes when the code of one does, and no other. Light.
 
-Comments and docstrings are no code: they change texts of a plan, and no number.
+Comments, docstrings and sentences are no code: they change texts of a plan, and no number. A refusal is a text, so its key
+counts sentences too.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import platform
 import re
 import tokenize
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import yaml
 
 import mindspeed
 from mindspeed.engine.inspection.megatron_copies import megatron_version
@@ -30,17 +34,23 @@ _JUDGES: Final = ("mindspeed.verification.training", "mindspeed.verification.har
 _ENTRANCES: Final = re.compile(r"mindspeed\.(legacy|megatron_adaptor|megatron_lm|conformance)\b")
 """Packages that serve scripts and authors of features: the code of a case names some, and no worker imports one."""
 _PACKAGES: Final = ("torch", "numpy")
-_TABLES: Final = (".yaml", ".json")
+_JSON: Final = ".json"
+_YAML: Final = ".yaml"
 """Files that have the name of a module, and that it reads."""
 _OF_CASES: Final = "mindspeed/verification/matrix/cases.yaml"
 """A table of which each case knows its own rows."""
 _NO_CODE: Final = (tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER)
+_SENTENCE: Final = re.compile(r"[A-Za-z]{2,},?(?: [a-z]{2,},?){2,}")
+"""Three words in a row: no code decides anything by such a text, which a test holds."""
+_QUOTES: Final = re.compile(r"""^\w*['"]+|['"]+$""")
+_VALUE: Final = re.compile(r"\{[^{}]*\}")
 
 
 class _Code(NamedTuple):
-    """Keep of a module a digest of its code and tables, and the dotted names that may be modules."""
+    """Keep of a module the digests of its code and tables without and with sentences, and names that may be modules."""
 
     digest: str
+    with_sentences: str
     names: list[str]
 
 
@@ -51,11 +61,12 @@ class Sources:
         self._modules = {name: row.reference.partition(":")[0] for name, row in catalog.usable.items()}
         self._kept: dict[str, set[str]] = {}
 
-    def key(self, features: Iterable[str], *more: str) -> str:
+    def key(self, features: Iterable[str], *more: str, sentences: bool = False) -> str:
         """A digest of ``more``, the installed versions, and every source that a case with these features can reach."""
         digest = hashlib.blake2b(repr((self._versions, more)).encode(), digest_size=16)
         for name in sorted(self._of_judges.union(*map(self._by_feature, features))):
-            digest.update(bytes.fromhex(self._code[name].digest))
+            code = self._code[name]
+            digest.update(bytes.fromhex(code.with_sentences if sentences else code.digest))
         return digest.hexdigest()
 
     @cached_property
@@ -80,7 +91,7 @@ class Sources:
         cache = source_cache_of(Path(mindspeed.__file__).parent)
         cache.revalidate()
         found = {
-            name: _Code(*cache.get(f"code of {file} among {tops}", partial(_read, file, dotted)))
+            name: _Code(*cache.get(f"code and sentences of {file} among {tops}", partial(_read, file, dotted)))
             for name, file in self._files.items()
         }
         cache.save()
@@ -126,8 +137,8 @@ class Sources:
         return found
 
 
-def code_of(text: str) -> str:
-    """Return a Python source without comments, docstrings and empty lines, a statement a line."""
+def code_of(text: str, sentences: bool = False) -> str:
+    """Return a Python source without comments, docstrings, empty lines and maybe sentences, a statement a line."""
     lines, statement, depth = list[str](), list[tokenize.TokenInfo](), 0
     for token in tokenize.generate_tokens(StringIO(text).readline):
         if token.type in (tokenize.INDENT, tokenize.DEDENT):
@@ -136,9 +147,25 @@ def code_of(text: str) -> str:
             statement += [token] if token.type not in _NO_CODE else []
         else:
             if any(part.type != tokenize.STRING for part in statement):
-                lines.append(" " * depth + _joined(statement))
+                lines.append(" " * depth + _joined(statement if sentences else _without_sentences(statement)))
             statement = []
     return "\n".join(lines)
+
+
+def _is_text(token: tokenize.TokenInfo) -> bool:
+    return token.type == tokenize.STRING
+
+
+def _without_sentences(statement: list[tokenize.TokenInfo]) -> list[tokenize.TokenInfo]:
+    """The tokens, with a sentence, in one or several parts, as the values that it shows."""
+    kept = list[tokenize.TokenInfo]()
+    for is_text, tokens in groupby(statement, _is_text):
+        parts = list(tokens)
+        text = "".join(_QUOTES.sub("", part.string) for part in parts)
+        if is_text and _SENTENCE.search(text):
+            parts = [parts[0]._replace(string=repr(_VALUE.findall(text)), end=parts[-1].end)]
+        kept += parts
+    return kept
 
 
 def _joined(statement: list[tokenize.TokenInfo]) -> str:
@@ -150,18 +177,30 @@ def _joined(statement: list[tokenize.TokenInfo]) -> str:
 
 
 def _read(file: Path, dotted: re.Pattern[str]) -> _Code:
-    text = read_text(Module(file.stem, str(file), None)).decode()
-    try:
-        code = code_of(text)
-    except (tokenize.TokenError, SyntaxError):  # a file that cannot be imported, as some packages have
-        code = text
-    names = {f"{package}.{word}" for package, words in _FROM.findall(code) for word in _WORD.findall(words)}
-    names.update(dotted.findall(code))
-    digest = hashlib.blake2b(code.encode(), digest_size=16)
-    for table in (file.with_suffix(suffix) for suffix in _TABLES):
+    whole = text = read_text(Module(file.stem, str(file), None)).decode()
+    with suppress(tokenize.TokenError, SyntaxError):  # a file that cannot be imported, as some packages have
+        text, whole = code_of(text), code_of(text, sentences=True)
+    names = {f"{package}.{word}" for package, words in _FROM.findall(whole) for word in _WORD.findall(words)}
+    names.update(dotted.findall(whole))
+    for table in (file.with_suffix(suffix) for suffix in (_JSON, _YAML)):
         if table.exists() and not table.as_posix().endswith(_OF_CASES):
-            digest.update(read_text(Module(table.stem, str(table), None)))
-    return _Code(digest.hexdigest(), sorted(names))
+            rows = read_text(Module(table.stem, str(table), None)).decode()
+            whole += rows
+            text += rows if table.suffix == _JSON else repr(_values(yaml.safe_load(rows)))
+    return _Code(_digest(text), _digest(whole), sorted(names))
+
+
+def _values(table: Any) -> Any:
+    """A table without its sentences."""
+    if isinstance(table, dict):
+        return {key: _values(value) for key, value in table.items()}
+    if isinstance(table, list):
+        return [_values(value) for value in table]
+    return "" if isinstance(table, str) and _SENTENCE.search(table) else table
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _modules_of(top: str, root: Path) -> Iterable[tuple[str, Path]]:

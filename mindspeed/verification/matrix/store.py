@@ -16,7 +16,7 @@ from mindspeed.plugins.cache_folder import cache_folder, make_private, require_t
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.verification.matrix.reach import Sources
-from mindspeed.verification.matrix.verdicts import CaseResult, result_from_json
+from mindspeed.verification.matrix.verdicts import CaseResult, key_of, result_from_json
 
 FORMAT: Final = 1
 _HEADER: Final = {"format": FORMAT, "what": "verdicts of mindspeed features matrix"}
@@ -94,7 +94,6 @@ def is_stale(result: CaseResult, sources: Sources) -> bool:
     A case with a feature, layout or switch that is not there any more is stale too.
     """
     try:
-        facts = result.case.facts
+        return result.key != key_of(result, sources)
     except KeyError:
         return True
-    return result.key != sources.key(result.involved, *facts)

@@ -86,7 +86,14 @@ def judge(case: MatrixCase, pool: WorkerPool, sources: Sources) -> CaseResult:
     result = _judged(case, pool)
     taken = pool.cpu_seconds - before[0] + time.thread_time() - before[1]
     involved = result.involved or tuple(sorted(required_by(case.tested, registry.catalog(), perhaps=True)))
-    return replace(result, cpu_seconds=round(taken, 2), involved=involved, key=sources.key(involved, *case.facts))
+    result = replace(result, cpu_seconds=round(taken, 2), involved=involved)
+    return replace(result, key=key_of(result, sources))
+
+
+def key_of(result: CaseResult, sources: Sources) -> str:
+    """Return the key of the sources that a verdict depends on. Raises KeyError for a case whose parts are gone."""
+    facts = result.case.facts
+    return sources.key(result.involved, *facts, sentences=result.outcome is CaseOutcome.REFUSED)
 
 
 def _judged(case: MatrixCase, pool: WorkerPool) -> CaseResult:

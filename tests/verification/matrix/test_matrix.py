@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ from mindspeed.plugins.problems import RunError
 from mindspeed.verification.matrix.cases import FEATURE_LAYOUTS, SWITCHES, MatrixCase, in_layouts, of_stock, pairs, resolves
 from mindspeed.verification.matrix.covering import by_verdicts, covering_sets
 from mindspeed.verification.matrix.page import as_json, html, published, summary
-from mindspeed.verification.matrix.reach import _ENTRANCES, Sources
+from mindspeed.verification.matrix.reach import _ENTRANCES, Sources, code_of
 from mindspeed.verification.matrix.run import judge_all, to_judge
 from mindspeed.verification.matrix.store import VerdictStore, is_stale
-from mindspeed.verification.matrix.verdicts import CaseOutcome, CaseResult, result_from_json
+from mindspeed.verification.matrix.verdicts import CaseOutcome, CaseResult, key_of, result_from_json
 
 FAULTS = {
     "a_mark": "marked",
@@ -88,6 +89,44 @@ def test_a_changed_line_or_table_makes_stale_exactly_the_cases_that_can_reach_it
 
 def test_comments_and_docstrings_make_no_case_stale(planted) -> None:
     assert stale_after(change_comments_and_docstrings, planted) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('Field(0, description="Number of layers that are kept")', 'Field(0, description="How many layers are "\n  "kept")'),
+        ('raise E(f"rank {rank} has no such file")', 'raise E(f"there is no such file on rank {rank}")'),
+    ],
+)
+def test_a_sentence_counts_for_the_text_of_a_refusal_alone(before: str, after: str) -> None:
+    assert code_of(before) == code_of(after)
+    assert code_of(before, sentences=True) != code_of(after, sentences=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('x = "tp-cp-ep-dp-pp"', 'x = "tp-ep-dp-pp"'),
+        ('einsum("s b h, h d -> s b d")', 'einsum("s b h, h d -> b s d")'),
+        ('raise E(f"rank {rank} has no such file")', 'raise E(f"rank {other} has no such file")'),
+    ],
+)
+def test_names_formulas_and_values_in_sentences_are_code(before: str, after: str) -> None:
+    assert code_of(before) != code_of(after)
+
+
+def test_other_words_make_only_refusals_stale(planted) -> None:
+    source = planted(a_fine="harmless") / "planted_a_fine.py"
+    case, facts = MatrixCase(("a-fine", "swiglu")), ("a-fine", "swiglu")
+    before = Sources(registry.catalog())
+    results = [CaseResult(case, outcome, involved=facts) for outcome in (CaseOutcome.HOLDS, CaseOutcome.REFUSED)]
+    results = [replace(result, key=key_of(result, before)) for result in results]
+    source.write_text(source.read_text() + '\nTEXT = "a sentence of four words"\n')
+    kept = [replace(result, key=key_of(result, Sources(registry.catalog()))) for result in results]
+    source.write_text(source.read_text().replace("four words", "other words"))
+    after = Sources(registry.catalog())
+    assert [is_stale(result, before) for result in results] == [False, False]
+    assert [is_stale(result, after) for result in kept] == [False, True]
 
 
 def test_a_case_of_a_feature_or_layout_that_is_gone_is_stale(sources) -> None:
