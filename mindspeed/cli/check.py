@@ -66,8 +66,9 @@ def check(request: Request, paths: tuple[str, ...], form: str, rules: RuleOption
 
     mindspeed check -f job.yaml
 
-    Every training command of a script, a launcher's JSON file, or a folder is checked. The rules are those of the command's
-    Megatron-LM and of the features. The exit status is 1 when a command has problems.
+    The commands come from shell scripts, from JSON files with a program and its args (launch.json), or from a folder of
+    these. Each command is checked by the rules of its Megatron-LM and of its features. The exit status is 1 when a command
+    has problems.
     """
     checked = _checked(request, paths, rules)
     if wants_json():

@@ -35,7 +35,8 @@ def checkpoint() -> None:
 def list_(run: str) -> None:
     """List the checkpoints of a run, oldest first.
 
-    The state is ok when every file exists with the saved size; mindspeed checkpoint verify also reads the contents.
+    The column state shows ok when every file of the checkpoint exists and has the size that it was saved with. To check
+    the contents too, use mindspeed checkpoint verify.
     """
     from mindspeed.plugins.problems import RunError
     from mindspeed.training.checkpoints import checkpoint_path, find_checkpoint, read_manifest, saved_steps
@@ -120,8 +121,9 @@ def convert(source: str, target: str, kind: LayerKind, step: int | None) -> None
     mindspeed checkpoint convert RUN RUN-te --to transformer-engine
 
     SRC is a checkpoint in the format torch_dist, a run folder, or a checkpoint folder of Megatron-LM. The newest checkpoint
-    is used. DST is created with this one checkpoint as soon as it is complete. Weights and optimizer state do not change;
-    only their names do. Files are linked where both folders are on one file system.
+    in it is converted. DST is a new folder, which appears only after the conversion has succeeded. Weights and optimizer
+    states get other names, but their values do not change. Files are linked, not copied, if both folders are on one file
+    system.
     """
     from mindspeed.engine.planning.checkpoint_layers import NAMES
     from mindspeed.training.conversion import convert
@@ -164,8 +166,8 @@ def diff(request: Request, path: str, step: int | None) -> None:
     mindspeed checkpoint diff RUN -f job.yaml
 
     CHECKPOINT is the folder of a checkpoint, or of a run, whose newest checkpoint is used. Model values that the job does
-    not give are read from the checkpoint. Every difference is safe, convertible or refused. The exit status is 1 when one
-    is refused.
+    not give are read from the checkpoint. Each difference is marked as safe (the job can resume), convertible (its data are
+    converted on resume) or refused (the job cannot resume). The exit status is 1 when a difference is refused.
     """
     from mindspeed import registry
     from mindspeed.engine.planning.checkpoint_state import FILE, changes, read_record

@@ -25,15 +25,15 @@ PAGES: Final = Path(__file__).parents[1] / "pages"
 
 @click.command()
 @names_argument("[PAGE]...")
-@names_option("--features", help="Names of features; the same as PAGE")
+@names_option("--features", help="Print the pages of these features")
 @click.option("--write", "folder", type=click.Path(file_okay=False, path_type=Path), help="Write every page into this folder")
 @click.option("--built-in", is_flag=True, help="Skip features of other packages")
 @json_option
 def docs(names: tuple[str, ...], features: tuple[str, ...], folder: Path | None, built_in: bool) -> None:
     """Print pages of the documentation, or write the whole reference.
 
-    PAGE is the name of a guide, such as install, or of a feature. Without a name, all guides are listed. Pages of features are
-    made from their declarations, also for features of other packages.
+    PAGE is the name of a guide, such as install, or of a feature. Without a name, all guides are listed. The page of a
+    feature is generated from its declaration, also for features of other packages.
     """
     names = (*names, *features)
     if folder is not None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def doctor(matrix: bool, peak: bool) -> None:
     """Show what this machine has and lacks.
 
-    Versions, every copy of Megatron, devices, compilers. The exit status is 3 when something needed is missing.
+    Lists versions, every installed copy of Megatron, devices and compilers. The exit status is 3 when something that
+    mindspeed needs is missing.
     """
     if matrix:
         _print_matrix()

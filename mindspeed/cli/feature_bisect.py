@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     "--test",
     default="",
     metavar="'CMD'",
-    help="Command that decides whether a set of features fails; {job} is replaced by a job file",
+    help="Command that runs the job and exits with 0 if it succeeds; {job} is replaced by the path of a job file",
 )
 @click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), metavar="S", help="Maximum run time; a longer run counts as a failure"
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    metavar="S",
+    help="Maximum time of one run in seconds; a longer run counts as failed",
 )
 @store_option
 @request_options
@@ -39,10 +42,12 @@ def bisect(
 
     mindspeed features bisect -f job.yaml
 
-    A small model is tried first: subsets of the job are compared with unmodified Megatron until no feature and no setting
-    can be removed. If only the real job fails, give a command with --test. Its exit status 0 means success, 125 means
-    undecided, and any other status is a failure. Verdicts are kept, so a stopped search continues where it stopped. The
-    exit status is 1 when a set is found.
+    Without --test, each run trains a small model with some of the job's features and compares it with unmodified Megatron.
+    The search removes features and settings as long as the rest still fails.
+
+    If only the real job fails, give a command with --test. The exit status of the command decides: 0 = success, 125 = skip
+    this set of features, any other = failure. Results are stored, so a stopped search continues where it stopped. The
+    exit status of bisect is 1 when a failing set is found.
 
     mindspeed features bisect -f job.yaml --test 'mindspeed pretrain -f {job} --train-iters 20'
     """

@@ -35,8 +35,8 @@ def check(request: Request, names: tuple[str, ...], script: str | None, device_m
     """Find every problem of a request.
 
     Features, settings and sizes are checked together, for this machine or for another one that options describe. All
-    problems are printed at once, and the exit status is then 1. With --device-memory, a pipeline stage whose peak memory is
-    larger is a problem too.
+    problems are printed at once. The exit status is 1 when there are any. With --device-memory, a pipeline stage that needs
+    more memory is also a problem.
 
     A Megatron-LM command is checked without running it, from the command line or from the script that starts it:
 
@@ -44,7 +44,8 @@ def check(request: Request, names: tuple[str, ...], script: str | None, device_m
 
     mindspeed features check --platform npu --script pretrain_llama.sh
 
-    The argument rules of the command's Megatron-LM, or of --checkout, are run as well, in a process without torch.
+    Megatron-LM's validation of its arguments also runs, in a separate process without torch. It is that of the command's
+    Megatron-LM, or of the one given with --checkout.
     """
     request = request.naming(names)
     plan = plan_of_command(request, script, rules)

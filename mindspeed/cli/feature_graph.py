@@ -50,14 +50,20 @@ class Relation:
 
 @click.command(cls=JobCommand)
 @names_argument("[NAME]...")
-@click.option("--format", "style", type=click.Choice(("text", "dot")), default="text", help="[default: text]")
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(("text", "dot")),
+    default="text",
+    help="Output format. dot = input for Graphviz  [default: text]",
+)
 @request_options
 @json_option
 def graph(request: Request, names: tuple[str, ...], style: str) -> None:
-    """Show how features relate.
+    """Show which features require, precede or replace others, or conflict with them.
 
-    Shows requirements, conflicts, order and slots of a job, or of all features when no job is given. Draw the graph with
-    Graphviz:
+    Shows the features of a job, or all features when no job is given. It also shows slots: roles, such as
+    pipeline-schedule, that only one active feature can have. Draw the graph with Graphviz:
 
     mindspeed features graph --format dot | dot -Tsvg > features.svg
     """

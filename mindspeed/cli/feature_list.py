@@ -24,11 +24,15 @@ _MORE: Final = "Give words to filter; --wide and --json show more."
 @click.command("list")
 @click.argument("words", metavar="[WORD]...", nargs=-1)
 @click.option("--level", type=click.IntRange(0, 2), metavar="N", help="Show only features of this optimization level")
-@click.option("--slot", metavar="SLOT", help="Show only features that hold this slot")
+@click.option(
+    "--slot",
+    metavar="SLOT",
+    help="Show only features for this slot, a role that one active feature can have, such as pipeline-schedule",
+)
 @click.option("--platform", type=click.Choice(PLATFORMS), help="Show only features for this platform")
 @click.option("--from", "distribution", metavar="DISTRIBUTION", help="Show only features of this distribution")
 @click.option("--wide", is_flag=True, help="Show a table with platforms, slots, packages and whole summaries")
-@click.option("--no-import", is_flag=True, help="Import no feature; show only what folder names and package metadata contain")
+@click.option("--no-import", is_flag=True, help="Do not import features; show only their names and packages")
 @json_option
 def list_features(
     words: tuple[str, ...],
@@ -39,9 +43,9 @@ def list_features(
     wide: bool,
     no_import: bool,
 ) -> None:
-    """List installed features, or those with every WORD.
+    """List installed features, or search them for words.
 
-    Every WORD must occur in the name, the category or the description.
+    A feature is listed if its name, category or description contains every WORD.
 
     mindspeed features list recompute
 

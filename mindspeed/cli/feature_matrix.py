@@ -24,19 +24,24 @@ def matrix() -> None:
 
 
 @matrix.command()
-@click.option("--only", metavar="NAME,...", help="Only cases with one of these features")
-@click.option("--layout", "layouts", metavar="NAME,...", help="Only these layouts, no pairs; all = every layout")
+@click.option("--only", metavar="NAME,...", help="Test only combinations with one of these features")
+@click.option(
+    "--layout",
+    "layouts",
+    metavar="NAME,...",
+    help="Instead of pairs, test features in these parallel layouts, such as tp2 or tp2-pp2; all = every layout",
+)
 @click.option(
     "--stock",
     is_flag=True,
-    help="Test switches of unmodified Megatron instead of features: each layout is compared with one process",
+    help="Test options of unmodified Megatron instead of features; each layout is compared with a run on one process",
 )
-@click.option("--switch", "switches", metavar="NAME,...", help="With --stock: only these switches")
+@click.option("--switch", "switches", metavar="NAME,...", help="With --stock: test only these options of Megatron")
 @click.option(
     "--strength",
     type=click.IntRange(2, 3),
     metavar="N",
-    help="Instead of pairs, test sets of features that together contain every combination of N features",
+    help="Instead of pairs, test larger sets of features, which together contain every combination of N features",
 )
 @click.option(
     "--set-size",
@@ -47,7 +52,7 @@ def matrix() -> None:
     help="With --strength: number of features in each set",
 )
 @budget_option
-@click.option("--again", is_flag=True, help="Run cases again even if a verdict exists")
+@click.option("--again", is_flag=True, help="Test combinations again even if a result is stored")
 @store_option
 @json_option
 @click.pass_context
@@ -63,12 +68,12 @@ def run(
     again: bool,
     store: Path | None,
 ) -> None:
-    """Run the cases whose verdict is missing or outdated.
+    """Test the combinations of features that have no current result.
 
-    Each case trains a small model for two steps with its features and with unmodified Megatron, and compares losses,
-    gradients and weights. Each verdict is stored immediately, so a stopped run continues where it stopped. Cases that
-    failed before run first. The exit status is 1 when a case of this run fails, or when the ranks refuse a plan that was
-    accepted.
+    Each test trains a small model for two steps with its features and with unmodified Megatron, and compares losses,
+    gradients and weights. Each result is stored immediately, so a stopped run continues where it stopped. Combinations
+    that failed before are tested first. The exit status is 1 when a combination fails, or when its ranks refuse a plan
+    that mindspeed accepted before.
     """
     from mindspeed import registry
     from mindspeed.verification.matrix.reach import Sources
@@ -93,8 +98,10 @@ def run(
 
 @matrix.command()
 @names_argument("NAME...")
-@names_option("--features", help="Features; the same as the argument")
-@click.option("--layout", default="", metavar="NAME", help="Show the verdict of the feature in this layout, such as tp2")
+@names_option("--features", help="Names of the features, another way to give NAME")
+@click.option(
+    "--layout", default="", metavar="NAME", help="Show the result of the feature in this parallel layout, such as tp2"
+)
 @store_option
 @json_option
 def show(names: tuple[str, ...], features: tuple[str, ...], layout: str, store: Path | None) -> None:
@@ -142,7 +149,7 @@ def show(names: tuple[str, ...], features: tuple[str, ...], layout: str, store: 
 @store_option
 @json_option
 def page(output: Path, store: Path | None) -> None:
-    """Write matrix.html and matrix.json: every verdict, on one page that needs no other file."""
+    """Write the result for every combination of features to matrix.html (self-contained) and matrix.json."""
     from mindspeed import registry
     from mindspeed.plugins.text_files import write_files
     from mindspeed.verification.matrix.page import as_json, html, summary

@@ -64,14 +64,15 @@ class FeatureLocation:
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
     metavar="DIR",
-    help="With --package: create the package in DIR/NAME. Otherwise: the checkout of mindspeed  [default: .]",
+    help="With --package: the new package is DIR/NAME. Otherwise DIR is the checkout of mindspeed  [default: .]",
 )
 @json_option
 def new(name: str, kind: str, package: bool, into: Path | None, folder: Path) -> None:
     """Write the files of a new feature.
 
-    The files are declaration, algorithm, glue, README and tests. The new feature works (it scales by 1) and its tests pass.
-    Then replace the algorithm, and the slow reference in its test.
+    The files are its declaration (feature.py), its algorithm, the code that patches Megatron, a README and tests. The
+    new feature multiplies by 1, so it runs and its tests pass. Replace the algorithm, and the reference implementation that
+    its test compares it with.
     """
     from mindspeed.plugins.problems import MindSpeedError, Problem
     from mindspeed.plugins.text_files import write_files

@@ -19,10 +19,15 @@ _HINT: Final = "--all shows patches, notes and the base plan; --why NAME explain
 
 @click.command(cls=PlansCommands)
 @names_argument("[NAME]...")
-@click.option("--all", "whole", is_flag=True, help="Show everything: patches, all notes, the base plan")
+@click.option(
+    "--all",
+    "whole",
+    is_flag=True,
+    help="Also show all patches, all notes, and what mindspeed changes in every job (the base plan)",
+)
 @click.option("--why", "feature", metavar="NAME", help="Explain one feature in this plan, like features explain")
 @click.option("--memory", is_flag=True, help="Show the peak memory of each pipeline stage, in MiB")
-@click.option("--base", is_flag=True, help="Show everything, including every patch target of the platform")
+@click.option("--base", is_flag=True, help="Show the same as --all, and each function that the platform patches")
 @html_option("plan, ranks and patches")
 @script_option
 @request_options

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 def test(name: str, parity: bool, pairs: bool, budget_seconds: float | None, store: Path | None) -> None:
     """Test the features of an installed distribution, or one feature.
 
-    One line is printed per check: settings, declaration, references, patch targets, order, import time, applying and
-    undoing. With --parity the numerics claim is checked too. With --pairs a table of all pairs follows, as in mindspeed
-    features matrix. Verdicts are kept, so a stopped run continues where it stopped. The exit status is 1 when a check or a
-    pair fails.
+    One line is printed per check. The checks cover settings, the declaration, names of other features, patch targets,
+    the order of patches, import time, and applying and undoing patches. --parity also checks that training results differ
+    from unmodified Megatron only as declared. --pairs adds a table of all pairs, as mindspeed features matrix shows them.
+    Results are stored, so a stopped run continues where it stopped. The exit status is 1 when a check or a pair fails.
     """
     from mindspeed.conformance.suite import examine
 

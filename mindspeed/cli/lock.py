@@ -26,12 +26,14 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
     mindspeed lock -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 ...
 
     The file contains the resolved plan, the versions of features, mindspeed and Megatron, and hashes of the files that
-    patches come from. On a machine that can run the job it also contains the versions of Python and torch, the operator
-    variants, and hashes of Megatron's files. On a machine without torch, such as a CI runner, give Megatron's version with
-    --megatron; the plan and its digest are the same. mindspeed preflight checks nodes against the lock file.
+    patches come from. On a machine that can run the job it also contains the versions of Python and torch, the
+    implementation of each operator, and hashes of Megatron's files. On a machine without torch, such as a CI runner, give
+    Megatron's version with --megatron; the plan and its digest are the same. mindspeed preflight checks a node against the
+    lock file.
 
-    For a training command, given here or in a script, the lock file also contains all arguments of the command. A job that is
-    started with --lock or MINDSPEED_LOCK and other arguments is refused. If the command has problems, no lock file is written.
+    For a training command, given here or in a script, the lock file also contains all arguments of the command. A job that
+    is started with this lock file (--lock or MINDSPEED_LOCK) is refused if its arguments differ. If the command has
+    problems, no lock file is written.
     """
     from contextlib import nullcontext
 

@@ -13,9 +13,11 @@ from mindspeed.cli.output import wants_json
 if TYPE_CHECKING:
     from mindspeed.verification.matrix.run import Progress
 
-store_option = click.option("--store", type=click.Path(path_type=Path), metavar="FILE", help="File in which verdicts are kept")
+store_option = click.option(
+    "--store", type=click.Path(path_type=Path), metavar="FILE", help="File in which test results are stored"
+)
 budget_option = click.option(
-    "--budget-seconds", type=click.FloatRange(0), metavar="S", help="Start no further case after this many seconds"
+    "--budget-seconds", type=click.FloatRange(0), metavar="S", help="Start no further test after this many seconds"
 )
 
 

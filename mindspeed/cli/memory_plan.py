@@ -31,7 +31,9 @@ _KEYS: Final = ("name", "bytes", "live", "held", "by")
 
 @click.command(cls=FullJobCommand)
 @names_argument("[NAME]...")
-@click.option("--budget-mib", "budget", type=click.FloatRange(0, min_open=True), metavar="MIB", help="Device memory of a rank")
+@click.option(
+    "--budget-mib", "budget", type=click.FloatRange(0, min_open=True), metavar="MIB", help="Device memory of a rank in MiB"
+)
 @click.option("--dropout/--no-dropout", help="Assume that the model uses dropout  [default: no]")
 @click.option("--all", "whole", is_flag=True, help="Show every tensor of every stage")
 @html_option("a bar for each stage and every tensor")

@@ -24,7 +24,11 @@ def patches() -> None:
 
 
 @patches.command()
-@click.option("--megatron", metavar="VERSION|PATH", help="Recorded version, checkout or unpacked wheel  [default: installed]")
+@click.option(
+    "--megatron",
+    metavar="VERSION|PATH",
+    help="Megatron to compare: a recorded version, a checkout or an unpacked wheel  [default: the installed one]",
+)
 @json_option
 def drift(megatron: str | None) -> None:
     """Show how every patch target differs from the version that features are written for.
@@ -54,7 +58,9 @@ def drift(megatron: str | None) -> None:
 
 
 @patches.command()
-@click.option("--megatron", metavar="PATH", help="Checkout or unpacked wheel  [default: installed]")
+@click.option(
+    "--megatron", metavar="PATH", help="Megatron to record: a checkout or an unpacked wheel  [default: the installed one]"
+)
 @click.option(
     "--into",
     metavar="FOLDER",
@@ -65,8 +71,8 @@ def drift(megatron: str | None) -> None:
 def record(megatron: str | None, into: Path | None) -> None:
     """Record the patch targets and arguments of a Megatron release, for maintainers.
 
-    Writes mindspeed/engine/inspection/releases/VERSION.json. The megatron-core distribution does not contain Megatron-LM;
-    what was recorded about it is kept. The same source gives the same file.
+    Writes mindspeed/engine/inspection/releases/VERSION.json, which is always the same for the same source. An installed
+    megatron-core does not contain Megatron-LM (megatron.training). What an earlier record has about Megatron-LM is then kept.
     """
     from mindspeed.engine.inspection.releases import FOLDER
     from mindspeed.engine.planning.drift import installed_tree, source_tree
@@ -85,7 +91,7 @@ def record(megatron: str | None, into: Path | None) -> None:
 @click.option(
     "--since",
     metavar="VERSION|PATH",
-    help="Release to compare with; a checkout of it also gives diffs  [default: the newest recorded]",
+    help="Release to compare with; diffs are shown only if it is a checkout  [default: the newest recorded]",
 )
 @click.option(
     "--into",
@@ -125,9 +131,9 @@ def follow(
     """Report what a new Megatron changes for features, for maintainers.
 
     Compares every patch target with the last release and shows the diff of each definition. Lists new Megatron arguments
-    that resemble a feature, records the checkout, and verifies the claim of every feature on it. Features whose targets
-    differ come first. Writes FOLDER/VERSION.md. The exit status is 1 when a target is changed or gone, or a claim did not
-    hold.
+    that resemble a feature, and records the checkout. Runs mindspeed features verify for every feature on the checkout,
+    first for features whose targets differ. Writes FOLDER/VERSION.md. The exit status is 1 when a target is changed or gone,
+    or when a verification failed.
     """
     from mindspeed.megatron.release_recording import record_release
     from mindspeed.plugins.discovery import discover

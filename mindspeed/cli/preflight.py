@@ -16,8 +16,9 @@ from mindspeed.cli.output import end, exit_code, json_option, print_result
 def preflight(path: str, run: str | None, free_disk: float, free_shm: float) -> None:
     """Check one node against a lock file.
 
-    The check does not communicate with other nodes and does not import torch. The exit status is 1 when the node
-    differs from the lock file, and 3 when only the machine lacks something.
+    The check does not communicate with other nodes and does not import torch. The exit status is 1 when versions, files
+    or settings of the node differ from the lock file. It is 3 when they are equal, but the
+    machine lacks something, such as disk space.
     """
     from mindspeed.diagnostics.preflight import checks
     from mindspeed.engine.planning.lock import read_lock

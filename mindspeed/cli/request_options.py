@@ -291,12 +291,16 @@ _METAVARS: Final[dict[type, str]] = {int: "N", float: "X", str: "WORD", tuple: "
 
 
 _LEVELS: Final = (
-    "0 = only features that are part of Megatron, 1 = also safe accelerations, 2 = also requested features  [default: 2]"
+    "Highest level of features in the job. 0 = parts of Megatron, 1 = safe accelerations, added automatically, 2 = features "
+    "that must be requested  [default: 2]"
 )
-_ONLY: Final = "Use only the requested features and what they require, without additions of optimization level 1"
-_STRICT: Final = "Also report as problems: required features that were not requested, and checks that need a missing value"
+_ONLY: Final = "Use only the requested features and those that they require; add no features of optimization level 1"
+_STRICT: Final = (
+    "Also report as problems: required features that were not requested, and checks that need a value that the job does "
+    "not give"
+)
 _OPTIONS: Final[dict[str, click.Option]] = {
-    "file": JobOption(["-f", "--file"], metavar="JOB.yaml", help="Job file with features, settings and world"),
+    "file": JobOption(["-f", "--file"], metavar="JOB.yaml", help="Job file (YAML) with features, settings and sizes"),
     "features": JobOption(["--features"], help="Features to switch on; may be repeated", **_NAMES),
     "without": JobOption(["--without"], help="Features to remove; may be repeated", **_NAMES),
     "assignments": JobOption(

@@ -26,10 +26,16 @@ def schedule() -> None:
 
 @schedule.command()
 @click.option(
-    "--schedule", "name", required=True, metavar="NAME", help="Schedule, feature that provides one, or a file written by --json"
+    "--schedule",
+    "name",
+    required=True,
+    metavar="NAME",
+    help="Name of a schedule, of a feature that provides one, or of a file that --json wrote",
 )
 @click.option("--pp", type=click.IntRange(1), default=4, show_default=True, help="Number of pipeline ranks")
-@click.option("--vpp", type=click.IntRange(1), help="Number of model chunks per rank  [default: 1, or 2 for a V]")
+@click.option(
+    "--vpp", type=click.IntRange(1), help="Number of model chunks per rank  [default: 1, or 2 for V-shaped schedules]"
+)
 @click.option("--micro-batches", type=click.IntRange(1), default=16, show_default=True, help="Number of micro-batches per step")
 @click.option(
     "--group",
@@ -55,8 +61,8 @@ def schedule() -> None:
     "--recompute",
     type=click.Choice(("none", "backward", "all", "least")),
     default="none",
-    help="Recomputation (R): none, backward (inside the backward pass), all (before the gradient arrives), least (as --limit "
-    "requires)",
+    help="Recomputation (R): none, backward (inside the backward pass), all (before the gradient arrives), or least (only as "
+    "much as --limit requires)",
 )
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of forward passes whose activations a rank keeps")
 @click.option(
@@ -72,7 +78,7 @@ def schedule() -> None:
     "traces",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     multiple=True,
-    help="Draw the recorded operations of a run below the plan; one file per rank",
+    help="Trace of a run, one file per rank; its operations are drawn below the planned ones",
 )
 @html_option("timeline and costs")
 @json_option
@@ -92,11 +98,12 @@ def show(
     traces: tuple[Path, ...],
     html: Path | None,
 ) -> None:
-    """Show the operations of a schedule and what they cost.
+    """Show the timeline, bubbles and kept activations of a schedule.
 
-    F is forward, B input gradient, W weight gradient, D both gradients, R recompute. Lower-case letters are model chunks 1,
-    3, and so on. The floor is the minimum time for this placement of stages. A set is the activations of one chunk and one
-    micro-batch.
+    F is forward, B input gradient, W weight gradient, D both gradients, R recompute. Upper-case letters are the model
+    chunks 0, 2 and so on of a rank, lower-case letters are the chunks 1, 3 and so on. The makespan is the time of a step.
+    The floor is its lower bound for this placement of stages. An activation set is the activations of one micro-batch in
+    one model chunk.
 
     mindspeed schedule show --schedule interleaved --pp 4 --vpp 2 --micro-batches 16
     """

@@ -49,7 +49,9 @@ def _capability(ctx: click.Context, parameter: click.Parameter, value: str | Non
 
 
 script_option = click.option(
-    "--script", metavar="FILE", help="Read the training command from this shell script, or from a launcher's JSON file"
+    "--script",
+    metavar="FILE",
+    help="Read the training command from this shell script, or from a JSON file with a program and its args",
 )
 
 
@@ -67,7 +69,7 @@ _RULES: Final = (
     click.option(
         "--checkout",
         metavar="FOLDER",
-        help="Checkout of Megatron-LM whose argument validation is run  [default: the one that the command starts]",
+        help="Checkout of Megatron-LM whose argument validation is run  [default: that of the script in the command]",
     ),
 )
 

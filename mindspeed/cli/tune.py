@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     metavar="SIZE",
     help="Memory of one device, such as 80GiB, or in MiB  [default: unlimited]",
 )
-@names_option("--try", "tried", help="Features to try in addition")
+@names_option("--try", "tried", help="Features to try too; features that declare settings to try are always tried")
 @click.option(
     "--mode",
     type=click.Choice(["white", "mixed", "black"]),
     default="white",
     show_default=True,
-    help="How to search. white = predict, mixed = also measure the best rows, black = measure every feasible row",
+    help="How to search. white = predict step times, mixed = also measure the best configurations, black = measure all",
 )
 @click.option(
     "--calibrate", default=0, metavar="N", help="First measure up to N configurations on this machine to fit the cost model"
@@ -89,7 +89,7 @@ def tune(
     mindspeed tune -f job.yaml --world-size 8 --device-memory 80GiB
 
     The search varies parallel sizes, the micro-batch size, and every feature that declares settings to try. Values given by
-    the job or an option are fixed. Every printed row is a valid plan; --json contains its job file.
+    the job or an option are fixed. Every printed row is a valid plan; --json also prints its job file.
     """
     from mindspeed.plugins.cache_folder import cache_folder
     from mindspeed.tuning.job import make_search

@@ -25,7 +25,7 @@ class Fields(ShapeFields):
         attributes=(),
         derive=derive.transformer_engine_layers,
     )
-    engine_over_local: bool = flag("the classes of Transformer Engine's specs are based on Megatron's local layers")
+    engine_over_local: bool = flag("layers of Transformer Engine are replaced by Megatron's local layers under the same names")
     engine_installed: bool = flag("Transformer Engine can be imported on every rank")
     sequence_parallel: bool = flag("tensor-parallel ranks split the sequence outside of linear layers", "sequence_parallel")
     tensor_parallel_overlap: bool = flag(
@@ -97,13 +97,13 @@ class Fields(ShapeFields):
         default="none",
     )
     recompute_method: str = fact(
-        "which layers full recomputation selects: none, uniform or block",
+        "how full recomputation selects layers: uniform (all, in equal groups), block (the first ones of a stage) or none",
         "recompute_method",
         words=("none", "uniform", "block"),
         default="none",
     )
     recompute_num_layers: int = fact(
-        "number of layers per unit of full recomputation; 0 = not set",
+        "full recomputation: number of layers per group (uniform) or of recomputed layers per stage (block); 0 = not set",
         "recompute_num_layers",
         unit="layers",
         least=0,
@@ -222,7 +222,7 @@ class Fields(ShapeFields):
         default="probs",
     )
     moe_layers: int = fact(
-        "which layers have experts; not set = all layers",
+        "number of layers with experts; not set = all layers",
         "moe_layer_freq",
         "num_layers",
         "num_experts",
@@ -236,7 +236,8 @@ class Fields(ShapeFields):
     optimizer: str = fact("optimizer: adam, sgd or another one of Megatron", "optimizer")
     distributed_optimizer: bool = flag("optimizer states are sharded over data-parallel ranks", "use_distributed_optimizer")
     precision_aware_optimizer: bool = flag(
-        "the precision-aware optimizer manages main weights itself", "use_precision_aware_optimizer"
+        "the optimizer is Transformer Engine's precision-aware one, which stores main weights itself",
+        "use_precision_aware_optimizer",
     )
     offloaded_optimizer: bool = flag("the optimizer keeps main weights and states in host memory", "optimizer_cpu_offload")
     shared_gradient_buffer: bool = flag(

@@ -106,7 +106,7 @@ class ShapeFields:
         default=0,
     )
     overlapped_micro_batches: bool = flag(
-        "Megatron overlaps expert transfers with another micro-batch", "overlap_moe_expert_parallel_comm"
+        "Megatron overlaps expert all-to-alls with compute of another micro-batch", "overlap_moe_expert_parallel_comm"
     )
     vocab_size: int = fact("vocabulary size after padding", "padded_vocab_size", attributes=(), unit="tokens")
     tied_embeddings: bool = fact(
@@ -122,7 +122,7 @@ class ShapeFields:
     )
     normalization: str = fact("normalization: LayerNorm or RMSNorm", "normalization", words=("LayerNorm", "RMSNorm"))
     zero_centered_norm: bool = fact(
-        "the weights of the norms are zero-centered (layernorm-1p)",
+        "norms multiply by 1 + weight, so weights are zero-centered (layernorm-1p)",
         attributes=("layernorm_zero_centered_gamma",),
         derive_built=derive.any_set,
     )
@@ -154,7 +154,9 @@ class ShapeFields:
         "width of the latent vector of queries (multi-latent attention); 0 = none", "q_lora_rank", least=0
     )
     kv_lora_rank: int = _latent("width of the latent vector of keys and values (multi-latent attention)", "kv_lora_rank")
-    qk_head_dim: int = _latent("width per head of queries and keys without positions (multi-latent attention)", "qk_head_dim")
+    qk_head_dim: int = _latent(
+        "width per head of queries and keys without rotary positions (multi-latent attention)", "qk_head_dim"
+    )
     qk_pos_emb_head_dim: int = _latent(
         "width per head of queries and keys with rotary positions (multi-latent attention)", "qk_pos_emb_head_dim"
     )

@@ -34,7 +34,10 @@ class TrainConfig(BaseModel):
     data: str | None = Field(
         None, description="Prefix of Megatron's indexed data (default: the sources of Python's standard library)"
     )
-    tokenizer: str | None = Field(None, description="'bytes' or a tokenizer.json, for data that mindspeed did not prepare")
+    tokenizer: str | None = Field(
+        None,
+        description="Tokenizer of --data: 'bytes' or the path of a tokenizer.json. Data of mindspeed data prepare need none",
+    )
     held_out: float = Field(0.02, gt=0, lt=1, description="Fraction of the data that is used for evaluation only")
     seed: int = Field(1234, ge=0, description="Random seed of weights, dropout and data order")
 

@@ -18,7 +18,8 @@ RECORD = Path(__file__).with_name("lint_results.json")
 EXPLANATIONS = Path(__file__).with_name("lint_explanations.yaml")
 _WORDS = (
     "`mindspeed check` judges Megatron-LM training commands before they are queued, without torch, without a GPU and without a "
-    "feature of mindspeed. It prints every mistake at once. For a script, a launcher's JSON file, a folder, or a command:"
+    "feature of mindspeed. It prints every mistake at once. For a script, a JSON file with a program and its args, "
+    "a folder, or a command:"
 )
 _COMMANDS = (
     "```bash",

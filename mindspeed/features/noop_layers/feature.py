@@ -142,8 +142,8 @@ class NoopLayers(Feature[NoopLayersArgs]):
         try:
             weights = weights_of(self.world, self.args.experts_per_token)
             shares = ",".join(f"{share:.3f}" for share in chunk_shares(counts, weights))
-            text += f"; weights of the chunks: {shares}"
-            text += f"; the heaviest stage has {imbalance(counts, weights, self.world.pp):.3f} of the mean FLOPs"
+            text += f"; FLOPs of the chunks relative to their mean: {shares}"
+            text += f"; FLOPs of the heaviest stage: {imbalance(counts, weights, self.world.pp):.3f} times the mean"
         except UnknownValue as unknown:
             text += f"; FLOPs of the stages are unknown because {unknown.field} is not set"
         return [ArgOverride("pipeline_model_parallel_layout", layout_text(counts, mtp_layers(self.world)), text)]

@@ -111,7 +111,7 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
 
     @hookimpl
     def notes(self) -> Iterable[str]:
-        yield "the classes of Transformer Engine's specs are based on Megatron's local layers"
+        yield "layers of Transformer Engine are replaced by Megatron's local layers under the same names"
         yield "operators and Megatron's functions compute fused rotary embedding, token permutation and routing"
 
     @hookimpl

@@ -87,7 +87,8 @@ def test_a_large_output_layer_takes_layers_off_the_last_stage():
     override = layout(MODEL | {"pp": 2, "vocab_size": 5120, "num_layers": 8})
     assert (override.value, override.reason) == (
         "Etttttt|ttL",
-        "layers per chunk: 6, 2; weights of the chunks: 0.923,1.077; the heaviest stage has 1.077 of the mean FLOPs",
+        "layers per chunk: 6, 2; FLOPs of the chunks relative to their mean: 0.923,1.077; FLOPs of the heaviest stage: 1.077 "
+        "times the mean",
     )
 
 
