@@ -34,6 +34,6 @@ def report_page(run: Path, result: Mapping[str, Any], tokens: int) -> str:
 
 
 def _points(rows: Iterable[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """The finite values of a key by step; of a step that was logged twice the last counts."""
-    found = {row["step"]: row[key] for row in rows if "step" in row and math.isfinite(row.get(key, math.nan))}
-    return sorted(found.items())
+    """The finite values of a key by step; of a step that was logged twice the last counts. A skipped step has no norm."""
+    logged = ((row["step"], row.get(key)) for row in rows if "step" in row)
+    return sorted({step: value for step, value in logged if value is not None and math.isfinite(value)}.items())

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mindspeed import plan
+from mindspeed.context_parallel.conditions import predicts_one_token
 from mindspeed.verification.pool import WorkerPool
 
 SCRIPT = Path(__file__).with_name("plain_script.py")
@@ -246,8 +247,8 @@ def test_further_tokens_are_predicted_across_the_borders_of_a_zigzag(algorithm, 
 def test_further_tokens_are_refused_elsewhere_also_when_the_plan_knows_nothing_of_them():
     done = run(2, shared(2, "ulysses-attention"), ("--llama", "--further-tokens", "1"))
     assert (done.returncode, done.stdout) == (1, "")
-    sentence = "ulysses-attention: mtp_num_layers is set, and multi-token prediction needs the tokens in Megatron's zig-zag"
-    assert f"MS304 {sentence} in the model that is being built" in done.stderr
+    sentence = predicts_one_token.message.format(feature="ulysses-attention")
+    assert f"MS304 ulysses-attention: {sentence}" in done.stderr
 
 
 def trained(*flags: str) -> list[float]:

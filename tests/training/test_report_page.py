@@ -11,6 +11,7 @@ def test_a_report_has_curves_of_finite_values_the_result_and_the_effects(tmp_pat
         {"step": 2, "loss": float("nan"), "seconds": 0.5, "gradient_norm": 2.0},
         {"step": 3, "loss": 4.0, "seconds": 0.25, "gradient_norm": 3.0},
         {"step": 3, "heldout_loss": 4.5},
+        {"step": 4, "loss": 4.0, "seconds": 0.25, "gradient_norm": None},
     ]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     effect = {"name": "swiglu", "summary": "swiglu: 2 sites, 2 effective, 1 reached (8 calls)"}

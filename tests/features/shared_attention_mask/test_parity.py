@@ -11,6 +11,8 @@ import mindspeed
 from mindspeed.context_parallel import attention_mask
 from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
 from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.features.shared_attention_mask.feature import one_rank_has_the_sequence
+from mindspeed.job.world import World
 from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.registry import catalog
 from mindspeed.verification.pool import WorkerPool
@@ -143,7 +145,7 @@ def test_it_is_beside_other_features(prove: Prove, also: str) -> None:
 @pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention"])
 def test_it_has_nothing_to_do_beside_an_algorithm_that_implies_the_causal_mask(prove: Prove, algorithm: str) -> None:
     (problem,) = prove(NAME, also=[algorithm]).problems
-    assert problem.message == f"effect of {NAME}: the configuration of the model equals the baseline's"
+    assert problem.message == f"effect of {NAME}: {one_rank_has_the_sequence.message.format(world=World({"cp": 2}))}"
 
 
 def test_the_data_loader_spares_a_byte_for_each_pair_of_tokens_of_each_sample() -> None:
