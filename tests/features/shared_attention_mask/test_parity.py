@@ -145,7 +145,8 @@ def test_it_is_beside_other_features(prove: Prove, also: str) -> None:
 @pytest.mark.parametrize("algorithm", ["ring-attention", "ulysses-attention"])
 def test_it_has_nothing_to_do_beside_an_algorithm_that_implies_the_causal_mask(prove: Prove, algorithm: str) -> None:
     (problem,) = prove(NAME, also=[algorithm]).problems
-    assert problem.message == f"effect of {NAME}: {one_rank_has_the_sequence.message.format(world=World({"cp": 2}))}"
+    text = one_rank_has_the_sequence.message.format(world=World({"cp": 2}))
+    assert problem.message == f"effect of {NAME}: {text}"
 
 
 def test_the_data_loader_spares_a_byte_for_each_pair_of_tokens_of_each_sample() -> None:
