@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
 from mindspeed.job.arithmetic import mean_layer_forward, score_forward, shape_of_world
@@ -42,10 +43,15 @@ def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         names = [name for module in chosen for name in _MODULES.get(module, ())]
         return leave(tensors, names, "recomputed", "recompute", prediction=True)
     of_layers = [t for t in tensors if t.name.startswith(("layer", *_ATTENTION, *_MLP)) and not (t.once or t.prediction)]
-    inputs = of_layers[0].layers
+    counts = Counter[str]()  # other features may have taken some layers of a tensor
+    for tensor in of_layers:
+        counts[tensor.name] += tensor.layers
+    inputs = counts[of_layers[0].name]
     layers = min(inputs, args.num_layers or 1)
     left = tensors
-    for name, count in {t.name: t.layers for t in of_layers if t.name not in _BETWEEN_LAYERS}.items():
+    for name, count in counts.items():
+        if name in _BETWEEN_LAYERS:
+            continue
         first = (layers * count + (0 if name.startswith(_MLP) else inputs - 1)) // inputs
         left = leave(left, (name,), "recomputed", "recompute", first if args.method == "block" else None)
     if args.method == "block":
