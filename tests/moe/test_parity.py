@@ -19,6 +19,8 @@ SIGMOID = {
     "moe_router_topk_scaling_factor": 2.5,
 }
 FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
+SINGLE = {"moe_grouped_gemm": False}
+"""Experts of a model with dense layers, whose layers Megatron chooses by its configuration."""
 GROUPS = {"moe_router_num_groups": 4, "moe_router_group_topk": 2}
 GATED = {**SIGMOID, **GROUPS, "moe_shared_expert_gate": True}
 
@@ -56,7 +58,7 @@ MODELS = [
     Row("padded", ALLTOALL, {"expert_capacity_factor": 1.0, "padded_experts": True}),
     *both("multi-token prediction", world={"mtp_num_layers": 1}),
     *both("latent attention", world={"multi_latent_attention": True}),
-    *both("dense layers between", options={"moe_layer_freq": [0, 1, 0, 1]}),
+    *both("dense layers between", options={"moe_layer_freq": [0, 1, 0, 1], **SINGLE}),
     Row("many experts", ALLTOALL, {"num_experts": 16}, settings={"moe-alltoall-overlap": {"parts": 4}}),
 ]
 LAYOUTS = [
@@ -70,7 +72,7 @@ LAYOUTS = [
     Row("four ranks of whole experts", (*ALLTOALL, "moe-tp-extend-ep"), {"tp": 2, "ep": 4}, nproc=4),
     Row("gathered tensor ranks", (*ALLGATHER, "moe-tp-extend-ep"), {"tp": 2, "ep": 2}),
     *both("two stages", world={**PIPELINE, **SHARED}, nproc=4),
-    *both("two stages, the first dense", world=PIPELINE, options={"moe_layer_freq": [0, 0, 1, 1]}, nproc=4),
+    *both("two stages, the first dense", world=PIPELINE, options={"moe_layer_freq": [0, 0, 1, 1], **SINGLE}, nproc=4),
     *both("two chunks a stage", world={**PIPELINE, "vpp": 2}, nproc=4),
     Row("prediction on the last stage", ALLTOALL, {**PIPELINE, "mtp_num_layers": 1}, nproc=4),
     Row("level 1 in two chunks", ZERO, {**PIPELINE, "vpp": 2}, settings=LEVEL1, nproc=4),
