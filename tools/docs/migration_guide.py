@@ -82,8 +82,8 @@ def published_rows() -> list[str]:
         "",
         f"Options that nobody has, mostly misspelt: {unknown}." if unknown else "No option is unknown.",
         "",
-        "Commands that fine-tune, generate or evaluate start MindSpeed-LLM's own programs and are not counted. "
-        "A command can be refused for several reasons. The column *alone* counts commands that have no other reason.",
+        "Commands that fine-tune, generate or evaluate are not counted, because they start MindSpeed-LLM's own programs. "
+        "A command can be refused for several reasons. The column *alone* counts commands that have this reason only.",
         "",
         "| commands | alone | reason |",
         "| --- | --- | --- |",
