@@ -254,7 +254,7 @@ def _flag(row: Mapping[str, Any]) -> Iterator[str]:
     elif "means" in row:
         yield f"{flag} is Megatron's {row['means']}"
     elif "reason" in row:
-        said = {"not-needed": "is not needed", "left-out": "is left out", "library": "belongs to MindSpeed-LLM"}
+        said = {"not-needed": "is not needed", "left-out": "is skipped", "library": "belongs to MindSpeed-LLM"}
         fix = row.get("fix", "" if row["kind"] == "not-needed" else f"remove {flag}")
         yield f"{flag} {said.get(row['kind'], 'has no equivalent')}: {row['reason']}" + (f"\n  fix: {fix}" if fix else "")
 

@@ -236,8 +236,7 @@ class Fields(ShapeFields):
     optimizer: str = fact("optimizer: adam, sgd or another one of Megatron", "optimizer")
     distributed_optimizer: bool = flag("optimizer states are sharded over data-parallel ranks", "use_distributed_optimizer")
     precision_aware_optimizer: bool = flag(
-        "the optimizer is Transformer Engine's precision-aware one, which stores main weights itself",
-        "use_precision_aware_optimizer",
+        "precision-aware optimizer of Transformer Engine, which stores main weights itself", "use_precision_aware_optimizer"
     )
     offloaded_optimizer: bool = flag("the optimizer keeps main weights and states in host memory", "optimizer_cpu_offload")
     shared_gradient_buffer: bool = flag(

@@ -154,9 +154,7 @@ class ShapeFields:
         "width of the latent vector of queries (multi-latent attention); 0 = none", "q_lora_rank", least=0
     )
     kv_lora_rank: int = _latent("width of the latent vector of keys and values (multi-latent attention)", "kv_lora_rank")
-    qk_head_dim: int = _latent(
-        "width per head of queries and keys without rotary positions (multi-latent attention)", "qk_head_dim"
-    )
+    qk_head_dim: int = _latent("width per head of queries and keys, non-rotary part (multi-latent attention)", "qk_head_dim")
     qk_pos_emb_head_dim: int = _latent(
         "width per head of queries and keys with rotary positions (multi-latent attention)", "qk_pos_emb_head_dim"
     )

@@ -68,7 +68,7 @@ WORKING = [
 REPLACED = {
     "from mindspeed.core.context_parallel.get_batch_utils import set_actual_seq_len": (
         "mindspeed.core.context_parallel.get_batch_utils",
-        "remove the call; context-parallel splits every batch, and eod-reset reads document ends from it",
+        "remove the import and its calls; context-parallel splits every batch, and eod-reset reads document ends from it",
     ),
     "from mindspeed.core.context_parallel.adaptor import MindSpeedCPDotProductAttention": (
         "mindspeed.core.context_parallel.adaptor",
@@ -80,7 +80,7 @@ REPLACED = {
     ),
     "from mindspeed.core.ssm.chunk_gated_delta_rule import chunk_gated_delta_rule": (
         "mindspeed.core.ssm.chunk_gated_delta_rule",
-        "remove this import, because mindspeed has no replacement for it",
+        "remove this import, because this package has no replacement for it",
     ),
     "from mindspeed.core.fusions.fused_rms_norm import RMSNorm": (
         "mindspeed.core.fusions.fused_rms_norm",
@@ -96,7 +96,7 @@ REPLACED = {
     ),
     "from mindspeed.features_manager import NothingFeature": (
         "NothingFeature of mindspeed.features_manager",
-        "remove this import; MindSpeed has no feature class with this name. mindspeed features list shows the features",
+        "remove this import; MindSpeed never had a feature class with this name. mindspeed features list shows the features",
     ),
     "from mindspeed.op_builder import AlgorithmOpBuilder": (
         "AlgorithmOpBuilder of mindspeed.op_builder",
@@ -255,7 +255,7 @@ def test_what_does_the_work_of_a_module_is_said_for_one_feature_and_for_several(
     assert replacement("mindspeed.core.pipeline_parallel.ripipe_schedules") == (
         "use the features recompute-in-bubble and recompute-in-advance instead"
     )
-    assert replacement("mindspeed.core.qat") == "remove this import, because mindspeed has no replacement for it"
+    assert replacement("mindspeed.core.qat") == "remove this import, because this package has no replacement for it"
 
 
 def test_an_operator_that_does_not_exist_suggests_near_ones():

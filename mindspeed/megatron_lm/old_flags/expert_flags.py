@@ -28,7 +28,7 @@ def without_unserved(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str
         return dict(values)
     flags = [f"--{dest.replace('_', '-')}" for dest in left]
     reason = f"mindspeed has no feature for {low}; Megatron's experts compute the same result"
-    text = f"{', '.join(flags)} {'is' if len(left) == 1 else 'are'} left out: {reason}"
+    text = f"{', '.join(flags)} {'is' if len(left) == 1 else 'are'} skipped: {reason}"
     made.left_out.append(problem_of_flags("MS113", text, flags, DropOption(", ".join(flags))))
     return {dest: value for dest, value in values.items() if dest not in left}
 

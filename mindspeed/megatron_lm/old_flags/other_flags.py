@@ -35,7 +35,7 @@ class FlagGroup:
         texts = {
             "megatron": f"`{self.means}`",
             "not-needed": f"not needed: {self.reason}",
-            "left-out": f"left out: {self.reason}",
+            "left-out": f"skipped: {self.reason}",
             "refused": f"no equivalent: {self.reason}",
             "library": f"belongs to MindSpeed-LLM: {self.reason}",
         }
@@ -103,7 +103,7 @@ def _report(group: FlagGroup, present: Mapping[str, str], made: ArgumentWords) -
     if group.kind == "not-needed":
         made.notes.append(f"{flags} {are} not needed: {group.reason}")
     elif group.kind == "left-out":
-        text = f"{flags} {are} left out: {group.reason}"
+        text = f"{flags} {are} skipped: {group.reason}"
         made.left_out.append(problem_of_flags("MS113", text, present, DropOption(flags)))
     else:
         belongs = "belongs to MindSpeed-LLM" if group.kind == "library" else "has no equivalent"

@@ -174,8 +174,8 @@ def test_what_only_saves_time_is_left_out_and_strict_refuses_it():
     made = words_of(["--moe-fb-overlap", "--lr", "1", "--schedules-method", "dualpipev"], KNOWN)
     assert (made.words, made.problems) == (["--lr", "1"], [])
     assert [problem.message.partition(":")[0] for problem in made.left_out] == [
-        "--moe-fb-overlap is left out",
-        "--schedules-method is left out",
+        "--moe-fb-overlap is skipped",
+        "--schedules-method is skipped",
     ]
 
 
