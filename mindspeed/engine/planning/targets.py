@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from mindspeed.engine.inspection.contracts import part_of
 from mindspeed.job.world import PARALLEL_SIZES, PLATFORMS, World
+from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Patch, Wrap
 
 _SIZES: Final = {"num_layers": 8, "hidden_size": 64, "ffn_hidden_size": 256, "vocab_size": 256, "seq_length": 64}
@@ -93,11 +93,14 @@ def megatron_targets(
 
 
 def _patches_of(feature: type[Feature[Any]]) -> Iterator[Patch]:
+    if not implements(feature, "patches"):
+        return
+    choices = list(_choices(feature.Args))
     for platform in sorted(feature.spec.platforms or PLATFORMS):
-        for world in _WORLDS:
-            for args in _choices(feature.Args):
-                manager = FeatureManager([feature(args, World({**world, "platform": platform}))])
-                yield from (patch for _, given in manager.call("patches") for patch in given)
+        for sizes in _WORLDS:
+            world = World({**sizes, "platform": platform})
+            if not feature.spec.is_idle(world):
+                yield from (patch for args in choices for patch in answer(feature, "patches", args, world))
 
 
 def _choices(model: type[FeatureArgs]) -> Iterator[FeatureArgs]:

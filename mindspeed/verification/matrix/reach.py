@@ -9,14 +9,11 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
-import tokenize
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
-from io import StringIO
-from itertools import groupby, pairwise
 from pathlib import Path
+from types import CodeType
 from typing import Any, Final, NamedTuple
 
 import yaml
@@ -27,23 +24,20 @@ from mindspeed.engine.inspection.source import Module, find_module, read_text
 from mindspeed.engine.inspection.source_cache import source_cache_of
 from mindspeed.plugins.discovery import Catalog
 
-_FROM: Final = re.compile(r"^[ \t]*from ([\w.]+) import (\([^)]*\)|.*)$", re.MULTILINE)
-_WORD: Final = re.compile(r"\w+")
 _JUDGES: Final = ("mindspeed.verification.training", "mindspeed.verification.harness", "mindspeed.verification.matrix.verdicts")
 """The modules that run a case and compare: what they import, every case can reach."""
-_ENTRANCES: Final = re.compile(r"mindspeed\.(legacy|megatron_adaptor|megatron_lm|conformance)\b")
-"""Packages that serve scripts and authors of features: the code of a case names some, and no worker imports one."""
+_ENTRANCES: Final = re.compile(
+    r"mindspeed\.(legacy|megatron_adaptor|megatron_lm|conformance|engine\.planning\.(drift|targets))\b"
+)
+"""What serves scripts and authors of features: the code of a case names some of it, and no worker imports any."""
 _PACKAGES: Final = ("torch", "numpy")
 _JSON: Final = ".json"
 _YAML: Final = ".yaml"
 """Files that have the name of a module, and that it reads."""
 _OF_CASES: Final = "mindspeed/verification/matrix/cases.yaml"
 """A table of which each case knows its own rows."""
-_NO_CODE: Final = (tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER)
 _SENTENCE: Final = re.compile(r"[A-Za-z]{2,},?(?: [a-z]{2,},?){2,}")
 """Three words in a row: no code decides anything by such a text, which a test holds."""
-_QUOTES: Final = re.compile(r"""^\w*['"]+|['"]+$""")
-_VALUE: Final = re.compile(r"\{[^{}]*\}")
 
 
 class _Code(NamedTuple):
@@ -87,11 +81,11 @@ class Sources:
     @cached_property
     def _code(self) -> dict[str, _Code]:
         tops = "|".join(sorted({name.partition(".")[0] for name in self._files}))
-        dotted = re.compile(rf"\b(?:{tops})(?:\.\w+)+")
+        dotted = re.compile(rf"\b(?:{tops})(?:\.\w+)*")
         cache = source_cache_of(Path(mindspeed.__file__).parent)
         cache.revalidate()
         found = {
-            name: _Code(*cache.get(f"code and sentences of {file} among {tops}", partial(_read, file, dotted)))
+            name: _Code(*cache.get(f"compiled code of {file} among {tops}", partial(_read, file, dotted)))
             for name, file in self._files.items()
         }
         cache.save()
@@ -138,65 +132,72 @@ class Sources:
 
 
 def code_of(text: str, sentences: bool = False) -> str:
-    """Return a Python source without comments, docstrings, empty lines and maybe sentences, a statement a line."""
-    lines, statement, depth = list[str](), list[tokenize.TokenInfo](), 0
-    for token in tokenize.generate_tokens(StringIO(text).readline):
-        if token.type in (tokenize.INDENT, tokenize.DEDENT):
-            depth += 1 if token.type == tokenize.INDENT else -1
-        elif token.type != tokenize.NEWLINE:
-            statement += [token] if token.type not in _NO_CODE else []
-        else:
-            if any(part.type != tokenize.STRING for part in statement):
-                lines.append(" " * depth + _joined(statement if sentences else _without_sentences(statement)))
-            statement = []
-    return "\n".join(lines)
+    """Return what a Python source does, whatever its layout, comments and docstrings are; maybe without sentences."""
+    return "\n".join(_of_code(_compiled(text), sentences))
 
 
-def _is_text(token: tokenize.TokenInfo) -> bool:
-    return token.type == tokenize.STRING
+def _compiled(text: str) -> CodeType:
+    """Compile a source without docstrings. Assert statements go as well; this project has none."""
+    return compile(text, "", "exec", dont_inherit=True, optimize=2)
 
 
-def _without_sentences(statement: list[tokenize.TokenInfo]) -> list[tokenize.TokenInfo]:
-    """The tokens, with a sentence, in one or several parts, as the values that it shows."""
-    kept = list[tokenize.TokenInfo]()
-    for is_text, tokens in groupby(statement, _is_text):
-        parts = list(tokens)
-        text = "".join(_QUOTES.sub("", part.string) for part in parts)
-        if is_text and _SENTENCE.search(text):
-            parts = [parts[0]._replace(string=repr(_VALUE.findall(text)), end=parts[-1].end)]
-        kept += parts
-    return kept
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
 
 
-def _joined(statement: list[tokenize.TokenInfo]) -> str:
-    """The tokens with a space where they do not touch."""
-    words = [statement[0].string]
-    for before, token in pairwise(statement):
-        words += [token.string] if before.end == token.start else [" ", token.string]
-    return "".join(words)
+def _of_code(code: CodeType, sentences: bool) -> Iterator[str]:
+    for part in _nested(code):
+        handlers: bytes = getattr(part, "co_exceptiontable", b"")  # from Python 3.11 on
+        yield f"{part.co_name} {part.co_code.hex()} {handlers.hex()} {part.co_flags} {part.co_argcount}"
+        yield f"{part.co_kwonlyargcount} {part.co_names} {part.co_varnames} {part.co_freevars} {part.co_cellvars}"
+        yield from (repr(_value(constant, sentences)) for constant in part.co_consts if not isinstance(constant, CodeType))
+
+
+def _value(value: Any, sentences: bool) -> Any:
+    """A constant or table, without sentences where these do not count, and with sets in one order."""
+    if isinstance(value, dict):
+        return {key: _value(inner, sentences) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_value(inner, sentences) for inner in value]
+    if isinstance(value, frozenset):
+        return sorted(map(repr, value))
+    return "" if not sentences and isinstance(value, str) and _SENTENCE.search(value) else value
+
+
+def _named_in(code: CodeType, dotted: re.Pattern[str]) -> Iterator[str]:
+    """The dotted names that code imports, each also with the names from it, and those in its texts."""
+    for part in _nested(code):
+        texts = list(_texts(part.co_consts))
+        yield from dotted.findall("\n".join(texts))
+        for module in filter(dotted.fullmatch, part.co_names):
+            yield module
+            yield from (f"{module}.{name}" for name in texts if name.isidentifier())
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple | frozenset):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def _read(file: Path, dotted: re.Pattern[str]) -> _Code:
-    whole = text = read_text(Module(file.stem, str(file), None)).decode()
-    with suppress(tokenize.TokenError, SyntaxError):  # a file that cannot be imported, as some packages have
-        text, whole = code_of(text), code_of(text, sentences=True)
-    names = {f"{package}.{word}" for package, words in _FROM.findall(whole) for word in _WORD.findall(words)}
-    names.update(dotted.findall(whole))
+    source = read_text(Module(file.stem, str(file), None)).decode()
+    try:
+        code = _compiled(source)
+        names, text, whole = set(_named_in(code, dotted)), *("\n".join(_of_code(code, kept)) for kept in (False, True))
+    except (SyntaxError, ValueError):  # a file that cannot be imported, as some packages have
+        names, text, whole = set[str](), source, source
     for table in (file.with_suffix(suffix) for suffix in (_JSON, _YAML)):
         if table.exists() and not table.as_posix().endswith(_OF_CASES):
             rows = read_text(Module(table.stem, str(table), None)).decode()
             whole += rows
-            text += rows if table.suffix == _JSON else repr(_values(yaml.safe_load(rows)))
+            text += rows if table.suffix == _JSON else repr(_value(yaml.safe_load(rows), sentences=False))
     return _Code(_digest(text), _digest(whole), sorted(names))
-
-
-def _values(table: Any) -> Any:
-    """A table without its sentences."""
-    if isinstance(table, dict):
-        return {key: _values(value) for key, value in table.items()}
-    if isinstance(table, list):
-        return [_values(value) for value in table]
-    return "" if isinstance(table, str) and _SENTENCE.search(table) else table
 
 
 def _digest(text: str) -> str:

@@ -95,10 +95,11 @@ def test_comments_and_docstrings_make_no_case_stale(planted) -> None:
     ("before", "after"),
     [
         ('Field(0, description="Number of layers that are kept")', 'Field(0, description="How many layers are "\n  "kept")'),
-        ('raise E(f"rank {rank} has no such file")', 'raise E(f"there is no such file on rank {rank}")'),
+        ('raise E(f"{rank} has no such file")', 'raise E(f"{rank} does not have it")'),
+        ("TABLE = {1: 'the first of two'}", "# all rows\nTABLE = {\n    1: 'the second of two',\n}"),
     ],
 )
-def test_a_sentence_counts_for_the_text_of_a_refusal_alone(before: str, after: str) -> None:
+def test_a_sentence_and_a_layout_count_for_the_text_of_a_refusal_alone(before: str, after: str) -> None:
     assert code_of(before) == code_of(after)
     assert code_of(before, sentences=True) != code_of(after, sentences=True)
 
