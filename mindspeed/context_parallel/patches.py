@@ -44,10 +44,10 @@ def sliced_by(batch: str, table: str, order: str) -> list[Patch]:
 def packed_in(module: str = "mindspeed.context_parallel.packed") -> list[Patch]:
     """``share_of_packed`` and ``rope_of_packed`` of a module, by default those of zig-zag, in the place of Megatron's."""
     split = (
-        "splits packed sequences over context-parallel ranks without padding each of them; "
-        "Megatron's function needs Transformer Engine for it"
+        "splits packed sequences over context-parallel ranks without padding each sequence; "
+        "Megatron's function pads them and needs Transformer Engine"
     )
-    rotary = "applies rotary embedding to the tokens of packed sequences that this rank has, which are split in another way"
+    rotary = "applies rotary embedding to this rank's tokens of packed sequences, which Megatron would split differently"
     turner = f"{_EMBEDDINGS}.rope_utils:_apply_rotary_pos_emb_thd"
     return [
         *(

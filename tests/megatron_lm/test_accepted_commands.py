@@ -81,8 +81,8 @@ def test_what_megatron_accepts_is_planned(words: str, layers: tuple[int, ...] | 
         (
             "--num-layers 8 --context-parallel-size 2 --transformer-impl local",
             (
-                "context-parallel needs a feature for context-parallel, because each rank has only a part of the keys; "
-                "request an algorithm such as ring-attention or ulysses-attention"
+                "context-parallel needs a feature for context-parallel, because each rank has only a part of the keys, "
+                "so attention needs an algorithm such as ring-attention or ulysses-attention"
             ),
         ),
     ],

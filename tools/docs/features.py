@@ -269,11 +269,13 @@ def sentence(name: str, constraint: Any) -> str:
         chosen = f"one of {', '.join(constraint.names)}" if len(constraint.names) > 1 else constraint.names[0]
         return f"Requires that you request {chosen}{because}."
     if isinstance(constraint, RequiresSlot):
-        chosen = f" Name it in {code(f'{name}.{constraint.setting}')}, or set that to `auto`." if constraint.setting else ""
-        return f"Requires a feature for {constraint.slot}{because}.{chosen}"
+        chosen = (
+            f" Name the feature in {code(f'{name}.{constraint.setting}')}, or set this to `auto`." if constraint.setting else ""
+        )
+        return f"Requires one of the features for {constraint.slot}{because}.{chosen}"
     if isinstance(constraint, RequiresCapability):
         capability = constraint.capability.replace("-", " ")
-        return f"Works only with those features for {constraint.slot} that support {capability}{because}."
+        return f"Of the features for {constraint.slot}, works only with those that support {capability}{because}."
     verbs: dict[type[Any], str] = {
         Requires: "Requires",
         Conflicts: "Conflicts with",

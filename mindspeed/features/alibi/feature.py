@@ -43,7 +43,7 @@ class Alibi(Feature[AlibiArgs]):
             RequiresCapability(
                 Slot.CONTEXT_PARALLEL,
                 Capability.POSITION_BIAS,
-                reason="the model has no other position information than this bias",
+                reason="the bias is the only position information of the model",
             ),
             After("flash-attention"),
             After(Slot.CONTEXT_PARALLEL),

@@ -54,7 +54,7 @@ class Ampipe(Feature[AmpipeArgs]):
                 reason="such a schedule computes the weight gradients of a layer later, but ampipe computes them chunk by "
                 "chunk in backward",
             ),
-            Conflicts(Slot.LINEAR, reason="ampipe computes the linear layer after attention itself, chunk by chunk"),
+            Conflicts(Slot.LINEAR, reason="ampipe itself computes the linear layer after attention, chunk by chunk"),
             *(Conflicts(name, reason=_MASKS) for name in ("eod-reset", "shared-attention-mask")),
             *(
                 Conflicts(name, reason=_MODULES)

@@ -73,7 +73,7 @@ class Coc(Feature[CocArgs]):
             operator_has_a_variant,
         ),
         numerics=Numerics.reordered(
-            reason="tensor parallelism splits sums over ranks; splitting rows into chunks changes no sum"
+            reason="tensor parallelism splits sums over ranks. Splitting rows into chunks does not change sums"
         ),
         verify_with=VerifyWith(
             algorithm=("mindspeed.features.coc.products", "mindspeed.tensor_parallel.fused"),

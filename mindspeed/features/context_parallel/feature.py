@@ -81,7 +81,7 @@ class ContextParallel(Feature[ContextParallelArgs]):
         constraints=(
             RequiresSlot(
                 Slot.CONTEXT_PARALLEL,
-                reason="each rank has only a part of the keys; request an algorithm such as ring-attention or "
+                reason="each rank has only a part of the keys, so attention needs an algorithm such as ring-attention or "
                 "ulysses-attention",
                 when=_needs_algorithm,
                 setting="algorithm",

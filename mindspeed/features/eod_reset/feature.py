@@ -83,8 +83,7 @@ class EodReset(Feature[EodResetArgs]):
             Wrap(
                 f"{_DATASET}:GPTDatasetConfig.__post_init__",
                 f"{_BATCHES}:with_documents_kept",
-                "makes the dataset keep position ids per sample, which mark where documents begin, and create no attention "
-                "mask",
+                "makes the dataset create position ids that mark where documents begin, instead of an attention mask",
                 phase="build",
                 optional=True,
             ),

@@ -64,8 +64,8 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
             Wrap(
                 "megatron.core.transformer.moe.moe_layer:MoELayer.forward",
                 "mindspeed.features.moe_adaptive_recompute.layers:counting_tokens",
-                reason="computes how many tokens each expert would get if all got equally many, to compare with the real "
-                "numbers",
+                reason="computes the balanced share of tokens that a rank's experts receive; the threshold is a multiple of "
+                "this share",
             )
         ]
 

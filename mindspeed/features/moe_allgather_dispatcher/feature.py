@@ -24,7 +24,7 @@ class MoeAllgatherDispatcher(DispatcherFeature[FeatureArgs]):
         constraints=(
             Requires(
                 "expert-parallel",
-                reason="this dispatcher replaces Megatron's all-gather dispatcher",
+                reason="moe-allgather-dispatcher replaces Megatron's all-gather dispatcher, which expert-parallel selects",
                 settings={"dispatcher": "allgather"},
             ),
             has_experts,

@@ -93,7 +93,7 @@ class MoeAlltoallDispatcher(DispatcherFeature[MoeAlltoallDispatcherArgs]):
         constraints=(
             Requires(
                 "expert-parallel",
-                reason="this dispatcher replaces Megatron's all-to-all dispatcher",
+                reason="moe-alltoall-dispatcher replaces Megatron's all-to-all dispatcher, which expert-parallel selects",
                 settings={"dispatcher": "alltoall"},
             ),
             has_experts,

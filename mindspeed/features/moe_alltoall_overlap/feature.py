@@ -70,7 +70,7 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
             parts_divide_experts,
         ),
         numerics=Numerics.reordered(
-            reason="gradients of a layer's input are summed in a different order; with parts > 1, so are outputs"
+            reason="gradients of a layer's input are summed in a different order; with the setting parts > 1, outputs too"
         ),
     )
 

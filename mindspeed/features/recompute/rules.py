@@ -167,7 +167,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     NO_CPU_OFFLOADING,
     replace(NO_OVERLAPPED_MICRO_BATCHES, when=is_full),
     Conflicts("moe-zero-memory", reason="full recomputation already includes the experts", when=is_full),
-    Conflicts("moe-zero-memory", reason="recompute.modules contains moe, which includes the experts", when=_takes_moe),
+    Conflicts("moe-zero-memory", reason="recompute.modules contains moe, so it covers the experts", when=_takes_moe),
     Conflicts(
         "moe-zero-memory",
         reason="recompute.modules contains moe_act, which moe-zero-memory already recomputes",

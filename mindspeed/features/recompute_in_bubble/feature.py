@@ -47,4 +47,4 @@ class RecomputeInBubble(RecomputeFeature[RecomputeInBubbleArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return full_recompute("recompute-in-bubble is active")
+        return full_recompute("recompute-in-bubble recomputes whole layers, one by one")

@@ -109,8 +109,7 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
             RequiresCapability(
                 Slot.CONTEXT_PARALLEL,
                 Capability.SHARED_MASK,
-                reason="the algorithm must read the mask from shared-attention-mask, but other algorithms read it from the "
-                "batch",
+                reason="context parallelism must read the mask from shared-attention-mask instead of from the batch",
                 when=_needs_capability,
             ),
         ),

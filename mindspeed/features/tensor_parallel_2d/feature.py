@@ -108,7 +108,7 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
             Wrap(
                 "megatron.core.transformer.mlp:apply_swiglu_sharded_factory",
                 "mindspeed.features.tensor_parallel_2d.layers:with_both_axes",
-                reason="saves weights of a gated MLP that are split along two dimensions; Megatron supports one",
+                reason="saves gated MLP weights split along two dimensions; Megatron supports only one dimension",
                 phase="checkpoint",
                 optional=True,
             ),

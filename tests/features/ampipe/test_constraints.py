@@ -41,7 +41,7 @@ EXPERTS = "ampipe sends tokens to experts chunk by chunk, but that feature handl
             "such a schedule computes the weight gradients of a layer later, but ampipe computes them chunk by chunk in "
             "backward",
         ),
-        ("mc2", "ampipe computes the linear layer after attention itself, chunk by chunk"),
+        ("mc2", "ampipe itself computes the linear layer after attention, chunk by chunk"),
         ("eod-reset", "ampipe computes only causal or full attention"),
         ("shared-attention-mask", "ampipe computes only causal or full attention"),
         ("norm-recompute", MODULES),
