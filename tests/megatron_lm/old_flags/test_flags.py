@@ -170,8 +170,8 @@ def test_a_setting_that_a_flag_gives_exists_once_its_feature_does(old):
         (
             ["--attention-mask-on-cpu"],
             (
-                "--attention-mask-on-cpu is not needed: no rank creates a causal mask, and of another mask each rank creates "
-                "only its part"
+                "--attention-mask-on-cpu is not needed: causal masks are never created, and each rank creates only its part of "
+                "any other mask"
             ),
         ),
         (
