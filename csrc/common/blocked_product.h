@@ -19,7 +19,6 @@
 #include <optional>
 #include <vector>
 
-#if MINDSPEED_AVX512
 namespace mindspeed {
 
 constexpr int kTileRows = 8;
@@ -379,4 +378,3 @@ void multiply_all(const std::vector<Product> &products, const Finish &finish) {
 }
 
 } // namespace mindspeed
-#endif

@@ -3,9 +3,6 @@
 #include "blocked_product.h"
 #include "rounded.h"
 
-#include <c10/util/Exception.h>
-
-#if MINDSPEED_AVX512
 namespace mindspeed {
 namespace {
 
@@ -95,18 +92,3 @@ void multiply_and_add(at::ScalarType type, const std::vector<Product> &products,
 }
 
 } // namespace mindspeed
-#else
-namespace mindspeed {
-
-bool multiplies(at::ScalarType) { return false; }
-
-void multiply_and_store(at::ScalarType type, const std::vector<Product> &, const std::vector<Destination> &) {
-  TORCH_CHECK(false, "no product of ", type, " on this processor");
-}
-
-void multiply_and_add(at::ScalarType type, const std::vector<Product> &, const std::vector<Destination> &) {
-  TORCH_CHECK(false, "no product of ", type, " on this processor");
-}
-
-} // namespace mindspeed
-#endif

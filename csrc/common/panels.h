@@ -13,14 +13,11 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
-#define MINDSPEED_AVX512 1
-#include <immintrin.h>
-#else
-#define MINDSPEED_AVX512 0
+#if !defined(__AVX512F__) || !defined(__AVX512BW__) || !defined(__AVX512VL__) || !defined(__AVX512DQ__)
+#error "this source needs AVX-512: mindspeed/ops/instruction_sets.yaml"
 #endif
+#include <immintrin.h>
 
-#if MINDSPEED_AVX512
 namespace mindspeed {
 
 inline __mmask16 first16(int64_t count) {
@@ -238,4 +235,3 @@ void pack(const Operand &operand, int64_t begin, int64_t outer, int64_t skip, in
 }
 
 } // namespace mindspeed
-#endif

@@ -3,7 +3,6 @@
 
 #include "panels.h"
 
-#if MINDSPEED_AVX512
 namespace mindspeed {
 
 #if defined(__AVX512BF16__)
@@ -49,4 +48,3 @@ inline void store(int8_t *to, __m512 values, __mmask16 mask) {
 }
 
 } // namespace mindspeed
-#endif

@@ -12,6 +12,10 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#if !defined(__AVX512VNNI__)
+#error "this source needs AVX-512 VNNI: mindspeed/ops/instruction_sets.yaml"
+#endif
+
 namespace mindspeed {
 namespace {
 
@@ -23,8 +27,6 @@ const auto &quant_operator() {
   static const auto op = find_operator<QuantGmm>("mindspeed::quant_gmm");
   return op;
 }
-
-#if MINDSPEED_AVX512 && defined(__AVX512VNNI__)
 
 enum Activation : int64_t { none = 0, relu = 1, gelu_tanh = 2, fast_gelu = 4, silu = 5 };
 
@@ -134,15 +136,6 @@ Tensor quant_gmm(const Tensor &x, const Tensor &weight, const Tensor &scale, con
     multiply(c10::BFloat16());
   return out;
 }
-
-#else
-
-Tensor quant_gmm(const Tensor &x, const Tensor &weight, const Tensor &scale, const Optional &per_token,
-                 const Optional &bias, const Tensor &groups, at::ScalarType dtype, int64_t activation, bool cumulative) {
-  return call_reference(quant_operator(), x, weight, scale, per_token, bias, groups, dtype, activation, cumulative);
-}
-
-#endif
 
 TORCH_LIBRARY_IMPL(mindspeed, CPU, m) { m.impl("quant_gmm", quant_gmm); }
 

@@ -22,7 +22,8 @@ def list_(platform: str | None) -> None:
     """List the operators.
 
     Each row shows the best variant for the platform, the variant that runs on this machine, and why they differ. A
-    reference is plain torch: correct everywhere, but slower.
+    reference is plain torch: correct everywhere, but slower. A C++ kernel that needs an instruction set names it: "C++
+    (AVX-512)". The others are portable.
     """
     from mindspeed.ops.availability import standings
     from mindspeed.platforms import detect
@@ -32,7 +33,7 @@ def list_(platform: str | None) -> None:
     if wants_json():
         print_json({"platform": platform, "operators": rows})
         return
-    cells = [(row.name, row.variant, row.runs or "-", row.why) for row in rows]
+    cells = [(row.name, row.label, row.runs or "-", row.why) for row in rows]
     print_table(("OPERATOR", f"BEST ON {platform.upper()}", "RUNS HERE", "WHY"), cells)
 
 

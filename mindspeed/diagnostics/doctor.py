@@ -19,6 +19,7 @@ from mindspeed.engine.inspection.megatron_copies import megatron_copies, mixed_r
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, installed_version, version_in
 from mindspeed.ops.availability import CPP, standings
 from mindspeed.ops.compiler import find_compiler
+from mindspeed.ops.instruction_sets import missing
 from mindspeed.plugins.discovery import BUILT_IN, discover
 from mindspeed.plugins.problems import Problem
 
@@ -178,11 +179,11 @@ def _operators() -> Iterator[Finding]:
     else:
         text = "not found; C++ operators need it, and use slower plain-torch references without it"
         yield Finding("C++ compiler", text, "optional", "apt-get install g++, or set CXX")
-    rows = [row for row in standings("cpu") if row.variant == CPP]
-    missing = [row for row in rows if row.runs != CPP]
-    if missing:
+    rows = [row for row in standings("cpu") if row.variant == CPP and not missing(row.name)]
+    absent = [row for row in rows if row.runs != CPP]
+    if absent:
         fix = "mindspeed ops build" if compiler is not None else ""
-        yield Finding("C++ operators", f"{missing[0].reason}, so operators use their plain-torch references", "optional", fix)
+        yield Finding("C++ operators", f"{absent[0].reason}, so operators use their plain-torch references", "optional", fix)
     elif rows:
         yield Finding("C++ operators", f"{len(rows)} are built")
 

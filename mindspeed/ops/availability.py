@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from mindspeed.ops import OPERATORS, build_cache
 from mindspeed.ops.compiler import find_compiler
+from mindspeed.ops.instruction_sets import missing, needed
 from mindspeed.ops.variants import has_variant, native_variants, python_variants, reference_only
 from mindspeed.plugins.cache_folder import cache_folder, why_unwritable
 
@@ -60,8 +61,17 @@ class VariantStatus:
     def why(self) -> str:
         return f"{self.reason}: {self.command}" if self.command else self.reason
 
+    @property
+    def needs(self) -> str:
+        """The instruction set without which the variant does not run; '' for one that every processor runs."""
+        return needed(self.name) if self.variant == CPP else ""
+
+    @property
+    def label(self) -> str:
+        return label(self.name, self.variant)
+
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("name", "platform", "variant", "runs", "why")}
+        return {name: getattr(self, name) for name in ("name", "platform", "variant", "needs", "runs", "why")}
 
 
 def standings(platform: str) -> list[VariantStatus]:
@@ -79,6 +89,11 @@ def variant(op: str, platform: str) -> str:
     if platform == "npu":
         return "torch_npu"
     return "Triton" if "mindspeed.ops.triton" in (_OPS / platform / f"{op}.py").read_text(encoding="utf-8") else "torch"
+
+
+def label(op: str, kind: str) -> str:
+    """Return a variant with the instruction set that it needs: "C++ (AVX-512)"."""
+    return f"{kind} ({needed(op)})" if kind == CPP and needed(op) else kind
 
 
 def running(platform: str) -> Callable[[str, str], bool]:
@@ -155,6 +170,8 @@ class _Machine:
         if reference_only():
             return "MINDSPEED_OPS is reference", ""
         kind = variant(op, self.platform)
+        if kind == CPP and (lacking := missing(op)):
+            return f"this processor has no {lacking}", ""
         return self.no_library if kind == CPP else (f"{_PACKAGES[kind]} is not installed", "")
 
     @cached_property

@@ -13,11 +13,11 @@ import platform
 import re
 import shlex
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from mindspeed.ops.instruction_sets import SETS, instructions
 from mindspeed.ops.sources import digest, sources_digest
 from mindspeed.ops.variants import SOURCES
 from mindspeed.plugins.cache_folder import cache_folder, distrust, untrusted
@@ -27,7 +27,7 @@ from mindspeed.plugins.tables import table_beside
 FLAGS: Final[tuple[str, ...]] = tuple(table_beside(__file__))
 """Flags of every source. A kernel that wants fused multiplication and addition calls it by name."""
 
-_WIDE: Final = {"avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"), "avx2": ("avx2", "fma")}
+_WIDE: Final = {"avx512": SETS["AVX-512"], "avx2": ("avx2", "fma")}
 """Widths of ``at::vec::Vectorized``, best first, with the processor flags that each needs."""
 
 
@@ -186,17 +186,6 @@ def width() -> str | None:
     """``avx512``, ``avx2``, or None when torch's headers choose themselves."""
     flags = instructions()
     return next((name for name, needed in _WIDE.items() if flags.issuperset(needed)), None)
-
-
-@lru_cache(maxsize=1)
-def instructions() -> frozenset[str]:
-    """The instruction set of the first processor; reading all of /proc/cpuinfo takes long on large machines."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            line = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    except OSError:
-        line = ""
-    return frozenset(line.partition(":")[2].split())
 
 
 def _name(processor: str) -> str:

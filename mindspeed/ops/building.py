@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 from mindspeed.ops import build_cache
 from mindspeed.ops.build_cache import Built, Key
 from mindspeed.ops.compiler import CANDIDATES, Compiler, CompilerResult, compile_object, find_compiler, link, run
+from mindspeed.ops.instruction_sets import missing
 from mindspeed.ops.sources import digest, operator_files, source_digest, source_files
 from mindspeed.ops.variants import SOURCES
 from mindspeed.plugins.cache_folder import distrust, make_private
@@ -129,7 +130,7 @@ def _make(job: _Job) -> Built:
         shutil.rmtree(left_behind, ignore_errors=True)
     folder = Path(mkdtemp(prefix=prefix, dir=job.library.parent))
     try:
-        parts = _compile(job, source_files(job.sources), folder)
+        parts = _compile(job, [file for file in source_files(job.sources) if not missing(file.stem)], folder)
         draft = folder / job.library.name
         _require(job, {"the library": link(job.compiler, parts, draft)}, "be linked")
         _require(job, {"the library": run([sys.executable, "-c", _LOADS, str(draft)])}, "be loaded")
@@ -139,7 +140,7 @@ def _make(job: _Job) -> Built:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     seconds = round(time.perf_counter() - started, 1)
-    operators = tuple(file.stem for file in operator_files(job.sources))
+    operators = tuple(file.stem for file in operator_files(job.sources) if not missing(file.stem))
     built = Built(job.library, job.key, job.compiler.version, operators, size, seconds)
     build_cache.write_record(built)
     job.log.unlink(missing_ok=True)
@@ -150,9 +151,9 @@ def _compile(job: _Job, files: list[Path], folder: Path) -> list[Path]:
     """Compile one object per source, in parallel; objects of unchanged sources are reused."""
     common = digest(*build_cache.FLAGS, job.key.torch, job.key.processor, job.compiler.version)
     made = [job.objects / f"{digest(common, source_digest(file))}.o" for file in files]
-    missing = {file: part for file, part in zip(files, made, strict=True) if job.again or not _usable(part)}
-    if missing:
-        job.say(f"compiling {len(missing)} of {len(files)} sources, once for this machine")
+    pending = {file: part for file, part in zip(files, made, strict=True) if job.again or not _usable(part)}
+    if pending:
+        job.say(f"compiling {len(pending)} of {len(files)} sources, once for this machine")
 
     def compile_one(source: Path, part: Path) -> CompilerResult:
         started = time.perf_counter()
@@ -165,7 +166,7 @@ def _compile(job: _Job, files: list[Path], folder: Path) -> list[Path]:
         return outcome
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        outcomes = dict(zip(missing, pool.map(compile_one, missing, missing.values()), strict=True))
+        outcomes = dict(zip(pending, pool.map(compile_one, pending, pending.values()), strict=True))
     _require(job, {file.name: outcome for file, outcome in outcomes.items()}, "be compiled")
     _forget(job.objects, made)
     return made

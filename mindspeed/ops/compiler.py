@@ -64,7 +64,7 @@ def _version(command: tuple[str, ...]) -> str | None:
 
 def compile_object(compiler: Compiler, source: Path, headers: Path, made: Path) -> CompilerResult:
     """Compile one source against torch's headers and ``headers``."""
-    return run([*compiler.command, *FLAGS, *_macros(), *_includes(), f"-I{headers}", "-c", str(source), "-o", str(made)])
+    return run([*compiler.command, *FLAGS, *_macros(), *includes(), f"-I{headers}", "-c", str(source), "-o", str(made)])
 
 
 def link(compiler: Compiler, parts: Iterable[Path], made: Path) -> CompilerResult:
@@ -93,7 +93,7 @@ def _string_layout() -> list[str]:
     return re.findall(r"-D_GLIBCXX_USE_CXX11_ABI=[01]", text)[:1]
 
 
-def _includes() -> list[str]:
+def includes() -> list[str]:
     """torch's headers, as those of the system: their warnings are not ours."""
     include = _torch() / "include"
     return ["-isystem", str(include), "-isystem", str(include / "torch" / "csrc" / "api" / "include")]

@@ -1,15 +1,17 @@
 """``mindspeed ops``: what runs here and why, and the build of what is in C++."""
 
 import json
+import re
 import shutil
 
 import pytest
 
 from mindspeed.cli import ops
 from mindspeed.job.world import PLATFORMS
-from mindspeed.ops import OPERATORS, availability
+from mindspeed.ops import OPERATORS, availability, instruction_sets
 from mindspeed.ops.availability import variant
 from mindspeed.ops.compiler import Compiler
+from mindspeed.ops.sources import operator_files
 from tests.ops.built import pretend_built, write_sources
 
 
@@ -32,7 +34,7 @@ def listed(mindspeed):
         assert (done.exit_code, done.stderr) == (0, "")
         rows = json.loads(done.stdout)["operators"]
         assert [row["name"] for row in rows] == list(OPERATORS)
-        assert all(list(row) == ["name", "platform", "variant", "runs", "why"] for row in rows)
+        assert all(list(row) == ["name", "platform", "variant", "needs", "runs", "why"] for row in rows)
         (row,) = [row for row in rows if row["name"] == name]
         return row["variant"], row["runs"], row["why"]
 
@@ -46,6 +48,30 @@ def test_what_is_not_built_says_how_to_build_it(cache, listed):
 def test_without_a_compiler_it_says_that(cache, listed, monkeypatch):
     monkeypatch.setattr(availability, "find_compiler", lambda named: None)
     assert listed("swiglu", "--platform", "cpu") == ("C++", "reference", "not built, and no C++ compiler is available")
+
+
+@pytest.fixture
+def kunpeng(monkeypatch):
+    """The processor flags of a Kunpeng 920."""
+    monkeypatch.setattr(instruction_sets, "instructions", lambda: frozenset({"fp", "asimd", "atomics", "fphp", "asimddp"}))
+
+
+def test_a_kernel_that_needs_an_instruction_set_says_so_where_the_processor_lacks_it(cache, listed, kunpeng, monkeypatch):
+    assert listed("swiglu", "--platform", "cpu") == ("C++", "reference", "not built: mindspeed ops build")
+    monkeypatch.setitem(instruction_sets.NEEDED, "swiglu", "AVX-512 VNNI")
+    assert listed("swiglu", "--platform", "cpu") == ("C++", "reference", "this processor has no AVX-512 VNNI")
+
+
+def test_the_table_names_the_instruction_set_of_a_kernel_and_none_of_a_portable_one(mindspeed):
+    lines = mindspeed("ops", "list", "--platform", "cpu").stdout.splitlines()
+    named = {line.split()[0]: re.findall(r"C\+\+(?: \(([^)]*)\))?", line)[0] for line in lines if "  C++" in line}
+    assert {op: needs for op, needs in named.items() if needs} == {
+        "npu_gmm": "AVX-512",
+        "npu_groupmatmul_add_fp32": "AVX-512",
+        "npu_matmul_add_fp32": "AVX-512",
+        "quant_gmm": "AVX-512 VNNI",
+    }
+    assert set(named) == {file.stem for file in operator_files()}
 
 
 def test_what_is_built_runs(cache, listed):

@@ -10,7 +10,7 @@ from typing import Final
 
 from mindspeed import ops
 from mindspeed.job.world import PLATFORMS
-from mindspeed.ops.availability import REFERENCE, reason, variant
+from mindspeed.ops.availability import REFERENCE, label, reason, variant
 from tools.docs.markdown import code, page, table
 
 _GRADIENT: Final = 4
@@ -70,7 +70,13 @@ def _variants() -> Iterator[str]:
     """The table operator x device, and below it why there is nothing but a reference where that is so."""
     yield from ("## Variants", "")
     kinds = {op: [variant(op, platform) for platform in PLATFORMS] for op in ops.OPERATORS}
-    yield from table(("operator", *PLATFORMS), [(f"[{op}](#{op})", *row) for op, row in kinds.items()])
+    rows = [(f"[{op}](#{op})", *(label(op, kind) for kind in row)) for op, row in kinds.items()]
+    yield from table(("operator", *PLATFORMS), rows)
+    portable = (
+        "A C++ kernel with an instruction set in brackets needs it, and elsewhere its calls run the reference. The others are "
+        "portable: they compile for aarch64 too."
+    )
+    yield from ("", portable)
     yield from ("", "`mindspeed ops list` says which of them run on a machine, and why not the others. Why a reference:", "")
     why: dict[str, dict[str, list[str]]] = {}
     for op, row in kinds.items():

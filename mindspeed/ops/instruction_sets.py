@@ -1,0 +1,36 @@
+"""Tell which C++ sources need an instruction set, and whether this processor has it. Light."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from mindspeed.plugins.tables import table_beside
+
+_TABLE: Final = table_beside(__file__)
+SETS: Final[dict[str, tuple[str, ...]]] = {name: tuple(flags) for name, flags in _TABLE["sets"].items()}
+"""Instruction sets, and the processor flags that each consists of."""
+NEEDED: Final[dict[str, str]] = _TABLE["sources"]
+"""Sources without a portable form, by file name without suffix, and the set that each needs."""
+
+
+def needed(source: str) -> str:
+    """Return the instruction set that a source needs, or '' for a portable one."""
+    return NEEDED.get(source, "")
+
+
+def missing(source: str) -> str:
+    """Return the instruction set that a source needs and this processor lacks, or ''."""
+    name = needed(source)
+    return "" if not name or instructions().issuperset(SETS[name]) else name
+
+
+@lru_cache(maxsize=1)
+def instructions() -> frozenset[str]:
+    """The instruction set of the first processor; reading all of /proc/cpuinfo takes long on large machines."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            line = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        line = ""
+    return frozenset(line.partition(":")[2].split())
