@@ -285,7 +285,7 @@ template <class T, class Result> void add_pair_chunks(const float *chunks, int64
 template <class T> Pair sigmoid_for(const Pair &x) {
   if constexpr (std::is_same_v<T, float>)
     return {sigmoid(x.first), sigmoid(x.second)};
-  return {coarse_sigmoid(x.first), coarse_sigmoid(x.second)};
+  return {coarse_sigmoid<T>(x.first), coarse_sigmoid<T>(x.second)};
 }
 
 } // namespace mindspeed

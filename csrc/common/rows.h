@@ -2,7 +2,7 @@
 #pragma once
 
 #include "operators.h"
-#include "vectors.h"
+#include "pairs.h"
 
 #include <cstring>
 
@@ -13,6 +13,13 @@ namespace mindspeed {
 inline void ask_for(const void *row, int64_t bytes) {
   for (int64_t byte = 0; byte < bytes; byte += 64)
     __builtin_prefetch(static_cast<const char *>(row) + byte, 0, 2);
+}
+
+// Ask for the pairs that a loop reads at these places later, where arithmetic and not memory sets its pace: with numbers of
+// 16 bits. The hardware's prefetcher begins anew with every page.
+template <class... T> void ask_for_pairs(const T *...places) {
+  if constexpr (((sizeof(T) == 2) && ...))
+    (ask_for(places, LENGTH * 2), ...);
 }
 
 // How many steps of `bytes` each to ask ahead.

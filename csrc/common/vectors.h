@@ -190,10 +190,18 @@ inline Floats sigmoid(Floats x) {
 #endif
 }
 
-// The same with a relative error of 2^-17, for what is rounded to 16 bits.
-inline Floats coarse_sigmoid(Floats x) {
+// The same for what is rounded to T of 16 bits: with a relative error of 2^-17, or of 2^-12 for bf16.
+template <class T> Floats coarse_sigmoid(Floats x) {
 #if defined(CPU_CAPABILITY_AVX512)
   // exp(-x) = 2^t, of which scalef takes the integer below t and the polynomial the rest
+  if constexpr (std::is_same_v<T, c10::BFloat16>) { // it waits for products and estimates: as few as do, and no clamp
+    const __m512 t = _mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f));
+    const __m512 r = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF);
+    __m512 p = _mm512_set1_ps(0.078024515f);
+    for (float c : {0.22606719f, 0.69583352f, 0.99992522f})
+      p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
+    return _mm512_rcp14_ps(_mm512_add_ps(_mm512_scalef_ps(p, t), _mm512_set1_ps(1.0f)));
+  }
   const __m512 t = _mm512_min_ps(_mm512_set1_ps(126.0f), _mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)));
   const __m512 r = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF);
   __m512 p = _mm512_set1_ps(0.01353417f);

@@ -3,6 +3,9 @@
 #include "operators.h"
 #include "pairs.h"
 #include "reference.h"
+#include "rows.h"
+
+#include <algorithm>
 
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -26,10 +29,17 @@ const auto &backward_op() {
   return op;
 }
 
+// Numbers of a run that one thread computes at once.
+constexpr int64_t PIECE = 4096;
+
 // A contiguous x is rows of two runs, a and b, whatever the dimension that they lie along.
 struct Runs {
   int64_t rows, length;
   std::vector<int64_t> halved;
+
+  // How far behind a piece of dy the next one lies, and how far of a and b.
+  int64_t next() const { return std::min(length, PIECE); }
+  int64_t next_halves() const { return length > PIECE ? PIECE : 2 * length; }
 };
 
 Runs runs_of(const Tensor &x, int64_t dim) {
@@ -45,7 +55,6 @@ Runs runs_of(const Tensor &x, int64_t dim) {
 
 // body(row, begin, end): all runs in pieces, so that also a single long row occupies all threads.
 template <class Body> void each_piece(const Runs &runs, Body body) {
-  constexpr int64_t PIECE = 4096;
   const int64_t pieces = (runs.length + PIECE - 1) / PIECE;
   parallel(runs.rows * pieces, runs.length / pieces, [&](int64_t begin, int64_t end) {
     for (int64_t piece = begin; piece < end; ++piece) {
@@ -56,10 +65,12 @@ template <class Body> void each_piece(const Runs &runs, Body body) {
 }
 
 template <bool Streamed, class T> void forward_runs(const Runs &runs, const T *x, T *y) {
+  const int64_t next = runs.next_halves();
   each_piece(runs, [&](int64_t row, int64_t begin, int64_t end) {
     const T *a = x + row * 2 * runs.length, *b = a + runs.length;
     T *to = y + row * runs.length;
     each_pair(begin, end, [&](int64_t i, auto extent) {
+      ask_for_pairs(a + next + i, b + next + i);
       const Pair gate = load_pair(a + i, extent);
       write_pair<Streamed>(to + i, gate * sigmoid_for<T>(gate) * load_pair(b + i, extent), extent);
     });
@@ -67,10 +78,12 @@ template <bool Streamed, class T> void forward_runs(const Runs &runs, const T *x
 }
 
 template <bool Streamed, class T> void backward_runs(const Runs &runs, const T *dy, const T *x, T *dx) {
+  const int64_t next = runs.next(), next_halves = runs.next_halves();
   each_piece(runs, [&](int64_t row, int64_t begin, int64_t end) {
     const T *a = x + row * 2 * runs.length, *b = a + runs.length, *dys = dy + row * runs.length;
     T *da = dx + row * 2 * runs.length, *db = da + runs.length;
     each_pair(begin, end, [&](int64_t i, auto extent) {
+      ask_for_pairs(a + next_halves + i, b + next_halves + i, dys + next + i);
       const Pair gate = load_pair(a + i, extent), gradient = load_pair(dys + i, extent), s = sigmoid_for<T>(gate);
       const Pair silu = gate * s, slope = fmadd(silu, Pair(1.0f) - s, s);
       write_pair<Streamed>(da + i, gradient * load_pair(b + i, extent) * slope, extent);

@@ -171,3 +171,20 @@ def test_extreme_gates_stay_finite():
     torch.testing.assert_close(
         torch.ops.mindspeed.swiglu(x[:8], -1)[:, 0], gates[:8] * gates[:8].sigmoid(), rtol=1e-6, atol=1e-35
     )
+
+
+def test_the_sigmoid_of_a_bf16_gate_has_a_relative_error_of_at_most_two_to_the_minus_12():
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    gates = every[every.abs() < 80]
+    exact = gates.double() * gates.double().sigmoid()
+    y = torch.ops.mindspeed.swiglu(torch.cat((gates, torch.ones_like(gates))), 0).double()
+    normal_ones = exact.abs() > 2.0**-126
+    relative = ((y - exact) / exact)[normal_ones].abs().max().item()
+    assert relative <= 2.0**-8 + 2.0**-12  # that of the rounding to bf16, and that of the sigmoid
+    assert y[~normal_ones].abs().max().item() <= 2.0**-125
+
+
+def test_a_bf16_gate_that_is_not_finite_gives_what_the_formula_gives():
+    gates = torch.tensor([float("nan"), float("inf"), -float("inf"), 3e38, -3e38], dtype=torch.bfloat16)
+    y = torch.ops.mindspeed.swiglu(torch.cat((gates, torch.ones_like(gates))), 0)
+    torch.testing.assert_close(y, gates * gates.sigmoid(), equal_nan=True, rtol=0, atol=0)
