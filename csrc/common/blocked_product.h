@@ -358,7 +358,9 @@ std::vector<Strip> strips_of(const std::vector<Product> &products, int64_t per_w
     const int64_t rows = Cut(product, per_word).rows;
     blocks += (product.rows + rows - 1) / rows * ((product.columns + kBlockColumns - 1) / kBlockColumns);
   }
-  const int64_t width = kBlockColumns * std::clamp<int64_t>(blocks / ((Finish::adds ? 4 : 16) * threads), 1, 4);
+  constexpr int64_t widest = 4;
+  const int64_t spread = blocks / ((Finish::adds ? 4 : 16) * threads);
+  const int64_t width = kBlockColumns * (threads == 1 ? widest : std::clamp<int64_t>(spread, 1, widest));
   std::vector<Strip> strips;
   for (const int64_t p : order)
     for (int64_t row = 0, rows = Cut(products[p], per_word).rows; row < products[p].rows; row += rows)
