@@ -8,10 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from benchmarks import __main__ as command
-from benchmarks import apply, cli, compare, discovery, patching, resolver
+from benchmarks import apply, cli, compare, discovery, kernels, patching, resolver
 from benchmarks.table import Row, Spent, medians, report, smallest, timed
 from tests.conftest import ROOT
 
@@ -56,6 +57,20 @@ def test_a_benchmark_of_the_framework_runs_once_at_its_smallest_size(benchmark: 
     assert rows
     assert all(row.command == benchmark.COMMAND for row in rows)  # type: ignore[attr-defined]
     assert all(row.wall is None or (row.measured > 0 and row.wall > 0) for row in rows)
+
+
+def test_the_benchmark_of_kernels_runs_once_at_its_smallest_size() -> None:
+    threads = torch.get_num_threads()
+    try:
+        with smallest():
+            rows = kernels.rows()
+    finally:
+        torch.set_num_threads(threads)
+    assert [row.what for row in rows[:2]] == [
+        "rms_norm f+b, 1 MiB bfloat16, one thread: share of copy_",
+        "swiglu f+b, 1 MiB bfloat16, one thread: share of copy_",
+    ]
+    assert all(row.measured > 0 for row in rows)
 
 
 def test_a_benchmark_that_names_a_dead_module_fails(monkeypatch: pytest.MonkeyPatch) -> None:
