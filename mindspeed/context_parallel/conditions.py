@@ -83,7 +83,8 @@ class KeepArgs(FeatureArgs):
     interval: int = Field(
         0,
         ge=0,
-        description="Number of layers without keep between two layers with it; 0 = the setting keep applies in every layer",
+        description="Number of layers to skip after each layer in which the setting keep applies; 0 = keep applies in every "
+        "layer",
     )
 
     @model_validator(mode="after")

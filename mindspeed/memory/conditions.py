@@ -86,7 +86,7 @@ PARTS_OF_LAYERS: Final = (
 
 
 @condition(
-    "groups of {args.num_layers} layers do not divide a model chunk of {world.layers_per_chunk} layers",
+    "groups of {args.num_layers} layers do not divide model chunks of {world.layers_per_chunk} layers",
     fix=(GiveSetting("num_layers", 1),),
 )
 def groups_fill_chunks(args: Any, world: World) -> bool:
@@ -105,7 +105,7 @@ def modules_have_experts(args: Any, world: World) -> bool:
 
 NO_SHARED_EXPERT_OVERLAP: Final = unset(
     "shared_expert_overlap",
-    "shared experts are computed in steps between the transfers of routed experts, which {feature} does not support",
+    "shared experts overlap with the transfers of routed experts (moe_shared_expert_overlap), which {feature} does not support",
 )
 LOCAL_LAYERS: Final = (Advice("build the model with Megatron's local layers"), _REMOVE)
 """Fix for a model with fused layers, such as Transformer Engine's norm and linear layer in one."""

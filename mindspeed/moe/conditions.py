@@ -69,7 +69,7 @@ def keeps_modules_whole(other: str) -> Condition:
     """Require that the feature ``other``, which recomputes modules, has no shared experts that run in steps."""
 
     @condition(
-        f"{{feature}} computes shared experts in steps, which {other} does not support",
+        f"{{feature}} overlaps shared experts with transfers, which {other} does not support",
         fix=(RemoveFeature(other), _REMOVE),
         when=_overlap_is_not_known,
         of=other,

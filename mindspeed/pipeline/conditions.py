@@ -30,8 +30,8 @@ KEEPS_FORWARDS: Final = (
     *NO_OTHER_PASSES,
     unset(
         "partial_checkpoints",
-        "Megatron recomputes only some micro-batches (num_microbatches_with_partial_activation_checkpoints), but "
-        "{feature} decides which ones",
+        "Megatron recomputes only some micro-batches (num_microbatches_with_partial_activation_checkpoints), which "
+        "{feature} does not support",
     ),
 )
 """Conditions of every feature that decides the order of forward passes or of recomputation."""

@@ -124,7 +124,7 @@ class PlanHooks:
     def layer_split(self) -> Sequence[int] | None:
         """Return how many transformer layers each model chunk has. The chunk with the first layers comes first.
 
-        Implement it in a feature that deals out layers unevenly.
+        Implement it in a feature that gives model chunks different numbers of layers.
         """
 
     @hook(HookFacts("plan", answers="merged", none="no variables", proves=False))
@@ -146,14 +146,16 @@ class PlannerHooks:
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
         """Return a list of the tensors that layers save for backward. Memory planning adds up their sizes.
 
-        ``tensors`` is the list without this feature. Mark the tensors in it that the feature frees or offloads.
+        ``tensors`` is this list for a job without the feature. Return it with marks at the tensors that the feature frees or
+        offloads.
         """
 
     @hook(HookFacts("planner", answers="chained", none="the tensors, unchanged", value="tensors", proves=False))
     def resting(self, tensors: SavedTensors) -> SavedTensors | None:
         """Return a list of the tensors that the optimizer keeps between two steps. Memory planning adds up their sizes.
 
-        ``tensors`` is the list without this feature. Mark the tensors in it that the feature frees or offloads.
+        ``tensors`` is this list for a job without the feature. Return it with marks at the tensors that the feature frees or
+        offloads.
         """
 
     @hook(HookFacts("planner", answers="each", none="nothing", proves=False))
@@ -299,8 +301,8 @@ class TrainHooks:
         """Return numbers about the finished step, by name, for the training log.
 
         The name ``load`` is logged as ``NAME-OF-THE-FEATURE.load``; a name with a dot is logged as it is. `mindspeed pretrain`
-        logs the numbers of rank 0. Megatron-LM logs means over ``--log-interval`` steps, of the last pipeline stage. It omits
-        a mean of 0 or less.
+        logs the numbers of rank 0. Megatron-LM logs those of the last pipeline stage, as means over ``--log-interval`` steps,
+        and omits means of 0 or less.
         """
 
 

@@ -341,7 +341,10 @@ def test_the_layers_step_aside_where_an_engine_is_installed():
     _, made = plan_training(split("--num-layers 2"), {}, environment)
     assert "transformer-engine-layers" not in made.names
     rows = {(row.kind, row.feature): row.text for row in made.rows}
-    assert rows["left-out", "transformer-engine-layers"] == "Transformer Engine is installed, so its layers are used"
+    assert (
+        rows["left-out", "transformer-engine-layers"]
+        == "Transformer Engine is installed, so its layers are used and transformer-engine-layers is not needed"
+    )
     _, made = plan_training(split("--num-layers 2 --set transformer-engine-layers.replace=true"), {}, environment)
     assert "transformer-engine-layers" in made.names
 

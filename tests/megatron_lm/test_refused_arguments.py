@@ -14,7 +14,7 @@ SHAPE = (
 )
 PIPELINE = f"{SHAPE} --untie-embeddings-and-output-weights --pipeline-model-parallel-size 2"
 V = "--num-virtual-stages-per-pipeline-rank 2 --features zero-bubble --set zero-bubble.placement=v"
-UNEVEN = "placement=v needs equal stages, but the job"
+UNEVEN = "placement=v needs the same number of layers in every stage, but the job"
 
 LISTS, AHEAD = ("nano-pipe", "zero-bubble"), ("recompute-in-advance", "recompute-in-bubble")
 PARTS = ("norm-recompute", "activation-recompute", "swap-attention")
@@ -113,7 +113,8 @@ def test_features_that_need_norms_of_their_own_say_so(plan):
     ]
     assert refusals(plan, f"{line} --features swap-attention") == [
         (
-            "MS304 swap-attention: linear_qkv includes the norm, whose input the residual connection needs too | --set "
+            "MS304 swap-attention: linear_qkv includes the norm, so its input cannot be offloaded: the residual "
+            "connection needs it too | --set "
             "swap-attention.modules=VALUE (without linear_qkv), or --transformer-impl local"
         )
     ]

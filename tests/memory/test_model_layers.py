@@ -104,5 +104,6 @@ def test_parts_of_attention_are_known_by_their_exact_names():
 def test_the_input_of_a_linear_layer_with_its_norm_stays():
     assert found(parts_of_attention, Block(fused=True), modules=("core_attention", "linear_proj")) == []
     assert found(parts_of_attention, Block(fused=True), modules=("linear_qkv",)) == [
-        "linear_qkv includes the norm, whose input the residual connection needs too; remove linear_qkv from the modules"
+        "linear_qkv includes the norm, so its input cannot be offloaded: the residual connection needs it too; remove "
+        "linear_qkv from the modules"
     ]

@@ -71,8 +71,8 @@ def test_features_hold_together_without_any_option(pool: WorkerPool, names: str)
             (
                 "ring-attention shared-attention-mask",
                 (
-                    "shared-attention-mask: cp is 2, and context parallelism computes the causal mask itself, so the feature "
-                    "only keeps the data loader from creating masks"
+                    "shared-attention-mask: context parallelism (cp=2) computes the causal mask itself, so layers have no "
+                    "mask to share"
                 ),
             ),
         ],

@@ -37,12 +37,18 @@ if TYPE_CHECKING:
 
 class AdaptiveRecomputeArgs(FeatureArgs):
     budget_mb: float | None = Field(
-        None, gt=0, description="Device memory budget of a rank, in MiB; more keeps more activations"
+        None, gt=0, description="Device memory budget of a rank, in MiB. A larger budget keeps more activations"
     )
     profiling_steps: int = Field(
-        3, ge=2, description="Number of first steps that recompute all these activations; the last one is measured"
+        3,
+        ge=2,
+        description="Number of steps at the start that keep no activations. The last of these steps measures memory and time",
     )
-    swap: bool = Field(False, description="Offload attention activations that exceed the budget (true), or keep them (false)")
+    swap: bool = Field(
+        False,
+        description="Offload attention activations that exceed the budget to host memory (true), or keep all of them on the "
+        "device (false)",
+    )
 
 
 @condition(

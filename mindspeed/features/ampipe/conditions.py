@@ -32,7 +32,7 @@ class AmpipeArgs(FeatureArgs):
         2,
         ge=2,
         description="Number of chunks of a sequence. Attention of one chunk overlaps with the all-to-all of the chunk "
-        "before; more chunks are smaller",
+        "before. More chunks = more overlap, but smaller operations",
     )
     overlap: bool = Field(
         False,
@@ -76,7 +76,7 @@ def modules_are_kept(args: AmpipeArgs, world: World) -> bool:
 
 
 @condition(
-    "overlap hides transfers between tensor-parallel ranks, but tensor parallelism is off (tp={world.tp})",
+    "overlap=true overlaps transfers between tensor-parallel ranks, but tensor parallelism is off (tp={world.tp})",
     fix=(GiveField("tp", 2, or_more=True), DropSetting("overlap")),
     when=overlaps,
 )

@@ -98,9 +98,9 @@ def groups_divide_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "min_capacity={args.min_capacity} exceeds the tokens of a group (a micro-batch of {world.seq_length} x "
-    "{world.micro_batch_size} tokens is split into groups)",
-    fix=(GiveSetting("min_capacity", 1), GiveSetting("groups", note="fewer")),
+    "min_capacity={args.min_capacity} is greater than the number of tokens of a group, a part of the {world.seq_length} x "
+    "{world.micro_batch_size} tokens of a micro-batch",
+    fix=(GiveSetting("min_capacity", 1), GiveSetting("groups", note="a smaller number")),
 )
 def groups_have_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
     """Check that a group has as many tokens as an expert has places at least."""
@@ -118,8 +118,7 @@ def model_has_expert_layers(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "the reference runs every expert on every token of one rank, but experts are distributed over ep x tp = {world.ep} x "
-    "{world.tp} ranks",
+    "reference=true needs every expert on one rank, but experts are distributed over ep x tp = {world.ep} x {world.tp} ranks",
     fix=(DropSetting("reference"),),
     when=_is_reference,
 )

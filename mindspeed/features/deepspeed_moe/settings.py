@@ -21,7 +21,9 @@ class DeepspeedMoeArgs(FeatureArgs):
         None, gt=0, description="Capacity factor in evaluation (default: capacity_factor)"
     )
     min_capacity: int = Field(
-        4, ge=1, description="Minimum capacity: every expert accepts at least this number of tokens per group"
+        4,
+        ge=1,
+        description="Minimum capacity: every expert accepts at least this number of tokens of each group (setting groups)",
     )
     noise: Literal["none", "jitter", "rsample"] = Field(
         "none",

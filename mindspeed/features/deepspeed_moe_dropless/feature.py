@@ -22,7 +22,7 @@ class DeepspeedMoeDroplessArgs(FeatureArgs):
     padding: bool = Field(
         False,
         description="Round the expert capacity up to a multiple of 1/8 of the tokens of a group (deepspeed-moe.groups), so "
-        "that expert inputs have few sizes",
+        "that expert inputs have few different sizes",
     )
 
 

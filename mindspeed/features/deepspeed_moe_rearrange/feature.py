@@ -8,7 +8,7 @@ from mindspeed.plugins import After, Category, Feature, FeatureArgs, FeatureSpec
 
 
 class DeepspeedMoeRearrange(Feature[FeatureArgs]):
-    """Copy tokens to experts by index, not by products.
+    """Copy tokens to experts by index, not by matmul.
 
     The experts of deepspeed-moe get their tokens by indexing instead of a matrix product with a one-hot mask.
     """

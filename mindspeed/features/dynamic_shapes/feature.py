@@ -35,7 +35,7 @@ def sequences_divide(args: FeatureArgs, world: World) -> bool:
 
 
 class DynamicShapes(Feature[FeatureArgs]):
-    """Pipeline micro-batches of different lengths.
+    """Support micro-batches of different lengths.
 
     Each pipeline stage sends the shape of a tensor to the next stage before the tensor itself.
     """

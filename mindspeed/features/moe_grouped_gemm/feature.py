@@ -52,9 +52,10 @@ def experts_are_local(args: FeatureArgs, world: World) -> bool:
 
 
 class MoeGroupedGemm(Feature[FeatureArgs]):
-    """Compute local experts by one grouped product.
+    """Compute local experts by one grouped matmul.
 
-    Works on every platform and with every data type.
+    All local experts of a layer are computed together, instead of one expert after the other. Works on every platform and
+    with every data type.
     """
 
     spec = FeatureSpec(

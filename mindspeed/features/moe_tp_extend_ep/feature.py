@@ -39,7 +39,7 @@ def experts_would_be_split(args: FeatureArgs, world: World) -> bool:
 
 
 @condition(
-    "ep={world.ep} must count all ranks with experts and be a multiple of tp={world.tp}",
+    "ep={world.ep} is not a multiple of tp={world.tp}, but experts are distributed over the tensor-parallel ranks too",
     fix=(GiveField("ep", note="a multiple of {world.tp}"), RemoveFeature()),
     when=_has_tensor_ranks,
 )

@@ -38,7 +38,8 @@ class MoeZeroMemoryArgs(FeatureArgs):
     num_layers: int | None = Field(
         None,
         ge=0,
-        description="With level1: number of layers per pipeline stage that use it; the others use level0 (default: all layers)",
+        description="With level=level1: number of layers per pipeline stage that keep no expert activations (default: all "
+        "layers). The other layers keep those of level0",
     )
 
     @model_validator(mode="after")

@@ -39,7 +39,7 @@ def _takes_experts(args: RecomputeInAdvanceArgs, world: World) -> bool:
 
 
 class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
-    """Recompute before the gradient of a stage arrives.
+    """Recompute a stage before its gradient arrives.
 
     The forward pass of a stage is repeated before its gradient arrives, so that the pipeline does not wait for it.
     """

@@ -80,8 +80,7 @@ def _is_causal(args: SharedAttentionMaskArgs, world: World) -> bool:
 
 
 @condition(
-    "cp is {world.cp}, and context parallelism computes the causal mask itself, so the feature only keeps the data "
-    "loader from creating masks",
+    "context parallelism (cp={world.cp}) computes the causal mask itself, so layers have no mask to share",
     fix=(RemoveFeature(),),
     when=_is_causal,
     otherwise="idle",

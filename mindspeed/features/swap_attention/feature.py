@@ -64,7 +64,7 @@ def _offloads_linear_qkv(args: SwapAttentionArgs, world: World) -> bool:
 
 
 @condition(
-    "linear_qkv includes the norm, whose input the residual connection needs too",
+    "linear_qkv includes the norm, so its input cannot be offloaded: the residual connection needs it too",
     fix=(GiveSetting("modules", note="without linear_qkv"), GiveField("transformer_engine_layers", False)),
     when=_offloads_linear_qkv,
 )

@@ -22,5 +22,6 @@ def parts_of_attention(feature: Feature[Any], chunks: Sequence[Any]) -> Iterator
             yield f"no attention layer of the model has a module {name}; use {', '.join(near)}"
     if "linear_qkv" in feature.args.modules and any(isinstance(layer.input_layernorm, IdentityOp) for layer in layers):
         yield (
-            "linear_qkv includes the norm, whose input the residual connection needs too; remove linear_qkv from the modules"
+            "linear_qkv includes the norm, so its input cannot be offloaded: the residual connection needs it too; "
+            "remove linear_qkv from the modules"
         )

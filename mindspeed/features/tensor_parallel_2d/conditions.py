@@ -60,7 +60,10 @@ CONDITIONS: Final = (
     grid_has_the_ranks,
     grid_splits_hidden,
     weights_are_whole,
-    unset("shared_expert_overlap", "shared experts skip the collectives of their linear layers (moe_shared_expert_overlap)"),
+    unset(
+        "shared_expert_overlap",
+        "shared experts skip the collectives of their linear layers (moe_shared_expert_overlap), which {feature} needs",
+    ),
     checkpoints_know_both_dimensions,
     optimizer_is_not_muon,
     ModelCondition(

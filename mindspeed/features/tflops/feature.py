@@ -30,8 +30,8 @@ class TflopsArgs(FeatureArgs):
 class Tflops(Feature[TflopsArgs]):
     """Log model and hardware FLOP/s of every step.
 
-    All matrix products of a step are counted. The count is used for the steps after it too, until it is repeated after
-    ``interval`` steps.
+    Matrix products are counted in the first step, and again after every ``interval`` steps. The steps in between use the
+    last count.
     """
 
     spec = FeatureSpec(

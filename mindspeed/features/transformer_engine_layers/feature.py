@@ -31,12 +31,14 @@ _REMOVE: Final = RemoveFeature()
 
 class TransformerEngineLayersArgs(FeatureArgs):
     replace: bool = Field(
-        False, description="Use these layers also where Transformer Engine is installed (true), or refuse such a job (false)"
+        False,
+        description="Use the layers of this feature also where Transformer Engine is installed (true), or refuse such a job "
+        "(false)",
     )
 
 
 @condition(
-    "Transformer Engine is installed, so its layers are used",
+    "Transformer Engine is installed, so its layers are used and {feature} is not needed",
     fix=(GiveSetting("replace", True), _REMOVE),
     selects=True,
 )
@@ -59,7 +61,7 @@ REFUSED: Final = tuple(
 
 
 @condition(
-    "weight_shards is {world.weight_shards}, but only Transformer Engine supports weights that more ranks share",
+    "weight_shards is {world.weight_shards}, but only Transformer Engine can split a weight over more than tp ranks",
     fix=(GiveField("weight_shards", 1),),
 )
 def weights_are_whole(args: TransformerEngineLayersArgs, world: World) -> bool:
@@ -68,7 +70,7 @@ def weights_are_whole(args: TransformerEngineLayersArgs, world: World) -> bool:
 
 
 class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
-    """Provide Transformer Engine layers without it.
+    """Replace Transformer Engine's layers by local ones.
 
     Megatron's default layer specs then work where Transformer Engine is not installed. Its classes are provided on top
     of Megatron's local layers, with equal class names, parameter names and checkpoints. Features for local layers work

@@ -57,7 +57,7 @@ def _waits_for_messages(args: VirtualPipelineArgs, world: World) -> bool:
 
 
 @condition(
-    "two pipeline stages cannot interleave chunks without overlapped communication",
+    "two pipeline stages can interleave chunks only with overlapped communication, but overlap_p2p is false",
     fix=(GiveSetting("overlap_p2p", True),),
     when=_waits_for_messages,
 )

@@ -38,7 +38,9 @@ def _uneven(args: Any, world: World) -> Mapping[str, str]:
     return {"uneven": " and ".join(texts)}
 
 
-@condition("placement=v needs equal stages, but the job {uneven}", fix=(_LOOP,), when=_is_v, values=_uneven)
+@condition(
+    "placement=v needs the same number of layers in every stage, but the job {uneven}", fix=(_LOOP,), when=_is_v, values=_uneven
+)
 def stages_are_equal(args: Any, world: World) -> bool:
     """Check that stages have equal numbers of layers."""
     return not world.layer_split and not any(world.is_set(field) for field in _UNEVEN)

@@ -21,7 +21,7 @@ FOLDER: Final = Path(__file__).parents[3] / "build" / "engine_layers"
 OTHERS: Final = sorted(set(CATALOG.usable) - {NAME})
 REFUSED: Final = {
     "norm-recompute": ("norms are fused into the linear layers that follow them, but norm-recompute recomputes separate norms"),
-    "swap-attention": "linear_qkv includes the norm, whose input the residual connection needs too",
+    "swap-attention": "linear_qkv includes the norm, so its input cannot be offloaded: the residual connection needs it too",
 }
 """Features that a declared condition refuses with their defaults, and its sentence."""
 

@@ -61,7 +61,8 @@ def test_a_v_refuses_a_feature_that_deals_out_layers() -> None:
     world = MODEL | V | {"num_layers": 6}
     problems = ask("zero-bubble", "noop-layers", settings=settings, model=world).problems
     assert [problem.message for problem in problems] == [
-        "zero-bubble: placement=v needs equal stages, but the job has model chunks of 1, 2, 2, 1 layers"
+        "zero-bubble: placement=v needs the same number of layers in every stage, but the job has model chunks of 1, 2, "
+        "2, 1 layers"
     ]
     assert not ask("zero-bubble", "noop-layers", settings={**settings, **of(placement="loop")}, model=world).problems
 
@@ -80,7 +81,8 @@ def test_a_v_refuses_a_feature_that_deals_out_layers() -> None:
 )
 def test_a_v_refuses_uneven_stages_of_megatron(job: dict[str, Any], text: str) -> None:
     assert refusals("zero-bubble", settings=of(placement="v"), **V | job) == [
-        f"MS304 zero-bubble: placement=v needs equal stages, but the job {text} | --set zero-bubble.placement=loop"
+        f"MS304 zero-bubble: placement=v needs the same number of layers in every stage, but the job {text} | --set "
+        f"zero-bubble.placement=loop"
     ]
     assert refusals("zero-bubble", **V | job) == []
 
