@@ -100,7 +100,7 @@ def groups_divide_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
 @condition(
     "min_capacity={args.min_capacity} is greater than the number of tokens of a group, a part of the {world.seq_length} x "
     "{world.micro_batch_size} tokens of a micro-batch",
-    fix=(GiveSetting("min_capacity", 1), GiveSetting("groups", note="a smaller number")),
+    fix=(GiveSetting("min_capacity", 1), GiveSetting("groups", note="fewer")),
 )
 def groups_have_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
     """Check that a group has as many tokens as an expert has places at least."""
