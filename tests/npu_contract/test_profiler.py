@@ -1,6 +1,8 @@
 """The profiler's calls of torch_npu, made with the real package: names, options and what they become."""
 
 import ast
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,14 @@ SOURCE = Path(npu.__file__)
 KEYWORDS = sorted(
     {keyword.arg for call in ast.walk(ast.parse(SOURCE.read_text())) if isinstance(call, ast.Call) for keyword in call.keywords}
 )
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Work in a folder of its own, in which a profiler that has not started leaves profiler_info.json when it is deleted."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    gc.collect()
 
 
 @pytest.mark.parametrize("level", ["level0", "level1", "level2"])

@@ -50,6 +50,7 @@ def test_a_framework_loads_trains_and_exports_a_model(framework: str, model: str
     root = checkout_of(name)
     search = os.pathsep.join([str(root / "mcore_adapter" / "src" if name == "roll" else root), FOLDER])
     settings = {"PYTHONPATH": search, "MINDSPEED_PLATFORM": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    settings["MINDSPEED_REPORT"] = str(tmp_path / "report.json")
     command = [sys.executable, "-W", "ignore", "-m", f"{__package__}.framework", framework, str(tmp_path), model]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | settings)
     assert done.returncode == 0, done.stderr[-3000:]
