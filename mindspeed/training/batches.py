@@ -68,11 +68,8 @@ class Batches:
         self.count = global_batch_size // (micro_batch_size * self.replicas)
         self._permutation = lru_cache(maxsize=2)(lambda epoch: np.random.default_rng([seed, epoch]).permutation(len(dataset)))
 
-    def of_step(self, first: int, chunks: list[Any]) -> list[Iterator[Batch]]:
-        """For each model chunk, the micro-batches of the step whose global batch begins with sample ``first``."""
-        return [self._micro_batches(first, chunk) for chunk in chunks]
-
-    def _micro_batches(self, first: int, chunk: Any) -> Iterator[Batch]:
+    def micro_batches(self, first: int, chunk: Any) -> Iterator[Batch]:
+        """Yield those of a model chunk in the step whose global batch begins with sample ``first``."""
         stage = unwrap_model(chunk).vp_stage
         ends = (parallel_state.is_pipeline_first_stage, parallel_state.is_pipeline_last_stage)
         own_mask = self.dataset.config.reset_attention_mask  # which every stage reads
@@ -100,7 +97,7 @@ def run_schedule(chunks: list[Any], batches: Batches, first: int, forward_only: 
     """
     losses = get_forward_backward_func()(
         forward_step_func=_forward,
-        data_iterator=batches.of_step(first, chunks),
+        data_iterator=[batches.micro_batches(first, chunk) for chunk in chunks],
         model=chunks,
         num_microbatches=batches.count,
         seq_length=batches.dataset.config.sequence_length,

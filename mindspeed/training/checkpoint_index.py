@@ -32,9 +32,8 @@ class _IndexReader(pickle.Unpickler):
             return getattr(torch, name)
         if name in _CLASSES.get(module, ()):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(
-            f"the index refers to {module}.{name}, which no torch checkpoint contains; it was not executed"
-        )
+        text = f"the index refers to {module}.{name}, which no torch checkpoint contains; it was not executed"
+        raise pickle.UnpicklingError(text)
 
 
 def read_index(checkpoint: Path) -> Any:
@@ -50,7 +49,6 @@ def read_index(checkpoint: Path) -> Any:
         raise pickle.UnpicklingError("the file is not an index of torch")
     for stored in index.storage_data.values():
         if Path(stored.relative_path).name != stored.relative_path:
-            raise pickle.UnpicklingError(
-                f"the index has a tensor in {stored.relative_path}, which is not a file of the checkpoint"
-            )
+            text = f"the index has a tensor in {stored.relative_path}, which is not a file of the checkpoint"
+            raise pickle.UnpicklingError(text)
     return index

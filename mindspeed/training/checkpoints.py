@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final
 from pydantic import ConfigDict, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from mindspeed.engine.planning.checkpoint_layers import TRACKER
-from mindspeed.engine.planning.checkpoint_state import keeps_common_file
+from mindspeed.engine.planning.checkpoint_state import _words, keeps_common_file
 from mindspeed.plugins.fixes import Advice, Fix, GiveOption, advice
 from mindspeed.plugins.problems import Problem, RunError
 
@@ -130,19 +130,16 @@ def read_manifest(checkpoint: Path) -> Manifest:
     try:
         manifest = _parsed(checkpoint)
     except (*UNREADABLE, ValidationError) as error:
-        why = (
-            f"{MANIFEST} is missing" if isinstance(error, FileNotFoundError) else f"{MANIFEST} cannot be read: {_words(error)}"
-        )
-        text = f"{checkpoint} is not a checkpoint of mindspeed pretrain: {why}"
+        why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {_words(error)}"
+        text = f"{checkpoint} is not a checkpoint of mindspeed pretrain: {MANIFEST} {why}"
         raise RunError([Problem("MS602", text, where=str(checkpoint), fix=_way_back(checkpoint))]) from error
     sizes = file_sizes(checkpoint)
     needed = [*ESSENTIAL, *([COMMON] if keeps_common_file(checkpoint) else []), *manifest.files]
-    missing = [f"{name} is missing" for name in dict.fromkeys(needed) if name not in sizes]
-    cut = [
-        f"{name} has {sizes[name]} of {size} bytes" for name, size in manifest.files.items() if sizes.get(name, size) != size
-    ]
-    if missing or cut:
-        raise RunError([damaged(checkpoint, missing + cut)])
+    reasons = [f"{name} is missing" for name in dict.fromkeys(needed) if name not in sizes]
+    cut = (item for item in manifest.files.items() if sizes.get(*item) != item[1])
+    reasons += [f"{name} has {sizes[name]} of {size} bytes" for name, size in cut]
+    if reasons:
+        raise RunError([damaged(checkpoint, reasons)])
     return manifest
 
 
@@ -153,13 +150,6 @@ def _parsed(checkpoint: Path) -> Manifest:
     if data.pop("format", None) != FORMAT:
         raise ValueError(f"its format is not {FORMAT}; a newer mindspeed may be able to read it")
     return TypeAdapter(Manifest).validate_json(json.dumps(data))
-
-
-def _words(error: Exception) -> str:
-    """Describe an error without the documentation links of pydantic."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    return "; ".join(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}" for wrong in error.errors()[:3])
 
 
 def damaged(checkpoint: Path, reasons: Sequence[str]) -> Problem:
@@ -237,10 +227,8 @@ def check_manifest(manifest: Manifest, model: Mapping[str, Any], optimizer: str,
     different = [f"{name} is {saved} in the checkpoint, but {own} in this job" for name, (saved, own) in unequal.items()]
     problems = []
     if different:
-        fix = "give this job the checkpoint's values, or start a new run"
-        problems.append(
-            Problem("MS602", "the checkpoint belongs to another model", chain=different, where=where, fix=advice(fix))
-        )
+        text, fix = "the checkpoint belongs to another model", "give this job the checkpoint's values, or start a new run"
+        problems.append(Problem("MS602", text, chain=different, where=where, fix=advice(fix)))
     if manifest.optimizer != optimizer:
         text = f"the checkpoint contains the state of a {manifest.optimizer} optimizer, but this job uses {optimizer}"
         fix = "use the same kind of optimizer, sharded or not, as when the checkpoint was saved"

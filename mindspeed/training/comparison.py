@@ -17,9 +17,9 @@ from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.job.megatron_arguments import world_of
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
-from mindspeed.training.checkpoints import MANIFEST, checkpoint_at, read_manifest, saved_steps
+from mindspeed.training.checkpoints import MANIFEST, UNREADABLE, checkpoint_at, read_manifest, saved_steps
 from mindspeed.training.reporting import LOG
-from mindspeed.training.saved_arguments import UNREADABLE, saved_arguments
+from mindspeed.training.saved_arguments import saved_arguments
 
 _OF_TIME: Final = ("seconds",)
 """Numbers of a logged step that differ between equal runs."""
@@ -49,11 +49,6 @@ class JobSide:
         """The value of a fact with its source, ``not set`` where there is none."""
         source = self.sources.get(key)
         return f"{self.facts.get(key, 'not set')}{f' ({source})' if source else ''}"
-
-    def says_more(self, key: str) -> bool:
-        """Return whether a fact that the other side lacks means more than an additional active feature."""
-        kind = kind_of(key)
-        return kind != "source" and not (kind == "setting" and self.sources.get(key) == "default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +104,10 @@ def first_step_that_differs(first: JobSide, second: JobSide) -> StepDifference |
 
 
 def _is_telling(key: str, first: JobSide, second: JobSide) -> bool:
+    """Return whether both sides have a fact, or the one that has it says more than that a feature more is active."""
     sides = [side for side in (first, second) if key in side.facts]
-    return len(sides) == 2 or sides[0].says_more(key)
+    is_default = kind_of(key) == "setting" and sides[0].sources.get(key) == "default"
+    return len(sides) == 2 or not (is_default or kind_of(key) == "source")
 
 
 def _difference(key: str, first: JobSide, second: JobSide) -> Difference:
@@ -136,16 +133,12 @@ def _read_json(path: Path) -> JobSide:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if "job" in data:
-            return _of_lock(path)
+            lock = read_lock(path)
+            return JobSide(str(path), "lock", {**plan_facts(lock.plan, None), **lock.content}, _sources(lock.plan))
         return _of_plan(str(path), "plan", plan_from_json(data.get("plan", data)))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         text = f"this is not a readable plan or lock file: {type(error).__name__}: {error}"
         raise MindSpeedError([Problem("MS305", text, where=str(path), fix=Advice(_FORMS))]) from error
-
-
-def _of_lock(path: Path) -> JobSide:
-    lock = read_lock(path)
-    return JobSide(str(path), "lock", {**plan_facts(lock.plan, None), **lock.content}, _sources(lock.plan))
 
 
 def _of_plan(path: str, form: str, plan: ActivationPlan, versions: Mapping[str, str] | None = None) -> JobSide:
@@ -189,16 +182,8 @@ def _options(path: Path) -> dict[str, str]:
         config = json.loads(path.read_text(encoding="utf-8"))["config"]
     except (OSError, ValueError, LookupError) as error:
         text = f"the options of this run cannot be read: {error}"
-        raise RunError(
-            [
-                Problem(
-                    "MS602",
-                    text,
-                    where=str(path),
-                    fix=Advice("compare with another run, or give the job file of this run instead of its folder"),
-                )
-            ]
-        ) from error
+        fix = Advice("compare with another run, or give the job file of this run instead of its folder")
+        raise RunError([Problem("MS602", text, where=str(path), fix=fix)]) from error
     return {f"option {name}": str(value) for name, value in config.items() if name != "run"}
 
 

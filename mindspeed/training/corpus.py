@@ -50,11 +50,9 @@ def prepare(inputs: Sequence[str], prefix: str, tokenizer: str = BYTES, overwrit
         if not texts:
             text = f"{name} contains no text" if path.exists() else f"{name} does not exist"
             problems.append(Problem("MS601", text, where=name, fix=Advice("give a text file or a folder")))
-    closed = [str(file) for file in files if not os.access(file, os.R_OK)]
-    problems += [
-        Problem("MS601", f"{file} cannot be read: permission denied", where=file, fix=Advice(f"chmod u+r {file}"))
-        for file in closed
-    ]
+    for name in (str(file) for file in files if not os.access(file, os.R_OK)):
+        text = f"{name} cannot be read: permission denied"
+        problems.append(Problem("MS601", text, where=name, fix=Advice(f"chmod u+r {name}")))
     if problems:
         raise RunError(problems)
     return _write(files, prefix, tokenizer)

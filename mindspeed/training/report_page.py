@@ -18,22 +18,20 @@ def report_page(run: Path, result: Mapping[str, Any], tokens: int) -> str:
     features = json.loads(effects.read_text(encoding="utf-8"))["features"] if effects.is_file() else []
     numbers = [(name, str(value)) for name, value in result.items() if name != "sample"]
     charts = {
-        "Loss (nats per token)": _points(rows, "loss"),
-        "Throughput (tokens per second)": [
-            (step, tokens / seconds) for step, seconds in _points(rows, "seconds") if seconds > 0
-        ],
-        "Gradient norm": _points(rows, "gradient_norm"),
+        "Loss (nats per token)": points(rows, "loss"),
+        "Throughput (tokens per second)": [(step, tokens / time) for step, time in points(rows, "seconds") if time > 0],
+        "Gradient norm": points(rows, "gradient_norm"),
     }
     reached = [(feature["name"], feature["summary"].removeprefix(f"{feature['name']}: ")) for feature in features]
     return page(
         f"Run {run.name}",
         section("Result", table(("", ""), numbers)),
-        *(section(title, chart(points, title)) for title, points in charts.items() if points),
+        *(section(title, chart(found, title)) for title, found in charts.items() if found),
         section("Effects of features", table(("feature", "sites, and whether they were reached"), reached)),
     )
 
 
-def _points(rows: Iterable[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+def points(rows: Iterable[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
     """The finite values of a key by step; of a step that was logged twice the last counts. A skipped step has no norm."""
     logged = ((row["step"], row.get(key)) for row in rows if "step" in row)
     return sorted({step: value for step, value in logged if value is not None and math.isfinite(value)}.items())

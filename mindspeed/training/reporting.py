@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import Any, Final, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mindspeed.training.report_page import report_page
+from mindspeed.training.report_page import points, report_page
 
 LOG: Final = "log.jsonl"
 FORMER_LOG: Final = "log-before.jsonl"
@@ -147,8 +146,8 @@ def draw_losses(run: Path) -> None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel="loss (nats per token)")
     for key, label, style in (("loss", "training", "-"), ("heldout_loss", "held out", "o")):
-        points = {row["step"]: row[key] for row in rows if math.isfinite(row.get(key, math.nan))}
-        axes.plot(sorted(points), [points[step] for step in sorted(points)], style, label=label)
+        found = points(rows, key)
+        axes.plot([step for step, _ in found], [value for _, value in found], style, label=label)
     axes.legend()
     FigureCanvasAgg(figure).print_png(str(run / "loss.png"))
 

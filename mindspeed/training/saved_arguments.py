@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-COMMON: Final = "common.pt"
-"""The file in which megatron-core until 0.18 keeps what is not a tensor."""
+from mindspeed.training.checkpoints import COMMON
 
 _SAFE: Final[Mapping[tuple[str, str], type]] = {
     ("argparse", "Namespace"): argparse.Namespace,
@@ -20,10 +19,6 @@ _SAFE: Final[Mapping[tuple[str, str], type]] = {
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
 }
-
-
-UNREADABLE: Final = (OSError, ValueError, EOFError, LookupError, TypeError, zipfile.BadZipFile, pickle.UnpicklingError)
-"""Errors of a damaged file."""
 
 
 class Unread:
@@ -58,7 +53,7 @@ class _Reader(pickle.Unpickler):
 def saved_arguments(folder: Path) -> dict[str, Any] | None:
     """Return the arguments of the run that saved a checkpoint folder; None where the folder does not keep them by themselves.
 
-    Raises one of `UNREADABLE` for a damaged file.
+    Raises one of `checkpoints.UNREADABLE` for a damaged file.
     """
     path = folder / COMMON
     if not path.is_file():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,11 @@ def load(job: Job, state: TrainerState, source: DataSource) -> list[str]:
     try:
         wanted = _state_dict(state, is_loading=True, with_random=same_layout, without_data=_new_features(job, record))
         if other := comparable(manifest.model, job.model)[-1]:
-            _point_at(manifest.model, job.model, {key: wanted[key] for key, _ in (*_model_keys(state), ("optimizer", None))})
+            sharded_state = {key: wanted[key] for key in (*(key for key, _ in _model_keys(state)), "optimizer")}
+            if "layers" in job.model:
+                point_at_gpt(sharded_state, job.model["layers"])
+            else:
+                point_at_hybrid(sharded_state, str(manifest.model["layers"]))
             notes.append(other)
         loaded = dist_checkpointing.load(wanted, str(checkpoint))
     except (CheckpointException, OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
@@ -123,14 +127,6 @@ def load(job: Job, state: TrainerState, source: DataSource) -> list[str]:
     for feature, extra in loaded.get("extra", {}).items():
         session.tell("load_extra", feature, state=state, data=extra)
     return notes
-
-
-def _point_at(saved: Mapping[str, Any], own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Let the sharded state of a model and its optimizer read the checkpoint of Megatron's other class of models."""
-    if "layers" in own:
-        point_at_gpt(state, own["layers"])
-    else:
-        point_at_hybrid(state, saved["layers"])
 
 
 def _new_features(job: Job, record: CheckpointManifest | None) -> tuple[str, ...]:

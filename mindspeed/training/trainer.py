@@ -158,11 +158,8 @@ class Trainer:
     def _sample(self) -> str:
         tokenizer, config = self.source.tokenizer, self.config
         prompt = tokenizer.encode(config.prompt.encode()).tolist() or [max(tokenizer.eod, 0)]
-        size = tokenizer.vocab_size
-        ids = generate(
-            self.state.chunks, prompt, config.sample_tokens, self.seq_length, config.top_k, size, self._agree_to_stop
-        )
-        return tokenizer.decode(prompt + ids)
+        how = (config.sample_tokens, self.seq_length, config.top_k, tokenizer.vocab_size)
+        return tokenizer.decode(prompt + generate(self.state.chunks, prompt, *how, self._agree_to_stop))
 
     def _not_finite(self, loss: float) -> RunError:
         steps = saved_steps(self.job.run)
