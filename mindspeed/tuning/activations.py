@@ -68,11 +68,8 @@ class KeptTables:
         layers = LayerCounts(*(several(-(-np.int64(count) // chunks)) for count in self._counts))
         features = {name: self.catalog.feature(name) for name in active}
         options = JobOptions(world.platform == "cpu", any(_splits_sequence(one.spec) for one in features.values()))
-        changes = [
-            changed_tensors(feature, "saved_tensors", active[name], world)
-            for name, feature in features.items()
-            if implements(feature, "saved_tensors")
-        ]
+        savers = {name: feature for name, feature in features.items() if implements(feature, "saved_tensors")}
+        changes = [changed_tensors(feature, "saved_tensors", active[name], world) for name, feature in savers.items()]
         try:
             chunk, last = (chunk_tensors(world, options, changes, layers, last=is_last) for is_last in (False, True))
         except UnknownValue:  # the planner of memory has no bytes then either

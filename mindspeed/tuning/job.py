@@ -12,14 +12,14 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.resolution.request_merge import remaining_features
+from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.job.hybrid_pattern import facts_of_pattern
-from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.ops.variants import has_variant
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.fixes import Advice, DropOption, advice
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
-from mindspeed.training.shape import trainer_request
+from mindspeed.training.shape import given_world, trainer_request
 from mindspeed.tuning.layout_jobs import FixedRequest
 from mindspeed.tuning.measure import telling
 from mindspeed.tuning.search import SLACK, Configuration, Found, Question, Resolved, search
@@ -52,10 +52,9 @@ class SearchJob:
     @property
     def request(self) -> FixedRequest:
         settings: dict[str, dict[str, Any]] = {}
-        owned = {argument for _, argument in self.catalog.owners.values() if argument}
         for layer in self.layers:
             for name, values in layer.settings.items():
-                sizes = {a for owner, a in self.catalog.owners.values() if owner == name} & owned
+                sizes = {argument for owner, argument in self.catalog.owners.values() if owner == name}
                 settings.setdefault(name, {}).update({key: value for key, value in values.items() if key not in sizes})
         level = next((layer.level for layer in reversed(self.layers) if layer.level is not None), 2)
         without = tuple(name for layer in self.layers for name in layer.without)
@@ -111,10 +110,7 @@ class SearchJob:
     def job_of(self, row: Configuration) -> dict[str, Any]:
         """Return the job file of a configuration as a mapping, without defaults of the trainer."""
         request = self.request
-        given: dict[str, Any] = {}
-        for layer in self.layers[1:]:
-            given |= {name: value for name, value in layer.world.items() if value is not None}
-        world = {**given, **with_segments(row.sizes, self.pattern)}
+        world = {**given_world(self.layers[1:]), **with_segments(row.sizes, self.pattern)}
         world.pop("world_size", None)
         settings = {**request.settings, **row.choice.settings}
         job: dict[str, Any] = {
@@ -143,21 +139,13 @@ class SearchJob:
             again = search(freed.question(Machine(DEFAULTS["cpu"]), float("inf")), self.catalog, has_variant, _takes, 1)
             if again.feasible:
                 text = f"no configuration has {name}={self.pinned[name]}; {again.feasible} configurations have another value"
-                option = f"--{name.replace('_', '-')}"
-                problems.append(Problem("MS345", text, fix=DropOption(option)))
+                problems.append(Problem("MS345", text, fix=DropOption(flag(name))))
         if problems:
             return problems
-        ranks = self.model["world_size"]
-        text = (
-            f"no layout of {ranks} ranks divides the {self.model['num_layers']} layers, the heads and the batch of this model"
-        )
-        return [
-            Problem(
-                "MS345",
-                text,
-                fix=Advice("use another --world-size or --global-batch-size; mindspeed features check explains one layout"),
-            )
-        ]
+        ranks, layers = self.model["world_size"], self.model["num_layers"]
+        text = f"no layout of {ranks} ranks divides the {layers} layers, the heads and the batch of this model"
+        fix = "use another --world-size or --global-batch-size; mindspeed features check explains one layout"
+        return [Problem("MS345", text, fix=Advice(fix))]
 
     def _nothing_fits(self, found: Found, device_bytes: float) -> Problem:
         """Name the smallest configuration, the bytes that it has too many, and the feature that saves most of them."""
@@ -173,9 +161,8 @@ class SearchJob:
         if not saved:
             return Problem("MS345", text, fix=Advice("use more ranks or a smaller model"))
         best = max(sorted(saved), key=lambda name: saved[name])
-        return Problem(
-            "MS345", text, fix=Advice(f"--try {best}, which saves {saved[best]:,} bytes of it, more ranks or a smaller model")
-        )
+        fix = f"--try {best}, which saves {saved[best]:,} bytes of it, more ranks or a smaller model"
+        return Problem("MS345", text, fix=Advice(fix))
 
     def _with_one_more(self, choice: Choice, world: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         """Yield the bytes of a configuration with each feature more that may save some and is not tried."""
@@ -198,24 +185,13 @@ def make_search(
     """Make the search for a request. Raises ResolutionError with every problem of names and values."""
     catalog = registry.catalog_for([*(name for layer in layers for name in (*layer.features, *layer.settings)), *tried])
     lowest, problems = trainer_request(layers, train, environment.platform)
-    unknown = [name for name in tried if name not in catalog.usable]
-    problems += [
-        Problem(
-            "MS201",
-            f"the feature {name!r} does not exist",
-            (name,),
-            fix=advice(f"--try {near[0]}" if (near := catalog.near(name)) else ""),
-        )
-        for name in unknown
-    ]
+    for name in (name for name in tried if name not in catalog.usable):
+        fix = advice(f"--try {near[0]}" if (near := catalog.near(name)) else "")
+        problems.append(Problem("MS201", f"the feature {name!r} does not exist", (name,), fix=fix))
     if problems:
         raise ResolutionError(problems)
-    given: dict[str, Any] = {}
-    for layer in layers:
-        given |= {name: value for name, value in layer.world.items() if value is not None}
-    pinned: dict[str, int] = {
-        name: int(given[name]) for name in SIZES if name in given and not (name in PARALLEL_SIZES and given[name] is None)
-    }
+    given = given_world(layers)
+    pinned: dict[str, int] = {name: int(given[name]) for name in SIZES if name in given}
     for size, (owner, argument) in catalog.owners.items():
         for layer in layers:
             if argument and argument in layer.settings.get(owner, {}) and size in SIZES:

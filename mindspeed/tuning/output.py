@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -18,6 +18,7 @@ from mindspeed.tuning.search import Configuration, Found
 from mindspeed.tuning.store import Store
 
 GIB = 2**30
+_SHOWN: Final = ("predicted_seconds", "predicted_bytes", "fits", "measured_seconds")
 JobOf = Callable[[Configuration], Mapping[str, Any]]
 
 
@@ -29,16 +30,7 @@ def as_json(found: Found, job_of: JobOf) -> dict[str, Any]:
         "fitting": found.fitting,
         "search_seconds": found.seconds,
         "not_modelled": list(found.not_modelled),
-        "rows": [
-            {
-                "predicted_seconds": row.predicted_seconds,
-                "predicted_bytes": row.predicted_bytes,
-                "fits": row.fits,
-                "measured_seconds": row.measured_seconds,
-                "job": dict(job_of(row)),
-            }
-            for row in found.rows
-        ],
+        "rows": [{name: getattr(row, name) for name in _SHOWN} | {"job": dict(job_of(row))} for row in found.rows],
     }
 
 

@@ -128,15 +128,14 @@ def search(question: Question, catalog: Any, has_variant: HasVariant, accepts: A
     fitting.sort(key=lambda row: row.predicted_seconds)
     kept = [*fitting, *others][: top or None]
     least = int(held.argmin())
+    fewest = (int(rows[least]), float(seconds[least]), int(held[least]))
     return Found(
         configurations=len(layouts) * len(question.choices),
         feasible=len(order),
         fitting=int((held <= question.device_bytes).sum()) if top else len(fitting),
         seconds=spent,
         rows=tuple(kept),
-        smallest=_row(
-            scores, question.choices[numbers[least]], int(rows[least]), float(seconds[least]), int(held[least]), False
-        ),
+        smallest=_row(scores, question.choices[numbers[least]], *fewest, False),
         not_modelled=scores.not_modelled,
     )
 

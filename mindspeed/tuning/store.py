@@ -105,10 +105,8 @@ class Store:
         if not others or self.folder.parent.is_dir():
             return None
         then = json.loads(others[0].read_text(encoding="utf-8"))
-        different = [
-            f"{name} is {self.facts[name]}, was {then.get(name)}" for name in self.facts if then.get(name) != self.facts[name]
-        ]
+        pairs = ((name, now, then.get(name)) for name, now in self.facts.items())
+        different = [f"{name} is {now}, was {before}" for name, now, before in pairs if now != before]
         text = f"the store {self.root} was measured on another machine or version: {'; '.join(different)}"
-        return Problem(
-            "MS346", text, where=str(self.root), fix=Advice("measure again with --calibrate N, or use another --store")
-        )
+        fix = Advice("measure again with --calibrate N, or use another --store")
+        return Problem("MS346", text, where=str(self.root), fix=fix)

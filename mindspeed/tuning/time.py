@@ -44,9 +44,6 @@ class Machine:
     seconds: Mapping[str, float]
     cores: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        return {"seconds": dict(self.seconds), "cores": self.cores}
-
 
 def _units(computed: Sequence[float], messages: Sequence[float]) -> dict[str, float]:
     """Units by `COMPUTED` and a step, and calls and bytes within and between nodes."""
