@@ -19,6 +19,7 @@ from mindspeed.engine.inspection.sites import definitions, find_site
 from mindspeed.engine.planning.drift import DriftRow, Tree, read_targets, recorded_tree, source_tree
 from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.engine.resolution.environment import version_in
+from mindspeed.megatron_lm.script_options import registered_options
 
 CHANGED: Final = ("appended", "body changed", "changed", "gone")
 _GENERIC: Final = frozenset({"a", "add", "of", "use", "enable", "num", "size", "type", "no", "is", "moe"})
@@ -142,16 +143,7 @@ def _arguments(configuration: Mapping[str, frozenset[str]], root: Path | None) -
 
 def _options_in(file: Path) -> Iterator[str]:
     """Options that ``add_argument`` gets as text, and annotated fields of dataclasses, which newer parsers are made from."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-            yield from (
-                word.value[2:].replace("-", "_")
-                for word in node.args
-                if isinstance(word, ast.Constant) and isinstance(word.value, str) and word.value.startswith("--")
-            )
-        elif isinstance(node, ast.ClassDef):
-            yield from (
-                member.target.id
-                for member in node.body
-                if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name)
-            )
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    yield from (option[2:].replace("-", "_") for option in registered_options(tree))
+    fields = (member for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for member in node.body)
+    yield from (one.target.id for one in fields if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name))

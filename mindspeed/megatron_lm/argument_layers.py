@@ -127,12 +127,8 @@ def _put_choices(
             made.note(by_value[values[0]], f"{what} is {by_value[values[0]]}")
         else:
             known = ", ".join(sorted(map(str, by_value)))
-            text = (
-                f"{what} differs between layers, but all layers need the same value"
-                if len(values) > 1
-                else f"{what} must be one of {known}"
-            )
-            fix = Advice(f"use one of {known}")
+            differs = "differs between layers, but all layers need the same value"
+            text, fix = f"{what} {differs if len(values) > 1 else f'must be one of {known}'}", Advice(f"use one of {known}")
             made.problems.append(Problem("MS605", text, where=argument.source, fix=fix, facts=(argument.fact,)))
 
 

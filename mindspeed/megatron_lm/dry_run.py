@@ -16,7 +16,7 @@ from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.argument_layers import removable_flags
-from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest
+from mindspeed.megatron_lm.given_arguments import KINDS, given_arguments, surface_or_nearest
 from mindspeed.megatron_lm.launched_command import COMMAND_LINE, LaunchedCommand
 from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
 from mindspeed.megatron_lm.old_flags.flags import flags_of, read_old_flags, takes_text
@@ -27,7 +27,6 @@ from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.fixes import Advice, on_command_line
 from mindspeed.plugins.problems import GivenValue, Problem, ResolutionError
 
-_KINDS: Final = {"int": int, "float": float}
 _HIDING: Final = ("MS111", "MS113", "MS301")
 
 
@@ -187,7 +186,7 @@ def _wrong_value(argument: Argument, values: list[str]) -> tuple[str, str] | Non
     if count is not None and len(values) != count:
         return f"takes {count} values, but {shlex.join(values)} are given", f"give {option} {count} values"
     for value in values:
-        if argument.type in _KINDS and not _converts(_KINDS[argument.type], value):
+        if argument.type in KINDS and not _converts(KINDS[argument.type], value):
             kind = "a whole number" if argument.type == "int" else "a number"
             return f"is {value!r}, not {kind}", f"give {option} {kind}"
         if argument.choices is not None and value not in map(str, argument.choices):

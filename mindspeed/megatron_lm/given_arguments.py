@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from mindspeed.engine.inspection.cli_arguments import Argument, Surface, surface
 from mindspeed.engine.inspection.releases import recorded_releases
@@ -16,6 +16,9 @@ from mindspeed.megatron_lm.field_options import with_field_options
 from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, Count
 from mindspeed.plugins.megatron_flags import MegatronFlag
 from mindspeed.plugins.problems import GivenValue
+
+KINDS: Final = {"int": int, "float": float}
+"""Types of values that are not text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +40,16 @@ class Given:
 
 def given_arguments(arguments: Sequence[str], known: Surface) -> dict[str, Given]:
     """``{dest: Given}`` for Megatron's arguments on a command line; empty where Megatron's parser will refuse the line."""
-    try:
-        parsed, _ = _parser(known).parse_known_args(list(arguments))
-    except argparse.ArgumentError:
-        return {}
-    return {dest: value for dest, value in vars(parsed).items() if isinstance(value, Given)}
+    return arguments_and_others(arguments, known)[0]
 
 
-def other_words(arguments: Sequence[str], known: Surface) -> list[str]:
-    """The words of a command line that are no arguments of Megatron."""
+def arguments_and_others(arguments: Sequence[str], known: Surface) -> tuple[dict[str, Given], list[str]]:
+    """Return `given_arguments`, and the words of a command line that are none of Megatron's arguments."""
     try:
-        return _parser(known).parse_known_args(list(arguments))[1]
+        parsed, others = _parser(known).parse_known_args(list(arguments))
     except argparse.ArgumentError:
-        return list(arguments)
+        return {}, list(arguments)
+    return {dest: value for dest, value in vars(parsed).items() if isinstance(value, Given)}, others
 
 
 def without_arguments(
@@ -71,7 +71,7 @@ def without_arguments(
         for name in layer.without
         if name not in requested
         for feature, flag in declared
-        if feature == name and _belongs(flag, given)
+        if feature == name and flag.dest in given and not flag.is_choice and (flag.switch == "on" or flag.setting)
     }
     notes = [
         PlanNote("note", name, f"{given[dest].source} is ignored: {source} removes {name}")
@@ -81,11 +81,6 @@ def without_arguments(
     for dest in owners:
         rest = without_option(rest, dest, known)
     return {dest: value for dest, value in given.items() if dest not in owners}, rest, notes
-
-
-def _belongs(flag: MegatronFlag, given: Mapping[str, Given]) -> bool:
-    """Return whether a given argument is of the feature that declares it: a switch of it, or a setting."""
-    return flag.dest in given and not flag.is_choice and (flag.switch == "on" or bool(flag.setting))
 
 
 def without_option(arguments: Sequence[str], dest: str, known: Surface) -> list[str]:
@@ -104,11 +99,8 @@ def abbreviations(arguments: Sequence[str], known: Surface) -> list[PlanNote]:
     for option in dict.fromkeys(unknown_options(arguments, known)):
         longer = [name for name in known.by_option if name.startswith(option)]
         if longer:
-            text = (
-                f"{option} is not an option of Megatron-LM, which accepts no abbreviations; similar options: "
-                f"{', '.join(sorted(longer)[:3])}"
-            )
-            notes.append(PlanNote("warning", "megatron-lm", text))
+            text = f"{option} is not an option of Megatron-LM, which accepts no abbreviations; similar options: "
+            notes.append(PlanNote("warning", "megatron-lm", text + ", ".join(sorted(longer)[:3])))
     return notes
 
 
@@ -135,13 +127,12 @@ class _Give(argparse.Action):
 
 @lru_cache(maxsize=8)
 def _parser(known: Surface) -> argparse.ArgumentParser:
-    kinds = {"int": int, "float": float}
     parser = argparse.ArgumentParser(
         allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS, exit_on_error=False
     )
     for argument in known.arguments:
         if argument.options and argument.takes_value:
-            kind = kinds.get(argument.type or "", str)
+            kind = KINDS.get(argument.type or "", str)
             parser.add_argument(*argument.options, dest=argument.dest, action=_Give, nargs=argument.nargs, type=kind)
             continue
         for option in argument.options:

@@ -83,14 +83,12 @@ def _program(path: str) -> Problem:
     with Path(path).open(encoding="utf-8", errors="replace") as file:
         is_recipe = re.search(r"\bConfigContainer\b|\bmegatron\.bridge\b", file.read(MAX_CHARACTERS)) is not None
     if is_recipe:
-        text = f"{path} is not checked: a recipe of Megatron-Bridge needs torch, transformers and its models to be imported"
-        return Problem(
-            "MS305", text, where=path, fix=Advice("run its ConfigContainer.validate() where these packages are installed")
-        )
-    text = f"{path} is not checked: it is a program, whose arguments are given where it is started"
-    return Problem(
-        "MS305", text, where=path, fix=Advice(f"mindspeed check -- torchrun {path} ..., or check the script with that command")
-    )
+        text = "a recipe of Megatron-Bridge needs torch, transformers and its models to be imported"
+        fix = "run its ConfigContainer.validate() where these packages are installed"
+    else:
+        text = "it is a program, whose arguments are given where it is started"
+        fix = f"mindspeed check -- torchrun {path} ..., or check the script with that command"
+    return Problem("MS305", f"{path} is not checked: {text}", where=path, fix=Advice(fix))
 
 
 def training_commands(text: str, source: str) -> list[LaunchedCommand]:
@@ -118,10 +116,8 @@ def _trainings(commands: Sequence[ShellCommand], source: str, strict: bool = Tru
         options = {word.text.partition("=")[0] for word in arguments}
         if strict and options.isdisjoint(_TRAINS):
             continue
-        size = _world_size([word.text for word in words[:program]])
-        yield LaunchedCommand(
-            words[program].text, arguments, size, source, command.unset, (), command.environ, words[program].line
-        )
+        size, (name, line) = _world_size([word.text for word in words[:program]]), (words[program].text, words[program].line)
+        yield LaunchedCommand(name, arguments, size, source, command.unset, (), command.environ, line)
 
 
 _NO_LAUNCHERS: Final = frozenset({"echo", "cat", "cp", "mv", "sed", "grep", "rm", "chmod", "ls", "vim", "source", "."})

@@ -105,7 +105,9 @@ def _planned(job: CheckedJob, layers: Sequence[Layer]) -> ActivationPlan | MindS
         return plan
     known = surface_or_nearest(job.environment.megatron)
     given = given_arguments([word.text for word in job.command.arguments], known)
-    declared = [(name, flag.dest) for name, flag in declared_flags(registry.catalog_for(())) if not _is_of_megatron(name)]
+    catalog = registry.catalog_for(())
+    of_megatron = {name for name, spec in catalog.specs.items() if spec.category is Category.MEGATRON}
+    declared = [(name, flag.dest) for name, flag in declared_flags(catalog) if name not in of_megatron]
     ours = {name for name, dest in declared if dest in given}
     ignored = {fact.option for problem in plan.problems if problem.code == "MS605" for fact in problem.facts if fact.option}
     if not ours and not ignored:
@@ -130,13 +132,15 @@ def _plan_or_error(job: CheckedJob, command: LaunchedCommand, layers: Sequence[L
 
 
 def _is_stock(job: CheckedJob, layers: Sequence[Layer]) -> bool:
-    """Return whether a command is one of Megatron alone, on the devices that it is made for."""
-    return job.environment.platform == "cuda" and not _names_features(job.command, job.environment, layers)
+    """Return whether a command is one of Megatron alone, on the devices that it is made for.
 
-
-def _is_of_megatron(name: str) -> bool:
-    """Return whether a feature is Megatron's own, which its arguments switch on without us."""
-    return registry.catalog_for(()).specs[name].category is Category.MEGATRON
+    It requests no features of ours, and has no options that only MindSpeed has.
+    """
+    if job.environment.platform != "cuda":
+        return False
+    own, words = split_own_flags([word.text for word in job.command.arguments], [])
+    ours = own or unknown_options(words, surface_or_nearest(job.environment.megatron)) or any(one.features for one in layers)
+    return not ours
 
 
 def _with_rules(
@@ -195,9 +199,3 @@ def _traps_in(job: CheckedJob) -> list[Trap]:
     known = surface_or_nearest(job.environment.megatron)
     given = given_arguments([word.text for word in job.command.arguments], known)
     return list(traps_of(given, known, _environ(job.command)))
-
-
-def _names_features(command: LaunchedCommand, environment: Environment, layers: Sequence[Layer]) -> bool:
-    """Return whether features of ours are requested, or options that only MindSpeed has."""
-    own, words = split_own_flags([word.text for word in command.arguments], [])
-    return bool(own or unknown_options(words, surface_or_nearest(environment.megatron)) or any(one.features for one in layers))

@@ -14,7 +14,7 @@ from mindspeed import registry
 from mindspeed.engine.planning.fingerprint import text_of
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.request import job_from_data
-from mindspeed.megatron_lm.given_arguments import given_arguments, other_words, surface_or_nearest
+from mindspeed.megatron_lm.given_arguments import arguments_and_others, surface_or_nearest
 from mindspeed.megatron_lm.launched_command import LaunchedCommand
 from mindspeed.megatron_lm.training_plan import plan_training
 from mindspeed.megatron_lm.upstream.process import find_checkout
@@ -25,9 +25,8 @@ COMMAND: Final = "command"
 
 def argument_facts(arguments: Sequence[str], version: str | None) -> dict[str, str]:
     """The arguments of a command line as facts of a lock: those of Megatron-LM of this version, and all others together."""
-    known = surface_or_nearest(version)
-    facts = {f"option {dest}": text_of(argument.value) for dest, argument in given_arguments(arguments, known).items()}
-    others = other_words(arguments, known)
+    given, others = arguments_and_others(arguments, surface_or_nearest(version))
+    facts = {f"option {dest}": text_of(argument.value) for dest, argument in given.items()}
     return facts | ({"option others": join(others)} if others else {})
 
 

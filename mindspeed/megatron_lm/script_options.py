@@ -48,10 +48,10 @@ def _parsed(file: Path, holding: str, changed: int, size: int) -> _Source:
     """Parse a file as it is since it was ``changed``."""
     text = file.read_text(encoding="utf-8", errors="replace") if size <= _MAX_BYTES else ""
     tree = ast.parse(text if holding in text else "")
-    return _Source(frozenset(_imported(tree)), frozenset(_registered(tree)))
+    return _Source(frozenset(imported_names(tree)), frozenset(registered_options(tree)))
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
+def imported_names(tree: ast.Module) -> Iterator[str]:
     """Yield the dotted names of modules that a script may import."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -66,7 +66,8 @@ def _file_of(module: str, roots: list[Path]) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _registered(tree: ast.Module) -> Iterator[str]:
+def registered_options(tree: ast.Module) -> Iterator[str]:
+    """Yield the options that ``add_argument`` gets as text."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
             names = (argument.value for argument in node.args if isinstance(argument, ast.Constant))

@@ -162,9 +162,8 @@ class _Lexer:
 
 def _lines(text: str, line: int) -> list[WordPart]:
     """Quoted text as one part for each of its lines."""
-    return [
-        WordPart("text", part, line + number, quoted=True) for number, part in enumerate(re.split(r"(?<=\n)", text)) if part
-    ]
+    parts = enumerate(re.split(r"(?<=\n)", text))
+    return [WordPart("text", part, line + number, quoted=True) for number, part in parts if part]
 
 
 def _closing(text: str, at: int, opening: str, closing: str) -> int:

@@ -22,6 +22,7 @@ from mindspeed.megatron.parsed_arguments import contradiction, unsupported_argum
 from mindspeed.megatron_lm.argument_words import MegatronCommandLine
 from mindspeed.megatron_lm.field_options import field_options_in
 from mindspeed.megatron_lm.given_arguments import Given, surface_or_nearest, without_option
+from mindspeed.megatron_lm.script_options import imported_names
 from mindspeed.megatron_lm.training_request import ScriptRequest, read_command_line
 from mindspeed.plugins.patches import ArgOverride
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
@@ -136,10 +137,4 @@ def is_training_script(path: str | Path) -> bool:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return False
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
-    return any(name == module or name.startswith(f"{module}.") for name in names for module in SCRIPT_MODULES)
+    return any(f"{name}.".startswith(f"{module}.") for name in imported_names(tree) for module in SCRIPT_MODULES)

@@ -6,10 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from pathlib import Path
 from typing import Any, Final
-
-import yaml
 
 from mindspeed.engine.inspection.cli_arguments import Surface
 from mindspeed.engine.resolution.environment import version_in
@@ -17,6 +14,7 @@ from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.megatron_lm.given_arguments import Given
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.problems import Problem
+from mindspeed.plugins.tables import table_beside
 
 STOPS: Final = "would not start"
 CONSEQUENCES: Final = (STOPS, "wrong numbers", "slow", "note")
@@ -60,9 +58,7 @@ class Trap:
 @lru_cache(maxsize=1)
 def known_traps() -> tuple[Trap, ...]:
     """Every trap of the file, the worst first."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
-    rows = yaml.load(Path(__file__).with_name("traps.yaml").read_text(encoding="utf-8"), Loader=loader)
-    return tuple(sorted((Trap(**row) for row in rows), key=lambda trap: CONSEQUENCES.index(trap.consequence)))
+    return tuple(sorted((Trap(**row) for row in table_beside(__file__)), key=lambda trap: CONSEQUENCES.index(trap.consequence)))
 
 
 def traps_of(given: Mapping[str, Given], known: Surface, environ: Mapping[str, str]) -> Iterator[Trap]:

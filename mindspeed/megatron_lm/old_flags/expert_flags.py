@@ -40,9 +40,8 @@ def in_new_meaning(made: ArgumentWords, extends: bool) -> None:
     """
     if made.value(DISPATCHER) == "alltoall_seq":
         made.change(DISPATCHER, "alltoall")
-        made.notes.append(
-            f"{DISPATCHER} alltoall_seq is replaced by alltoall, the only all-to-all dispatcher since Megatron 0.14"
-        )
+        text = "alltoall_seq is replaced by alltoall, the only all-to-all dispatcher since Megatron 0.14"
+        made.notes.append(f"{DISPATCHER} {text}")
     ranks, tensor_ranks = made.number(EXPERTS), made.number(TENSOR)
     if extends and ranks is not None and tensor_ranks is not None:
         total = ranks * tensor_ranks

@@ -29,9 +29,8 @@ def without_empty_layers(made: ArgumentWords, places: str) -> None:
     layers = total - len(set(places.split(",")))
     made.take("--num-layers", 1)
     made.put("--num-layers", str(layers))
-    made.notes.append(
-        f"--num-layers {total} includes the no-op positions {places} of --noop-layers: the model has {layers} layers"
-    )
+    text = f"includes the no-op positions {places} of --noop-layers: the model has {layers} layers"
+    made.notes.append(f"--num-layers {total} {text}")
     per_chunk = made.number("--num-layers-per-virtual-pipeline-stage")
     if per_chunk:
         made.take("--num-layers-per-virtual-pipeline-stage", 1)

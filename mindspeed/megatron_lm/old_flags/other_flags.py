@@ -86,9 +86,8 @@ def _put_means(group: FlagGroup, flag: str, count: Count, made: ArgumentWords) -
     own = group.means.split()
     if own[0] not in made.known:
         text = f"{flag} is {group.means} in Megatron-LM, but this version does not have it"
-        made.problems.append(
-            problem_of_flags("MS113", text, [flag], (DropOption(flag), Advice("use a Megatron version that has it")))
-        )
+        fix = (DropOption(flag), Advice("use a Megatron version that has it"))
+        made.problems.append(problem_of_flags("MS113", text, [flag], fix))
         made.take(flag, count)
         return
     values = made.replace(flag, count, own) or []

@@ -51,10 +51,6 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     raise ParserError(message)
 
 
-def _same(function: Any) -> Any:
-    return function
-
-
 def _limit() -> None:
     """Bound the memory of this process where the system can, and end a command that takes too long."""
     try:
@@ -81,7 +77,9 @@ def main() -> None:
     _limit()
     ImportStandIn.facts = task["facts"]
     if not hasattr(typing, "override"):
-        vars(typing)["override"] = _same  # Python 3.12 has it, and a module with it alone is read by an older one
+        vars(typing)["override"] = lambda function: (
+            function
+        )  # Python 3.12 has it, and a module with it alone is read by an older one
     rules = Rules()
     vars(builtins).update(rules.names() | {"exit": sys.exit, "quit": sys.exit})
     imports = Imports(Path(task["checkout"]), rules.compiled)

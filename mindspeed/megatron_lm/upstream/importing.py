@@ -47,9 +47,8 @@ class Imports(MetaPathFinder, Loader):
         top = fullname.partition(".")[0]
         if top in sys.stdlib_module_names or top in _REAL:
             return None
-        return ModuleSpec(
-            fullname, self, is_package=not self.checkout.joinpath(*fullname.split(".")).with_suffix(".py").is_file()
-        )
+        file = self.checkout.joinpath(*fullname.split(".")).with_suffix(".py")
+        return ModuleSpec(fullname, self, is_package=not file.is_file())
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _StandInModule(spec.name)

@@ -46,9 +46,8 @@ class RulesVerdict:
         text = f"{len(self.decided)} of {sites} rules of Megatron-LM {checkout.version or ''} ({checkout.source}) were checked"
         yield PlanNote("note", "megatron-lm", text)
         if self.undecided:
-            yield PlanNote(
-                "not-checked", "megatron-lm", f"rules that need a device, a package or a file: {', '.join(self.undecided)}"
-            )
+            text = f"rules that need a device, a package or a file: {', '.join(self.undecided)}"
+            yield PlanNote("not-checked", "megatron-lm", text)
 
 
 class Judging:
@@ -117,13 +116,10 @@ def _problem(checkout: Checkout, site: Mapping[str, Any], given: Mapping[str, Gi
     values = ", ".join(f"{fact.name} is {fact.value} ({fact.source})" for fact in facts)
     text = f"Megatron-LM {checkout.version or ''} refuses this command: {site['message'] or site['text']}".replace("  ", " ")
     wanted = [_in_options(one, known) for one in site["wanted"]]
-    fix = tuple(map(Advice, wanted)) or Advice(
-        f"change the options so that {site['text']}" if site["text"] else "change these options"
-    )
-    chain = [f"its rule is {site['text']}"] if site["text"] and site["message"] else []
-    return Problem(
-        "MS115", text, chain=(*chain, *([values] if values else [])), where=_place(checkout, site), fix=fix, facts=facts
-    )
+    change = f"change the options so that {site['text']}" if site["text"] else "change these options"
+    rule = f"its rule is {site['text']}" if site["text"] and site["message"] else ""
+    chain, fix = filter(None, (rule, values)), tuple(map(Advice, wanted or [change]))
+    return Problem("MS115", text, chain=tuple(chain), where=_place(checkout, site), fix=fix, facts=facts)
 
 
 def _fact(dest: str, value: Any, given: Mapping[str, Given], known: Surface) -> GivenValue:
