@@ -30,7 +30,7 @@ from mindspeed.megatron_lm.argument_layers import declared_flags
 from mindspeed.megatron_lm.old_flags import flags
 from mindspeed.plugins.discovery import BUILT_IN, DiscoveredFeature
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability
-from mindspeed.plugins.fixes import Advice, advice
+from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch
 from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
@@ -198,7 +198,7 @@ def _exchange(before: ActivationPlan | None, plan: ActivationPlan | None) -> Non
     if before is not None:
         registry.deactivate()
     for info in MindSpeedPatchesManager.patches_info.values():
-        info.forget_suspension()
+        info.suspension = None
     try:
         if plan is not None:
             registry.activate(plan)
@@ -223,10 +223,8 @@ def _plan() -> tuple[ActivationPlan, list[PlanNote]]:
         rows += notes
         request.problems += wrong
     ours = [*([DirectPatches] if _direct() else []), *([MegatronArguments] if wires_arguments() else [])]
-    own_rows = [
-        DiscoveredFeature(kind.spec.name, BUILT_IN, __version__, f"{kind.__module__}:{kind.__qualname__}", kind)
-        for kind in ours
-    ]
+    named = [(kind.spec.name, f"{kind.__module__}:{kind.__qualname__}", kind) for kind in ours]
+    own_rows = [DiscoveredFeature(name, BUILT_IN, __version__, reference, kind) for name, reference, kind in named]
     registry.provide([*manager.found_rows(common, _state.force_overridden), *own_rows])
     layers = [request.layer, Layer(SOURCE, tuple(kind.spec.name for kind in ours))]
     if _state.base is not None:
@@ -270,9 +268,8 @@ def _request(values: Mapping[str, Any]) -> _Request:
             needed = feature.is_need_apply(complete)
         except Exception as error:  # foreign code may fail in any way
             text = f"{name} raised an error in is_need_apply: {refusal_of(error)}"
-            problems.append(
-                Problem("MS901", text, (name,), where=manager.where_of(feature), fix=Advice("correct is_need_apply"))
-            )
+            fix = Advice("correct is_need_apply")
+            problems.append(Problem("MS901", text, (name,), where=manager.where_of(feature), fix=fix))
             continue
         if needed:
             features.append(name)
@@ -281,8 +278,8 @@ def _request(values: Mapping[str, Any]) -> _Request:
             if own_settings:
                 options = [action.option_strings[0] for action in own_arguments(feature) if action.dest in own_settings]
                 text = f"{', '.join(options)} is given to {name}, but {reason}"
-                fix = f"request it by name (--features {name}), or let it register --{name.removeprefix(PREFIX)}"
-                problems.append(Problem("MS110", text, (name,), where=manager.where_of(feature), fix=advice(fix)))
+                fix = Advice(f"request it by name (--features {name}), or let it register --{name.removeprefix(PREFIX)}")
+                problems.append(Problem("MS110", text, (name,), where=manager.where_of(feature), fix=fix))
             rows.append(PlanNote("note", name, reason))
     level = values.get("optimization_level", 2)
     layer = Layer(SOURCE, tuple(features), settings, world, level=level if level in (0, 1) else None)

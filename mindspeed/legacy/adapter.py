@@ -118,9 +118,8 @@ def registrations_of(adapter: OldFeature) -> list[Registration]:
             raise MindSpeedError([Problem("MS406", text, (adapter.spec.name,), fix=advice(_fix_of_import(error)))]) from error
         except Exception as error:  # foreign code may fail in any way
             text = f"{adapter.spec.name} failed when it registered its patches: {refusal_of(error)}"
-            raise MindSpeedError(
-                [Problem("MS901", text, (adapter.spec.name,), fix=Advice("correct register_patches"))]
-            ) from error
+            fix = Advice("correct register_patches")
+            raise MindSpeedError([Problem("MS901", text, (adapter.spec.name,), fix=fix)]) from error
     return registered
 
 

@@ -47,10 +47,8 @@ class StandIn(OwnFeature):
         super().register_args(parser)
         for flag in self.old.flags:
             if flag in BY_FLAG and flag not in parser._option_string_actions:
-                takes_value = BY_FLAG[flag].takes != "nothing"
-                parser.add_argument(
-                    flag, help=self.old.reason, **({"default": None} if takes_value else {"action": "store_true"})
-                )
+                kind = "store_true" if BY_FLAG[flag].takes == "nothing" else "store"
+                parser.add_argument(flag, action=kind, help=self.old.reason)
 
     def is_need_apply(self, args: Namespace) -> bool:
         return MindSpeedFeature.is_need_apply(self, args)

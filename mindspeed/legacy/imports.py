@@ -84,9 +84,8 @@ def _error(module: str, name: str) -> OldNameError:
     else:
         fix = replacement(prefix or "")
     what = f"{name} of {module}" if name else module
-    error = OldNameError(
-        [Problem("MS112", f"{what} is an import name of MindSpeed that this package does not provide", fix=advice(fix))]
-    )
+    text = f"{what} is an import name of MindSpeed that this package does not provide"
+    error = OldNameError([Problem("MS112", text, fix=advice(fix))])
     error.name = module
     return error
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from mindspeed.legacy.adapter import adapt, is_switch, name_of, own_arguments, refusal_of
 from mindspeed.legacy.feature import MindSpeedFeature, OwnFeature, known_names
 from mindspeed.legacy.feature import create_features_list as own_features
 from mindspeed.legacy.registrations import Registration
 from mindspeed.plugins.discovery import DiscoveredFeature
+from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.fixes import Advice, RemoveFeature
+from mindspeed.plugins.found import declared_at
 from mindspeed.plugins.problems import MindSpeedError, Problem
 
 
@@ -106,9 +107,8 @@ def found_rows(common: Namespace | None, force_overridden: frozenset[Registratio
             row = replace(row, feature=adapt(feature, tuple(before), lambda: common, force_overridden))
         except Exception as error:  # foreign code may fail in any way; it must not take the others with it
             text = f"feature {name} cannot be read: {type(error).__name__}: {error}"
-            row = replace(
-                row, problem=Problem("MS101", text, (name,), where=row.where, fix=Advice("correct the feature class"))
-            )
+            fix = Advice("correct the feature class")
+            row = replace(row, problem=Problem("MS101", text, (name,), where=row.where, fix=fix))
         rows.append(row)
         before.append(name)
     return rows
@@ -124,11 +124,7 @@ def origin(feature: MindSpeedFeature) -> tuple[str, str]:
 
 def where_of(feature: MindSpeedFeature) -> str:
     """``package/module.py:line`` of a feature's class."""
-    kind = type(feature)
-    try:
-        return f"{kind.__module__.replace('.', '/')}.py:{inspect.getsourcelines(kind)[1]}"
-    except (OSError, TypeError):
-        return kind.__module__
+    return declared_at(cast("type[Feature[Any]]", type(feature)))
 
 
 def never_on(feature: MindSpeedFeature) -> str:

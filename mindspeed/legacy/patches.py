@@ -39,7 +39,8 @@ class PatchInfo:
     def __init__(self, dotted: str) -> None:
         self.dotted = dotted
         self.orig_module_name, _, self.orig_func_name = dotted.rpartition(".")
-        self._suspension: ExitStack | None = None
+        self.suspension: ExitStack | None = None
+        """Holds the patches off while they are removed; None again when their plan is deactivated."""
 
     @property
     def orig_func(self) -> Any:
@@ -66,26 +67,22 @@ class PatchInfo:
 
     @property
     def is_applied(self) -> Applied:
-        return Applied(self._suspension is None and self._site() is not None)
+        return Applied(self.suspension is None and self._site() is not None)
 
     def apply_patch(self) -> None:
         """Patch again after `remove_patch`; else apply everything that is registered."""
-        if self._suspension is not None:
-            self._suspension.close()
-            self._suspension = None
+        if self.suspension is not None:
+            self.suspension.close()
+            self.suspension = None
         elif self._site() is None:
             MindSpeedPatchesManager.apply_patches()
 
     def remove_patch(self) -> None:
         """Give the original back, replacement and wrappers alike, until `apply_patch`."""
         site = self._site()
-        if site is not None and self._suspension is None:
-            self._suspension = ExitStack()
-            self._suspension.enter_context(session.suspended(site))
-
-    def forget_suspension(self) -> None:
-        """The plan that was suspended here is no longer active."""
-        self._suspension = None
+        if site is not None and self.suspension is None:
+            self.suspension = ExitStack()
+            self.suspension.enter_context(session.suspended(site))
 
     def _site(self) -> str | None:
         active, site = session.current(), find_site(target_of(self.dotted))

@@ -68,9 +68,8 @@ def patches_of(registrations: Sequence[Registration]) -> tuple[list[Patch], list
     problems = [problem for call in registrations for problem in _problems_of(call)]
     left_out = [call for call in registrations if call.dummy and _absent(call)]
     taken, rows = force_overridden([call for call in registrations if call not in left_out])
-    rows += [
-        _row("left-out", call, "its package is not installed, and mindspeed creates no dummy modules") for call in left_out
-    ]
+    why = "its package is not installed, and mindspeed creates no dummy modules"
+    rows += [_row("left-out", call, why) for call in left_out]
     rows += [_row("note", call, "create_dummy is not needed: the target exists") for call in taken if call.dummy]
     wrong = {problem.where for problem in problems}
     return [_patch(call, number) for number, call in enumerate(taken) if call.dotted not in wrong], rows, problems
