@@ -73,16 +73,12 @@ def import_cost(tested: Sequence[Subject]) -> list[Outcome]:
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:]
         return [Outcome(s.name, "import cost", "failed", "the process ended", tuple(last)) for s in tested]
-    answers = json.loads(done.stdout.splitlines()[-1])
-    return [_import_outcome(subject.name, *answer) for subject, answer in zip(tested, answers, strict=True)]
-
-
-def _import_outcome(name: str, milliseconds: float, error: str) -> Outcome:
-    if not error and milliseconds > LIMIT:
-        error = f"{milliseconds:.0f} ms, but only {LIMIT:.0f} ms is allowed"
-    return judged(
-        name, "import cost", [error] if error else [], f"{milliseconds:.0f} ms, and neither torch nor megatron is imported"
-    )
+    outcomes = []
+    for subject, (milliseconds, error) in zip(tested, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        slow = f"{milliseconds:.0f} ms, but only {LIMIT:.0f} ms is allowed" if milliseconds > LIMIT else ""
+        fine = f"{milliseconds:.0f} ms, and neither torch nor megatron is imported"
+        outcomes.append(judged(subject.name, "import cost", [text for text in (error or slow,) if text], fine))
+    return outcomes
 
 
 def _run_python(*arguments: str) -> subprocess.CompletedProcess[str]:

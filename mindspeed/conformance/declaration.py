@@ -28,7 +28,6 @@ from mindspeed.plugins.patches import Ref, Set
 from mindspeed.plugins.problems import MindSpeedError
 
 LONGEST_SUMMARY = 100
-"""The address of an object, which no two attempts share."""
 
 
 def schema(subject: Subject) -> Outcome:

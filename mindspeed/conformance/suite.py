@@ -78,10 +78,8 @@ def _parity(subject: Subject, check: str, pool: WorkerPool) -> Outcome:
     except MindSpeedError as error:
         lines = str(error).splitlines()
         return Outcome(subject.name, check, "failed", lines[0], tuple(lines[1:]))
-    wrong = [problem.message for problem in verdict.problems]
-    return judged(
-        subject.name, check, wrong, f"with against without: {verdict.claim} holds in {len(verdict.checks)} comparisons"
-    )
+    fine = f"with against without: {verdict.claim} holds in {len(verdict.checks)} comparisons"
+    return judged(subject.name, check, [problem.message for problem in verdict.problems], fine)
 
 
 def _beside_level_one(name: str) -> VerificationCase:
