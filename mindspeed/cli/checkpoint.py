@@ -96,22 +96,16 @@ def inspect(path: str, step: int | None) -> None:
     for name, settings in features.items():
         values = "  ".join(f"{key}={value}" for key, value in settings.items() if value is not None)
         lines.append(f"  {name}  {values}".rstrip())
-    data = {name: value for name, value in asdict(manifest).items() if name != "files"} if manifest else {}
-    print_result(
-        {"checkpoint": str(folder), "layers": kind, "class": model or None, **data, "features": features, "software": software},
-        lines,
-    )
+    data = {"checkpoint": str(folder), "layers": kind, "class": model or None}
+    data |= {name: value for name, value in asdict(manifest).items() if name != "files"} if manifest else {}
+    print_result(data | {"features": features, "software": software}, lines)
 
 
 @checkpoint.command()
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST")
 @click.option(
-    "--to",
-    "kind",
-    type=click.Choice(["transformer-engine", "local"]),
-    required=True,
-    help="Layers of the new checkpoint: local or Transformer Engine",
+    "--to", "kind", type=click.Choice(KINDS), required=True, help="Layers of the new checkpoint: local or Transformer Engine"
 )
 @step_option
 @json_option
@@ -191,9 +185,7 @@ def diff(request: Request, path: str, step: int | None) -> None:
     refused = [change for change in changed if change.verdict == "refused"]
     lines = list(map(str, problems))
     for change in changed:
-        lines.append(str(change))
-        if change in refused:
-            lines.append(f"{'':<11}    fix: {change.fix}")
+        lines += [str(change), *([f"{'':<11}    fix: {change.fix}"] if change in refused else [])]
     print_result({"checkpoint": str(folder), "changes": changed, "problems": problems}, lines or ["no difference"])
     end(PROBLEMS if refused or problems else OK)
 

@@ -106,8 +106,7 @@ def _require_generators() -> None:
 
     if not _has_generators():
         text = "only a checkout of mindspeed can create the page of another package's feature"
-        raise PlatformError(
-            [Problem("MS501", text, fix=Advice("in a checkout of mindspeed: pip install -e ., then mindspeed docs"))]
-        )
+        fix = Advice("in a checkout of mindspeed: pip install -e ., then mindspeed docs")
+        raise PlatformError([Problem("MS501", text, fix=fix)])
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))

@@ -69,15 +69,15 @@ def _print_peaks() -> None:
 def _print_matrix() -> None:
     from dataclasses import astuple
 
-    from mindspeed.diagnostics import support_matrix
+    from mindspeed.diagnostics.support_matrix import CELLS, COMBINATIONS, MEANING
 
     if wants_json():
-        print_json(support_matrix.to_json())
+        print_json({"cells": CELLS, "combinations": COMBINATIONS, "states": MEANING})
         return
-    print_table(("COMPONENT", "VERSION", "STATE", "NOTE"), [astuple(cell) for cell in support_matrix.CELLS])
+    print_table(("COMPONENT", "VERSION", "STATE", "NOTE"), [astuple(cell) for cell in CELLS])
     click.echo()
     headers = ("PLATFORM", "MEGATRON", "TORCH", "TORCH_NPU", "CANN", "PYTHON", "HARDWARE", "STATE")
-    print_table(headers, [astuple(row) for row in support_matrix.COMBINATIONS])
+    print_table(headers, [astuple(row) for row in COMBINATIONS])
     click.echo()
-    for state, meaning in support_matrix.MEANING.items():
+    for state, meaning in MEANING.items():
         click.echo(f"{state}: {meaning}")

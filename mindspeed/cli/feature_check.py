@@ -54,19 +54,15 @@ def check(request: Request, names: tuple[str, ...], script: str | None, device_m
         plan = replace(plan, rows=(*plan.rows, *_ambiguous_padding(plan, request.train)))
     plan = replace(plan, rows=(*plan.rows, *_unknown_megatron(plan)))
     if device_memory is not None:
-        _require_memory(plan, device_memory / 2**20)
+        from mindspeed.diagnostics.job_memory import over_budget
+        from mindspeed.plugins.problems import MindSpeedError
+
+        if problems := over_budget(plan, device_memory / 2**20):
+            raise MindSpeedError(problems)
     kinds = {"not-checked": "not checked", "choice": "choice", "warning": "warning"}
     lines = [f"{kinds[row.kind]:<11}  {row.feature}: {row.text}" for row in plan.rows if row.kind in kinds]
     lines.append(f"no problems: {', '.join(plan.names) or 'no features'}; plan {plan.digest}")
     print_result({"problems": [], "plan": plan}, lines)
-
-
-def _require_memory(plan: ActivationPlan, device_memory: float) -> None:
-    from mindspeed.diagnostics.job_memory import over_budget
-    from mindspeed.plugins.problems import MindSpeedError
-
-    if problems := over_budget(plan, device_memory):
-        raise MindSpeedError(problems)
 
 
 def _unknown_megatron(plan: ActivationPlan) -> Iterator[PlanNote]:

@@ -73,11 +73,8 @@ def _matches(row: DiscoveredFeature, words: Sequence[str], filters: Mapping[str,
     text = f"{row.name} {about}".lower()
     if not all(word.lower().replace("_", "-") in text for word in words):
         return False
-    values = {key: value for key, value in filters.items() if value is not None}
-    return all(
-        value in described[key] if isinstance(described[key], list) else value == described[key]
-        for key, value in values.items()
-    )
+    found = {key: described[key] if isinstance(described[key], list) else [described[key]] for key in filters}
+    return all(value is None or value in found[key] for key, value in filters.items())
 
 
 def _print(rows: Sequence[DiscoveredFeature], wide: bool) -> None:

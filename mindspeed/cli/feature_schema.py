@@ -39,11 +39,8 @@ def job_schema(known: Catalog) -> Schema:
     """The schema of a job file with the features of a catalog."""
     from mindspeed.training.config import TrainConfig
 
-    feature: Schema = {
-        "enum": list(known.usable),
-        "enumDescriptions": [known.feature(name).summary() for name in known.usable],  # shown by editors, unknown to checkers
-    }
-    definitions: dict[str, Schema] = {"feature": feature}
+    summaries = [known.feature(name).summary() for name in known.usable]  # shown by editors, unknown to checkers
+    definitions: dict[str, Schema] = {"feature": {"enum": list(known.usable), "enumDescriptions": summaries}}
     schema: Schema = table_beside(__file__)
     properties = schema["properties"]
     features = [*_base(), *(known.feature(name) for name in known.usable)]

@@ -74,12 +74,9 @@ def _judged_pairs(name: str, budget_seconds: float | None, store: Path | None) -
 
 
 def _print_pairs(judged: list[CaseResult]) -> None:
-    rows = [
-        (result.case.name, result.outcome.value, f"{result.code} {result.reason}".strip())
-        for result in sorted(judged, key=lambda result: (result.outcome.value, result.case.name))
-    ]
+    rows = [(one.case.name, one.outcome.value, f"{one.code} {one.reason}".strip()) for one in judged]
     click.echo()
-    print_table(("pair", "verdict", "reason"), rows)
+    print_table(("pair", "verdict", "reason"), sorted(rows, key=lambda row: (row[1], row[0])))
 
 
 def _print(outcome: Outcome, is_first: bool) -> None:

@@ -11,6 +11,7 @@ import click
 
 from mindspeed.cli.output import end, exit_code, print_problems, wants_json
 from mindspeed.cli.request_options import gather_options
+from mindspeed.engine.resolution.setting_validation import flag
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -38,7 +39,7 @@ def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _processes(options: Mapping[str, Any]) -> Processes:
     nodes = options["nnodes"] or 1
     several = {"nnodes": nodes, **{name: options[name] for name in _RENDEZVOUS}} if nodes > 1 else {}
-    words = [(_flag(name), str(value)) for name, value in several.items() if value is not None]
+    words = [(flag(name), str(value)) for name, value in several.items() if value is not None]
     return Processes(options["nproc"], nodes, tuple(chain.from_iterable(words)))
 
 
@@ -78,10 +79,6 @@ def is_of_trainer(file: str) -> bool:
     return bool(read_lock(file).job.get("train"))
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 _RENDEZVOUS: Final = {
     "node_rank": "Number of this node, from 0",
     "master_addr": "Host name or address of node 0",
@@ -96,7 +93,7 @@ _OPTIONS: Final[dict[str, click.Option]] = {
     ),
     "nnodes": click.Option(["--nnodes"], type=click.IntRange(1), metavar="N", help="Number of nodes of the job  [default: 1]"),
     **{
-        name: click.Option([_flag(name), name], metavar="WORD", help=f"{meaning} (several nodes)")
+        name: click.Option([flag(name), name], metavar="WORD", help=f"{meaning} (several nodes)")
         for name, meaning in _RENDEZVOUS.items()
     },
 }

@@ -19,15 +19,10 @@ def plan_page(plan: ActivationPlan) -> str:
     """The page of a plan."""
     known = plan.world.known()
     job = {**plan.environment, **known}
-    features = [
-        (number, feature.name, "; ".join(map(str, feature.why)), _settings(feature))
-        for number, feature in enumerate(plan.features, 1)
-    ]
-    patches = [
-        (patch.owner, patch.patch.kind, patch.patch.target, patch.patch.reason, patch.skipped or "")
-        for patch in plan.patches
-        if patch.owner in plan.names
-    ]
+    reasons = [(one.name, "; ".join(map(str, one.why)), _settings(one)) for one in plan.features]
+    features = [(number, *texts) for number, texts in enumerate(reasons, 1)]
+    own = [planned for planned in plan.patches if planned.owner in plan.names]
+    patches = [(one.owner, one.patch.kind, one.patch.target, one.patch.reason, one.skipped or "") for one in own]
     overrides = [(o.override.argument, str(o.override.value), ", ".join(o.owners), o.override.reason) for o in plan.overrides]
     rows = [(row.kind, row.feature, row.text) for row in plan.rows]
     return page(

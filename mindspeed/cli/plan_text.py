@@ -21,7 +21,7 @@ _NOTES: Final = {
     "not-checked": "not checked",
     "note": "notes",
 }
-_WHOLE: Final = ("warning", "choice", "disabled")
+_WHOLE: Final = ("warning", "choice", "disabled", "not-checked")
 """Kinds of notes that one screen shows whole; others have one line each."""
 _MOST: Final = 5
 """Lines of one screen for each other kind of notes."""
@@ -92,16 +92,12 @@ def _brief_notes(plan: ActivationPlan, kind: str) -> Iterator[str]:
     for row in plan.rows:
         if row.kind == kind and not (kind == "left-out" and row.feature in plan.names):
             features.setdefault(row.text, []).append(row.feature)
-    lines = [f"{', '.join(names)}: {text}" for text, names in features.items()]
-    if kind in _WHOLE:
-        yield from (part for line in lines for part in wrapped(line, "  "))
-        return
-    if kind == "not-checked":
-        yield from (part for line in unknown_lines(plan.rows) for part in wrapped(line, "  "))
-        return
-    yield from (part for line in lines[:_MOST] for part in wrapped(line, "  "))
-    if len(lines) > _MOST:
-        yield f"  and {len(lines) - _MOST} more"
+    texts = unknown_lines(plan.rows) if kind == "not-checked" else (f"{', '.join(features[text])}: {text}" for text in features)
+    lines = list(texts)
+    shown = len(lines) if kind in _WHOLE else min(len(lines), _MOST)
+    yield from (part for line in lines[:shown] for part in wrapped(line, "  "))
+    if len(lines) > shown:
+        yield f"  and {len(lines) - shown} more"
 
 
 def unknown_lines(rows: Iterable[PlanNote], words: CommandLine = on_command_line) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -150,9 +150,8 @@ def _costs(cost: str, hop: float, weights: str | None) -> Costs:
     except ValueError as error:
         raise click.BadParameter(f"{error}") from error
     if not 3 <= len(numbers) <= 4 or min(*numbers, *factors) < 0:
-        raise click.BadParameter(
-            f"{cost} does not have the form F:B:W or F:B:W:R with durations of at least 0", param_hint="--cost"
-        )
+        text = f"{cost} does not have the form F:B:W or F:B:W:R with durations of at least 0"
+        raise click.BadParameter(text, param_hint="--cost")
     forward, gradient, weight, again = (*numbers, numbers[0])[:4]
     return Costs(forward, gradient, weight, again, hop, factors)
 
@@ -178,8 +177,7 @@ def _planned(
         if len(costs.weights) not in (0, shape.stages):
             raise ValueError(f"{len(costs.weights)} weights are given, but there are {shape.stages} stages")
         if feature is not None:
-            planned: Schedule = feature.planned_schedule(shape, costs)
-            return planned
+            return cast("Schedule", feature.planned_schedule(shape, costs))
         kind: Any = "none" if recompute == "backward" else recompute  # which is of the costs
         return recomputed(named(name, shape, costs), kind, limit)
     except (OSError, ValueError) as error:

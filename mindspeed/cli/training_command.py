@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from mindspeed.cli.request_options import FullJobCommand, JobCommand, Request
+from mindspeed.cli.request_options import FullJobCommand, JobCommand, Request, gather_options
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -63,25 +62,18 @@ class RuleOptions(NamedTuple):
     arch: str | None = None
 
 
-_RULES: Final = (
-    click.option("--static", is_flag=True, help="Skip the argument validation of the command's Megatron-LM"),
-    click.option("--arch", metavar="X.Y", callback=_capability, help="Compute capability of the devices, for example 9.0"),
-    click.option(
-        "--checkout",
-        metavar="FOLDER",
-        help="Checkout of Megatron-LM whose argument validation is run  [default: that of the script in the command]",
-    ),
-)
+_CHECKOUT: Final = "Checkout of Megatron-LM whose argument validation is run  [default: that of the script in the command]"
+_ARCH: Final = "Compute capability of the devices, for example 9.0"
+_RULES: Final[dict[str, click.Option]] = {
+    "checkout": click.Option(["--checkout"], metavar="FOLDER", help=_CHECKOUT),
+    "arch": click.Option(["--arch"], metavar="X.Y", callback=_capability, help=_ARCH),
+    "static": click.Option(["--static"], is_flag=True, help="Skip the argument validation of the command's Megatron-LM"),
+}
 
 
 def rules_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of `RuleOptions`, which the verb receives as ``rules``."""
-
-    @functools.wraps(command)
-    def with_rules(*args: Any, static: bool, checkout: str | None, arch: str | None, **others: Any) -> Any:
-        return command(*args, rules=RuleOptions(static, checkout, arch), **others)
-
-    return functools.reduce(lambda decorated, option: option(decorated), _RULES, with_rules)
+    return gather_options(command, _RULES, "rules", lambda values: RuleOptions(**values))
 
 
 _NO_RULES: Final = (

@@ -134,9 +134,9 @@ def _require_known(request: Request) -> None:
 
 def _ranks(request: Request) -> int:
     from mindspeed.plugins.problems import Problem, ResolutionError
+    from mindspeed.training.shape import given_world
 
-    given = next((layer.world["world_size"] for layer in reversed(request.layers) if layer.world.get("world_size")), None)
-    if given is None:
+    if not (given := given_world(request.layers).get("world_size")):
         raise ResolutionError([Problem("MS301", "--world-size is not set", fix=GiveField("world_size"))])
     return int(given)
 

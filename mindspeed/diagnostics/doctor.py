@@ -99,10 +99,8 @@ def _torch(answer: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("torch", f"cannot be imported: {answer['error']}", "missing", f"reinstall it: {INSTALL}")
     else:
         yield Finding("torch", answer["version"])
-        if answer["gloo"]:
-            yield Finding("gloo", "available")
-        else:
-            yield Finding("gloo", "not in this torch build", "missing", "install a torch build with gloo, as on PyPI")
+        absent = Finding("gloo", "not in this torch build", "missing", "install a torch build with gloo, as on PyPI")
+        yield Finding("gloo", "available") if answer["gloo"] else absent
 
 
 def _npu(torch: dict[str, Any]) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,12 +68,3 @@ _MATRIX: Final = table_beside(__file__)
 MEANING: Final[dict[str, str]] = _MATRIX["states"]
 CELLS: Final = tuple(_cells())
 COMBINATIONS: Final = tuple(Combination(*row) for row in _MATRIX["combinations"])
-
-
-def to_json() -> dict[str, Any]:
-    """``{"cells": [...], "combinations": [...], "states": {...}}``."""
-    return {
-        "cells": [asdict(cell) for cell in CELLS],
-        "combinations": [asdict(row) for row in COMBINATIONS],
-        "states": MEANING,
-    }
