@@ -59,7 +59,8 @@ def _tile(width: int, along: int) -> dict[str, int]:
     return {"ROWS": rows, "PAIRS": pairs, "num_warps": warps(2 * rows * pairs)}
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, mode: int, back: bool) -> Tensor:
+def forward(x: Tensor, cos: Tensor, sin: Tensor, mode: int, back: bool = False) -> Tensor:
+    """The turned ``x``, or turned back."""
     y = x.new_empty(x.shape)
     if not x.numel():
         return y
@@ -79,14 +80,9 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, mode: int, back: bool) -> Tensor:
     return y
 
 
-def forward(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
-    """The turned ``x``."""
-    return _turn(x, cos, sin, mode, False)
-
-
 def backward(dy: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
     """The gradient of ``x``: ``dy`` turned back."""
-    return _turn(dy, cos, sin, mode, True)
+    return forward(dy, cos, sin, mode, back=True)
 
 
 def _supports_tables(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> bool:

@@ -41,7 +41,7 @@ def _broadcasts(x: Tensor, cos: Tensor, dims: tuple[int, ...], mode: int) -> boo
     return list(cos.shape[:3]) == shape and few
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
+def forward(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
     common = torch.promote_types(x.dtype, cos.dtype)
     y = torch.ops.npu.npu_rotary_mul(x.to(common), cos.to(common), sin.to(common), rotary_mode=_MODES[mode])
     return rounded(y, x.dtype)
@@ -54,12 +54,8 @@ def _exchanged(sin: Tensor, mode: int) -> Tensor:
     return unflatten(sin, -1, (-1, 2)).flip(-1).flatten(-2)
 
 
-def forward(x: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
-    return _rotated(x, cos, sin, mode)
-
-
 def backward(dy: Tensor, cos: Tensor, sin: Tensor, mode: int) -> Tensor:
-    return _rotated(dy, cos, -_exchanged(sin, mode), mode)
+    return forward(dy, cos, -_exchanged(sin, mode), mode)
 
 
 def _supports_tables(dy: Tensor, x: Tensor, cos: Tensor, mode: int) -> bool:
