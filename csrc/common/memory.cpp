@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cinttypes>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -139,6 +141,19 @@ void prefer_huge_pages(const void *memory, int64_t bytes) {
 #else
   (void)memory, (void)bytes;
 #endif
+}
+
+int64_t last_cache_bytes() {
+  static const int64_t bytes = [] {
+    int64_t kib = 0;
+    if (std::FILE *file = std::fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r")) {
+      if (std::fscanf(file, "%" SCNd64 "K", &kib) != 1)
+        kib = 0;
+      std::fclose(file);
+    }
+    return kib > 0 ? kib << 10 : int64_t{32} << 20;
+  }();
+  return bytes;
 }
 
 at::Tensor fresh(at::IntArrayRef sizes, const at::TensorOptions &options) {

@@ -1,6 +1,8 @@
 // What the operators of this library share: element types, gradients, threads, chunks of rows.
 #pragma once
 
+#include "memory.h"
+
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -9,10 +11,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
-
-#if defined(__unix__)
-#include <unistd.h>
-#endif
 
 namespace mindspeed {
 
@@ -67,18 +65,9 @@ inline Chunks chunks_of(int64_t rows) {
 }
 
 // Whether rows of results are stored past the caches: they are aligned, and would take half of the last cache.
-inline int64_t streamed_bytes() {
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-  static const int64_t half = sysconf(_SC_LEVEL3_CACHE_SIZE) / 2;
-#else
-  constexpr int64_t half = 0;
-#endif
-  return half > 0 ? half : int64_t{16} << 20;
-}
-
 inline bool streamed(const Tensor &result, int64_t width) {
   const int64_t row = width * static_cast<int64_t>(result.element_size());
-  return static_cast<int64_t>(result.nbytes()) >= streamed_bytes() && row % 64 == 0;
+  return static_cast<int64_t>(result.nbytes()) >= last_cache_bytes() / 2 && row % 64 == 0;
 }
 
 } // namespace mindspeed

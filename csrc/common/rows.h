@@ -15,11 +15,10 @@ inline void ask_for(const void *row, int64_t bytes) {
     __builtin_prefetch(static_cast<const char *>(row) + byte, 0, 2);
 }
 
-// Ask for the pairs that a loop reads at these places later, where arithmetic and not memory sets its pace: with numbers of
-// 16 bits. The hardware's prefetcher begins anew with every page.
+// Ask for the pairs that a loop reads at these places later. The hardware's prefetcher begins anew with every page, and sees
+// nothing to do while a row is read again from the cache.
 template <class... T> void ask_for_pairs(const T *...places) {
-  if constexpr (((sizeof(T) == 2) && ...))
-    (ask_for(places, LENGTH * 2), ...);
+  (ask_for(places, LENGTH * static_cast<int64_t>(sizeof(T))), ...);
 }
 
 // How many steps of `bytes` each to ask ahead.

@@ -3,6 +3,7 @@
 #include "operators.h"
 #include "pairs.h"
 #include "reference.h"
+#include "rows.h"
 
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -80,8 +81,15 @@ template <bool Residual, bool Streamed, class T> void forward_row(const ForwardR
   });
   rows.rstd[row] = static_cast<float>(1.0 / std::sqrt(squares / rows.width + rows.epsilon));
   const Pair scale(rows.rstd[row]);
-  each_pair(0, rows.width, [&](int64_t i, auto extent) {
-    write_pair<Streamed>(rows.y + start + i, element(i, extent) * scale * load_pair(rows.gamma + i, extent), extent);
+  const T *gamma = rows.gamma;
+  T *y = rows.y + start;
+  const int64_t later = 2 * rows.width;
+  each_pair(0, rows.width, [=](int64_t i, auto extent) {
+    if constexpr (Streamed)
+      ask_for_pairs(x + later + i);
+    if constexpr (Streamed && Residual)
+      ask_for_pairs(residual + later + i);
+    write_pair<Streamed>(y + i, element(i, extent) * scale * load_pair(gamma + i, extent), extent);
   });
 }
 
@@ -156,6 +164,8 @@ void backward_rows(const BackwardRows<T> &rows, int64_t first, float *dgamma) {
     Pair total = load_raw(dgamma + i);
     for (int row = 0; row < COUNT; ++row) {
       const int64_t at = row * width + i;
+      if constexpr (Streamed)
+        ask_for_pairs(dy + COUNT * width + at);
       const Pair product = load_pair(dy + at, extent) * load_pair(x + at, extent);
       total = fmadd(product, rstd[row], total);
       totals[row] = fmadd(product, scale, totals[row]);
@@ -172,6 +182,10 @@ void backward_rows(const BackwardRows<T> &rows, int64_t first, float *dgamma) {
     const Pair scale = load_pair(gamma + i, extent);
     for (int row = 0; row < COUNT; ++row) {
       const int64_t at = row * width + i;
+      if constexpr (Streamed)
+        ask_for_pairs(x + COUNT * width + at);
+      if constexpr (Streamed && Sum)
+        ask_for_pairs(dsum + COUNT * width + at);
       Pair gradient = fmadd(load_pair(dy + at, extent) * rstd[row], scale, load_pair(x + at, extent) * pull[row]);
       if constexpr (Sum)
         gradient = gradient + load_pair(dsum + at, extent);
@@ -183,9 +197,10 @@ void backward_rows(const BackwardRows<T> &rows, int64_t first, float *dgamma) {
 template <bool Sum, bool Streamed, class T>
 void backward_chunk(const BackwardRows<T> &rows, int64_t begin, int64_t end, float *dgamma) {
   std::fill_n(dgamma, padded(rows.width), 0.0f);
+  constexpr int TOGETHER = Streamed ? 2 : 4;
   int64_t row = begin;
-  for (; row + 4 <= end; row += 4)
-    backward_rows<4, Sum, Streamed>(rows, row, dgamma);
+  for (; row + TOGETHER <= end; row += TOGETHER)
+    backward_rows<TOGETHER, Sum, Streamed>(rows, row, dgamma);
   for (; row < end; ++row)
     backward_rows<1, Sum, Streamed>(rows, row, dgamma);
 }

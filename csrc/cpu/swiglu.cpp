@@ -70,7 +70,8 @@ template <bool Streamed, class T> void forward_runs(const Runs &runs, const T *x
     const T *a = x + row * 2 * runs.length, *b = a + runs.length;
     T *to = y + row * runs.length;
     each_pair(begin, end, [&](int64_t i, auto extent) {
-      ask_for_pairs(a + next + i, b + next + i);
+      if constexpr (sizeof(T) == 2) // where arithmetic and not memory sets the pace
+        ask_for_pairs(a + next + i, b + next + i);
       const Pair gate = load_pair(a + i, extent);
       write_pair<Streamed>(to + i, gate * sigmoid_for<T>(gate) * load_pair(b + i, extent), extent);
     });
@@ -83,7 +84,8 @@ template <bool Streamed, class T> void backward_runs(const Runs &runs, const T *
     const T *a = x + row * 2 * runs.length, *b = a + runs.length, *dys = dy + row * runs.length;
     T *da = dx + row * 2 * runs.length, *db = da + runs.length;
     each_pair(begin, end, [&](int64_t i, auto extent) {
-      ask_for_pairs(a + next_halves + i, b + next_halves + i, dys + next + i);
+      if constexpr (sizeof(T) == 2)
+        ask_for_pairs(a + next_halves + i, b + next_halves + i, dys + next + i);
       const Pair gate = load_pair(a + i, extent), gradient = load_pair(dys + i, extent), s = sigmoid_for<T>(gate);
       const Pair silu = gate * s, slope = fmadd(silu, Pair(1.0f) - s, s);
       write_pair<Streamed>(da + i, gradient * load_pair(b + i, extent) * slope, extent);
