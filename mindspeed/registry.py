@@ -250,8 +250,8 @@ def plan(
         platform=platform,
     )
     if environment is not None and not isinstance(environment, Environment):
-        text = f"environment is {environment!r}, not an Environment"
-        fix = Advice("mindspeed.engine.resolution.environment.made_up(platform, megatron)")
+        text = f"the argument environment of mindspeed.plan is {environment!r}, but it must be an Environment"
+        fix = Advice("environment=mindspeed.engine.resolution.environment.made_up(platform, megatron)")
         raise ResolutionError([Problem("MS301", text, where="mindspeed.plan", fix=fix)])
     try:
         return resolve([layer_from_environment(os.environ), api], environment)
@@ -270,8 +270,8 @@ def activate(plan: ActivationPlan) -> ActivationReport:
     keeps a store, as torchrun does, else in ``init_process_group`` (MS610 to MS612).
     """
     if not isinstance(plan, ActivationPlan):
-        text = f"the plan is {plan!r}, not an ActivationPlan"
-        fix = Advice("plan = mindspeed.plan(features=[...])")
+        text = f"the argument of mindspeed.activate is {plan!r}, but it must be an ActivationPlan"
+        fix = Advice("mindspeed.activate(mindspeed.plan(features=[...]))")
         raise ResolutionError([Problem("MS301", text, where="mindspeed.activate", fix=fix)])
     was_active = session.current() is not None
     uncaught.install()

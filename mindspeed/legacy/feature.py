@@ -58,7 +58,7 @@ class MindSpeedFeature:
     def dependency_check(self, global_args: Namespace, check_args: str) -> None:
         """Raise MS205 when this feature is on without the argument or feature ``check_args``, MS110 when it does not exist."""
         if self._is_on(global_args, check_args, "requires") is False:
-            text = f"{self.feature_name} requires {check_args}, which is not active"
+            text = f"the feature {self.feature_name} requires {check_args}, which is not active"
             fix = (GiveOption(f"--{check_args.replace('_', '-')}"), RemoveFeature(self.feature_name))
             raise MindSpeedError([Problem("MS205", text, (self.feature_name,), fix=fix)])
 

@@ -127,7 +127,7 @@ def _problems_of(call: Registration) -> Iterator[Problem]:
         text = f"{call.owner} patches {call.dotted} with None"
         yield _problem(call, text, "give register_patch a function or class, or remove the patch")
     elif not call.wraps and _is_written_as_wrapper(call.new):
-        text = f"{call.owner} replaces {call.dotted} by {call.name}, which takes a function and returns a wrapper of it"
+        text = f"{call.owner} replaces {call.dotted} by {call.name}, but it is a wrapper: it takes a function and returns one"
         yield _problem(call, text, f"rename it to {call.new.__name__}_wrapper, so that it is used as a wrapper")
 
 

@@ -51,7 +51,7 @@ def refuse_other_experts(module: torch.nn.Module, state: dict[str, Any], prefix:
         found = ["the local experts are grouped, but those of the loaded state are single"]
         fix = "use a distributed checkpoint, which stores both under the same keys, or load into a layer of single experts"
     if found:
-        text = f"the loaded state has other experts than {prefix.removesuffix('.') or 'the layer'}: {', '.join(found)}"
+        text = f"the experts of the loaded state do not fit {prefix.removesuffix('.') or 'the layer'}: {', '.join(found)}"
         raise MindSpeedError([Problem("MS642", text, fix=advice(fix))])
 
 

@@ -143,8 +143,7 @@ class MegatronStages:
         if not last and self.expected is not None and tuple(output.shape) != self.expected:
             owner = self.options.owner
             text = (
-                f"{owner}: a stage produced a tensor of shape {tuple(output.shape)}, but the step was called for "
-                f"{self.expected}"
+                f"{owner}: a stage produced a tensor of shape {tuple(output.shape)}, but the schedule expects {self.expected}"
             )
             raise RunError([Problem("MS651", text, (owner,), fix=advice(_shape_fix()))])
         return output

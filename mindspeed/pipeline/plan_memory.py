@@ -65,17 +65,14 @@ def keeping_budgets(made: ActivationPlan, known: Catalog) -> ActivationPlan:
         except UnknownValue as unknown:
             flags = ", ".join(map(flag, unknown.fields))
             if made.strict:
-                text = f"{name}: the minimum of {what} is unknown"
+                text = f"{name}: {what} cannot be checked, because the memory that the model needs is unknown"
                 problems.append(Problem("MS307", text, (name,), fix=Advice(f"give {flags}")))
-            text = f"the minimum of {what} is unknown; give {flags}"
+            text = f"{what} cannot be checked, because the memory that the model needs is unknown; give {flags}"
             rows.append(PlanNote("not-checked", name, text, tuple(unknown.fields)))
             continue
         if budget * MIB < least:
             mib = math.ceil(least / MIB * 100) / 100
-            text = (
-                f"{name}: {what} is less than {mib:g}, the memory of stage {stage} after everything that {name} can "
-                "offload is offloaded"
-            )
+            text = f"{name}: {what} is less than {mib:g}, the MiB that stage {stage} needs even if {name} frees all that it can"
             fix = f"--set {name}.{setting}={mib:g} or more, or use more tensor or pipeline parallelism"
             problems.append(Problem("MS304", text, (name,), fix=advice(fix)))
     if problems:

@@ -120,7 +120,7 @@ def test_the_two_checks_raise_what_they_mean():
     assert problem.fix_text == "remove checking or num_layers"
     feature.incompatible_check(Namespace(checking=False), "num_layers")
     (problem,) = problems_of(feature.dependency_check, Namespace(checking=True), "sequence_parallel")
-    assert problem.message == "checking requires sequence_parallel, which is not active"
+    assert problem.message == "the feature checking requires sequence_parallel, which is not active"
     (problem,) = problems_of(feature.dependency_check, Namespace(checking=True), "sequence_paralel")
     assert problem.code == "MS110"
     assert problem.fix_text.startswith("did you mean sequence_parallel")

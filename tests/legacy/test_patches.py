@@ -62,7 +62,7 @@ def test_a_wrapper_without_the_suffix_is_refused_before_it_fails_in_a_call():
     (problem,) = problems_of(Manager.apply_patches)
     assert problem.code == "MS409"
     assert problem.message == (
-        f"compat:patches replaces {HERE}.double by forgotten_suffix, which takes a function and returns a wrapper of it"
+        f"compat:patches replaces {HERE}.double by forgotten_suffix, but it is a wrapper: it takes a function and returns one"
     )
     assert problem.fix_text == "rename it to forgotten_suffix_wrapper, so that it is used as a wrapper"
     assert targets.double(1) == 2

@@ -117,12 +117,12 @@ def test_a_state_of_other_experts_is_refused() -> None:
         texts.append(str(error.value))
     assert texts == [
         (
-            "MS642 the loaded state has other experts than experts: weight2 is (18, 4), but (12, 4) in the loaded state\n"
+            "MS642 the experts of the loaded state do not fit experts: weight2 is (18, 4), but (12, 4) in the loaded state\n"
             "  fix: load the state into a model with the same number and size of experts on the same number of ranks, or use "
             "a distributed checkpoint"
         ),
         (
-            "MS642 the loaded state has other experts than experts: the local experts are grouped, but those of the loaded "
+            "MS642 the experts of the loaded state do not fit experts: the local experts are grouped, but those of the loaded "
             "state are single\n"
             "  fix: use a distributed checkpoint, which stores both under the same keys, or load into a layer of single "
             "experts"
@@ -150,7 +150,7 @@ def test_routing_of_another_shape_is_refused(dispatch: Any, routing_map: Any, pr
     with pytest.raises(MindSpeedError) as error:
         dispatcher.dispatch_preprocess(torch.zeros(3, 2, 8), routing_map, probs)
     assert str(error.value) == (
-        f"MS640 a router returned a routing map of {given}, but the map must be boolean, and both of shape (tokens, experts) = "
-        "(6, 4)\n"
+        f"MS640 a router returned a routing map of {given}, but both must have the shape (tokens, experts) = (6, 4), and the "
+        "map must be boolean\n"
         "  fix: return one boolean and one probability per token and expert"
     )

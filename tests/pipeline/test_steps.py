@@ -223,6 +223,6 @@ def test_communication_of_the_caller_and_tensors_of_another_shape_are_refused(po
         for name in ("p2p_communicator", "adjust_tensor_shapes_fn")
     ]
     assert first[2] == (
-        "nano-pipe: a stage produced a tensor of shape (12, 2, 16), but the step was called for (13, 2, 16)",
+        "nano-pipe: a stage produced a tensor of shape (12, 2, 16), but the schedule expects (13, 2, 16)",
         "add dynamic-shapes, or give all micro-batches the same length",
     )

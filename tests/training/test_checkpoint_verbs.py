@@ -159,7 +159,10 @@ def test_one_bad_checkpoint_does_not_hide_the_good_ones(run: Path, name: str, co
 def test_a_job_with_another_model_is_refused_as_its_resume_is(run: Path, given: tuple[Any, ...], difference: str) -> None:
     done = invoke("diff", run, *CPU, *given)
     assert done.exit_code == 1
-    assert done.stdout.splitlines()[:2] == ["MS602 the checkpoint belongs to another model", f"  because: {difference}"]
+    assert done.stdout.splitlines()[:2] == [
+        "MS602 the checkpoint and this job have different models",
+        f"  because: {difference}",
+    ]
 
 
 def test_a_job_file_of_another_style_is_refused(run: Path, tmp_path: Path) -> None:

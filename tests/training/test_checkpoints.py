@@ -129,7 +129,7 @@ def test_a_checkpoint_of_another_model_names_every_difference():
     problems = check_manifest(SAVED, {"hidden_size": 128, "style": "llama", "num_layers": 2}, "distributed", "somewhere")
     assert [str(problem) for problem in problems] == [
         (
-            "MS602 the checkpoint belongs to another model\n"
+            "MS602 the checkpoint and this job have different models\n"
             "  because: hidden_size is 64 in the checkpoint, but 128 in this job\n"
             "  because: num_layers is None in the checkpoint, but 2 in this job\n"
             "  where: somewhere\n"

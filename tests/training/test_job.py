@@ -68,7 +68,7 @@ def test_a_hybrid_model_that_the_trainer_does_not_build_is_refused(refuse, monke
     monkeypatch.setattr("mindspeed.training.shape.megatron_version", lambda: "0.16.1")
     assert [*refuse("--hybrid-layer-pattern", "*-+-")][:2] == [
         "a HybridModel needs megatron-core >=0.19, but the version is 0.16.1",
-        "mindspeed pretrain builds only layers * - E\n    *-+-\n      ^",
+        "mindspeed pretrain supports only the layers * - E of a hybrid pattern\n    *-+-\n      ^",
     ]
 
 
@@ -125,7 +125,9 @@ def test_the_length_belongs_to_a_model_that_has_a_table_of_positions_and_to_no_o
 
 def test_a_checkpoint_of_another_model_is_refused_with_every_difference(refuse, make_run):
     run = make_run(Layer("job file"))
-    problem = refuse("--resume", run, "--hidden-size", 64, "--dtype", "bf16")["the checkpoint belongs to another model"]
+    problem = refuse("--resume", run, "--hidden-size", 64, "--dtype", "bf16")[
+        "the checkpoint and this job have different models"
+    ]
     assert problem["code"] == "MS602"
     assert problem["chain"] == [
         "hidden_size is 32 in the checkpoint, but 64 in this job",

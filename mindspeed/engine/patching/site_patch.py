@@ -289,13 +289,13 @@ def _wrapped(planned: PlannedPatch, factory: Any, original: Any, bound: PatchedS
     try:
         made = factory(original)
     except Exception as error:  # a wrapper factory is foreign code
-        text = f"{planned.patch.value}, by which {planned.owner} wraps {planned.site}, failed: {type(error).__name__}: {error}"
+        text = f"the wrapper {planned.patch.value} of {planned.owner} failed on {planned.site}: {type(error).__name__}: {error}"
         raise PatchError(
             [Problem("MS406", text, (planned.owner,), where=planned.patch.value, fix=RemoveFeature(planned.owner))]
         ) from error
     if not callable(made):
         text = (
-            f"{planned.patch.value}, by which {planned.owner} wraps {planned.site}, returned {made!r}, which cannot be called"
+            f"the wrapper {planned.patch.value} of {planned.owner} returned {made!r} for {planned.site}, which cannot be called"
         )
         raise PatchError(
             [Problem("MS406", text, (planned.owner,), where=planned.patch.value, fix=RemoveFeature(planned.owner))]

@@ -124,7 +124,7 @@ def _shape_problems(data: Mapping[str, Any], code: str, where: str) -> list[Prob
             problems += [
                 Problem(
                     code,
-                    f"{key} contains {brief(name)}, but names are text",
+                    f"{key} contains {brief(name)}, but must contain only names",
                     where=where,
                     fix=Advice(f"give {key} as {words}"),
                 )

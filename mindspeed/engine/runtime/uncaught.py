@@ -60,7 +60,7 @@ def show(kind: type[BaseException], error: BaseException, trace: TracebackType |
 
 def _lost(ranks: list[int]) -> Problem:
     fix = Advice(f"check the log of {name_ranks(ranks)}; after a SIGKILL, see the kernel log of the node")
-    return Problem("MS604", f"{name_ranks(ranks)} ended before this error, without an error message", fix=fix)
+    return Problem("MS604", f"{name_ranks(ranks)} ended without an error message before this rank failed", fix=fix)
 
 
 def _is_ours(trace: TracebackType | None) -> bool:

@@ -31,7 +31,9 @@ class Digests:
         own = [digest(self.parameters), digest(gradient for gradient in gradients if gradient is not None)]
         replicas = _gather([digest(self.replicated)], parallel_state.get_data_parallel_group(with_context_parallel=True))
         if len(set(replicas)) > 1:
-            text = f"after step {step} the {len(replicas)} replicas hold {len(set(replicas))} different sets of parameters"
+            text = (
+                f"after step {step} the {len(replicas)} replicas have {len(set(replicas))} different versions of the parameters"
+            )
             report_problem(
                 Problem("MS615", text, ("deterministic",), fix=Advice("compare the digests in log.jsonl of two runs"))
             )

@@ -129,7 +129,7 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
         try:
             _, y = grid_of(self.args, World({**self.world.known(), "tp": sizes["tp"]}))
         except UnknownValue as unknown:
-            text = f"{NAME}: x and y are auto, but {', '.join(unknown.fields)} of the model is not set"
+            text = f"{NAME}: x=auto and y=auto need values of the model that are not set: {', '.join(unknown.fields)}"
             raise MindSpeedError([Problem("MS304", text, (NAME,), fix=GiveSetting(f"{NAME}.y", 2))]) from None
         self.grid = make_grid(get_group("tp"), y)
 

@@ -45,6 +45,6 @@ class SplitAlongBothDimensions:
         return id(self)
 
     def _refuse(self) -> NoReturn:
-        text = f"{NAME}: code gathers a weight along one dimension, but the weight is split over ranks along both"
+        text = f"{NAME}: other code gathers a weight along one dimension, but weights are split over ranks along two"
         fix = f"save a distributed checkpoint and read that, or use --set {NAME}.x=auto and --set {NAME}.y=1"
         raise MindSpeedError([Problem("MS304", text, (NAME,), fix=Advice(fix))])

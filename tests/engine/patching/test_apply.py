@@ -383,12 +383,12 @@ def test_a_replacement_that_cannot_be_imported_stops_everything(state: Any) -> N
     [
         (
             "glue:broken",
-            "MS406 glue:broken, by which alpha wraps megatron.core.state:scale, failed: ValueError: no\n  where: "
+            "MS406 the wrapper glue:broken of alpha failed on megatron.core.state:scale: ValueError: no\n  where: "
             "glue:broken\n  fix: remove alpha",
         ),
         (
             "glue:returns_none",
-            "MS406 glue:returns_none, by which alpha wraps megatron.core.state:scale, returned None, which cannot be called\n"
+            "MS406 the wrapper glue:returns_none of alpha returned None for megatron.core.state:scale, which cannot be called\n"
             "  where: glue:returns_none\n  fix: remove alpha",
         ),
     ],

@@ -12,13 +12,13 @@ CPU = made_up("cpu", "0.16.1")
 ARGUMENTS = [
     ({"settings": {"recompute": "full"}}, "settings.recompute is 'full', not a mapping of settings"),
     ({"settings": "recompute"}, "settings is 'recompute', not a mapping of features to settings"),
-    ({"features": [1]}, "features contains 1, but names are text"),
+    ({"features": [1]}, "features contains 1, but must contain only names"),
     ({"features": "swiglu"}, "features is 'swiglu', not a list of names"),
     ({"without": "swiglu"}, "without is 'swiglu', not a list of names"),
     ({"world": "tp=2"}, "world is 'tp=2', not a mapping of world fields"),
     ({"level": "1"}, "level is '1', not 0, 1 or 2"),
     ({"platform": 1}, "platform is 1, not npu, cuda or cpu"),
-    ({"environment": "cpu"}, "environment is 'cpu', not an Environment"),
+    ({"environment": "cpu"}, "the argument environment of mindspeed.plan is 'cpu', but it must be an Environment"),
 ]
 
 
@@ -41,7 +41,7 @@ def test_any_collection_of_names_will_do():
 def test_only_a_plan_can_be_activated():
     with pytest.raises(ResolutionError) as caught:
         mindspeed.activate("swiglu")
-    assert message(caught) == "the plan is 'swiglu', not an ActivationPlan"
+    assert message(caught) == "the argument of mindspeed.activate is 'swiglu', but it must be an ActivationPlan"
 
 
 def test_a_version_of_megatron_that_is_no_number_is_named():

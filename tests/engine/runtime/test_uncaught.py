@@ -66,7 +66,7 @@ def test_an_error_after_a_rank_was_lost_names_the_rank(capsys, monkeypatch):
     monkeypatch.setattr(rendezvous, "lost_ranks", lambda seconds: [1, 5, 6])
     assert shown(capsys, RuntimeError("Connection reset by peer")) == (
         "before: RuntimeError\n"
-        "MS604 ranks 1, 5-6 ended before this error, without an error message\n"
+        "MS604 ranks 1, 5-6 ended without an error message before this rank failed\n"
         "  fix: check the log of ranks 1, 5-6; after a SIGKILL, see the kernel log of the node\n"
     )
 

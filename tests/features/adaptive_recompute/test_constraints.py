@@ -40,7 +40,7 @@ def refused(budget, **request):
 )
 def test_a_budget_below_the_least_that_the_planner_foretells_is_refused_with_it(request_, stage, least):
     fix = f"--set {NAME}.budget_mb={least:g} or more, or use more tensor or pipeline parallelism"
-    text = f"the memory of stage {stage} after everything that {NAME} can offload is offloaded"
+    text = f"the MiB that stage {stage} needs even if {NAME} frees all that it can"
     below = round(least - 0.01, 2)
     assert refused(below, **request_) == [f"MS304 {NAME}: budget_mb={below:g} is less than {least:g}, {text} | {fix}"]
     assert planned(least, **request_).rows == planned(1000, **request_).rows
@@ -48,7 +48,9 @@ def test_a_budget_below_the_least_that_the_planner_foretells_is_refused_with_it(
 
 def test_a_budget_whose_least_depends_on_a_size_that_nobody_gave_is_not_checked():
     unknown = {"ffn_hidden_size": None, "num_experts": None}
-    text = "the minimum of budget_mb=1 is unknown; give --ffn-hidden-size, --num-experts"
+    text = "budget_mb=1 cannot be checked, because the memory that the model needs is unknown; give --ffn-hidden-size, "
+        "--num-experts"
     assert [row.text for row in planned(1, **unknown).rows if row.kind == "not-checked" and row.feature == NAME] == [text]
-    expected = f"MS307 {NAME}: the minimum of budget_mb=1 is unknown | give --ffn-hidden-size, --num-experts"
+    expected = f"MS307 {NAME}: budget_mb=1 cannot be checked, because the memory that the model needs is unknown | give "
+        f"--ffn-hidden-size, --num-experts"
     assert expected in refused(1, strict=True, **unknown)

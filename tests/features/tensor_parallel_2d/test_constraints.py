@@ -118,7 +118,7 @@ def test_the_cheapest_grid_needs_the_shape_of_the_model():
     with pytest.raises(MindSpeedError) as error:
         feature.groups_created({"tp": 4}, lambda name: None)
     (problem,) = error.value.problems
-    assert problem.message.startswith(f"{NAME}: x and y are auto, but hidden_size")
+    assert problem.message.startswith(f"{NAME}: x=auto and y=auto need values of the model that are not set: hidden_size")
     assert problem.fix_text == f"--set {NAME}.y=2"
 
 
