@@ -80,8 +80,7 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
         world, settings = _unify_size_spellings(layer, catalog, merged.problems)
         for name, value in world.items():
             if name == "world_size" and environment.world_size not in (None, value):
-                text = f"{layer.source} sets world size {value}, but this process belongs to a job of "
-                    f"{environment.world_size} ranks"
+                text = f"{layer.source} sets world size {value}, but the job of this process has {environment.world_size} ranks"
                 fix = (DropField(name, layer.source), Advice(f"start {value} processes"))
                 merged.problems.append(Problem("MS306", text, where=LAUNCH, fix=fix))
             _put(merged.world, name, value, layer)

@@ -233,7 +233,7 @@ def test_the_world_size_of_a_running_job_cannot_be_contradicted():
     from dataclasses import replace
 
     result = ask(catalog(make("a")), "a", world={"world_size": 4}, environment=replace(CPU, world_size=2))
-    assert messages(result) == ["command line sets world size 4, but this process belongs to a job of 2 ranks"]
+    assert messages(result) == ["command line sets world size 4, but the job of this process has 2 ranks"]
 
 
 def test_values_of_the_world_are_typed():
