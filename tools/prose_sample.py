@@ -98,14 +98,18 @@ def settings() -> Iterator[str]:
 
 def conditions() -> Iterator[str]:
     """Yield problems that conditions make, with example values from the tests."""
+    VALUES.maps[0] = EXAMPLES["conditions"]
     for feature in features():
         for constraint in feature.spec.constraints:
             if isinstance(constraint, Condition):
                 name = feature.spec.name
                 code = {"refuse": "MS304 ", "warn": "warning: "}.get(constraint.otherwise, "left out: ")
-                message, fill = _example(constraint.message.replace("{feature}", name))
-                fix = fill(on_command_line(filled(constraint.fix, name, str)).replace("{feature}", name))
-                yield f"```\n{code}{name}: {message}\n  because: {name}: requested\n" + (f"  fix: {fix}\n```" if fix else "```")
+                template = constraint.message.replace("{feature}", name)
+                values = _example(template)
+                fix = _fill(on_command_line(filled(constraint.fix, name, str)).replace("{feature}", name), values)
+                yield f"```\n{code}{name}: {_fill(template, values)}\n  because: {name}: requested\n" + (
+                    f"  fix: {fix}\n```" if fix else "```"
+                )
 
 
 def reasons() -> Iterator[str]:
@@ -149,18 +153,38 @@ def _help(name: str, command: click.Command, seen: set[tuple[str | None, str]]) 
 def problems() -> Iterator[str]:
     """Yield the problems in the code with their fixes, and with example values where a test has them."""
     for file in sorted((ROOT / "mindspeed").rglob("*.py")):
-        assigned: dict[str, ast.AST] = {}
-        VALUES.maps[0] = EXAMPLES.get(file.name, {})
-        for node in sorted(ast.walk(ast.parse(file.read_text(encoding="utf-8"))), key=lambda node: getattr(node, "lineno", 0)):
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                assigned[node.targets[0].id] = node.value
-            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Problem" and len(node.args) > 1:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        known = {name: value for node in tree.body for name, value in _assigned(node)}
+        assigned = dict(known)
+        for node in sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0)):
+            if isinstance(node, ast.FunctionDef):
+                assigned = dict(known)
+            assigned.update(_assigned(node))
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Problem" and len(node.args) > 1:
                 code, message, *_ = (literal(assigned.get(getattr(part, "id", ""), part)) for part in node.args)
-                message = _inlined(message, assigned)
+                message, special = _inlined(message, assigned), {}
+                VALUES.maps[0] = EXAMPLES.get(file.name, {})
+                for words, values in VALUES.maps[0].items():
+                    special = values if isinstance(values, dict) and words in message else special
+                VALUES.maps[0] = {**VALUES.maps[0], **special}
                 if len(re.sub(r"\{[^}]*\}", "", message).split()) > 3 and not PARTS.search(message):
                     fixes = [word.value for word in node.keywords if word.arg == "fix"] or node.args[5:6]
-                    text, fill = _example(message, f"{code} ")
-                    yield f"```\n{code} {text}{''.join(fill(_fix(fix, assigned)) for fix in fixes)}\n```"
+                    values = {**_example(message, f"{code} "), **{name: str(value) for name, value in special.items()}}
+                    text = _fill(message, values)
+                    fix = "".join(_fix(fix, assigned, values) for fix in fixes) or _tested_fix(text)
+                    where = next((literal(word.value) for word in node.keywords if word.arg == "where"), "")
+                    lines = (f"{code} {text}", where and f"  where: {where}", fix and f"  fix: {fix}")
+                    yield "```\n" + "\n".join(filter(None, lines)) + "\n```"
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """Yield the names and values of an assignment."""
+    if isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None:
+        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+        pairs = [(target, node.value)]
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(target.elts, node.value.elts, strict=True))
+        yield from ((name.id, value) for name, value in pairs if isinstance(name, ast.Name))
 
 
 def _inlined(message: str, assigned: Mapping[str, ast.AST]) -> str:
@@ -180,9 +204,15 @@ def _placeholder(expression: str) -> str:
 
 
 class _Name(str):
-    """A placeholder, of which every part is the placeholder."""
+    """A placeholder, of which every part and result is the placeholder."""
 
     def __getitem__(self, key: Any) -> str:
+        return self
+
+    def __getattr__(self, name: str) -> str:
+        return self
+
+    def __call__(self, *_: Any) -> str:
         return self
 
 
@@ -193,17 +223,43 @@ class _Value(dict[str, Any]):
         return _Name(_placeholder(name))
 
 
-def _fix(node: ast.AST, assigned: Mapping[str, ast.AST]) -> str:
-    """Return the line of a fix in source, as far as its expression says it."""
-    names = _Value(vars(fix_names))
-    names.update((name, literal(value)) for name, value in assigned.items() if name not in VALUES and literal(value))
-    source = re.sub(r"\{([^{}]*)\}", lambda hole: _placeholder(hole[1]), ast.unparse(node))
+class _Evaluated(ast.NodeTransformer):
+    """Put values of a message in the place of the expressions in its fix."""
+
+    def __init__(self, values: Mapping[str, str], assigned: Mapping[str, ast.AST]) -> None:
+        self._values, self._assigned = values, dict(assigned)
+
+    def visit(self, node: ast.AST) -> Any:
+        """Return the constant for an expression that has a value, and any other node with such parts."""
+        if isinstance(node, ast.FormattedValue):
+            inner = self.visit(node.value)
+            return ast.Constant(str(inner.value) if isinstance(inner, ast.Constant) else _placeholder(ast.unparse(node.value)))
+        value = self._values.get(ast.unparse(node)) if isinstance(node, ast.expr) else None
+        if isinstance(node, ast.Name) and value is None and node.id in self._assigned:
+            return self.visit(self._assigned.pop(node.id))
+        if value is None or isinstance(node, ast.Constant):
+            return self.generic_visit(node)
+        return ast.Constant(int(value) if value.isdigit() else value.strip("'"))
+
+
+def _fix(node: ast.AST, assigned: Mapping[str, ast.AST], values: Mapping[str, str]) -> str:
+    """Return a fix in source, as far as its expression says it."""
+    known = {**{name: str(value) for name, value in VALUES.items()}, **values}
+    names = _Value(vars(fix_names), suggestion=lambda near, otherwise: otherwise)
     try:
+        source = ast.unparse(_Evaluated(known, assigned).visit(ast.parse(ast.unparse(node), mode="eval")))
         fix = eval(source, {"__builtins__": {}}, names)
-        text = on_command_line(fix if isinstance(fix, tuple) else (fix,))
-        return "" if re.fullmatch(r"<[\w ]*>", text) else f"\n  fix: {text}"
+        steps = fix if isinstance(fix, tuple) else fix_names.advice(fix) if isinstance(fix, str) else (fix,)
+        text = _fill(on_command_line(steps), values)
+        return "" if re.fullmatch(r"<[\w ]*>", text) else text
     except Exception:  # an expression of values that only exist in a run
         return ""
+
+
+def _tested_fix(text: str) -> str:
+    """Return the fix that a test or page has after the text of a problem."""
+    found = re.search(rf'{re.escape(text)}(?: \| |\\n  fix: |\n  fix: )([^"\n\\]+)', _quoted())
+    return found[1] if found else ""
 
 
 def hooks() -> Iterator[str]:
@@ -312,23 +368,21 @@ def _changes(feature: type[Feature[Any]], hook: str) -> list[Any]:
 def _quoted() -> str:
     """Return the tests and pages, in which messages have values."""
     files = (file for folder in ("tests", "docs") for file in sorted((ROOT / folder).rglob("*.*")))
-    return "\n".join(file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".md"))
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".md", ".txt"))
+    return re.sub(r'"\n *f?"', "", text)
 
 
-def _example(template: str, code: str = "") -> tuple[str, Callable[[str], str]]:
-    """Return a message with values that a test or page has for it, and a function that fills them into other texts.
-
-    The message begins a quoted text, or follows its ``code``.
-    """
+def _example(template: str, code: str = "") -> dict[str, str]:
+    """Return the values that a test or page has in a message. It begins a quoted text, or follows its ``code``."""
     holes = re.findall(r"\{([^}]*)\}", template)
     pattern = r'([^\s"“”{}*\\]+?)'.join(re.escape(part) for part in re.split(r"\{[^}]*\}", template))
-    found = re.search(rf'(?:(?<=["“])|(?<={code or " "})){pattern}(?=["”\n\\])', _quoted()) if holes else None
-    values = dict(zip(holes, found.groups() if found else map(_placeholder, holes), strict=True))
+    found = re.search(rf'(?:(?<=["“])|(?<={code or " "})){pattern}(?= \| |["”\n\\])', _quoted()) if holes else None
+    return dict(zip(holes, found.groups() if found else map(_placeholder, holes), strict=True))
 
-    def fill(text: str) -> str:
-        return re.sub(r"\{([^}]*)\}", lambda hole: values.get(hole[1], _placeholder(hole[1])), text)
 
-    return fill(template), fill
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    """Return a text with a value in every hole."""
+    return re.sub(r"\{([^}]*)\}", lambda hole: values.get(hole[1], _placeholder(hole[1])), text)
 
 
 @cache
