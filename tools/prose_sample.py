@@ -182,7 +182,7 @@ def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     if isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None:
         target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
         pairs = [(target, node.value)]
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) and len(target.elts) == len(node.value.elts):
             pairs = list(zip(target.elts, node.value.elts, strict=True))
         yield from ((name.id, value) for name, value in pairs if isinstance(name, ast.Name))
 

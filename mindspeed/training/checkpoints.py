@@ -227,7 +227,8 @@ def check_manifest(manifest: Manifest, model: Mapping[str, Any], optimizer: str,
     different = [f"{name} is {saved} in the checkpoint, but {own} in this job" for name, (saved, own) in unequal.items()]
     problems = []
     if different:
-        text, fix = "the checkpoint and this job have different models", "give this job the checkpoint's values, or start a new run"
+        text = "the checkpoint and this job have different models"
+        fix = "give this job the checkpoint's values, or start a new run"
         problems.append(Problem("MS602", text, chain=different, where=where, fix=advice(fix)))
     if manifest.optimizer != optimizer:
         text = f"the checkpoint contains the state of a {manifest.optimizer} optimizer, but this job uses {optimizer}"
