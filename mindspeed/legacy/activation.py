@@ -19,7 +19,7 @@ from mindspeed.engine.resolution.planned_feature import PlanNote, ReasonKind
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.runtime import session
 from mindspeed.engine.runtime.rendezvous import place_in
-from mindspeed.job.world import World
+from mindspeed.job.world import FIELDS, World
 from mindspeed.legacy import arguments, manager
 from mindspeed.legacy.adapter import PREFIX, OldArgs, OldFeature, name_of, own_arguments, refusal_of, registrations_of
 from mindspeed.legacy.feature import OwnFeature, known_names
@@ -28,6 +28,7 @@ from mindspeed.legacy.patches import DIRECT, MindSpeedPatchesManager
 from mindspeed.legacy.registrations import Registration, force_overridden, patches_of, require_patches
 from mindspeed.megatron_lm.argument_layers import declared_flags
 from mindspeed.megatron_lm.old_flags import flags
+from mindspeed.plugins.answers import answer
 from mindspeed.plugins.discovery import BUILT_IN, DiscoveredFeature
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability
 from mindspeed.plugins.fixes import Advice
@@ -319,9 +320,18 @@ def _layer_of(plan: ActivationPlan, above: Layer) -> Layer:
         for feature in (*plan.base, *plan.features)
         if feature.name not in _state.removed
     }
-    assumed = arguments.assumed_world(plan.world)
-    world = {name: value for name, value in plan.world.known().items() if name not in {"platform", "megatron", *assumed}}
+    left_out = {"platform", "megatron", *arguments.assumed_world(plan.world), *_facts_of_features(plan)}
+    world = {name: value for name, value in plan.world.known().items() if name not in left_out}
     return Layer("active plan", features, settings, world, level=plan.level, strict=plan.strict, platform=plan.world.platform)
+
+
+def _facts_of_features(plan: ActivationPlan) -> set[str]:
+    """The fields of the job that features of a plan gave and no option can: these follow again from the next plan."""
+    given = set[str]()
+    for planned in plan.features:
+        feature = registry.catalog_for([planned.name]).feature(planned.name)
+        given.update(answer(feature, "job_values", feature.Args(**planned.args), plan.world) or ())
+    return {name for name in given if not FIELDS[name].arguments}
 
 
 def _say(rows: Sequence[PlanNote]) -> None:

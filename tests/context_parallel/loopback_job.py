@@ -42,7 +42,7 @@ def sent(world: int) -> dict[str, int]:
 def main(world: int) -> None:
     interface_up()
     a = costs.Attention(TOKENS, HEADS, HEADS, WIDTH, WIDTH, 4)
-    with WorkerPool(search_path=[str(Path(__file__).parents[3])]) as pool:
+    with WorkerPool(search_path=[str(Path(__file__).parents[2])]) as pool:
         first, *_ = pool.call(sent, world, world, plan=mindspeed.plan(features=[], platform="cpu"))
     needed = {name: sum(one.sent(a, world, rank).both for rank in range(world)) for name, one in algorithms(world).items()}
     json.dump({name: [needed[name], first[name]] for name in needed}, sys.stdout)

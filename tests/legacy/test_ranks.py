@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
-repatch({"tensor_model_parallel_size": 2, "use_fused_rmsnorm": True, "normalization": "RMSNorm"})
+layers = {"transformer_impl": "local", "normalization": "RMSNorm"}
+repatch({"tensor_model_parallel_size": 2, "use_fused_rmsnorm": True, **layers})
 if sys.argv[1] == "differ":
     repatch({"sequence_parallel": dist.get_rank() == 0})
 total = torch.ones(1)
