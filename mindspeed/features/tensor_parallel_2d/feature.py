@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mindspeed.features.tensor_parallel_2d.conditions import CONDITIONS, NAME
 from mindspeed.features.tensor_parallel_2d.costs import describe_costs, fits_ranks, grid_of
 from mindspeed.plugins import (
+    Advice,
     Category,
     CheckpointState,
     Feature,
@@ -129,8 +130,9 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
         try:
             _, y = grid_of(self.args, World({**self.world.known(), "tp": sizes["tp"]}))
         except UnknownValue as unknown:
-            text = f"{NAME}: x=auto and y=auto need values of the model that are not set: {', '.join(unknown.fields)}"
-            raise MindSpeedError([Problem("MS304", text, (NAME,), fix=GiveSetting(f"{NAME}.y", 2))]) from None
+            text = f"{NAME}: x=auto and y=auto choose the grid by {', '.join(unknown.fields)}, which the plan does not know"
+            fix = (Advice("give these values to the plan"), GiveSetting(f"{NAME}.y", 2, note="for a fixed grid"))
+            raise MindSpeedError([Problem("MS304", text, (NAME,), fix=fix)]) from None
         self.grid = make_grid(get_group("tp"), y)
 
     @hookimpl
