@@ -58,7 +58,7 @@ def test_a_patch_says_what_who_and_why(sections):
 def test_the_base_plan_is_counted_by_reason_unless_its_targets_are_asked_for(sections):
     found = sections()
     counted = found["patches of the base plan"]
-    (line,) = [line for line in counted if line.startswith("cpu-platform: replaces CUDA streams")]
+    (line,) = [line for line in counted if line.startswith("cpu-platform: replaces CUDA streams:")]
     assert (
         line == "cpu-platform: replaces CUDA streams: CPU work runs in program order, so every stream is the current one  (4)"
     )

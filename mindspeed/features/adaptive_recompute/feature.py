@@ -40,14 +40,10 @@ class AdaptiveRecomputeArgs(FeatureArgs):
         None, gt=0, description="Device memory budget of a rank, in MiB. A larger budget keeps more activations"
     )
     profiling_steps: int = Field(
-        3,
-        ge=2,
-        description="Number of steps at the start that keep no activations. The last of these steps measures memory and time",
+        3, ge=2, description="Number of first steps that keep no activations. The last of them measures memory and time"
     )
     swap: bool = Field(
-        False,
-        description="Offload attention activations that exceed the budget to host memory (true), or keep all of them on the "
-        "device (false)",
+        False, description="Offload attention activations that exceed the budget to host memory; false = keep them all"
     )
 
 

@@ -70,7 +70,7 @@ def weights_are_whole(args: TransformerEngineLayersArgs, world: World) -> bool:
 
 
 class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
-    """Replace Transformer Engine's layers by local ones.
+    """Replace Transformer Engine layers by local ones.
 
     Megatron's default layer specs then work where Transformer Engine is not installed. Its classes are provided on top
     of Megatron's local layers, with equal class names, parameter names and checkpoints. Features for local layers work
