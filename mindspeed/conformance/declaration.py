@@ -18,6 +18,7 @@ from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.engine.inspection.sites import find_site, near_targets
 from mindspeed.engine.inspection.source import find_module, read_scope
 from mindspeed.engine.planning.explanation import code_place
+from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer, parse_assignments
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import ConditionError, Loose, conditions, texts
@@ -178,20 +179,21 @@ def order(subject: Subject) -> Outcome:
     world = subject.plan.world.known()
     platform = str(world.pop("platform"))
     world.pop("megatron", None)
+    environment = registry.probe(platform)
     for other in subject.known.usable:
         if other == subject.name:
             continue
-        answer = _answer((subject.name, other), world, platform)
-        if answer != _answer((other, subject.name), world, platform):
+        answer = _answer((subject.name, other), world, environment)
+        if answer != _answer((other, subject.name), world, environment):
             wrong.append(f"together with {other}, the plan depends on the order of the two names")
         fitting.append(answer[0])
     text = f"{sum(fitting)} of {len(fitting)} other features can be combined with it; no plan depends on the order of names"
     return judged(subject.name, "order", wrong, text)
 
 
-def _answer(names: tuple[str, ...], world: dict[str, Any], platform: str) -> tuple[bool, Any]:
+def _answer(names: tuple[str, ...], world: dict[str, Any], environment: Environment) -> tuple[bool, Any]:
     """Return whether the names resolve, and the digest or the problems."""
     try:
-        return True, registry.resolve([Layer("conformance", names, world=world, platform=platform)]).digest
+        return True, registry.resolve([Layer("conformance", names, world=world)], environment).digest
     except MindSpeedError as error:
         return False, sorted((problem.code, problem.features) for problem in error.problems)

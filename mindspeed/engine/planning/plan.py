@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -52,7 +53,7 @@ class PlannedPatch:
         return None if isinstance(self.patch, Set) else str(value)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ActivationPlan:
     """Features in activation order, with everything they change. Plans of equal requests have equal digests.
 
@@ -76,7 +77,7 @@ class ActivationPlan:
         """Names of the active features, in order."""
         return tuple(feature.name for feature in self.features)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Hash of names, settings, world and patch contents; never of paths, sources, host names, or what only a rank knows."""
         content = {
