@@ -202,7 +202,8 @@ def _feature(name: str, assignments: tuple[str, ...]) -> Any:
         raise MindSpeedError([Problem("MS201", f"there is no schedule {name}", fix=fix)])
     settings = parse_assignments(assignments, "--set")
     if foreign := sorted(settings.keys() - {name}):
-        text, fix = f"{foreign[0]} is set, but the schedule is {name}", Advice(f"--schedule {foreign[0]}")
+        text = f"--set has a setting of {foreign[0]}, but the pipeline schedule to show is that of {name}"
+        fix = Advice(f"--schedule {foreign[0]}, or remove the setting")
         raise MindSpeedError([Problem("MS301", text, (name,), where="--set", fix=fix)])
     feature = known.feature(name)
     given = {name: {key: Value(value, "--set") for key, value in settings.get(name, {}).items()}}

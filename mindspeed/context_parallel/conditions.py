@@ -83,8 +83,8 @@ class KeepArgs(FeatureArgs):
     interval: int = Field(
         0,
         ge=0,
-        description="Number of layers to skip after each layer in which the setting keep applies; 0 = keep applies in every "
-        "layer",
+        description="With keep: number of layers without kept tensors after each layer that keeps them for backward; "
+        "0 = every layer keeps them",
     )
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 ALGORITHM: Final[tuple[Constraint, ...]] = (
-    Requires("context-parallel", reason="context-parallel splits the batch and sums the loss over the context-parallel ranks"),
+    Requires("context-parallel", reason="context-parallel splits the sequences and sums the loss over the ranks"),
     softmax_is_vanilla,
     attention_sees_all_keys,
 )

@@ -38,13 +38,14 @@ def _layers_left(args: Any, world: World) -> Mapping[str, int]:
     """Return the layers of the smallest model chunk that are wanted, there, and left by block recomputation."""
     layers = _smallest_chunk(world)
     left = max(0, layers - world.recompute_num_layers)
-    return {"wanted": getattr(args, "num_layers", None) or 1, "layers": layers, "left": left}
+    wanted = getattr(args, "num_layers", None) or 1
+    return {"wanted": wanted, "layers": layers, "left": left, "most": max(0, layers - wanted)}
 
 
 @condition(
     "{feature} needs {wanted} layers of each model chunk that are not recomputed as a whole, but --recompute-method block "
     "leaves {left} of {layers}",
-    fix=(GiveField("recompute_num_layers", note="fewer than {layers}"), _REMOVE),
+    fix=(GiveField("recompute_num_layers", note="at most {most}"), _REMOVE),
     when=_has_blocks,
     values=_layers_left,
 )

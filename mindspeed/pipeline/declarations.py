@@ -20,7 +20,7 @@ WAITING_WEIGHTS: Final = Wrap(
 LISTED_RECOMPUTE: Final = Wrap(
     "megatron.core.tensor_parallel.random:checkpoint",
     "mindspeed.pipeline.checkpoints:with_early_restore",
-    reason="repeats the forward pass of a checkpoint at its time in the pipeline schedule, which is before the gradient "
+    reason="repeats the forward pass of recomputed layers when the pipeline schedule says so, which is before their gradient "
     "arrives",
 )
 """The patch of a schedule with operations R."""

@@ -146,16 +146,16 @@ class PlannerHooks:
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
         """Return a list of the tensors that layers save for backward. Memory planning adds up their sizes.
 
-        ``tensors`` is this list for a job without the feature. Return it with marks at the tensors that the feature frees or
-        offloads.
+        ``tensors`` is this list for a job without the feature. Return it with what the feature frees or offloads marked:
+        ``leave(tensors, {"norm"}, "recomputed", "my-feature")``.
         """
 
     @hook(HookFacts("planner", answers="chained", none="the tensors, unchanged", value="tensors", proves=False))
     def resting(self, tensors: SavedTensors) -> SavedTensors | None:
         """Return a list of the tensors that the optimizer keeps between two steps. Memory planning adds up their sizes.
 
-        ``tensors`` is this list for a job without the feature. Return it with marks at the tensors that the feature frees or
-        offloads.
+        ``tensors`` is this list for a job without the feature. Return it with what the feature frees or offloads marked:
+        ``leave(tensors, {"norm"}, "recomputed", "my-feature")``.
         """
 
     @hook(HookFacts("planner", answers="each", none="nothing", proves=False))

@@ -34,7 +34,7 @@ OF_PARTS: list[tuple[dict[str, Any], str]] = [
         (
             "{name} needs 1 layers of each model chunk that are not recomputed as a whole, but --recompute-method block "
             "leaves 0 of 8 | --recompute-num-layers "
-            "N (fewer than 8), or remove {name}"
+            "N (at most 7), or remove {name}"
         ),
     ),
 ]

@@ -205,7 +205,7 @@ CONDITIONS: Final[tuple[Condition, ...]] = (
     _without(
         "router_scaling",
         "the router scales probabilities by {world.router_scaling}",
-        (GiveField("router_scaling", 0),),
+        (GiveField("router_scaling", 0, note="no scaling"),),
     ),
     _without(
         "probabilities_on_input",

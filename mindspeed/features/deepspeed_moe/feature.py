@@ -32,7 +32,7 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
     """Give experts a fixed capacity, as DeepSpeed does.
 
     Each expert accepts a fixed number of tokens and drops the rest, so all-to-alls have equal sizes on all ranks.
-    Capacity is given to the first-choice expert of every token before any second choice.
+    The first choices of all tokens take places in the experts before any second choice does.
     """
 
     spec = FeatureSpec(

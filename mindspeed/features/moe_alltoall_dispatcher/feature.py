@@ -37,7 +37,7 @@ def _sends_once(args: MoeAlltoallDispatcherArgs, world: World) -> bool:
 
 
 @condition(
-    "once_per_rank saves copies of tokens between ranks, but expert parallelism is off (ep={world.ep})",
+    "once_per_rank changes what ranks of experts send, but expert parallelism is off (ep={world.ep})",
     fix=(GiveField("ep", 2, or_more=True), _DROP),
     when=_sends_once,
 )
@@ -47,7 +47,7 @@ def experts_are_on_several_ranks(args: MoeAlltoallDispatcherArgs, world: World) 
 
 
 @condition(
-    "once_per_rank saves copies of tokens with several experts, but each token has {world.router_topk} expert",
+    "once_per_rank sends a token once to a rank with several of its experts, but each token has {world.router_topk} expert",
     fix=(_DROP,),
     when=_sends_once,
 )

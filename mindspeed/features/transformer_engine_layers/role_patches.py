@@ -18,7 +18,7 @@ _ROLES: Final = (
     (
         "grouped",
         "TEGroupedLinear TEColumnParallelGroupedLinear TERowParallelGroupedLinear",
-        "defines these linear layers of several experts by Megatron's local layers",
+        "defines these grouped linear layers, one for all experts of a rank, by Megatron's local ones",
     ),
     ("functions", "TEActivationOp", "defines these activation functions by those of torch"),
     ("functions", "TEFusedMLP", "defines this MLP by Megatron's unfused one"),
