@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from mindspeed.features.tensor_parallel_2d.conditions import CONDITIONS, NAME
 from mindspeed.features.tensor_parallel_2d.costs import describe_costs, fits_ranks, grid_of
 from mindspeed.plugins import (
-    Advice,
     Category,
     CheckpointState,
     Feature,
     FeatureArgs,
     FeatureSpec,
     Field,
-    GiveSetting,
     MindSpeedError,
     Numerics,
     Patch,
-    Problem,
     Requires,
     Slot,
     UnknownValue,
@@ -126,13 +123,12 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
         from mindspeed.features.tensor_parallel_2d.groups import make_grid
+        from mindspeed.features.tensor_parallel_2d.refusals import grid_is_unknown
 
         try:
             _, y = grid_of(self.args, World({**self.world.known(), "tp": sizes["tp"]}))
         except UnknownValue as unknown:
-            text = f"{NAME}: x=auto and y=auto choose the grid by {', '.join(unknown.fields)}, which the plan does not know"
-            fix = (Advice("give these values to the plan"), GiveSetting(f"{NAME}.y", 2, note="for a fixed grid"))
-            raise MindSpeedError([Problem("MS304", text, (NAME,), fix=fix)]) from None
+            raise MindSpeedError([grid_is_unknown(unknown.fields)]) from None
         self.grid = make_grid(get_group("tp"), y)
 
     @hookimpl

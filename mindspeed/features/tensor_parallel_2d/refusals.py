@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any, NoReturn
 
 from mindspeed.features.tensor_parallel_2d.conditions import MUON, NAME, NOT_MUON
-from mindspeed.plugins import Advice, Feature, MindSpeedError, Problem
+from mindspeed.plugins import Advice, Feature, GiveSetting, MindSpeedError, Problem
 
 
 def muon_optimizers(feature: Feature[Any], optimizer: Any) -> Iterator[str]:
@@ -25,6 +25,13 @@ def refusing(original: Callable[..., Any]) -> Callable[..., Any]:
         raise MindSpeedError([Problem("MS304", f"{NAME}: {MUON}", (NAME,), fix=NOT_MUON)])
 
     return refuse
+
+
+def grid_is_unknown(fields: Iterable[str]) -> Problem:
+    """Return the problem of a grid to choose where values of the model are not known."""
+    text = f"{NAME}: x=auto and y=auto choose the grid by {', '.join(fields)}, which the plan does not know"
+    fix = (Advice("give these values to the plan"), GiveSetting(f"{NAME}.y", 2, note="for a fixed grid"))
+    return Problem("MS304", text, (NAME,), fix=fix)
 
 
 class SplitAlongBothDimensions:

@@ -26,10 +26,8 @@ from mindspeed.plugins.discovery import Catalog
 
 _JUDGES: Final = ("mindspeed.verification.training", "mindspeed.verification.harness", "mindspeed.verification.matrix.verdicts")
 """The modules that run a case and compare: what they import, every case can reach."""
-_ENTRANCES: Final = re.compile(
-    r"mindspeed\.(legacy|megatron_adaptor|megatron_lm|conformance|engine\.planning\.(drift|targets))\b"
-)
-"""What serves scripts and authors of features: the code of a case names some of it, and no worker imports any."""
+_ENTRANCES: Final = re.compile(r"mindspeed\.(legacy|megatron_adaptor|megatron_lm|conformance)\b")
+"""Packages that serve scripts and authors of features: the code of a case names some, and no worker imports one."""
 _PACKAGES: Final = ("torch", "numpy")
 _JSON: Final = ".json"
 _YAML: Final = ".yaml"
