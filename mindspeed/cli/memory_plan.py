@@ -42,9 +42,9 @@ _KEYS: Final = ("name", "bytes", "live", "held", "by")
 def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout: bool, whole: bool, html: Path | None) -> None:
     """Estimate the peak memory of each pipeline stage.
 
-    The estimate covers weights, gradients, optimizer states and every tensor that layers keep for backward. It uses the
-    formulas of local layers and of the features. With --budget-mib the exit status is 1 when a stage does not fit. The features
-    that make it fit at the lowest cost are printed.
+    The estimate covers weights, gradients, optimizer states and every tensor that layers keep for backward. Layers of
+    Transformer Engine are counted as Megatron's local ones. With --budget-mib the exit status is 1 when a stage does not
+    fit. The features that make it fit at the lowest cost are printed.
     """
     made = request.naming(names).plan_of_run()
     options = options_of(made, dropout)

@@ -20,7 +20,7 @@ WAITING_WEIGHTS: Final = Wrap(
 LISTED_RECOMPUTE: Final = Wrap(
     "megatron.core.tensor_parallel.random:checkpoint",
     "mindspeed.pipeline.checkpoints:with_early_restore",
-    reason="repeats the forward pass of recomputed layers when the pipeline schedule says so, which is before their gradient "
+    reason="repeats the forward pass of recomputed layers at the step of the pipeline schedule for it, before their gradient "
     "arrives",
 )
 """The patch of a schedule with operations R."""

@@ -155,7 +155,7 @@ class PlannerHooks:
         """Return a list of the tensors that the optimizer keeps between two steps. Memory planning adds up their sizes.
 
         ``tensors`` is this list for a job without the feature. Return it with what the feature frees or offloads marked:
-        ``leave(tensors, {"norm"}, "recomputed", "my-feature")``.
+        ``leave(tensors, {"main weights"}, "swapped", "my-feature")``.
         """
 
     @hook(HookFacts("planner", answers="each", none="nothing", proves=False))

@@ -39,7 +39,8 @@ class AlibiArgs(FeatureArgs):
         "after the query",
     )
     opposite: bool = Field(
-        False, description="Same as alibi.square, under the name that MindSpeed uses together with fused_type=0"
+        False,
+        description="Use the bias slope * (key - query), as square does; MindSpeed has this name for it where fused_type is 0",
     )
     fill: bool = Field(
         False, description="Add -inf to the scores of keys after the query, so that attention is causal whatever mask it gets"

@@ -40,8 +40,8 @@ class AutoTuningArgs(FeatureArgs):
     )
     prediction: str | None = Field(
         None,
-        description="File prediction.json of mindspeed tune --output. If set, measured step times are stored, and a later "
-        "mindspeed tune uses them",
+        description="Path of the prediction.json that mindspeed tune --output wrote. Measured step times are stored with "
+        "the calibration, and a later mindspeed tune uses them",
     )
     mode: Literal["white", "mixed", "black"] | None = Field(
         None, description="Not supported here. Set the search method with mindspeed tune --mode"

@@ -42,7 +42,7 @@ class NanoPipeArgs(ScheduleArgs):
     )
     swap: bool = Field(
         False,
-        description="Offload the tensors that deferred weight gradients need to host memory. The device keeps those of at "
+        description="Offload to host memory the tensors that deferred weight gradients need. The device keeps those of at "
         "most two backward passes",
     )
 
