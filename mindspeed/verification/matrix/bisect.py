@@ -28,7 +28,7 @@ from mindspeed.verification.pool import WorkerPool
 SKIP: Final = 125
 """Exit status of a test command that cannot judge its job, as for ``git bisect run``."""
 JOB: Final = "{job}"
-"""Where a test command gets the path of its job file."""
+"""The placeholder in a test command for the path of its job file."""
 REPEATS: Final = 2
 """Further runs of the set that was found, which tell a fault that comes and goes."""
 

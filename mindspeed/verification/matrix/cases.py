@@ -19,7 +19,7 @@ from mindspeed.verification.case import VerificationCase, build_case
 STEPS: Final = 2
 """Optimizer steps of a case: gradients are those of the first, and a wrong update shows in the loss of the second."""
 _BF16_OF: Final = 3
-"""One case of so many trains in bf16, chosen by its name."""
+"""The number of cases of which one trains in bf16, chosen by its name."""
 
 
 @dataclass(frozen=True, slots=True)
