@@ -23,6 +23,7 @@ from typing import Any, Final
 import pytest
 
 from mindspeed.verification.pool import WorkerPool
+from tests.warm_processes import cpu_seconds
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 KEPT: Final = ROOT / "build" / "durations.json"
@@ -54,7 +55,7 @@ class Clock:
     def now(cls, config: pytest.Config) -> Clock:
         times = os.times()
         pool = config.stash.get(POOL, None)
-        cpu = sum(times[:4]) + (pool.cpu_seconds if pool else 0.0)
+        cpu = sum(times[:4]) + (pool.cpu_seconds if pool else 0.0) + cpu_seconds()
         return cls(time.perf_counter(), cpu, frozenset(name for name in _HEAVY if name in sys.modules))
 
     def since(self, start: Clock) -> float:

@@ -15,6 +15,7 @@ from mindspeed.engine.inspection.contracts import recorded_contracts
 from mindspeed.engine.inspection.megatron_copies import package_root
 from mindspeed.engine.planning.fingerprint import is_of_machine, kind_of
 from mindspeed.engine.planning.lock import read_lock
+from tests.warm_processes import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUESTS = {
@@ -168,7 +169,7 @@ def test_a_lock_that_is_made_without_torch_holds_in_the_running_job(without_torc
     (tmp_path / "script.py").write_text(SCRIPT)
     request = ["--platform", "cpu", *REQUESTS["a feature that changes an argument"]]
     said = without_torch("lock", "-o", tmp_path / "ci.lock", *request, "--world-size", "2", *megatron(), "--json")
-    command = [sys.executable, "-m", "mindspeed", "run", "--nproc", "2", "--lock", str(tmp_path / "ci.lock"), *request]
+    command = [*warm_python(), "-m", "mindspeed", "run", "--nproc", "2", "--lock", str(tmp_path / "ci.lock"), *request]
     done = subprocess.run([*command, "--", str(tmp_path / "script.py")], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert {(tmp_path / f"script.{rank}").read_text() for rank in (0, 1)} == {json.loads(said)["digest"]}

@@ -2,14 +2,14 @@
 
 import os
 import subprocess
-import sys
 import textwrap
 
 import pytest
 
 from mindspeed.diagnostics import doctor
+from tests.warm_processes import warm_python
 
-RUN = [sys.executable, "-c", "from mindspeed.cli import main; main()", "run", "--platform", "cpu"]
+RUN = ["-m", "mindspeed", "run", "--platform", "cpu"]
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def run(tmp_path):
     def start(source, options=(), arguments=(), **environment):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(source))
-        command = [*RUN, *options, "--", str(script), *arguments]
+        command = [*warm_python(), *RUN, *options, "--", str(script), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
 
     return start
@@ -178,7 +178,7 @@ def test_a_module_runs_as_under_python_m(tmp_path, words):
         "import os, sys\nfrom . import beside\nfrom mindspeed.engine.runtime import session\n"
         "print(__name__, __package__, beside.NAME, os.path.basename(sys.argv[0]), sys.argv[1:], session.current() is not None)"
     )
-    done = subprocess.run([*RUN, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = subprocess.run([*warm_python(), *RUN, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "__main__ shown found __main__.py ['-q', '--json'] True\n"), done.stderr
 
 
@@ -187,14 +187,14 @@ def test_pytest_runs_in_every_rank_under_the_plan(tmp_path):
     (tmp_path / "test_shown.py").write_text(
         "from mindspeed.engine.runtime import session\ndef test_it(): assert session.current().plan.names == ()"
     )
-    command = [*RUN, "--nproc", "2", "--optimization-level", "0", "--", "-m", "pytest", "-q", "test_shown.py"]
+    command = [*warm_python(), *RUN, "--nproc", "2", "--optimization-level", "0", "--", "-m", "pytest", "-q", "test_shown.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("1 passed") == 2
 
 
 def test_a_module_that_is_not_there_ends_as_under_python(tmp_path):
-    done = subprocess.run([*RUN, "--", "-m", "no_such_module"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*warm_python(), *RUN, "--", "-m", "no_such_module"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith(": no module no_such_module that can be run\n")
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm_processes import warm_python
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "long_context.py"
 
 
@@ -21,7 +23,7 @@ def test_without_a_launcher_the_command_is_named(monkeypatch, capsys) -> None:
 
 
 def losses(nproc: int, attention: str) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+    launcher = [*warm_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
     command = [*launcher, str(SCRIPT), "--attention", attention, "--tokens", "240", "--steps", "5"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

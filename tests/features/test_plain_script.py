@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins import MindSpeedError
 from mindspeed.verification.pool import WorkerPool
 from tests.features.plain_training import GPT2, LLAMA, train
+from tests.warm_processes import warm_python
 
 SHAPE: dict[str, Any] = {"world_size": 1, "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 16}
 WORLD: dict[str, Any] = SHAPE | {
@@ -109,7 +109,7 @@ print(losses[0] > losses[1] > losses[2], sum(problem.startswith("MS413 matmul-ad
 def test_mindspeed_run_trains_a_plain_script_at_the_default_level(tmp_path: Path, model: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(model=model))
-    command = [sys.executable, "-c", "from mindspeed.cli import main; main()", "run", "--platform", "cpu", "--", str(script)]
+    command = [*warm_python(), "-m", "mindspeed", "run", "--platform", "cpu", "--", str(script)]
     root = str(Path(__file__).resolve().parents[2])
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": root})
     assert (done.returncode, done.stdout) == (0, "True 1\n"), done.stderr

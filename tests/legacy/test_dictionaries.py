@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from mindspeed import registry
 from mindspeed.engine.runtime import session
 from mindspeed.legacy.activation import repatch
 from tests.legacy.dictionaries import ENGINE, TRAINER, UNREAD
+from tests.warm_processes import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_ALGORITHM = "context_parallel_algo is not given: megatron_cp_algo, MindSpeed's default, maps to ring-attention"
@@ -137,7 +137,7 @@ def trained(folder, run, layout, shape):
         "MINDSPEED_REPORT": "",
         "MINDSPEED_OPS": "reference",
     }
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2", "script.py"]
+    command = [*warm_python(), "-m", "torch.distributed.run", "--nproc-per-node", "2", "script.py"]
     words = [json.dumps(run), json.dumps(layout), shape]
     done = subprocess.run([*command, *words], capture_output=True, text=True, env=env, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

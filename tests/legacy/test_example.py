@@ -4,10 +4,11 @@ import ast
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm_processes import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "mindspeed_style"
@@ -21,7 +22,7 @@ def train(folder, *argv):
         "MINDSPEED_OPS": "reference",
         "MINDSPEED_REPORT": str(folder / "report.json"),
     }
-    command = [sys.executable, "-W", "ignore", str(EXAMPLE / "pretrain.py"), *argv]
+    command = [*warm_python(), str(EXAMPLE / "pretrain.py"), *argv]
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder, check=False)
 
 

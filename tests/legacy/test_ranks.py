@@ -2,10 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm_processes import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -34,7 +35,7 @@ def launch(folder, argument):
         | {"PYTHONPATH": str(ROOT), "MINDSPEED_PLATFORM": "cpu", "MINDSPEED_REPORT": ""}
         | {"MINDSPEED_AGREEMENT_TIMEOUT": "60", "MINDSPEED_OPS": "reference"}
     )
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", "2", "script.py", argument]
+    command = [*warm_python(), "-m", "torch.distributed.run", "--nproc-per-node", "2", "script.py", argument]
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder, check=False)
 
 

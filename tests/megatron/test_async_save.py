@@ -3,10 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm_processes import warm_python
 
 SCRIPT = Path(__file__).with_name("async_save.py")
 
@@ -15,7 +16,7 @@ SCRIPT = Path(__file__).with_name("async_save.py")
 @pytest.mark.parametrize("writers", ["forked", "persistent"])
 def test_later_writes_to_a_weight_do_not_reach_the_file(writers, tmp_path):
     command = [
-        sys.executable,
+        *warm_python(),
         "-m",
         "mindspeed",
         "run",

@@ -6,7 +6,6 @@ The layout comes from the script's own flags in one half of the cases, in the ot
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 from mindspeed import plan
 from mindspeed.context_parallel.conditions import predicts_one_token
 from mindspeed.verification.pool import WorkerPool
+from tests.warm_processes import warm_python
 
 SCRIPT = Path(__file__).with_name("plain_script.py")
 EXPERTS = ("--experts", "4")
@@ -26,7 +26,7 @@ EXPERTS = ("--experts", "4")
 
 def run(nproc: int, options: tuple[str, ...], flags: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     """Run the script; ``options`` are those of ``mindspeed run``, ``flags`` the script's own."""
-    command = [sys.executable, "-m", "mindspeed", "run", "--platform", "cpu", "--nproc", str(nproc), *options]
+    command = [*warm_python(), "-m", "mindspeed", "run", "--platform", "cpu", "--nproc", str(nproc), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     return subprocess.run([*command, "--", str(SCRIPT), *flags], capture_output=True, text=True, check=False, env=environment)
 

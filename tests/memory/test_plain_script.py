@@ -3,12 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.warm_processes import warm_python
 
 pytestmark = pytest.mark.long
 
@@ -31,7 +32,7 @@ def trained(name: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """What the script prints of a training without, and of one with evaluation between the steps."""
     options = ["--features", name] if name else []
     options += [word for value in SETTINGS.get(name, ()) for word in ("--set", value)]
-    command = [sys.executable, "-m", "mindspeed", "run", "--platform", "cpu", *options, "--", str(SCRIPT)]
+    command = [*warm_python(), "-m", "mindspeed", "run", "--platform", "cpu", *options, "--", str(SCRIPT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     without, evaluated = json.loads(done.stdout)

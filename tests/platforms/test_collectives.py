@@ -3,10 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm_processes import warm_python
 
 SCRIPT = Path(__file__).with_name("collective_checks.py")
 
@@ -19,7 +20,7 @@ def log(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(log):
     settings = ["--set", "device-emulation.poison=true", "--set", f"device-emulation.collective_log={log}"]
-    command = [sys.executable, "-m", "mindspeed", "run", "--platform", "cpu", "--nproc", "2", *settings, "--", str(SCRIPT)]
+    command = [*warm_python(), "-m", "mindspeed", "run", "--platform", "cpu", "--nproc", "2", *settings, "--", str(SCRIPT)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ from mindspeed.registry import probe
 from mindspeed.training.checkpoints import Manifest, checkpoint_path
 from mindspeed.training.corpus import prepare
 from mindspeed.training.job import Job, make_job, write_job
+from tests.warm_processes import warm_python
 
 TINY = (
     *("--num-layers=4", "--hidden-size=32", "--num-attention-heads=4", "--seq-length=32"),
@@ -37,12 +38,16 @@ MakeRun = Callable[..., Path]
 
 
 class Run:
-    """``mindspeed pretrain`` as a process; ``done()`` waits for its end."""
+    """``mindspeed pretrain`` as a process; ``done()`` waits for its end.
+
+    A ``cold`` one shares nothing with other runs: its processes can be signalled, found by their command line, or limited.
+    """
 
     started: ClassVar[list[Run]] = []
 
-    def __init__(self, *arguments: object, **options: Any) -> None:
-        command = [str(Path(sys.executable).with_name("mindspeed")), "pretrain", *map(str, arguments)]
+    def __init__(self, *arguments: object, cold: bool = False, **options: Any) -> None:
+        program = [str(Path(sys.executable).with_name("mindspeed"))] if cold else [*warm_python(), "-m", "mindspeed"]
+        command = [*program, "pretrain", *map(str, arguments)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("MINDSPEED_", "SLURM_"))}
         environment["OMP_NUM_THREADS"] = "1"
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -378,10 +378,10 @@ def acme(tmp_path):
 def test_data_of_a_feature_comes_back_and_is_never_dropped_silently(tmp_path, text, acme):
     run = tmp_path / "run"
     steps = ("--data", text, "--run", run, "--train-iters", 2)
-    Run(*TINY, *steps, "--features", "acme", env=acme()).done()
-    done = Run("--resume", run, "--train-iters", 4, "--without", "acme", env=acme()).done(status=1)
+    Run(*TINY, *steps, "--features", "acme", cold=True, env=acme()).done()
+    done = Run("--resume", run, "--train-iters", 4, "--without", "acme", cold=True, env=acme()).done(status=1)
     assert done.err == (f"MS613 acme was removed: it counts steps\n  where: {find_checkpoint(run)}\n  fix: --features acme\n")
-    Run("--resume", run, "--train-iters", 4, env=acme()).done()
+    Run("--resume", run, "--train-iters", 4, cold=True, env=acme()).done()
     import torch
 
     common = torch.load(checkpoint_path(run, 4) / "common.pt", weights_only=False)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.training.conftest import TINY, Run, losses
+from tests.warm_processes import warm_python
 
 pytestmark = pytest.mark.long
 
@@ -20,7 +20,7 @@ def level_zero(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a process finds in place of Megatron's functions once level 0 is active and a MoE Llama is built."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.training.level_zero", str(tmp_path_factory.mktemp("run"))]
+    command = [*warm_python(), "-m", "tests.training.level_zero", str(tmp_path_factory.mktemp("run"))]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -53,7 +53,7 @@ def test_a_run_at_tp2_goes_on_at_pp2_as_if_it_had_not_been_interrupted(tmp_path,
 
 def stopped_by(number, run, *more):
     """A run that a signal stopped, which saved and said how to go on; and its last step."""
-    stopped = Run("--resume", run, *more, "--train-iters", 1_000_000)
+    stopped = Run("--resume", run, *more, "--train-iters", 1_000_000, cold=True)
     stopped.wait_for_step(run, 4)
     stopped.process.send_signal(number)
     stopped.done()
@@ -79,7 +79,7 @@ def test_what_a_scheduler_sends_before_it_takes_the_node_saves_too(run, number):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal_during_a_save_ends_the_run_with_that_checkpoint(run, number):
     """torchrun signals the process group of each rank, and so the helpers of the save."""
-    stopped = Run("--resume", run, "--train-iters", 1_000_000, "--save-interval", 2)
+    stopped = Run("--resume", run, "--train-iters", 1_000_000, "--save-interval", 2, cold=True)
     partial = partial_path(checkpoint_path(run, 4))
     while not partial.exists():
         assert stopped.process.poll() is None, stopped.process.communicate()
@@ -92,7 +92,7 @@ def test_a_signal_during_a_save_ends_the_run_with_that_checkpoint(run, number):
 
 
 def test_a_run_ends_two_seconds_after_the_save_that_a_signal_requests(run):
-    stopped = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000)
+    stopped = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000, cold=True)
     stopped.wait_for_step(run, 20)
     stopped.process.send_signal(signal.SIGTERM)
     while saved_steps(run) == [2]:
@@ -112,7 +112,7 @@ def test_a_run_whose_terminal_closes_saves_and_ends(run):
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     control = {"start_new_session": True, "preexec_fn": control_terminal}
-    stopped = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000, **streams, **control)
+    stopped = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000, cold=True, **streams, **control)
     os.close(terminal)
     while max(losses(run), default=0) < 4:
         assert stopped.process.poll() is None
@@ -124,7 +124,7 @@ def test_a_run_whose_terminal_closes_saves_and_ends(run):
 
 
 def test_ranks_end_with_a_launcher_that_is_killed(run):
-    lost = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000)
+    lost = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000, cold=True)
     lost.wait_for_step(run, 3)
     ranks = [lost.rank(0), lost.rank(1)]
     lost.process.kill()
@@ -134,7 +134,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(run):
 
 
 def test_a_second_job_in_a_run_folder_is_refused_before_it_starts_anything(run):
-    first = Run("--resume", run, "--train-iters", 1_000_000)
+    first = Run("--resume", run, "--train-iters", 1_000_000, cold=True)
     first.wait_for_step(run, 3)
     second = Run("--resume", run, "--train-iters", 4).done(status=1)
     assert second.err == (
@@ -154,7 +154,7 @@ def test_a_resume_that_cannot_load_leaves_the_run_as_it_was(run):
 
 
 def test_a_rank_that_is_killed_ends_the_others_and_is_named(run):
-    lost = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000)
+    lost = Run("--resume", run, "--nproc", 2, "--train-iters", 1_000_000, cold=True)
     lost.wait_for_step(run, 3)
     ranks = [lost.rank(0), lost.rank(1)]
     start = time.monotonic()
@@ -172,9 +172,8 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(run):
 
 def test_a_full_disk_leaves_the_checkpoint_before(run):
     limit = 300_000
-    full = Run(
-        "--resume", run, "--train-iters", 4, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    )
+    small = {"cold": True, "preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))}
+    full = Run("--resume", run, "--train-iters", 4, **small)
     full.done(status=1)
     path = checkpoint_path(run, 4)
     told = full.err[full.err.index("MS603") :].splitlines()
@@ -190,10 +189,8 @@ def test_a_full_disk_leaves_the_checkpoint_before(run):
 
 def test_a_disk_that_is_full_while_the_index_of_the_data_is_written_is_one_problem(tmp_path, text):
     limit, run = 200_000, tmp_path / "run"
-    many = ("--seq-length", 4)
-    full = Run(
-        *TINY, *many, "--data", text, "--run", run, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    )
+    small = {"cold": True, "preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))}
+    full = Run(*TINY, "--seq-length", 4, "--data", text, "--run", run, **small)
     full.done(status=1)
     assert "MS603 " in full.err
     assert full.err.endswith(f"  where: {run}\n  fix: free some space, then start again\n")

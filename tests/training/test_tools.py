@@ -60,7 +60,7 @@ def test_steps_of_a_resumed_run_are_counted_from_its_beginning(tmp_path: Path, t
 def test_a_run_that_is_terminated_in_the_window_leaves_its_trace(tmp_path: Path, text: str) -> None:
     run, folder = tmp_path / "run", tmp_path / "traces"
     window = ("--set", "profiler.start=1", "--set", "profiler.end=9000", "--set", f"profiler.folder={folder}")
-    started = Run(*TINY, f"--data={text}", "--train-iters=9000", f"--run={run}", "--features=profiler", *window)
+    started = Run(*TINY, f"--data={text}", "--train-iters=9000", f"--run={run}", "--features=profiler", *window, cold=True)
     started.wait_for_step(run, 2)
     started.process.terminate()
     started.process.communicate(timeout=300)

@@ -20,6 +20,7 @@ from mindspeed.engine.runtime import agreement, rendezvous
 from mindspeed.ops import availability
 from mindspeed.plugins.fixes import GiveSetting
 from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
+from tests.warm_processes import warm_python
 
 JOB = Path(__file__).with_name("agreement_job.py")
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,7 +37,8 @@ class Rank:
         environment |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         environment |= {"PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT])), "OMP_NUM_THREADS": "1"}
         environment |= {"MINDSPEED_AGREEMENT_TIMEOUT": "60"} | variables
-        command = [sys.executable, str(JOB), json.dumps(request)]
+        python = [sys.executable] if path else warm_python()  # what is installed is found once in a process
+        command = [*python, str(JOB), json.dumps(request)]
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def done(self) -> Rank:
