@@ -3,9 +3,9 @@
     subprocess.run([*warm_python(), "-m", "mindspeed", "pretrain", ...])
 
 A rank needs 6 s of CPU time for its imports, a forked one none. Output, folder, variables, exit status and signals are those
-of a process of its own, and so are the ranks that it starts with ``python -m``: up to `SPARES` of them are forked before it
-has threads. What a process reads of its variables before it imports torch stays that of the one that forks; a test of such
-variables, of the command lines of processes, or of imports starts Python itself.
+of a process of its own. The ranks of a launcher are forked before it has threads, as many as its command line asks for. What
+a process reads of its variables before it imports torch stays that of the one that forks; a test of such variables, of the
+command lines of processes, or of imports starts Python itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import array
 import atexit
 import json
 import os
+import re
 import runpy
 import selectors
 import signal
@@ -27,8 +28,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
-SPARES: Final = 8
-"""Processes that a launcher can start warm."""
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _HANDED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
@@ -160,13 +159,19 @@ def become(message: Mapping[str, Any], descriptors: Sequence[int], launches: boo
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if launches:
-        for _ in range(SPARES):
+        for _ in range(ranks_of(message["words"])):
             WarmPopen.spares.append(Spare())
         subprocess.Popen = WarmPopen  # type: ignore[misc]
         from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
         subprocess_handler.Popen = WarmPopen  # type: ignore[attr-defined]
     _run(message["words"])
+
+
+def ranks_of(words: Sequence[str]) -> int:
+    """How many ranks a command line starts: what follows ``--nproc`` or ``--nproc-per-node``, else one."""
+    given = re.search(r" --nproc(?:-per-node)?[= ](\d+) ", f"{' '.join(words)} ")
+    return int(given[1]) if given else 1
 
 
 def _run(words: Sequence[str]) -> NoReturn:

@@ -21,8 +21,8 @@ OTHERS = ("ulysses-attention", "kv-allgather-cp", "adaptive-cp")
 FOUR = {"ring-attention": {"window": 2}, "hybrid-attention": {"ulysses_degree": 2}, "adaptive-cp": {"ulysses_degree": 2}}
 
 
-@pytest.mark.budget(8)
-@pytest.mark.parametrize("algorithm", ["ring-attention", *(pytest.param(name, marks=LONG) for name in OTHERS)])
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["ring-attention", *OTHERS])
 def test_megatron_trains_the_same_when_early_uses_are_poison(prove: Prove, algorithm: str) -> None:
     assert prove(algorithm, settings=POISON).problems == []
 

@@ -61,6 +61,7 @@ def dying_after(runs: int) -> Callable[..., float]:
     return run
 
 
+@pytest.mark.long
 def test_an_interrupted_calibration_gives_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "run_job", pretended)
     whole, said = tuned(tmp_path / "whole")

@@ -61,7 +61,7 @@ def differences(layouts: Layouts, tried: list[Choice], rows: int, count: int) ->
 
 
 @pytest.mark.budget(8)
-@pytest.mark.parametrize("model", [{}, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize("model", [pytest.param({}, id="dense"), pytest.param(EXPERTS, marks=pytest.mark.long, id="experts")])
 def test_two_thousand_configurations_of_25_layouts_are_judged_as_single_plans(model: dict[str, Any]) -> None:
     assert differences(*space(**model), 25, 40) == []
 

@@ -215,6 +215,7 @@ def own_process() -> int:
     return os.getpid()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not TASKS.exists(), reason="only Linux tells a process that its parent has ended")
 def test_workers_end_with_a_broker_that_a_signal_ended() -> None:
     pool = WorkerPool()

@@ -3,14 +3,17 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from tests.warm_processes import warm_python
 
-def run(scenario: str, given: Any = None) -> Any:
+
+def run(scenario: str, given: Any = None, python: Sequence[str] = (sys.executable, "-W", "ignore")) -> Any:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.engine.patching.process_snapshots", scenario],
+        [*python, "-m", "tests.engine.patching.process_snapshots", scenario],
         input=json.dumps(given),
         capture_output=True,
         text=True,
@@ -23,7 +26,7 @@ def run(scenario: str, given: Any = None) -> Any:
 @pytest.mark.budget(20)
 @pytest.mark.guards(30, processes=True)
 def test_activate_and_deactivate_leave_every_object_as_it_was_twice_in_a_row():
-    assert run("twice") == []
+    assert run("twice", python=warm_python()) == []
 
 
 @pytest.mark.long

@@ -54,6 +54,7 @@ def agreement(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one == other).double().mean())
 
 
+@pytest.mark.long
 def test_ranks_drop_other_elements_in_a_step_and_have_one_state_after_it(pool: WorkerPool) -> None:
     ranks = trained(pool, 2)
     masks = [mask for masks, _ in ranks for mask in masks]

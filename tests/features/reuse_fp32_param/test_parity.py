@@ -24,6 +24,7 @@ def proven(pool: WorkerPool, nproc: int, also: tuple[str, ...] = (), **world: An
     return stock, found
 
 
+@pytest.mark.long
 def test_five_steps_are_bit_equal_and_keep_two_bytes_of_a_main_weight(pool: WorkerPool) -> None:
     proven(pool, 1)
 

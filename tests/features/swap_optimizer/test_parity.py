@@ -21,6 +21,7 @@ def proven(pool: WorkerPool, nproc: int, *also: str, dtype: str = "bf16", reuse:
     return found
 
 
+@pytest.mark.long
 def test_five_steps_are_bit_equal_and_leave_nothing_on_the_device(pool: WorkerPool) -> None:
     proven(pool, 1)
 

@@ -137,7 +137,7 @@ def read_split_dimension() -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("layout", [(1, 2), (2, 1)], ids=str)
+@pytest.mark.parametrize("layout", [(1, 2), pytest.param((2, 1), marks=pytest.mark.long)], ids=str)
 def test_a_weight_that_is_split_along_both_dimensions_has_no_split_dimension(pool: WorkerPool, layout: Any) -> None:
     refused = f"{NAME}: other code gathers a weight along one dimension, but weights are split over ranks along two"
     answers = {

@@ -39,7 +39,7 @@ def judged(name: str, outcome: CaseOutcome = CaseOutcome.HOLDS, key: str = "") -
     return CaseResult(MatrixCase(tuple(features.split(" + ")), layout), outcome, involved=(), key=key)
 
 
-@pytest.mark.budget(60)
+@pytest.mark.long
 def test_what_is_wrong_only_together_only_in_a_layout_or_without_effect_is_named(planted, store) -> None:
     planted(**FAULTS)
     sources = Sources(registry.catalog())

@@ -22,7 +22,7 @@ def test_a_distribution_has_pairs_with_every_built_in_feature_and_among_its_own(
     assert len(pairs_of("swiglu")) == len(built_in) - 1
 
 
-@pytest.mark.budget(60)
+@pytest.mark.long
 def test_pairs_without_a_fresh_verdict_are_judged_and_a_table_has_all(planted, store, monkeypatch) -> None:
     monkeypatch.setattr(suite, "examine", lambda name, parity: ())  # the suite is proven in tests/conformance
     planted(a_fine="harmless", b_raises="raises")
