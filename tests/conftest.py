@@ -1,5 +1,6 @@
 """Fixtures of the whole test run: one pool of worker processes, and the proof that runs in it."""
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,6 +97,14 @@ class Prove:
 @pytest.fixture
 def prove(pool: WorkerPool) -> Prove:
     return Prove(pool)
+
+
+@pytest.fixture
+def small_heap() -> Iterator[None]:
+    """Hide from a walk of the heap what was there before the test: torch, Megatron and all tests take it a second."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,9 @@ FACTS: Mapping[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
 """What changes for many features: in the words of a plan, of a command line, and read off what is built."""
 
 
+BY_DEFAULT = ("overlapped micro-batches", "Transformer Engine layers", "full recompute")
+"""Facts of the default run: of a configuration, of the layers, and one that is settings as well."""
+
 SETTING_OF = {"full recompute": "recompute"}
 """The feature of which a fact is a setting: Megatron-LM's arguments for it become its settings."""
 
@@ -113,7 +116,7 @@ def when_built(layer: Layer, facts: Mapping[str, Any], name: str) -> set[str]:
 
 
 @pytest.mark.budget(60)
-@pytest.mark.parametrize("fact", FACTS)
+@pytest.mark.parametrize("fact", [pytest.param(fact, marks=() if fact in BY_DEFAULT else pytest.mark.long) for fact in FACTS])
 def test_the_plan_the_command_line_and_what_is_built_give_one_answer(fact: str) -> None:
     fields, arguments, facts = FACTS[fact]
     answers = {}

@@ -12,6 +12,8 @@ from mindspeed.engine.runtime.call_count import CallCount
 from tests.engine.patching.patch_cases import ATTENTION, STATE, applied, mixin, replace, wrap
 from tests.engine.patching.patch_fixtures import fake_megatron  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("small_heap")
+
 
 @pytest.fixture
 def state(fake_megatron: object) -> Any:  # noqa: F811

@@ -24,6 +24,8 @@ from mindspeed.plugins.problems import MindSpeedError
 from tests.engine.patching.patch_cases import ATTENTION, STATE, planned
 from tests.engine.patching.patch_fixtures import fake_megatron  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("small_heap")
+
 Start = Callable[..., EffectTracker]
 Said = list[str]
 

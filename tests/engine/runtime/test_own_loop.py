@@ -6,6 +6,8 @@ import torch
 import mindspeed
 from mindspeed.ops import swiglu
 
+pytestmark = pytest.mark.usefixtures("small_heap")
+
 
 @pytest.fixture
 def active():
