@@ -25,8 +25,8 @@ from mindspeed.plugins import (
 class Alibi(Feature[AlibiArgs]):
     """Add an ALiBi position bias to attention scores.
 
-    ``-slope * |query - key|`` is added to the scores, with one slope per head, instead of a position embedding. Works under
-    context parallelism too.
+    The score of a query at position i and a key at position j is changed by ``-slope * |i - j|``, with one slope per head.
+    This replaces a position embedding. Works under context parallelism too.
     """
 
     spec = FeatureSpec(

@@ -94,8 +94,8 @@ def _first(sizes: Sequence[int]) -> int:
 class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
     """Combine Ulysses attention with ring attention.
 
-    Neighbouring ranks, such as those of a node, exchange tokens for attention heads (Ulysses). Key/value blocks pass
-    around a ring across these groups.
+    Neighbouring ranks, such as those of a node, form a group. Inside a group, ranks exchange tokens for attention heads
+    (Ulysses). Between groups, key/value blocks pass around a ring.
     """
 
     spec = FeatureSpec(

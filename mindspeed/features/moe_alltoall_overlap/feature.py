@@ -50,7 +50,7 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
     """Overlap expert all-to-alls with computation.
 
     While tokens are sent to their experts and back, shared experts and weight gradients are computed. With ``parts`` greater
-    than 1, the experts of a rank are split into groups, and the all-to-all of one group overlaps with another group.
+    than 1, the experts of a rank are split into groups. The all-to-all of one group overlaps with the computation of another.
     """
 
     spec = FeatureSpec(

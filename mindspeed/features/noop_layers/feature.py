@@ -102,7 +102,7 @@ def places_fill_chunks(args: NoopLayersArgs, world: World) -> bool:
 class NoopLayers(Feature[NoopLayersArgs]):
     """Balance pipeline stages by uneven layer counts.
 
-    Stages with more work, such as the output layer or multi-token prediction, get fewer layers.
+    Stages with additional work, such as the stage with the output layer or multi-token prediction, get fewer layers.
     """
 
     spec = FeatureSpec(

@@ -25,8 +25,8 @@ from mindspeed.plugins import (
 class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
     """Simulate and run the fastest pipeline schedule.
 
-    Weight gradients are deferred into pipeline bubbles. Before the run, a simulator compares schedules for the given
-    durations and memory limit, and the job runs the fastest one.
+    Weight gradients are deferred into pipeline bubbles. Before the run, a simulator compares schedules, given the durations
+    of forward and backward passes and a memory limit. The job runs the fastest schedule.
     """
 
     spec = FeatureSpec(
