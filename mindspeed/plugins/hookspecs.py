@@ -115,8 +115,9 @@ class PlanHooks:
 
     @hook(HookFacts("plan", answers="merged", none="no values", proves=False))
     def job_values(self) -> Mapping[str, Any] | None:
-        """Return sizes and model options of the job that follow from the settings of this feature, by name.
+        """Return sizes and model options of the job that follow from the settings of this feature.
 
+        Each is given by its name in ``self.world``, such as ``{"shared_expert_hidden_size": 1024}``.
         A value that the user has given is not changed.
         """
 
@@ -146,16 +147,16 @@ class PlannerHooks:
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
         """Return a list of the tensors that layers save for backward. Memory planning adds up their sizes.
 
-        ``tensors`` is this list for a job without the feature. Return it with what the feature frees or offloads marked:
-        ``leave(tensors, {"norm"}, "recomputed", "my-feature")``.
+        ``tensors`` is this list for a job without the feature. Mark the tensors that the feature frees or offloads:
+        ``return leave(tensors, {"norm"}, "recomputed", "my-feature")``.
         """
 
     @hook(HookFacts("planner", answers="chained", none="the tensors, unchanged", value="tensors", proves=False))
     def resting(self, tensors: SavedTensors) -> SavedTensors | None:
         """Return a list of the tensors that the optimizer keeps between two steps. Memory planning adds up their sizes.
 
-        ``tensors`` is this list for a job without the feature. Return it with what the feature frees or offloads marked:
-        ``leave(tensors, {"main weights"}, "swapped", "my-feature")``.
+        ``tensors`` is this list for a job without the feature. Mark the tensors that the feature frees or offloads:
+        ``return leave(tensors, {"main weights"}, "swapped", "my-feature")``.
         """
 
     @hook(HookFacts("planner", answers="each", none="nothing", proves=False))
@@ -177,7 +178,8 @@ class PlannerHooks:
     def cost(self) -> Cost | None:
         """Return what this feature costs in this job, such as the bytes that it sends.
 
-        Where a setting is ``auto``, mindspeed uses the feature with the lowest cost.
+        If the user lets mindspeed choose among features, such as with ``context-parallel.algorithm=auto``, it uses the
+        feature with the lowest cost.
         """
 
     @hook(HookFacts("planner", answers="each", none="no limit", proves=False))
@@ -252,7 +254,7 @@ class PipelineHooks:
     def schedule(self, config: Any) -> Callable[..., Any] | None:
         """Return the function that runs the forward and backward passes of a step, in place of Megatron's pipeline schedule.
 
-        Called only for the feature that holds the slot pipeline-schedule.
+        Called only for the feature that holds the slot ``pipeline-schedule``, a role that only one active feature can have.
         """
 
     @hook(HookFacts("megatron-core", "step", "each", "nothing around this pass"))
