@@ -25,7 +25,7 @@ from mindspeed.plugins import (
 class Alibi(Feature[AlibiArgs]):
     """Add an ALiBi position bias to attention scores.
 
-    The score of a query at position i and a key at position j is changed by ``-slope * |i - j|``, with one slope per head.
+    ``-slope * |i - j|`` is added to the score of a query at position i and a key at position j, with one slope per head.
     This replaces a position embedding. Works under context parallelism too.
     """
 
