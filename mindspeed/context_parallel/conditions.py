@@ -40,8 +40,8 @@ def attention_sees_all_keys(args: Any, world: World) -> bool:
 
 
 @condition(
-    "multi-token prediction expects the next tokens in Megatron's zig-zag order, which {feature} does not use",
-    fix=(Advice("use a context-parallel algorithm with Megatron's token order"), GiveField("mtp_num_layers", 0)),
+    "multi-token prediction expects tokens in Megatron's zig-zag order, which {feature} does not use",
+    fix=(Advice("use ring-attention or kv-allgather-cp, which keep Megatron's order"), GiveField("mtp_num_layers", 0)),
 )
 def predicts_one_token(args: Any, world: World) -> bool:
     """Check that the model predicts only the next token; an unknown model is checked when it is built."""
@@ -56,8 +56,8 @@ def has_head_groups(args: Any, world: World) -> bool:
 @condition(
     "ulysses_degree={args.ulysses_degree} does not split cp={world.cp} into two or more groups of equal size",
     fix=(
-        GiveField("cp", note="at least two times {args.ulysses_degree}"),
-        GiveSetting("ulysses_degree", note="a divisor of {world.cp} that is less than it"),
+        GiveField("cp", note="a multiple of {args.ulysses_degree}, at least 2 x {args.ulysses_degree}"),
+        GiveSetting("ulysses_degree", note="a divisor of {world.cp}, smaller than {world.cp}"),
     ),
     when=has_head_groups,
 )
@@ -68,7 +68,7 @@ def degree_splits_ranks(args: Any, world: World) -> bool:
 
 @condition(
     "{world.num_attention_heads} attention heads are not divisible by ulysses_degree x tp = {args.ulysses_degree} x {world.tp}",
-    fix=(GiveSetting("ulysses_degree", note="a smaller one"),),
+    fix=(GiveSetting("ulysses_degree", note="a divisor of the number of heads per tensor-parallel rank"),),
     when=has_head_groups,
 )
 def degree_splits_heads(args: Any, world: World) -> bool:
@@ -83,8 +83,8 @@ class KeepArgs(FeatureArgs):
     interval: int = Field(
         0,
         ge=0,
-        description="With keep: number of layers without kept tensors after each layer that keeps them for backward; "
-        "0 = every layer keeps them",
+        description="With keep: number of layers to skip between two layers that keep tensors for backward; "
+        "0 = every layer keeps tensors",
     )
 
     @model_validator(mode="after")
@@ -102,7 +102,7 @@ def _has_interval(args: KeepArgs, world: World) -> bool:
 
 
 @condition(
-    "interval={args.interval} is not less than num_layers={world.num_layers}, so keep would apply in the first layer only",
+    "interval={args.interval} is not less than num_layers={world.num_layers}, so only the first layer would keep tensors",
     fix=(GiveSetting("interval", 0),),
     when=_has_interval,
 )

@@ -43,8 +43,8 @@ def _layers_left(args: Any, world: World) -> Mapping[str, int]:
 
 
 @condition(
-    "{feature} needs {wanted} layers of each model chunk that are not recomputed as a whole, but --recompute-method block "
-    "leaves {left} of {layers}",
+    "--recompute-method block recomputes all but {left} of the {layers} layers of a model chunk, but {feature} needs {wanted} "
+    "that are not recomputed",
     fix=(GiveField("recompute_num_layers", note="at most {most}"), _REMOVE),
     when=_has_blocks,
     values=_layers_left,

@@ -20,7 +20,7 @@ WAITING_WEIGHTS: Final = Wrap(
 LISTED_RECOMPUTE: Final = Wrap(
     "megatron.core.tensor_parallel.random:checkpoint",
     "mindspeed.pipeline.checkpoints:with_early_restore",
-    reason="repeats the forward pass of recomputed layers at the step of the pipeline schedule for it, before their gradient "
+    reason="repeats the forward pass of recomputed layers at a separate step of the pipeline schedule, before their gradient "
     "arrives",
 )
 """The patch of a schedule with operations R."""

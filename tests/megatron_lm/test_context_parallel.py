@@ -131,6 +131,6 @@ def test_further_tokens_are_predicted_across_the_borders_of_a_zigzag(warm, initi
 def test_further_tokens_elsewhere_are_refused_before_anything_starts(checkout: Checkout):
     run = checkout.launched(2, [], *flags_of("ulysses-attention")[1], "--mtp-num-layers", "1", "--train-iters", "1")
     assert run.status == 1
-    sentence = "multi-token prediction looks for the next tokens where Megatron's zig-zag has them, and here they are elsewhere"
+    sentence = "multi-token prediction expects tokens in Megatron's zig-zag order, which ulysses-attention does not use"
     assert f"MS304 ulysses-attention: {sentence}\n" in run.log
-    assert "fix: an algorithm that keeps Megatron's zig-zag, or no --mtp-num-layers" in run.log
+    assert "fix: use ring-attention or kv-allgather-cp, which keep Megatron's order, or " in run.log

@@ -32,20 +32,20 @@ OF_PARTS: list[tuple[dict[str, Any], str]] = [
     (
         BLOCK | {"recompute_num_layers": 8},
         (
-            "{name} needs 1 layers of each model chunk that are not recomputed as a whole, but --recompute-method block "
-            "leaves 0 of 8 | --recompute-num-layers "
+            "--recompute-method block recomputes all but 0 of the 8 layers of a model chunk, but {name} needs 1 that are not "
+            "recomputed | --recompute-num-layers "
             "N (at most 7), or remove {name}"
         ),
     ),
 ]
 MUON = "the optimizer muon does not update each element independently, which {name} needs | --optimizer adam, or remove {name}"
 MLP_TAKEN = (
-    "recompute_modules contains mlp, which already recomputes the activation function | --recompute-modules N (without "
-    "mlp), or remove {name}"
+    "recompute_modules contains mlp, which already recomputes the activation function | --recompute-modules N (the same list "
+    "without mlp), or remove {name}"
 )
 ATTENTION_TAKEN = (
-    "recompute_modules contains core_attn, which then keeps no activations to offload | --recompute-modules N (without "
-    "core_attn), or remove {name}"
+    "recompute_modules contains core_attn, which then keeps no activations to offload | --recompute-modules N (the same list "
+    "without core_attn), or remove {name}"
 )
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *((name, job, text) for name in (NORM, ACTIVATION, SWAP, ADAPTIVE) for job, text in OF_PARTS),

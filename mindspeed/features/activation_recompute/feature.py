@@ -28,7 +28,7 @@ _LAYERS = "mindspeed.features.activation_recompute.layers"
 
 @condition(
     "recompute_modules contains mlp, which already recomputes the activation function",
-    fix=(GiveField("recompute_modules", note="without mlp"), RemoveFeature()),
+    fix=(GiveField("recompute_modules", note="the same list without mlp"), RemoveFeature()),
 )
 def mlp_is_not_recomputed(args: Any, world: World) -> bool:
     """Check that selective recomputation does not take the whole MLP."""
@@ -72,7 +72,7 @@ class ActivationRecompute(PartRecompute):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedActivation",
-                reason="frees tensors that Megatron's checkpoint of grouped experts keeps from forward",
+                reason="frees tensors of the first forward pass that Megatron keeps although it recomputes grouped experts",
             ),
         ]
 

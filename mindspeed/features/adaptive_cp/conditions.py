@@ -74,7 +74,7 @@ def has_one_mask(args: AdaptiveCpArgs, world: World) -> bool:
 
 
 @condition(
-    "only the first and the last pipeline stage receive the mask of a batch, but pp is {world.pp}",
+    "only the first and the last pipeline stage receive the mask of a batch, but {feature} needs it in all {world.pp} stages",
     fix=(GiveField("pp", 2, "or less"), _SHARED_MASK),
     when=reads_masks,
 )
@@ -84,7 +84,7 @@ def stages_get_the_mask(args: AdaptiveCpArgs, world: World) -> bool:
 
 
 @condition(
-    "layers are captured as CUDA graphs, but {feature} plans the mask of each batch on the CPU",
+    "layers are captured as CUDA graphs, but {feature} computes a schedule for the mask of each batch on the CPU",
     fix=(GiveField("cuda_graphs", False), _SHARED_MASK),
     when=reads_masks,
 )

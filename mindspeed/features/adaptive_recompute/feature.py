@@ -100,7 +100,8 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 "mindspeed.features.adaptive_recompute.policy:RecomputedPart",
-                reason="frees tensors that Megatron's checkpoint of norms and grouped experts keeps from forward",
+                reason="frees tensors of the first forward pass that Megatron keeps although it recomputes norms and "
+                "grouped experts",
             ),
         ]
 

@@ -30,8 +30,8 @@ class AlibiArgs(FeatureArgs):
     )
     fused_type: Literal[0, 2, 3] | None = Field(
         None,
-        description="Form of the bias in the fused operator: 0 = a full matrix, 2 = slope x distance, 3 = slope x "
-        "sqrt(distance), which is another bias. Default: 2, or 0 with square, opposite or fill",
+        description="Bias of the fused operator: 0 = slope x distance as a full matrix, 2 = slope x distance without a "
+        "matrix, 3 = slope x sqrt(distance). Default: 2, or 0 with square, opposite or fill",
     )
     square: bool = Field(
         False,
@@ -40,7 +40,7 @@ class AlibiArgs(FeatureArgs):
     )
     opposite: bool = Field(
         False,
-        description="Use the bias slope * (key - query), as square does; MindSpeed has this name for it where fused_type is 0",
+        description="Same as square: use the bias slope * (key - query). MindSpeed uses this name when fused_type is 0",
     )
     fill: bool = Field(
         False, description="Add -inf to the scores of keys after the query, so that attention is causal whatever mask it gets"
@@ -94,8 +94,8 @@ def needs_scores(args: AlibiArgs, world: World) -> bool:
 
 
 @condition(
-    "with cp={world.cp}, {feature} supports only biases computed from slope and distance (fused=true, fused_type=2)",
-    fix=(GiveSetting("fused_type", 2, "without square, opposite and fill"), GiveField("cp", 1)),
+    "with cp={world.cp}, {feature} supports only the bias slope x distance (fused=true and fused_type=2)",
+    fix=(GiveSetting("fused_type", 2, "with fused=true, and square, opposite and fill false"), GiveField("cp", 1)),
     when=_is_spread,
 )
 def blocks_have_slopes(args: AlibiArgs, world: World) -> bool:

@@ -56,8 +56,8 @@ def parts_divide_sequence(args: AmpipeArgs, world: World) -> bool:
 
 
 @condition(
-    "deepspeed-moe.groups={other.groups} is not a multiple of {args.parts} chunks x tp={world.tp}, each of which needs a "
-    "separate capacity",
+    "deepspeed-moe.groups={other.groups} is not a multiple of {args.parts} chunks x tp={world.tp}, so chunks cannot have "
+    "separate groups of tokens",
     fix=(GiveSetting("deepspeed-moe.groups", note="a multiple of {args.parts} x {world.tp}"),),
     of="deepspeed-moe",
 )

@@ -51,8 +51,8 @@ class Ampipe(Feature[AmpipeArgs]):
             ),
             Conflicts(
                 Slot.PIPELINE_SCHEDULE,
-                reason="such a schedule computes the weight gradients of a layer later, but ampipe computes them chunk by "
-                "chunk in backward",
+                reason="features with a pipeline schedule defer weight gradients, but ampipe computes them chunk by chunk in "
+                "backward",
             ),
             Conflicts(Slot.LINEAR, reason="ampipe itself computes the linear layer after attention, chunk by chunk"),
             *(Conflicts(name, reason=_MASKS) for name in ("eod-reset", "shared-attention-mask")),

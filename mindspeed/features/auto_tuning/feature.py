@@ -55,7 +55,7 @@ class AutoTuningArgs(FeatureArgs):
 
 
 @condition(
-    "predicted_seconds is not set, and a training run does not search for its layout",
+    "predicted_seconds is not set, so there is no prediction to compare with the measured step time",
     fix=(RunCommand("mindspeed tune --world-size N --output FOLDER, then train with -f FOLDER/job.yaml"),),
 )
 def prediction_is_given(args: AutoTuningArgs, world: World) -> bool:
@@ -64,8 +64,8 @@ def prediction_is_given(args: AutoTuningArgs, world: World) -> bool:
 
 
 @condition(
-    "file {args.prediction} does not exist, so measured steps are not added to the store of mindspeed tune",
-    fix=(DropSetting("prediction"), Advice("mindspeed tune --output FOLDER")),
+    "file {args.prediction} does not exist, so measured step times are not stored for later searches",
+    fix=(DropSetting("prediction"), Advice("create the file by mindspeed tune --output FOLDER")),
     otherwise="warn",
 )
 def prediction_file_exists(args: AutoTuningArgs, world: World) -> bool:

@@ -33,8 +33,8 @@ class CocArgs(FeatureArgs):
     )
     mode: Literal[-1, 0, 1, 2] = Field(
         -1,
-        description="Linear layers to use: 0 = Megatron's (no overlap), 1 = those of coc without chunks, 2 = those of coc in "
-        "chunks. -1 = 2 if parts > 1, else 0",
+        description="Linear layers to use: 0 = Megatron's (no overlap), 1 = coc's, not split into chunks, 2 = coc's, split "
+        "into chunks. -1 = 2 if parts > 1, else 0",
     )
     fused: bool = Field(
         False,

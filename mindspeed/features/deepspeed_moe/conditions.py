@@ -98,9 +98,9 @@ def groups_divide_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "min_capacity={args.min_capacity} is greater than the number of tokens of a group, a part of the {world.seq_length} x "
-    "{world.micro_batch_size} tokens of a micro-batch",
-    fix=(GiveSetting("min_capacity", 1), GiveSetting("groups", note="fewer")),
+    "the groups of a micro-batch of {world.seq_length} x {world.micro_batch_size} tokens have fewer tokens than "
+    "min_capacity={args.min_capacity}",
+    fix=(GiveSetting("min_capacity", 1), GiveSetting("groups", note="fewer groups")),
 )
 def groups_have_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
     """Check that a group has as many tokens as an expert has places at least."""
@@ -209,7 +209,7 @@ CONDITIONS: Final[tuple[Condition, ...]] = (
     ),
     _without(
         "probabilities_on_input",
-        "probabilities scale the input of experts",
+        "routing probabilities scale the input of experts",
         (GiveField("probabilities_on_input", False),),
     ),
     _without(

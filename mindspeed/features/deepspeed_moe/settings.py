@@ -14,8 +14,8 @@ class DeepspeedMoeArgs(FeatureArgs):
     capacity_factor: float = Field(
         1.0,
         gt=0,
-        description="Capacity of an expert, as a multiple of its balanced share of the tokens. An expert drops the tokens "
-        "above it",
+        description="Capacity of an expert, as a multiple of its balanced share of the tokens. Tokens above the "
+        "capacity are dropped",
     )
     eval_capacity_factor: float | None = Field(
         None, gt=0, description="Capacity factor in evaluation (default: capacity_factor)"

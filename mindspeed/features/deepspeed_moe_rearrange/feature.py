@@ -26,7 +26,7 @@ class DeepspeedMoeRearrange(Feature[FeatureArgs]):
             After("deepspeed-moe"),
         ),
         numerics=Numerics.reordered(
-            reason="the expert outputs of a token are summed in fp32 instead of by a matrix product with zeros"
+            reason="the expert outputs of a token are summed in fp32, instead of by a product with a mostly zero matrix"
         ),
         verify_with=VerifyWith(features=("deepspeed-moe",), settings={"deepspeed-moe": {"groups": 4}}),
     )

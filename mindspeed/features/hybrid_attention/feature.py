@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
 
 _LAYERS = "mindspeed.features.hybrid_attention.layers"
-_REASON = "its share of the ring's split, divided again over the Ulysses ranks at that position of the ring"
+_REASON = "its part of the sequence, which is split over the ring first and then over the Ulysses ranks"
 
 
 class HybridAttentionArgs(KeepArgs):

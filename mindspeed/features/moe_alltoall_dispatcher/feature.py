@@ -37,7 +37,7 @@ def _sends_once(args: MoeAlltoallDispatcherArgs, world: World) -> bool:
 
 
 @condition(
-    "once_per_rank changes what ranks of experts send, but expert parallelism is off (ep={world.ep})",
+    "once_per_rank reduces transfers between expert-parallel ranks, but expert parallelism is off (ep={world.ep})",
     fix=(GiveField("ep", 2, or_more=True), _DROP),
     when=_sends_once,
 )

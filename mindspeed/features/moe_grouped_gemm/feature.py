@@ -27,8 +27,8 @@ _REMOVE = RemoveFeature()
 
 
 @condition(
-    "probabilities scale the input of experts, which {feature} supports only with router_topk=1, but router_topk is "
-    "{world.router_topk}",
+    "routing probabilities scale the input of experts, which {feature} supports only with router_topk=1, but router_topk "
+    "is {world.router_topk}",
     fix=(GiveField("probabilities_on_input", False), GiveField("router_topk", 1), _REMOVE),
 )
 def weighed_inputs_have_one_expert(args: FeatureArgs, world: World) -> bool:
@@ -71,7 +71,10 @@ class MoeGroupedGemm(Feature[FeatureArgs]):
             NO_TRANSFORMER_ENGINE_LAYERS,
             experts_are_local,
             unset("clamped_activation", "the input of the activation function is clamped, which {feature} does not support"),
-            unset("shifted_gate", "an offset is added to the linear part of gated units, which {feature} does not support"),
+            unset(
+                "shifted_gate",
+                "an offset is added to the linear part of gated units (glu_linear_offset), which {feature} does not support",
+            ),
             weighed_inputs_have_one_expert,
             Conflicts(
                 "activation-recompute",

@@ -76,7 +76,7 @@ class MoeTokenPermute(Feature[FeatureArgs]):
             Wrap(
                 "megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
                 f"{_LAYERS}:with_permute_fusion",
-                reason="skips Megatron's check that Transformer Engine is installed with --moe-permute-fusion",
+                reason="skips Megatron's check that --moe-permute-fusion is used only where Transformer Engine is installed",
                 phase="build",
                 optional=True,
             ),

@@ -86,7 +86,7 @@ def _named_modules(args: MoeZeroMemoryArgs, world: World) -> dict[str, str]:
 
 @condition(
     f"recompute_modules has {{modules}}, and {{feature}} recomputes {', '.join(_OWN)} itself",
-    fix=(GiveField("recompute_modules", note="without {modules}"), RemoveFeature()),
+    fix=(GiveField("recompute_modules", note="the same list without {modules}"), RemoveFeature()),
     values=_named_modules,
 )
 def experts_are_recomputed_once(args: MoeZeroMemoryArgs, world: World) -> bool:

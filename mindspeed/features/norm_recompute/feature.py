@@ -61,7 +61,7 @@ class NormRecompute(PartRecompute):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedNorm",
-                reason="frees tensors that Megatron's checkpoint of a norm keeps from forward",
+                reason="frees tensors of the first forward pass that Megatron keeps although it recomputes a norm",
             )
         ]
 

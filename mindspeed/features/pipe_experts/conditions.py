@@ -40,8 +40,8 @@ def ranks_exchange_rows(args: PipeExpertsArgs, world: World) -> bool:
 
 
 @condition(
-    "a rank has only one unit of work ({world.num_experts} experts / ep={world.ep} x parts={args.parts}), so there is "
-    "nothing to overlap it with",
+    "each rank has one expert in one slice ({world.num_experts} experts / ep={world.ep} x parts={args.parts}), so its "
+    "transfer has no other slice to overlap with",
     fix=(GiveSetting("parts", 2), GiveField("ep", note="smaller than {world.num_experts}")),
     when=is_sparse,
 )

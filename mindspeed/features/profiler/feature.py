@@ -60,7 +60,7 @@ class ProfilerArgs(FeatureArgs):
 
 
 @condition(
-    "ranks {args.ranks} are selected for tracing, but the job has {world.world_size} ranks",
+    "ranks {args.ranks} are selected for tracing, but the job has only {world.world_size} ranks, counted from 0",
     fix=(GiveSetting("ranks", note="ranks from 0 to the last one, or -1 for all"),),
 )
 def ranks_exist(args: ProfilerArgs, world: World) -> bool:

@@ -56,7 +56,7 @@ def _has_window(args: RingAttentionArgs, world: World) -> bool:
 
 @condition(
     "window={args.window} does not split cp={world.cp} ranks into two or more equal inner rings",
-    fix=(GiveSetting("window", 1), GiveSetting("window", note="a divisor of {world.cp} that is less than it")),
+    fix=(GiveSetting("window", 1), GiveSetting("window", note="a divisor of {world.cp}, smaller than {world.cp}")),
     when=_has_window,
 )
 def window_divides_ring(args: RingAttentionArgs, world: World) -> bool:

@@ -41,7 +41,9 @@ class RingAttentionUpdate(Feature[FeatureArgs]):
         level=1,
         ops=("npu_ring_attention_update",),
         constraints=(attention_has_blocks,),
-        numerics=Numerics.reordered(reason="the merge weights of the two blocks are computed in a different order"),
+        numerics=Numerics.reordered(
+            reason="the factors that scale the outputs of two merged blocks are computed in a different order"
+        ),
         verify_with=VerifyWith(features=("ring-attention",), world={"cp": 2}),
     )
 

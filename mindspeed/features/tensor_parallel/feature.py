@@ -53,7 +53,7 @@ def mlp_divides(args: TensorParallelArgs, world: World) -> bool:
 
 @condition(
     "vocabulary size {world.vocab_size} is not divisible by tp={args.size}",
-    fix=(Advice("pad the vocabulary to a multiple of {args.size}"),),
+    fix=(Advice("pad the vocabulary, so that --vocab-size is a multiple of {args.size}"),),
 )
 def vocabulary_divides(args: TensorParallelArgs, world: World) -> bool:
     """Check that each rank gets as many rows of the embedding."""

@@ -61,7 +61,7 @@ REFUSED: Final = tuple(
 
 
 @condition(
-    "weight_shards is {world.weight_shards}, but only Transformer Engine can split a weight over that many times tp ranks",
+    "weight_shards is {world.weight_shards}, but only Transformer Engine can split a weight over more than the tp ranks",
     fix=(GiveField("weight_shards", 1),),
 )
 def weights_are_whole(args: TransformerEngineLayersArgs, world: World) -> bool:

@@ -20,7 +20,7 @@ _ROLES: Final = (
         "TEGroupedLinear TEColumnParallelGroupedLinear TERowParallelGroupedLinear",
         "defines these grouped linear layers, one for all experts of a rank, by Megatron's local ones",
     ),
-    ("functions", "TEActivationOp", "defines these activation functions by those of torch"),
+    ("functions", "TEActivationOp", "defines this activation function by torch's functions"),
     ("functions", "TEFusedMLP", "defines this MLP by Megatron's unfused one"),
     ("functions", "TECudaRNGStatesTracker", "defines this tracker of random states by Megatron's own"),
     ("functions", "te_checkpoint", "recomputes activations by Megatron's own function"),

@@ -61,7 +61,7 @@ def embeddings_are_untied(args: Any, world: World) -> bool:
 
 
 @condition(
-    "placement=v has no stage for the {world.mtp_num_layers} layers of multi-token prediction",
+    "placement=v does not support multi-token prediction (mtp_num_layers={world.mtp_num_layers})",
     fix=(GiveField("mtp_num_layers", 0), _LOOP),
     when=_is_v,
 )

@@ -34,7 +34,7 @@ class ZeroBubbleArgs(ScheduleArgs):
     )
     costs: tuple[float, float, float, float] | Literal["measured"] = Field(
         (1.0, 1.0, 1.0, 1.0),
-        description="Durations of one model chunk for the simulator: forward, input gradient, weight gradient, "
+        description="Durations for the simulator, per model chunk: forward, input gradient, weight gradient, "
         "recomputation. Only their ratios count; measured = measure them in steps 2 and 3",
     )
     hop: float = Field(

@@ -38,8 +38,7 @@ EXPERTS = "ampipe sends tokens to experts chunk by chunk, but that feature handl
     [
         (
             "nano-pipe",
-            "such a schedule computes the weight gradients of a layer later, but ampipe computes them chunk by chunk in "
-            "backward",
+            "features with a pipeline schedule defer weight gradients, but ampipe computes them chunk by chunk in backward",
         ),
         ("mc2", "ampipe itself computes the linear layer after attention, chunk by chunk"),
         ("eod-reset", "ampipe computes only causal or full attention"),

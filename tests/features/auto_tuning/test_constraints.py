@@ -19,7 +19,7 @@ from tests.features.resolving import ask
 def test_a_lost_prediction_is_a_warning(tmp_path: Path) -> None:
     values = {"predicted_seconds": 0.5, "prediction": str(tmp_path / "prediction.json")}
     rows = {row.text for row in ask("auto-tuning", settings={"auto-tuning": values}).rows}
-    text = f"file {tmp_path}/prediction.json does not exist, so measured steps are not added to the store of mindspeed tune"
+    text = f"file {tmp_path}/prediction.json does not exist, so measured step times are not stored for later searches"
     assert text in rows
 
 

@@ -28,8 +28,8 @@ def zigzag(name: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
 def prediction(name: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
     settings = {HYBRID: TWO, "adaptive-cp": {"adaptive-cp": {"dynamic_mask": True}}}.get(name, {})
     message = (
-        f"MS304 {name}: multi-token prediction expects the next tokens in Megatron's zig-zag order, which {name} does not "
-        "use | use a context-parallel algorithm with Megatron's token order, or --mtp-num-layers 0"
+        f"MS304 {name}: multi-token prediction expects tokens in Megatron's zig-zag order, which {name} does not "
+        "use | use ring-attention or kv-allgather-cp, which keep Megatron's order, or --mtp-num-layers 0"
     )
     return name, settings, {"cp": 4, "mtp_num_layers": 1}, message
 
@@ -60,7 +60,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         TWO,
         {"cp": 4, "num_attention_heads": 7, "num_query_groups": 1},
         "MS304 hybrid-attention: 7 attention heads are not divisible by ulysses_degree x tp = 2 x 1 "
-        "| --set hybrid-attention.ulysses_degree=VALUE (a smaller one)",
+        "| --set hybrid-attention.ulysses_degree=VALUE (a divisor of the number of heads per tensor-parallel rank)",
     ),
     # the window of a double ring
     *(
@@ -70,7 +70,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             {"cp": 4},
             (
                 f"MS304 ring-attention: window={window} does not split cp=4 ranks into two or more equal inner rings | --set "
-                "ring-attention.window=1, or --set ring-attention.window=VALUE (a divisor of 4 that is less than it)"
+                "ring-attention.window=1, or --set ring-attention.window=VALUE (a divisor of 4, smaller than 4)"
             ),
         )
         for window in (3, 4, 8)
@@ -124,8 +124,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             {"cp": cp, "world_size": cp, "seq_length": 6 * cp},
             (
                 f"MS304 hybrid-attention: ulysses_degree=2 does not split cp={cp} into two or more groups of equal size | "
-                f"--cp N (at least two times 2), or --set hybrid-attention.ulysses_degree=VALUE (a divisor of {cp} that "
-                "is less than it)"
+                f"--cp N (a multiple of 2, at least 2 x 2), or --set hybrid-attention.ulysses_degree=VALUE (a divisor of {cp}, "
+                f"smaller than {cp})"
             ),
         )
         for cp in (2, 3)
@@ -150,7 +150,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             name,
             cached(name, interval=8, keep="half"),
             {"cp": 8},
-            f"MS304 {name}: interval=8 is not less than num_layers=8, so keep would apply in the first layer only | --set "
+            f"MS304 {name}: interval=8 is not less than num_layers=8, so only the first layer would keep tensors | --set "
             f"{name}.interval=0",
         )
         for name in (RING, ULYSSES, HYBRID)

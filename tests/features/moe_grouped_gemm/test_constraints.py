@@ -33,14 +33,14 @@ def test_experts_of_another_arithmetic_are_refused_and_level_one_leaves_them_alo
         ),
         (
             "shifted_gate",
-            "an offset is added to the linear part of gated units, which moe-grouped-gemm does not support",
+            "an offset is added to the linear part of gated units (glu_linear_offset), which moe-grouped-gemm does not support",
             "--no-shifted-gate",
         ),
         (
             "probabilities_on_input",
             (
-                "probabilities scale the input of experts, which moe-grouped-gemm supports only with router_topk=1, but "
-                "router_topk is 2"
+                "routing probabilities scale the input of experts, which moe-grouped-gemm supports only with router_topk=1, "
+                "but router_topk is 2"
             ),
             "--no-probabilities-on-input, or --router-topk 1",
         ),

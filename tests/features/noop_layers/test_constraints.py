@@ -35,8 +35,8 @@ def test_empty_places_that_fill_up_every_chunk_are_accepted():
             (0, 8),
             {},
             (
-                "MS304 noop-layers: no-op positions (0, 8) are not all within the 6 layers plus no-ops, counted from 0 | "
-                "--set noop-layers.layers=VALUE (smaller numbers), or --set noop-layers.layers=auto"
+                "MS304 noop-layers: no-op positions (0, 8) do not all exist: positions count from 0 over 6 layers plus the "
+                "no-ops | --set noop-layers.layers=VALUE (smaller numbers), or --set noop-layers.layers=auto"
             ),
         ),
         (
@@ -77,15 +77,18 @@ def layout(world: dict[str, Any], **settings: Any) -> Any:
 def test_megatron_receives_a_layout():
     override = layout({"pp": 2, "vpp": 2, "num_layers": 6}, layers=(0, 7))
     assert (override.argument, override.value) == ("pipeline_model_parallel_layout", "Et|tt|tt|tL")
-    assert override.reason == "layers per chunk: 1, 2, 2, 1; FLOPs of the stages are unknown because hidden_size is not set"
+    assert (
+        override.reason
+        == "numbers of layers of the chunks: 1, 2, 2, 1; FLOPs of the stages are unknown because hidden_size is not set"
+    )
 
 
 def test_a_large_output_layer_takes_layers_off_the_last_stage():
     override = layout(MODEL | {"pp": 2, "vocab_size": 5120, "num_layers": 8})
     assert (override.value, override.reason) == (
         "Etttttt|ttL",
-        "layers per chunk: 6, 2; FLOPs of the chunks relative to their mean: 0.923,1.077; FLOPs of the heaviest stage: 1.077 "
-        "times the mean",
+        "numbers of layers of the chunks: 6, 2; FLOPs of each chunk, 1 = the mean: 0.923,1.077; the heaviest stage has 1.077 "
+        "times the mean FLOPs",
     )
 
 

@@ -250,7 +250,7 @@ def test_weights_that_further_ranks_share_are_refused() -> None:
     (problem,) = caught.value.problems
     assert (problem.code, problem.message, str(problem).splitlines()[-1]) == (
         "MS304",
-        "transformer-engine-layers: weight_shards is 2, but only Transformer Engine can split a weight over that many times "
+        "transformer-engine-layers: weight_shards is 2, but only Transformer Engine can split a weight over more than the "
         "tp ranks",
         "  fix: --weight-shards 1",
     )

@@ -46,7 +46,7 @@ def test_a_cost_of_zero_is_refused_and_measured_costs_are_not() -> None:
                 "their weights"
             ),
         ),
-        ({"mtp_num_layers": 1}, "placement=v has no stage for the 1 layers of multi-token prediction | --mtp-num-layers 0"),
+        ({"mtp_num_layers": 1}, "placement=v does not support multi-token prediction (mtp_num_layers=1) | --mtp-num-layers 0"),
     ],
 )
 def test_a_v_refuses_models_that_do_not_fit_and_takes_those_that_do(world: dict[str, Any], text: str) -> None:
