@@ -114,7 +114,7 @@ def registrations_of(adapter: OldFeature) -> list[Registration]:
         except MindSpeedError:
             raise
         except ImportError as error:
-            text = f"{adapter.spec.name} imports a package that is not installed when it registers its patches: {error}"
+            text = f"{adapter.spec.name} cannot register its patches, because an import failed: {error}"
             raise MindSpeedError([Problem("MS406", text, (adapter.spec.name,), fix=advice(_fix_of_import(error)))]) from error
         except Exception as error:  # foreign code may fail in any way
             text = f"{adapter.spec.name} failed when it registered its patches: {refusal_of(error)}"

@@ -314,8 +314,7 @@ def test_a_feature_that_needs_a_package_that_is_missing_says_so():
     (problem,) = problems_of(apply, Needy())
     assert problem.code == "MS406"
     assert problem.message == (
-        "compat:needy imports a package that is not installed when it registers its patches: No module named "
-        "'no_such_accelerator'"
+        "compat:needy cannot register its patches, because an import failed: No module named 'no_such_accelerator'"
     )
     assert problem.fix_text == "install no_such_accelerator"
 

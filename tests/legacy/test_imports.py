@@ -92,7 +92,7 @@ REPLACED = {
     ),
     "from mindspeed.arguments import parse_args_wrapper": (
         "parse_args_wrapper of mindspeed.arguments",
-        "import only process_args from it; use Megatron-LM's parser for all other arguments",
+        "import only process_args, the one name that mindspeed.arguments has; use Megatron-LM's parser for all other arguments",
     ),
     "from mindspeed.features_manager import NothingFeature": (
         "NothingFeature of mindspeed.features_manager",
