@@ -86,8 +86,8 @@ def _program(path: str) -> Problem:
         text = "a recipe of Megatron-Bridge needs torch, transformers and its models to be imported"
         fix = "run its ConfigContainer.validate() where these packages are installed"
     else:
-        text = "it is a program, whose arguments are given where it is started"
-        fix = f"mindspeed check -- torchrun {path} ..., or check the script with that command"
+        text = "only the command that starts this program contains its arguments"
+        fix = f"mindspeed check -- torchrun {path} ..., or check the shell script with that command"
     return Problem("MS305", f"{path} is not checked: {text}", where=path, fix=Advice(fix))
 
 

@@ -75,8 +75,8 @@ def test_a_missing_or_unreadable_script_is_a_problem(mindspeed, folder):
         ),
         (
             "from megatron.training import pretrain\n",
-            "it is a program, whose arguments are given where it is started\n  where: x.py\n"
-            "  fix: mindspeed check -- torchrun x.py ..., or check the script with that command\n",
+            "only the command that starts this program contains its arguments\n  where: x.py\n"
+            "  fix: mindspeed check -- torchrun x.py ..., or check the shell script with that command\n",
         ),
     ],
 )
