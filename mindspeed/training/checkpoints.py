@@ -228,10 +228,10 @@ def check_manifest(manifest: Manifest, model: Mapping[str, Any], optimizer: str,
     problems = []
     if different:
         text = "the checkpoint and this job have different models"
-        fix = "give this job the checkpoint's values, or start a new run"
+        fix = "give this job the checkpoint's model options, or start a new run"
         problems.append(Problem("MS602", text, chain=different, where=where, fix=advice(fix)))
     if manifest.optimizer != optimizer:
-        text = f"the checkpoint contains the state of a {manifest.optimizer} optimizer, but this job uses {optimizer}"
+        text = f"the checkpoint contains the state of a {manifest.optimizer} optimizer, but this job uses a {optimizer} one"
         fix = "use the same kind of optimizer, sharded or not, as when the checkpoint was saved"
         problems.append(Problem("MS602", text, where=where, fix=advice(fix)))
     return problems

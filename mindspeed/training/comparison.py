@@ -222,7 +222,9 @@ def _arguments(folder: Path) -> dict[str, str]:
         arguments = saved_arguments(folder)
     except UNREADABLE as error:
         text = f"the arguments in the checkpoint cannot be read: {type(error).__name__}: {error}"
-        raise RunError([Problem("MS602", text, where=str(folder), fix=Advice("compare with another checkpoint"))]) from error
+        raise RunError(
+            [Problem("MS602", text, where=str(folder), fix=Advice("give another checkpoint, or the job file of its run"))]
+        ) from error
     if arguments is None:
         return {}
     world = {f"world {name}": str(value) for name, (value, _) in world_of(arguments).items()}

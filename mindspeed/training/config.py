@@ -94,7 +94,7 @@ def _explain(detail: Any, origin: Mapping[str, str]) -> Problem:
     where = origin.get(key, "")
     fields = TrainConfig.model_fields
     if detail["type"] == "extra_forbidden":
-        fix = suggestion(near_names(key, fields), f"known keys: {', '.join(fields)}")
+        fix = suggestion(near_names(key, fields), f"use one of the keys {', '.join(fields)}")
         return Problem("MS305", f"unknown key {key!r} in train", where=where, fix=advice(fix))
     text = f"train.{key} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
     return Problem("MS301", text, where=where, fix=Advice(f"{flag(key)} {accepted_value(fields[key])}"))

@@ -137,7 +137,10 @@ def _check_pattern(pattern: str, megatron: str | None) -> list[Problem]:
         problems.append(Problem("MS302", text, fix=fix))
     at = next((at for at, layer in enumerate(pattern) if layer not in HYBRID_LAYERS), None)
     if at is not None:
-        text = f"mindspeed pretrain supports only layers {' '.join(HYBRID_LAYERS[:-1])}\n{pattern_of(pattern).marked(at)}"
+        text = (
+            f"mindspeed pretrain supports only the hybrid layers {' '.join(HYBRID_LAYERS[:-1])}\n"
+            f"{pattern_of(pattern).marked(at)}"
+        )
         fix_text = "train it by another script: mindspeed run -- pretrain_gpt.py ..."
         problems.append(Problem("MS301", text, fix=advice(fix_text)))
     return problems
