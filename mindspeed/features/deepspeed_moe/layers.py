@@ -121,8 +121,8 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         shares, groups = ranks * chunks, self.options.groups or ranks
         if groups % shares or tokens % (groups // shares):
             text = (
-                f"deepspeed-moe: groups={groups} does not split the {tokens * shares} tokens of a micro-batch into equal "
-                f"groups, the same number on each of {ranks} ranks x {chunks} chunks"
+                f"deepspeed-moe: groups={groups} cannot split the {tokens * shares} tokens of a micro-batch: all groups must "
+                f"have equal size, and each of {ranks} ranks x {chunks} chunks must have equally many"
             )
             fix = "set deepspeed-moe.groups to a multiple of ranks x chunks that divides the number of tokens"
             raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix=advice(fix))])

@@ -35,7 +35,12 @@ class Digests:
                 f"after step {step} the {len(replicas)} replicas have {len(set(replicas))} different versions of the parameters"
             )
             report_problem(
-                Problem("MS615", text, ("deterministic",), fix=Advice("compare the digests in log.jsonl of two runs"))
+                Problem(
+                    "MS615",
+                    text,
+                    ("deterministic",),
+                    fix=Advice("find the first step whose digests in log.jsonl differ between two runs"),
+                )
             )
         every = _gather(own, None)
         return {"parameters": float(_combine(every[::2])), "gradients": float(_combine(every[1::2]))}

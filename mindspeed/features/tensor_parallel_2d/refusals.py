@@ -30,7 +30,7 @@ def refusing(original: Callable[..., Any]) -> Callable[..., Any]:
 def grid_is_unknown(fields: Iterable[str]) -> Problem:
     """Return the problem of a grid to choose where values of the model are not known."""
     text = f"{NAME}: x=auto and y=auto choose the grid by {', '.join(fields)}, which the plan does not know"
-    fix = (Advice("give these values to the plan"), GiveSetting(f"{NAME}.y", 2, note="for a fixed grid"))
+    fix = (Advice("give these values as options or in the job file"), GiveSetting(f"{NAME}.y", 2, note="for a fixed grid"))
     return Problem("MS304", text, (NAME,), fix=fix)
 
 
@@ -52,6 +52,8 @@ class SplitAlongBothDimensions:
         return id(self)
 
     def _refuse(self) -> NoReturn:
-        text = f"{NAME}: other code gathers a weight along one dimension, but weights are split over ranks along two"
-        fix = f"save a distributed checkpoint and read that, or use --set {NAME}.x=auto and --set {NAME}.y=1"
+        text = f"{NAME}: code outside this feature gathers a weight along one dimension, but the weight is split along two"
+        fix = (
+            f"read the weight from a distributed checkpoint, or split along one dimension: --set {NAME}.x=auto --set {NAME}.y=1"
+        )
         raise MindSpeedError([Problem("MS304", text, (NAME,), fix=Advice(fix))])

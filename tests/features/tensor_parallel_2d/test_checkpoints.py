@@ -139,7 +139,7 @@ def read_split_dimension() -> list[str]:
 
 @pytest.mark.parametrize("layout", [(1, 2), pytest.param((2, 1), marks=pytest.mark.long)], ids=str)
 def test_a_weight_that_is_split_along_both_dimensions_has_no_split_dimension(pool: WorkerPool, layout: Any) -> None:
-    refused = f"{NAME}: other code gathers a weight along one dimension, but weights are split over ranks along two"
+    refused = f"{NAME}: code outside this feature gathers a weight along one dimension, but the weight is split along two"
     answers = {
         "joined": "cat(): argument 'dim' must be int, not SplitAlongBothDimensions",
         "number": refused,
