@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def matrix() -> None:
-    """Verify combinations of features: every pair, every layout, larger sets."""
+    """Verify combinations of features: pairs, larger sets, and each feature in parallel layouts."""
 
 
 @matrix.command()
@@ -41,7 +41,7 @@ def matrix() -> None:
     "--strength",
     type=click.IntRange(2, 3),
     metavar="N",
-    help="Instead of pairs, test larger sets of features, which together contain every combination of N features",
+    help="Instead of pairs, test larger sets of features. Any N features occur together in at least one set",
 )
 @click.option(
     "--set-size",
@@ -98,7 +98,7 @@ def run(
 
 @matrix.command()
 @names_argument("NAME...")
-@names_option("--features", help="Names of the features, another way to give NAME")
+@names_option("--features", help="Names of one or two features, instead of the arguments NAME")
 @click.option(
     "--layout", default="", metavar="NAME", help="Show the result of the feature in this parallel layout, such as tp2"
 )

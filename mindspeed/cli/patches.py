@@ -72,7 +72,7 @@ def record(megatron: str | None, into: Path | None) -> None:
     """Record the patch targets and arguments of a Megatron release, for maintainers.
 
     Writes mindspeed/engine/inspection/releases/VERSION.json, which is always the same for the same source. An installed
-    megatron-core does not contain Megatron-LM (megatron.training). What an earlier record has about Megatron-LM is then kept.
+    megatron-core does not contain Megatron-LM (megatron.training). In that case the file keeps what it had about Megatron-LM.
     """
     from mindspeed.engine.inspection.releases import FOLDER
     from mindspeed.engine.planning.drift import installed_tree, source_tree

@@ -11,7 +11,13 @@ from mindspeed.cli.output import json_option, print_json, print_table, wants_jso
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--top", default=10, show_default=True, metavar="N", help="Number of names to show per kind; 0 = all")
+@click.option(
+    "--top",
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Number of names to show of each kind (feature, operator, collective, wait); 0 = all",
+)
 @json_option
 def profile(folder: Path, top: int) -> None:
     """Show where the time of traced steps is spent.

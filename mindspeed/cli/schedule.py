@@ -61,8 +61,8 @@ def schedule() -> None:
     "--recompute",
     type=click.Choice(("none", "backward", "all", "least")),
     default="none",
-    help="Recomputation (R): none, backward (inside the backward pass), all (before the gradient arrives), or least (only as "
-    "much as --limit requires)",
+    help="Recompute activations: none, backward (as a part of B), all (a separate R before each B), or least (R only "
+    "where --limit requires it)",
 )
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of forward passes whose activations a rank keeps")
 @click.option(
