@@ -25,14 +25,14 @@ class Fields(ShapeFields):
         attributes=(),
         derive=derive.transformer_engine_layers,
     )
-    engine_over_local: bool = flag("layers of Transformer Engine are replaced by Megatron's local layers under the same names")
+    engine_over_local: bool = flag("Megatron's local layers replace those of Transformer Engine (transformer-engine-layers)")
     engine_installed: bool = flag("Transformer Engine can be imported on every rank")
     sequence_parallel: bool = flag("tensor-parallel ranks split the sequence outside of linear layers", "sequence_parallel")
     tensor_parallel_overlap: bool = flag(
         "Transformer Engine overlaps tensor-parallel collectives with matrix products", "tp_comm_overlap"
     )
     weight_shards: int = fact(
-        "number of ranks that share the weight of a linear layer, in addition to tensor parallelism; 1 = none",
+        "number of further ranks that split each tensor-parallel shard of a weight; 1 = none",
         "tensor_parallel_num_weight_shards",
         attributes=("gtp_weight_remat_size",),
         derive=derive.weight_shards,
@@ -148,7 +148,7 @@ class Fields(ShapeFields):
     qk_norm: bool = flag("queries and keys are normalized", "qk_layernorm")
     qkv_bias: bool = flag("the projection of queries, keys and values has a bias", "add_qkv_bias")
     hybrid_context_parallel: bool = flag(
-        "micro-batches are distributed over context-parallel ranks by length", "hybrid_context_parallel", since="0.16"
+        "packed samples of different lengths are balanced over context-parallel ranks", "hybrid_context_parallel", since="0.16"
     )
 
     # MLP and experts
@@ -240,7 +240,7 @@ class Fields(ShapeFields):
     )
     offloaded_optimizer: bool = flag("the optimizer keeps main weights and states in host memory", "optimizer_cpu_offload")
     shared_gradient_buffer: bool = flag(
-        "mxfp8 weights are gathered in the gradient buffer", "reuse_grad_buf_for_mxfp8_param_ag"
+        "the all-gather of mxfp8 weights uses the gradient buffer", "reuse_grad_buf_for_mxfp8_param_ag"
     )
     low_precision_weights: bool = flag(
         "weights are stored in fp8 or fp4",
