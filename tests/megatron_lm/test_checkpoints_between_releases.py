@@ -69,4 +69,4 @@ def test_a_checkpoint_that_only_newer_releases_read_is_refused_with_its_format(t
         "MS602 the checkpoint uses the torch_dist format of megatron-core 0.19 and newer, without common.pt, "
         "which megatron-core "
     ) in refused.log
-    assert "fix: resume it with megatron-core 0.19 or newer, which reads both forms" in refused.log
+    assert "fix: resume it with megatron-core 0.19 or newer, which reads both formats" in refused.log

@@ -468,7 +468,7 @@ def test_a_format_that_an_older_megatron_cannot_read_is_named(checkpoint, versio
         "MS602 the checkpoint uses the torch_dist format of megatron-core 0.19 and newer, without common.pt, which "
         f"megatron-core {version} cannot read\n"
         f"  where: {folder}\n"
-        "  fix: resume it with megatron-core 0.19 or newer, which reads both forms"
+        "  fix: resume it with megatron-core 0.19 or newer, which reads both formats"
     )
     assert states.unreadable_format(folder, "0.19.1") is None
 

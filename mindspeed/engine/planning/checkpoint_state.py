@@ -140,11 +140,11 @@ def unreadable_format(folder: Path, megatron: str | None, *, shards_optimizer: b
         return None
     if version_in(megatron, _OWN_COMMON_FILE) and not keeps_common_file(folder):
         return _unread(
-            folder, megatron, "the torch_dist format of megatron-core 0.19 and newer, without common.pt", "0.19", "both forms"
+            folder, megatron, "the torch_dist format of megatron-core 0.19 and newer, without common.pt", "0.19", "both formats"
         )
     if shards_optimizer and version_in(megatron, _FLAT_SHARDS) and not _has_flat_shards(folder):
         form = "distributed optimizer state in the shapes of the parameters, as saved by megatron-core 0.15 and newer"
-        return _unread(folder, megatron, form, "0.15", "this form")
+        return _unread(folder, megatron, form, "0.15", "this format")
     return None
 
 

@@ -56,7 +56,7 @@ def job_from_data(data: Any, where: str) -> JobFile:
     problems = []
     for key in data:
         if key not in JOB_KEYS:
-            fix = Advice(suggestion(near_names(key, JOB_KEYS), f"known keys: {', '.join(JOB_KEYS)}"))
+            fix = Advice(suggestion(near_names(key, JOB_KEYS), f"use one of the keys {', '.join(JOB_KEYS)}"))
             problems.append(Problem("MS305", f"unknown key {key!r} in the job file", where=where, fix=fix))
     problems += _shape_problems(data, "MS305", where)
     if not problems:

@@ -172,7 +172,7 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
             continue
         if name not in FIELDS:
             near = near_names(name, FIELDS)
-            fix = Advice(suggestion(near, f"known: {', '.join(FIELDS)}"))
+            fix = Advice(suggestion(near, f"use one of {', '.join(FIELDS)}"))
             problems.append(Problem("MS301", f"{name!r} is not a size or model option of a job", where=layer.source, fix=fix))
             continue
         field = FIELDS[name]
