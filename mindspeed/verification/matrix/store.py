@@ -49,7 +49,7 @@ class VerdictStore:
                 raise ValueError(f"its first line is not {json.dumps(_HEADER)}")
             results = [result_from_json(json.loads(line)) for line in whole[1:]]
         except (ValueError, LookupError, TypeError) as error:
-            text = f"this file is not a readable store of verdicts: {type(error).__name__}: {error}"
+            text = f"this file does not contain readable test results: {type(error).__name__}: {error}"
             fix = Advice("use another --store FILE; this one is unchanged")
             raise RunError([Problem("MS602", text, where=str(self.path), fix=fix)]) from error
         return {result.case.name: result for result in results}
