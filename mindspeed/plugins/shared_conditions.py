@@ -14,8 +14,8 @@ NO_CUDA_GRAPHS: Final = unset("cuda_graphs", "layers are captured as CUDA graphs
 NO_LOW_PRECISION: Final = unset("low_precision", "linear layers compute in fp8 or fp4, which {feature} does not support")
 NO_OVERLAPPED_MICRO_BATCHES: Final = unset(
     "overlapped_micro_batches",
-    "Megatron overlaps expert all-to-alls with another micro-batch (overlap_moe_expert_parallel_comm), which {feature} does "
-    "not support",
+    "Megatron overlaps expert all-to-alls with computation of another micro-batch (overlap_moe_expert_parallel_comm), "
+    "which {feature} does not support",
 )
 NO_FSDP: Final = unset("fsdp", "parameters are fully sharded over data-parallel ranks (FSDP), which {feature} does not support")
 

@@ -24,8 +24,8 @@ REFUSED = [
     (
         (*LISTS, *AHEAD, *PARTS),
         "--overlap-moe-expert-parallel-comm",
-        "Megatron overlaps expert all-to-alls with another micro-batch (overlap_moe_expert_parallel_comm), which {name} does "
-        "not support",
+        "Megatron overlaps expert all-to-alls with computation of another micro-batch (overlap_moe_expert_parallel_comm), "
+        "which {name} does not support",
     ),
     (
         (*LISTS, *AHEAD, *PARTS),
