@@ -93,7 +93,8 @@ def test_a_list_that_recomputes_itself_and_another_policy_are_refused_in_both_or
     for names in (("zero-bubble", other), (other, "zero-bubble")):
         assert refusals(*names, pp=2, settings=settings) == [
             (
-                f"MS202 {first} conflicts with {second}, because zero-bubble.recompute already recomputes activations | "
+                f"MS202 {first} conflicts with {second}, because zero-bubble.recompute already decides which activations "
+                f"are recomputed | "
                 f"remove {first} or {second}"
             )
         ]

@@ -90,7 +90,8 @@ def places_exist(args: NoopLayersArgs, world: World) -> bool:
 
 
 @condition(
-    "{world.num_layers} layers and no-op positions {args.layers} do not fill pp x vpp = {world.pp} x {world.vpp} equal chunks",
+    "{world.num_layers} layers plus no-ops at positions {args.layers} do not fill pp x vpp = {world.pp} x {world.vpp} equal "
+    "chunks",
     fix=(GiveSetting("layers", "auto"), GiveSetting("layers", note="as many no-op positions as fill every chunk")),
     when=_has_places,
 )

@@ -68,7 +68,7 @@ class Recompute(Feature[RecomputeArgs]):
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         overrides = [
-            ArgOverride(f"recompute_{name}", value, f"recompute.{name}")
+            ArgOverride(f"recompute_{name}", value, f"the setting recompute.{name}")
             for name in ("granularity", "modules", "method", "num_layers")
             if (value := getattr(self.args, name)) is not None
         ]

@@ -150,7 +150,9 @@ def limit_keeps_deferred_sets(args: ZeroBubbleArgs, world: World, other: Any) ->
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     Requires("pipeline-parallel", reason="zero-bubble fills pipeline bubbles"),
     *KEEPS_PASSES,
-    Conflicts(Slot.RECOMPUTE_POLICY, reason="zero-bubble.recompute already recomputes activations", when=_recomputes),
+    Conflicts(
+        Slot.RECOMPUTE_POLICY, reason="zero-bubble.recompute already decides which activations are recomputed", when=_recomputes
+    ),
     limit_can_be_kept,
     limit_keeps_deferred_sets,
     *V_CONDITIONS,
