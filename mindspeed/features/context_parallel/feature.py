@@ -58,7 +58,8 @@ def sequence_divides(args: ContextParallelArgs, world: World) -> bool:
 
 
 @condition(
-    "hybrid_context_parallel assigns a group of ranks to each sample, but cp={args.size} splits every sample over one group",
+    "hybrid_context_parallel assigns a group of ranks to each sample, but cp={args.size} splits every sample over the "
+    "same ranks",
     fix=(GiveField("hybrid_context_parallel", False), GiveField("cp", 1)),
     when=_is_spread,
 )

@@ -64,8 +64,8 @@ def ranks_hold_experts_of_given_size(args: ExpertParallelArgs, world: World) -> 
 
 
 @condition(
-    f"dispatcher=auto compares bytes computed from {', '.join(NEEDED)}, but some of these are not set",
-    fix=(Advice("give all of them"), GiveSetting("dispatcher", "alltoall")),
+    f"dispatcher=auto estimates transfers from {', '.join(NEEDED)}, but some of these are not set",
+    fix=(Advice("set all of these values"), GiveSetting("dispatcher", "alltoall")),
     when=_is_auto,
 )
 def bytes_are_known(args: ExpertParallelArgs, world: World) -> bool:

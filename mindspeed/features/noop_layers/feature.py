@@ -80,7 +80,7 @@ def split_of(args: NoopLayersArgs, world: World) -> tuple[int, ...]:
 
 @condition(
     "no-op positions {args.layers} do not all exist: positions count from 0 over {world.num_layers} layers plus the no-ops",
-    fix=(GiveSetting("layers", note="smaller numbers"), GiveSetting("layers", "auto")),
+    fix=(GiveSetting("layers", note="positions that exist"), GiveSetting("layers", "auto")),
     when=_has_places,
 )
 def places_exist(args: NoopLayersArgs, world: World) -> bool:

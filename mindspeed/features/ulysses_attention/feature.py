@@ -50,7 +50,10 @@ class UlyssesAttentionArgs(KeepArgs):
 
 @condition(
     "{world.num_attention_heads} attention heads are not divisible by cp x tp = {world.cp} x {world.tp}",
-    fix=(GiveField("cp", note="a smaller one"), Advice("use ring-attention, which does not split heads")),
+    fix=(
+        GiveField("cp", note="so that cp x tp divides the number of heads"),
+        Advice("use ring-attention, which does not split heads"),
+    ),
 )
 def heads_divide(args: UlyssesAttentionArgs, world: World) -> bool:
     """Check that each rank gets as many heads."""

@@ -53,7 +53,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {},
         {"cp": 4, "num_attention_heads": 6, "num_query_groups": 2},
         "MS304 ulysses-attention: 6 attention heads are not divisible by cp x tp = 4 x 1 "
-        "| --cp N (a smaller one), or use ring-attention, which does not split heads",
+        "| --cp N (so that cp x tp divides the number of heads), or use ring-attention, which does not split heads",
     ),
     (
         HYBRID,

@@ -36,7 +36,7 @@ def test_empty_places_that_fill_up_every_chunk_are_accepted():
             {},
             (
                 "MS304 noop-layers: no-op positions (0, 8) do not all exist: positions count from 0 over 6 layers plus the "
-                "no-ops | --set noop-layers.layers=VALUE (smaller numbers), or --set noop-layers.layers=auto"
+                "no-ops | --set noop-layers.layers=VALUE (positions that exist), or --set noop-layers.layers=auto"
             ),
         ),
         (
