@@ -107,7 +107,7 @@ _NOT_GROUPED: Final = (
 """Fields of a job whose experts grouped products cannot compute."""
 
 
-@condition("the model has no grouped experts (--moe-grouped-gemm) that this feature supports", otherwise="skip")
+@condition("the model has no grouped experts (moe_grouped_gemm) that this feature supports", otherwise="skip")
 def experts_are_grouped(args: Any, world: World) -> bool:
     """Check that the model has experts that are one module, whose products can be grouped."""
     if world.num_experts == 0 or not world.grouped_experts or any(map(world.is_set, _NOT_GROUPED)):
