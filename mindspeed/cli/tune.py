@@ -153,7 +153,9 @@ def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: flo
         ranks = _local_ranks(job)
         rows = job.telling(machine, limit, calibrate)
         if len(rows) < calibrate:
-            text = f"--calibrate {calibrate} needs as many different configurations of {ranks} ranks, but only {len(rows)} fit"
+            text = (
+                f"--calibrate {calibrate} needs {calibrate} different configurations of {ranks} ranks, but only {len(rows)} fit"
+            )
             raise RunError([Problem("MS345", text, fix=Advice(f"--calibrate {len(rows)}, or a larger --world-size"))])
         known = measure(rows, job.job_of, store, ranks, steps, budget, _say)
         measured = [known[row.key] for row in rows if row.key in known]  # others would change what a resumed search finds

@@ -118,7 +118,7 @@ def test_json_has_rows_with_job_files(tmp_path: Path) -> None:
         ),
         (
             ("--calibrate", "90", "--tp", "2", "--micro-batch-size", "1"),
-            r"--calibrate 90 needs as many different configurations of 2 ranks, but only (\d+) fit"
+            r"--calibrate 90 needs 90 different configurations of 2 ranks, but only (\d+) fit"
             r", fix: --calibrate \d+, or a larger --world-size",
         ),
         (("--try", "ring-atention"), "the feature 'ring-atention' does not exist, fix: --try ring-attention"),
