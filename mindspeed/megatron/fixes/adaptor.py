@@ -52,7 +52,7 @@ class AdaptorGuard(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Raise PlatformError with MS519."""
-        text = "megatron_adaptor is imported while a plan of mindspeed is active, and would patch Megatron over it"
-        fix = Advice("import megatron_adaptor in the line before mindspeed.megatron_adaptor, or do without it")
+        text = "megatron_adaptor is imported while a plan of mindspeed is active, and would replace patches of the plan"
+        fix = Advice("import megatron_adaptor in the line before mindspeed.megatron_adaptor, or remove its import")
         where = module.__spec__.origin if module.__spec__ is not None else None
         raise PlatformError([Problem("MS519", text, where=where or ADAPTOR, fix=fix)])
