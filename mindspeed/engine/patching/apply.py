@@ -139,7 +139,7 @@ class AppliedPatches:
         names = {site, found.name if found is not None else site}
         if names.isdisjoint(group.site for group in self._groups):
             text = f"{site} is not patched by the active plan"
-            raise PatchError([Problem("MS401", text, fix=Advice("mindspeed features plan --all lists the patched sites"))])
+            raise PatchError([Problem("MS401", text, fix=Advice("mindspeed features plan --all lists all patches"))])
         journal = Journal()
         with _lock:
             suspended = [bound for bound in self._bound if bound.group.site in names]
