@@ -150,7 +150,7 @@ class WorkerPool:
             self._connection.send(jobs)
             answers: list[Answer] | Problem = self._connection.recv()
         except (EOFError, OSError) as error:
-            text = f"the broker of the verification workers has ended: {error}"
+            text = f"the process that starts the verification ranks has ended: {error}"
             raise RunError([Problem("MS604", text, fix=Advice("run the command again"))]) from None
         except BaseException:  # Ctrl-C or a time limit: the answer of this run is not that of the next
             left, self._connection = self._connection, Client(self._address)
