@@ -172,7 +172,7 @@ def diff(request: Request, path: str, step: int | None) -> None:
     folder = checkpoint_at(path, step)
     record = read_record(folder)
     if record is None:
-        text = f"the checkpoint does not contain the features that it was saved with: {FILE} is missing"
+        text = f"the checkpoint does not contain the list of features that it was saved with: {FILE} is missing"
         raise RunError([Problem("MS602", text, where=str(folder), fix=Advice("give a checkpoint that mindspeed saved"))])
     manifest = read_manifest(folder) if (folder / MANIFEST).is_file() else None
     if manifest is None:
