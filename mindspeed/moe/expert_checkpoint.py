@@ -49,7 +49,7 @@ def refuse_other_experts(module: torch.nn.Module, state: dict[str, Any], prefix:
     )
     if any(key.startswith(f"{prefix}local_experts.") for key in state):
         found = ["the local experts are grouped, but those of the loaded state are single"]
-        fix = "use a distributed checkpoint, which stores both under the same keys, or load into a layer of single experts"
+        fix = "use a distributed checkpoint, which both kinds of layers can load, or load into a layer of single experts"
     if found:
         text = f"the experts of the loaded state do not fit {prefix.removesuffix('.') or 'the layer'}: {', '.join(found)}"
         raise MindSpeedError([Problem("MS642", text, fix=advice(fix))])

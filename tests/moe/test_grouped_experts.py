@@ -124,7 +124,7 @@ def test_a_state_of_other_experts_is_refused() -> None:
         (
             "MS642 the experts of the loaded state do not fit experts: the local experts are grouped, but those of the loaded "
             "state are single\n"
-            "  fix: use a distributed checkpoint, which stores both under the same keys, or load into a layer of single "
+            "  fix: use a distributed checkpoint, which both kinds of layers can load, or load into a layer of single "
             "experts"
         ),
     ]
