@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @request_options
 @json_option
 def check(request: Request, names: tuple[str, ...], script: str | None, device_memory: int | None, rules: RuleOptions) -> None:
-    """Find every problem of a request.
+    """Find every problem of a job before it starts.
 
     Features, settings and sizes are checked together, for this machine or for another one that options describe. All
     problems are printed at once. The exit status is 1 when there are any. With --device-memory, a pipeline stage that needs

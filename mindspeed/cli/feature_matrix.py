@@ -105,7 +105,7 @@ def run(
 @store_option
 @json_option
 def show(names: tuple[str, ...], features: tuple[str, ...], layout: str, store: Path | None) -> None:
-    """Show the verdict of a pair, or of a feature in a layout. For a single feature, show all of its verdicts."""
+    """Show the result of a pair, or of a feature in a parallel layout. For a single feature, show all of its results."""
     from mindspeed import registry
     from mindspeed.verification.matrix.cases import MatrixCase
     from mindspeed.verification.matrix.reach import Sources

@@ -42,7 +42,7 @@ def plan(
     html: Path | None,
     script: str | None,
 ) -> None:
-    """Print the activation plan of a request.
+    """Print the activation plan of a job.
 
     One screen shows where the job runs, the features and why they are active, and settings that differ from defaults. It
     also shows changed Megatron arguments, what is skipped or not checked, and the digest.
