@@ -50,7 +50,7 @@ def test_everything_that_is_wrong_is_reported_at_once(refuse, tmp_path):
         "full",
     )
     assert {(problem["code"], message) for message, problem in problems.items()} == {
-        ("MS305", "the job file cannot be read: [Errno 2] No such file or directory: 'gone/job.yaml'"),
+        ("MS305", "the job file cannot be opened: [Errno 2] No such file or directory: 'gone/job.yaml'"),
         ("MS305", "unknown key 'train_iter' in train"),
         ("MS301", "train.lr is 'fast': input should be a valid number, unable to parse string as a number"),
         ("MS601", "there is no none.idx and no none.bin"),

@@ -17,10 +17,14 @@ def load_job_file(path: str | Path) -> JobFile:
             text = file.read(SIZE + 1)
     except OSError as error:
         fix = Advice("give the path of a readable job file")
-        raise ResolutionError([Problem("MS305", f"the job file cannot be read: {error}", where=str(path), fix=fix)]) from error
+        raise ResolutionError(
+            [Problem("MS305", f"the job file cannot be opened: {error}", where=str(path), fix=fix)]
+        ) from error
     except UnicodeDecodeError as error:
-        fix = Advice("save it as text in UTF-8")
-        raise ResolutionError([Problem("MS305", f"the job file cannot be read: {error}", where=str(path), fix=fix)]) from error
+        fix = Advice("save it in UTF-8")
+        raise ResolutionError(
+            [Problem("MS305", f"the job file is not text in UTF-8: {error}", where=str(path), fix=fix)]
+        ) from error
     return job_from_text(text, str(path))
 
 

@@ -81,7 +81,7 @@ def test_text_that_is_no_plain_data_is_told_with_its_line_and_a_fix(tmp_path):
 
 
 def test_a_missing_job_file_is_a_problem(tmp_path):
-    with pytest.raises(ResolutionError, match="MS305 the job file cannot be read"):
+    with pytest.raises(ResolutionError, match="MS305 the job file cannot be opened"):
         load_job_file(tmp_path / "none.yaml")
 
 
