@@ -28,8 +28,8 @@ def verify(request: Request, names: tuple[str, ...], nproc: int | None) -> None:
     """Verify on this machine how much features change training results.
 
     Trains a small model for a few steps with and without the named features, from the same weights and data. Losses,
-    gradients and weights are compared. Features of the job file are active in both runs. If features are named as
-    arguments, those of --features are active in both runs too. The exit status is 1 when results differ more than a feature
+    gradients and weights are compared. Features of the job file are active in both runs. So are those of --features, if
+    other features are named as arguments. The exit status is 1 when results differ more than a feature
     declares, or when a feature had no effect.
     """
     from mindspeed.verification.case import build_case
