@@ -55,8 +55,8 @@ SHOWN: Final = {
     "variables.yaml": "Page “Environment variables”:\n\n`{key}`: {text}",
     "error_codes.yaml": "$ mindspeed explain {key}\n\n{text}",
     "traps.yaml": "mindspeed check, a warning about a Megatron-LM command:\n\n{text}",
-    "old_modules.yaml": "{key} is an import name of MindSpeed that this package does not provide\n  fix: {text}",
-    "provided_names.yaml": "{key} is an import name of MindSpeed that this package does not provide\n  fix: {text}",
+    "old_modules.yaml": "{key} is a name of Ascend's original MindSpeed that this package does not provide\n  fix: {text}",
+    "provided_names.yaml": "{key} is a name of Ascend's original MindSpeed that this package does not provide\n  fix: {text}",
     "feature_classes.yaml": "help({key}), a class for MindSpeed's scripts:\n\n{key} of MindSpeed has no effect here: {text}",
 }
 """What a user sees together with a sentence of a data file."""
@@ -89,7 +89,8 @@ def settings() -> Iterator[str]:
     """Yield settings as on the page of their feature."""
     for feature in features():
         for key, field in feature.Args.model_fields.items():
-            default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)}"
+            value = None if field.is_required() else field.get_default(call_default_factory=True)
+            default = "required" if field.is_required() else "not set by default" if value is None else f"default {value}"
             yield (
                 f"{_feature(feature)}\n\nsetting `{feature.spec.name}.{key}`, {type_text(field)}, "
                 f"{default}:\n\n{field.description}"
@@ -172,7 +173,7 @@ def problems() -> Iterator[str]:
                     values = {**_example(message, f"{code} "), **{name: str(value) for name, value in special.items()}}
                     text = _fill(message, values)
                     fix = "".join(_fix(fix, assigned, values) for fix in fixes) or _tested_fix(text)
-                    where = next((literal(word.value) for word in node.keywords if word.arg == "where"), "")
+                    where = next((_fill(literal(word.value), values) for word in node.keywords if word.arg == "where"), "")
                     lines = (f"{code} {text}", where and f"  where: {where}", fix and f"  fix: {fix}")
                     yield "```\n" + "\n".join(filter(None, lines)) + "\n```"
 

@@ -83,8 +83,8 @@ class KeepArgs(FeatureArgs):
     interval: int = Field(
         0,
         ge=0,
-        description="With keep: number of layers to skip between two layers that keep tensors for backward; "
-        "0 = every layer keeps tensors",
+        description="With keep=half or full: number of layers to skip between two layers that keep received tensors for "
+        "backward; 0 = every layer keeps them",
     )
 
     @model_validator(mode="after")

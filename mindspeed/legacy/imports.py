@@ -84,7 +84,7 @@ def _error(module: str, name: str) -> OldNameError:
     else:
         fix = replacement(prefix or "")
     what = f"{name} of {module}" if name else module
-    text = f"{what} is an import name of MindSpeed that this package does not provide"
+    text = f"{what} is a name of Ascend's original MindSpeed that this package does not provide"
     error = OldNameError([Problem("MS112", text, fix=advice(fix))])
     error.name = module
     return error

@@ -41,6 +41,6 @@ class ScheduleArgs(FeatureArgs):
 
     trace: str | None = Field(
         None,
-        description="Folder to which every rank writes the times of its forward and backward passes. Draw them with "
+        description="If set: folder to which every rank writes the times of its forward and backward passes. Draw them with "
         "mindspeed schedule show --trace",
     )

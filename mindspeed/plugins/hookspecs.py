@@ -147,16 +147,16 @@ class PlannerHooks:
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
         """Return a list of the tensors that layers save for backward. Memory planning adds up their sizes.
 
-        ``tensors`` is this list for a job without the feature. Mark the tensors that the feature frees or offloads:
-        ``return leave(tensors, {"norm"}, "recomputed", "my-feature")``.
+        ``tensors`` is this list for a job without the feature. Mark the tensors that the feature frees or offloads.
+        ``leave(tensors, {"norm"}, "recomputed", "my-feature")`` marks the tensors named norm as recomputed by my-feature.
         """
 
     @hook(HookFacts("planner", answers="chained", none="the tensors, unchanged", value="tensors", proves=False))
     def resting(self, tensors: SavedTensors) -> SavedTensors | None:
         """Return a list of the tensors that the optimizer keeps between two steps. Memory planning adds up their sizes.
 
-        ``tensors`` is this list for a job without the feature. Mark the tensors that the feature frees or offloads:
-        ``return leave(tensors, {"main weights"}, "swapped", "my-feature")``.
+        ``tensors`` is this list for a job without the feature. Mark the tensors that the feature frees or offloads.
+        ``leave(tensors, {"main weights"}, "swapped", "my-feature")`` marks the main weights as swapped by my-feature.
         """
 
     @hook(HookFacts("planner", answers="each", none="nothing", proves=False))

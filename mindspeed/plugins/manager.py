@@ -70,12 +70,12 @@ class FeatureManager(pluggy.PluginManager):
                 continue
             if name not in HOOKS:
                 fix = suggestion(near_names(name, HOOKS), "remove @hookimpl; docs/hooks.md lists the hooks")
-                text = f"feature {owner} implements {name}, but no such hook exists"
+                text = f"the feature {owner} implements a hook {name!r}, which does not exist"
                 yield Problem("MS104", text, (owner,), where=_source_line(method), fix=advice(fix))
                 continue
             known = getattr(self.hook, name).spec.argnames
             if foreign := [parameter for parameter in _parameters(method) if parameter not in known]:
-                text = f"hook {name} of feature {owner} has the unknown parameter {', '.join(foreign)}"
+                text = f"the hook {name} of the feature {owner} has the unknown parameter {', '.join(foreign)}"
                 fix = f"use any of {', '.join(known)}" if known else "remove the parameter"
                 yield Problem("MS104", text, (owner,), where=_source_line(method), fix=advice(fix))
 

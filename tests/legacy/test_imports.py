@@ -149,7 +149,7 @@ def test_a_name_that_is_not_there_says_what_does_its_work(statement):
     name, fix = REPLACED[statement]
     assert problem.code == "MS112"
     assert (problem.message, problem.fix_text) == (
-        f"{name} is an import name of MindSpeed that this package does not provide",
+        f"{name} is a name of Ascend's original MindSpeed that this package does not provide",
         fix,
     )
     assert caught.value.name == statement.split()[1]
@@ -205,7 +205,7 @@ def test_a_name_that_one_of_them_lacks_is_told_when_it_is_imported(module):
         exec(f"from mindspeed.{module} import nowhere", {})
     (problem,) = caught.value.problems
     assert problem.message == (
-        f"nowhere of mindspeed.{module} is an import name of MindSpeed that this package does not provide"
+        f"nowhere of mindspeed.{module} is a name of Ascend's original MindSpeed that this package does not provide"
     )
 
 

@@ -113,10 +113,10 @@ def test_a_hook_that_does_not_exist_is_named_with_its_line_and_near_names():
     with pytest.raises(MindSpeedError) as caught:
         FeatureManager([feature("a", pathces=method), feature("b", zzz=method)])
     assert str(caught.value) == (
-        "MS104 feature a implements pathces, but no such hook exists\n"
+        "MS104 the feature a implements a hook 'pathces', which does not exist\n"
         f"  where: {line}\n"
         "  fix: did you mean patches or notes?\n"
-        "MS104 feature b implements zzz, but no such hook exists\n"
+        "MS104 the feature b implements a hook 'zzz', which does not exist\n"
         f"  where: {line}\n"
         "  fix: remove @hookimpl; docs/hooks.md lists the hooks"
     )
@@ -128,10 +128,10 @@ def test_a_hook_with_a_foreign_parameter_is_named_with_those_that_it_may_have():
         FeatureManager([feature("a", config_ready=method, activated=method)])
     line = f"{__file__}:{method.__code__.co_firstlineno}"
     assert str(caught.value) == (
-        "MS104 hook activated of feature a has the unknown parameter konfig\n"
+        "MS104 the hook activated of the feature a has the unknown parameter konfig\n"
         f"  where: {line}\n"
         "  fix: remove the parameter\n"
-        "MS104 hook config_ready of feature a has the unknown parameter konfig\n"
+        "MS104 the hook config_ready of the feature a has the unknown parameter konfig\n"
         f"  where: {line}\n"
         "  fix: use any of config"
     )

@@ -31,7 +31,7 @@ class ContextParallelArgs(FeatureArgs):
     algorithm: str | None = Field(
         None,
         description="Feature that computes attention over the context-parallel ranks, such as ring-attention; auto = the one "
-        "that sends the fewest bytes",
+        "that sends the fewest bytes. Default: the requested one of these features",
     )
 
 

@@ -16,8 +16,8 @@ class EodResetArgs(FeatureArgs):
     fixed_document_length: int | None = Field(
         None,
         ge=1,
-        description="Split every sample into documents of this number of tokens, instead of at the document ends in the "
-        "data. The last document may be shorter",
+        description="If set: split every sample into documents of this number of tokens, instead of at the document ends in "
+        "the data. The last document may be shorter",
     )
 
 

@@ -48,7 +48,7 @@ class HybridAttentionArgs(KeepArgs):
         None,
         ge=2,
         description="Number of neighbouring ranks that exchange tokens for attention heads by all-to-all (Ulysses). Best: "
-        "the number of ranks of a node",
+        "the number of ranks of a node. Required",
     )
     window: int = Field(
         1, ge=1, description="Number of ring ranks that form an inner ring, such as those of a node; 1 = a single ring"

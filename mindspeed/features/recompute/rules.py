@@ -116,8 +116,8 @@ def _takes_latent_projection(args: RecomputeArgs, world: World) -> bool:
 
 
 @condition(
-    "num_layers={args.num_layers} is greater than the {world.num_layers} / (pp x vpp = {world.pp} x {world.vpp}) layers "
-    "of a model chunk, so every layer is recomputed",
+    "recompute.num_layers={args.num_layers} is greater than the number of layers of a model chunk "
+    "({world.num_layers} layers / pp={world.pp} / vpp={world.vpp}), so every layer is recomputed",
     when=_is_block,
     otherwise="warn",
 )

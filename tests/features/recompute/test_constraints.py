@@ -10,7 +10,8 @@ def test_more_layers_than_a_chunk_has_are_all_of_them():
     resolution = ask("recompute", settings=settings, world_size=1, num_layers=8)
     assert resolution.problems == []
     assert [row.text for row in resolution.rows if row.kind == "warning"] == [
-        "num_layers=9 is greater than the 8 / (pp x vpp = 1 x 1) layers of a model chunk, so every layer is recomputed"
+        "recompute.num_layers=9 is greater than the number of layers of a model chunk "
+        "(8 layers / pp=1 / vpp=1), so every layer is recomputed"
     ]
 
 
