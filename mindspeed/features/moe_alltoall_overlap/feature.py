@@ -37,7 +37,7 @@ def _has_parts(args: MoeAlltoallOverlapArgs, world: World) -> bool:
 
 
 @condition(
-    "the {world.num_experts} / ep={world.ep} local experts are not divisible by parts={args.parts}",
+    "the number of experts of a rank ({world.num_experts} experts / ep={world.ep}) is not divisible by parts={args.parts}",
     fix=(GiveSetting("parts", 1),),
     when=_has_parts,
 )

@@ -43,7 +43,9 @@ class NoopLayersArgs(FeatureArgs):
         description="Positions without a layer (no-ops), so that stages have different numbers of layers. Positions count "
         "from 0 over layers and no-ops; auto = balance the work of stages",
     )
-    experts_per_token: int = Field(2, ge=1, description="Number of experts per token (top-k), for the estimate of layers=auto")
+    experts_per_token: int = Field(
+        2, ge=1, description="Number of experts per token (top-k), by which layers=auto estimates the compute of a MoE layer"
+    )
 
     @field_validator("layers")
     @classmethod

@@ -108,7 +108,7 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
             RequiresCapability(
                 Slot.CONTEXT_PARALLEL,
                 Capability.SHARED_MASK,
-                reason="context parallelism must read the mask from shared-attention-mask instead of from the batch",
+                reason="each rank must cut its part from the mask that this feature stores, not from a mask of the batch",
                 when=_needs_capability,
             ),
         ),

@@ -50,7 +50,8 @@ class TensorParallel2DArgs(FeatureArgs):
     )
     overlap_scatter: bool = Field(
         False,
-        description="In forward: reduce-scatter the output in chunks, and overlap each with a product of another chunk",
+        description="In forward: split the output into chunks, and overlap the reduce-scatter of each with the matrix product "
+        "of another chunk",
     )
     overlap_backward: bool = Field(
         False,

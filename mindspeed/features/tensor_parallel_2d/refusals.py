@@ -29,8 +29,9 @@ def refusing(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def grid_is_unknown(fields: Iterable[str]) -> Problem:
     """Return the problem of a grid to choose where values of the model are not known."""
-    text = f"{NAME}: x=auto and y=auto choose the grid by {', '.join(fields)}, which the plan does not know"
-    fix = (Advice("give these values as options or in the job file"), GiveSetting(f"{NAME}.y", 2, note="for a fixed grid"))
+    unknown = ", ".join(fields)
+    text = f"{NAME}: x=auto and y=auto choose the grid by {unknown}, which the plan does not know"
+    fix = (Advice(f"give {unknown} as an option or in the job file"), GiveSetting(f"{NAME}.y", 2, note="for a fixed grid"))
     return Problem("MS304", text, (NAME,), fix=fix)
 
 

@@ -119,7 +119,7 @@ def test_the_cheapest_grid_needs_the_shape_of_the_model():
         feature.groups_created({"tp": 4}, lambda name: None)
     (problem,) = error.value.problems
     assert problem.message == f"{NAME}: x=auto and y=auto choose the grid by hidden_size, which the plan does not know"
-    assert problem.fix_text == f"give these values as options or in the job file, or --set {NAME}.y=2 (for a fixed grid)"
+    assert problem.fix_text == f"give hidden_size as an option or in the job file, or --set {NAME}.y=2 (for a fixed grid)"
 
 
 def test_an_optimizer_that_reads_one_split_dimension_is_refused_when_it_is_built():
