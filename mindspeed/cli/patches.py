@@ -101,7 +101,11 @@ def record(megatron: str | None, into: Path | None) -> None:
     show_default=True,
     help="Folder for the report and for the recorded patch targets",
 )
-@click.option("--claims/--no-claims", default=True, help="Run mindspeed features verify for every feature on the checkout")
+@click.option(
+    "--claims/--no-claims",
+    default=True,
+    help="Train with and without every feature on the new Megatron (mindspeed features verify)",
+)
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0.1),
@@ -131,7 +135,7 @@ def follow(
     """Report what a new Megatron changes for features, for maintainers.
 
     Compares every patch target with the last release and shows the diff of each definition. Lists new Megatron arguments
-    that resemble a feature, and records the checkout. Runs mindspeed features verify for every feature on the checkout,
+    that resemble a feature, and records the checkout. Runs mindspeed features verify for every feature on this Megatron,
     first for features whose targets differ. Writes FOLDER/VERSION.md. The exit status is 1 when a target is changed or gone,
     or when a verification failed.
     """

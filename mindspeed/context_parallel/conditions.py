@@ -41,7 +41,7 @@ def attention_sees_all_keys(args: Any, world: World) -> bool:
 
 @condition(
     "multi-token prediction expects tokens in Megatron's zig-zag order, which {feature} does not use",
-    fix=(Advice("use ring-attention or kv-allgather-cp, which keep Megatron's order"), GiveField("mtp_num_layers", 0)),
+    fix=(Advice("use a context-parallel algorithm that keeps Megatron's order of tokens"), GiveField("mtp_num_layers", 0)),
 )
 def predicts_one_token(args: Any, world: World) -> bool:
     """Check that the model predicts only the next token; an unknown model is checked when it is built."""

@@ -160,7 +160,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 def _refusal(option: str, values: list[str], known: Surface) -> Problem | None:
     """Return what Megatron's parser would say of an option and the words behind it."""
     if not option:
-        text, fix = f"{shlex.join(values)} does not follow an option", Advice("put each value after its option")
+        text, fix = f"the value {shlex.join(values)} has no option before it", Advice("put each value after its option")
         return Problem("MS114", text, where=COMMAND_LINE, fix=fix) if values else None
     fact = GivenValue(option, " ".join(values), COMMAND_LINE, option)
     argument = known.by_option.get(option)

@@ -108,5 +108,5 @@ class Store:
         pairs = ((name, now, then.get(name)) for name, now in self.facts.items())
         different = [f"{name} is {now}, was {before}" for name, now, before in pairs if now != before]
         text = f"the store {self.root} was measured on another machine or version: {'; '.join(different)}"
-        fix = Advice("measure again with --calibrate N, or use another --store")
+        fix = Advice("measure again with mindspeed tune --calibrate N (up to N configurations), or use another --store")
         return Problem("MS346", text, where=str(self.root), fix=fix)

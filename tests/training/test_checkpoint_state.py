@@ -480,7 +480,7 @@ def test_shards_of_an_optimizer_that_megatron_014_cannot_read_are_named(checkpoi
         "MS602 the checkpoint uses distributed optimizer state in the shapes of the parameters, as saved by "
         "megatron-core 0.15 and newer, which megatron-core 0.14.0 cannot read\n"
         f"  where: {folder}\n"
-        "  fix: resume it with megatron-core 0.15 or newer, which reads this form"
+        "  fix: resume it with megatron-core 0.15 or newer, which reads this format"
     )
     assert states.unreadable_format(folder, "0.14.0") is None
     assert states.unreadable_format(folder, "0.15.0", shards_optimizer=True) is None

@@ -49,7 +49,8 @@ class AdaptiveCpArgs(FeatureArgs):
         "exchange",
     )
     own_masks: bool = Field(
-        False, description="Not supported; set shared-attention-mask.kind to a function that returns the mask"
+        False,
+        description="Not supported here. Set shared-attention-mask.kind to the function of the mask (package.module:name)",
     )
 
     @model_validator(mode="after")

@@ -37,14 +37,12 @@ if TYPE_CHECKING:
 
 class AdaptiveRecomputeArgs(FeatureArgs):
     budget_mb: float | None = Field(
-        None, gt=0, description="Device memory budget of a rank, in MiB (required). A larger budget keeps more activations"
+        None, gt=0, description="Memory budget of a rank, in MiB (required). More keeps more activations"
     )
     profiling_steps: int = Field(
         3, ge=2, description="Number of first steps that keep no activations. The last of them measures memory and time"
     )
-    swap: bool = Field(
-        False, description="Offload attention activations that exceed the budget to host memory; false = keep them all"
-    )
+    swap: bool = Field(False, description="Offload attention activations that exceed the budget; false = never offload these")
 
 
 @condition(

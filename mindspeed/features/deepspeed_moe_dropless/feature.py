@@ -21,8 +21,8 @@ from mindspeed.plugins import (
 class DeepspeedMoeDroplessArgs(FeatureArgs):
     padding: bool = Field(
         False,
-        description="Round the expert capacity up to a multiple of 1/8 of the tokens that share it (see deepspeed-moe.groups), "
-        "so that expert inputs have few different sizes",
+        description="Round the expert capacity up to a multiple of 1/8 of the tokens that share it (see deepspeed-moe.groups). "
+        "Expert inputs then have few different sizes",
     )
 
 

@@ -81,8 +81,11 @@ def with_documents_required(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _unknown() -> Problem:
     text = "the model received a batch without document ends"
-    fix = "call megatron.core.utils.get_batch_on_this_cp_rank with position_ids and attention_mask (None) on every stage, and "
-    return Problem("MS335", text, (_NAME,), fix=Advice(f"{fix}pass the attention_mask that it returns to the model"))
+    fix = (
+        "call megatron.core.utils.get_batch_on_this_cp_rank on every stage, with position_ids and attention_mask=None in the "
+        "batch. Pass the attention_mask that it returns, which holds the document ends, to the model"
+    )
+    return Problem("MS335", text, (_NAME,), fix=Advice(fix))
 
 
 def _ranks() -> int:

@@ -44,7 +44,7 @@ class NoopLayersArgs(FeatureArgs):
         "from 0 over layers and no-ops; auto = balance the work of stages",
     )
     experts_per_token: int = Field(
-        2, ge=1, description="Number of experts per token (top-k), by which layers=auto estimates the compute of a MoE layer"
+        2, ge=1, description="Experts per token (top-k), from which layers=auto estimates MoE layers"
     )
 
     @field_validator("layers")
@@ -92,8 +92,7 @@ def places_exist(args: NoopLayersArgs, world: World) -> bool:
 
 
 @condition(
-    "{world.num_layers} layers plus no-ops at positions {args.layers} do not fill pp x vpp = {world.pp} x {world.vpp} equal "
-    "chunks",
+    "{world.num_layers} layers and no-ops at {args.layers} do not fill pp x vpp = {world.pp} x {world.vpp} equal chunks",
     fix=(GiveSetting("layers", "auto"), GiveSetting("layers", note="as many no-op positions as fill every chunk")),
     when=_has_places,
 )

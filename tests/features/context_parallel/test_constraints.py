@@ -114,7 +114,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         (
             "MS301 hybrid-attention.ulysses_degree is 1: input should be greater than or equal to 2 | --set "
             "hybrid-attention.ulysses_degree=2 (Number of neighbouring ranks that exchange tokens for attention heads by "
-            "all-to-all (Ulysses). Best: the number of ranks of a node)"
+            "all-to-all (Ulysses). Best: the number of ranks of a node. Required)"
         ),
     ),
     *(
