@@ -43,9 +43,7 @@ class NoopLayersArgs(FeatureArgs):
         description="Positions without a layer (no-ops), so that stages have different numbers of layers. Positions count "
         "from 0 over layers and no-ops; auto = balance the work of stages",
     )
-    experts_per_token: int = Field(
-        2, ge=1, description="Experts per token (top-k), from which layers=auto estimates MoE layers"
-    )
+    experts_per_token: int = Field(2, ge=1, description="Experts per token (top-k); layers=auto estimates MoE layers with it")
 
     @field_validator("layers")
     @classmethod
