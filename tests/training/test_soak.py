@@ -44,7 +44,7 @@ def test_runs_that_are_ended_at_random_moments_go_on_exactly(tmp_path: Path, fau
 def test_a_long_run_with_ten_features_keeps_memory_descriptors_and_threads(tmp_path: Path, text: str, steps: int) -> None:
     """Resident memory after a tenth of the steps, and after all but the last of them."""
     run = tmp_path / "run"
-    started = Run(*STEADY, "--features", ",".join(TEN), "--data", text, "--run", run, "--train-iters", steps + 50)
+    started = Run(*STEADY, "--features", ",".join(TEN), "--data", text, "--run", run, "--train-iters", steps + 50, cold=True)
     started.wait_for_step(run, steps // 10)
     first = state(started.rank(0))
     started.wait_for_step(run, steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -16,7 +17,6 @@ from mindspeed.engine.planning.checkpoint_layers import LayerKind
 from mindspeed.training import layer_names
 from tests.features.transformer_engine_layers.saved_keys import MODELS, build, saved
 from tests.features.transformer_engine_layers.single_rank import single_rank
-from tests.warm_processes import warm_python
 
 HERE: Final = Path(__file__).parent
 LISTS: Final = yaml.safe_load((HERE / "saved_keys.yaml").read_text("utf-8"))
@@ -56,7 +56,7 @@ def test_a_model_saves_the_keys_and_shapes_of_transformer_engines(_roles: None, 
 @pytest.mark.parametrize("layers", LISTS)
 def test_the_lists_are_those_of_megatrons_wrappers_and_local_layers(layers: str) -> None:
     done = subprocess.run(
-        [*warm_python(), "-m", f"{__package__}.list_keys", layers], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", f"{__package__}.list_keys", layers], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load(done.stdout) == LISTS[layers]
