@@ -22,12 +22,12 @@ train: $(VENV)/installed  ## train a small GPT on real text over two processes, 
 	$(BIN)/mindspeed ops build --optional
 
 test: ops  ## every test that belongs in a default run
-	$(BIN)/python -m pytest -q -m "not long" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -m "not long" -n 3 --dist loadfile
 
 LONG ?= tests
 
 test-long: ops  ## the long tests, of tables a cover; EXHAUSTIVE=1 takes every row, SHARD=1/4 a quarter; what has passed on this source is not run again
-	$(BIN)/python -m pytest -q -m long -n 2 --dist loadfile --resume $(if $(EXHAUSTIVE),--exhaustive) $(if $(SHARD),--shard $(SHARD)) -o console_output_style=count $(LONG)
+	$(BIN)/python -m pytest -q -m long -n 3 --dist loadfile --resume $(if $(EXHAUSTIVE),--exhaustive) $(if $(SHARD),--shard $(SHARD)) -o console_output_style=count $(LONG)
 
 SINCE ?= main
 
