@@ -69,6 +69,14 @@ def test_meetings_that_the_matrix_has_keep_no_row() -> None:
     assert kept(rows, matrix=True) == [rows[0], rows[1]]
 
 
+def test_bf16_and_four_ranks_stay_beside_a_matrix_of_two_shares_in_fp32() -> None:
+    rows = [
+        {"case": {"features": names, "nproc": nproc, "dtype": dtype}}
+        for names, nproc, dtype in (("ring", 2, "fp32"), ("recompute", 2, "fp32"), ("ring", 4, "fp32"), ("ring", 2, "bf16"))
+    ]
+    assert kept(rows, matrix=True) == [rows[2], rows[3]]
+
+
 FILE = """
 import pytest
 

@@ -19,7 +19,7 @@ from mindspeed.verification.pool import WorkerPool
 from mindspeed.verification.shape import GPT, Recipe
 
 TASKS = Path("/proc/self/task")
-FIFTY = [("rms-norm", 50), ("tensor-parallel", 50)]
+TWENTY = [("rms-norm", 20), ("tensor-parallel", 20)]
 
 
 def trained_once() -> None:
@@ -53,7 +53,7 @@ def test_a_model_that_a_job_made_keeps_no_process_groups_alive(pool: WorkerPool)
 
 @pytest.mark.skipif(not TASKS.exists(), reason="threads are counted in /proc, which is Linux's")
 @pytest.mark.parametrize(
-    ("feature", "jobs"), [("rms-norm", 3), *(pytest.param(*case, marks=pytest.mark.long) for case in FIFTY)]
+    ("feature", "jobs"), [("rms-norm", 3), *(pytest.param(*case, marks=pytest.mark.long) for case in TWENTY)]
 )
 def test_a_worker_has_at_most_eight_threads_after_many_jobs(pool: WorkerPool, feature: str, jobs: int) -> None:
     case = build_case([feature])
