@@ -1,11 +1,12 @@
 """The sources that a case can reach: its key changes when the code of one does, and no other. Light.
 
-Comments, docstrings and sentences are no code: they change texts of a plan, and no number. A refusal is a text, so its key
-counts sentences too.
+Comments, docstrings, sentences, fixes and notes are no code: they change texts of a plan, and no number. A refusal is a text,
+so its key counts these too. An operator's module stands for its C++ source as well.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import platform
 import re
@@ -22,6 +23,8 @@ import mindspeed
 from mindspeed.engine.inspection.megatron_copies import megatron_version
 from mindspeed.engine.inspection.source import Module, find_module, read_text
 from mindspeed.engine.inspection.source_cache import source_cache_of
+from mindspeed.ops.sources import source_digest
+from mindspeed.ops.variants import SOURCES
 from mindspeed.plugins.discovery import Catalog
 
 _JUDGES: Final = ("mindspeed.verification.training", "mindspeed.verification.harness", "mindspeed.verification.matrix.verdicts")
@@ -34,8 +37,11 @@ _YAML: Final = ".yaml"
 """Files that have the name of a module, and that it reads."""
 _OF_CASES: Final = "mindspeed/verification/matrix/cases.yaml"
 """A table of which each case knows its own rows."""
+_OPERATORS: Final = Path(mindspeed.__file__).parent / "ops"
 _SENTENCE: Final = re.compile(r"[A-Za-z]{2,},?(?: [a-z]{2,},?){2,}")
 """Three words in a row: no code decides anything by such a text, which a test holds."""
+_TEXTS: Final = {"fix", "note", "reason", "message", "description"}
+"""Keywords and keys of tables whose value is a text for people, however short."""
 
 
 class _Code(NamedTuple):
@@ -131,12 +137,43 @@ class Sources:
 
 def code_of(text: str, sentences: bool = False) -> str:
     """Return what a Python source does, whatever its layout, comments and docstrings are; maybe without sentences."""
-    return "\n".join(_of_code(_compiled(text), sentences))
+    tree = ast.parse(text)
+    return "\n".join(_of_code(_compiled(tree if sentences else _WithoutSentences().visit(tree))))
 
 
-def _compiled(text: str) -> CodeType:
+def _compiled(source: str | ast.Module) -> CodeType:
     """Compile a source without docstrings. Assert statements go as well; this project has none."""
-    return compile(text, "", "exec", dont_inherit=True, optimize=2)
+    return compile(source, "", "exec", dont_inherit=True, optimize=2)
+
+
+class _WithoutSentences(ast.NodeTransformer):
+    """Empty every sentence, the words between the values of one, and the texts of `_TEXTS`."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        if isinstance(node.value, str) and _SENTENCE.search(node.value):
+            node.value = ""
+        return node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        words = [word for part in node.values if isinstance(part, ast.Constant) for word in str(part.value).split()]
+        if _SENTENCE.search(" ".join(words)):
+            node.values = [part for part in node.values if not isinstance(part, ast.Constant)]
+        return self.generic_visit(node)
+
+    def visit_keyword(self, node: ast.keyword) -> ast.AST:
+        return _WithoutTexts().visit(node) if node.arg in _TEXTS else self.generic_visit(node)
+
+
+class _WithoutTexts(ast.NodeTransformer):
+    """Empty every text, and keep the values in it."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        node.value = "" if isinstance(node.value, str) else node.value
+        return node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        node.values = [part for part in node.values if not isinstance(part, ast.Constant)]
+        return self.generic_visit(node)
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
@@ -146,23 +183,28 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
             yield from _nested(constant)
 
 
-def _of_code(code: CodeType, sentences: bool) -> Iterator[str]:
+def _of_code(code: CodeType) -> Iterator[str]:
     for part in _nested(code):
         handlers: bytes = getattr(part, "co_exceptiontable", b"")  # from Python 3.11 on
         yield f"{part.co_name} {part.co_code.hex()} {handlers.hex()} {part.co_flags} {part.co_argcount}"
         yield f"{part.co_kwonlyargcount} {part.co_names} {part.co_varnames} {part.co_freevars} {part.co_cellvars}"
-        yield from (repr(_value(constant, sentences)) for constant in part.co_consts if not isinstance(constant, CodeType))
+        yield from (repr(_ordered(constant)) for constant in part.co_consts if not isinstance(constant, CodeType))
 
 
-def _value(value: Any, sentences: bool) -> Any:
-    """A constant or table, without sentences where these do not count, and with sets in one order."""
+def _ordered(constant: Any) -> Any:
+    """A constant with its sets in one order."""
+    if isinstance(constant, tuple):
+        return [_ordered(inner) for inner in constant]
+    return sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant
+
+
+def _without_sentences(value: Any) -> Any:
+    """The values of a table, without sentences and texts."""
     if isinstance(value, dict):
-        return {key: _value(inner, sentences) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_value(inner, sentences) for inner in value]
-    if isinstance(value, frozenset):
-        return sorted(map(repr, value))
-    return "" if not sentences and isinstance(value, str) and _SENTENCE.search(value) else value
+        return {key: _without_sentences(inner) for key, inner in value.items() if key not in _TEXTS}
+    if isinstance(value, list):
+        return [_without_sentences(inner) for inner in value]
+    return "" if isinstance(value, str) and _SENTENCE.search(value) else value
 
 
 def _named_in(code: CodeType, dotted: re.Pattern[str]) -> Iterator[str]:
@@ -186,15 +228,17 @@ def _texts(value: Any) -> Iterator[str]:
 def _read(file: Path, dotted: re.Pattern[str]) -> _Code:
     source = read_text(Module(file.stem, str(file), None)).decode()
     try:
-        code = _compiled(source)
-        names, text, whole = set(_named_in(code, dotted)), *("\n".join(_of_code(code, kept)) for kept in (False, True))
+        names, text, whole = set(_named_in(_compiled(source), dotted)), code_of(source), code_of(source, sentences=True)
     except (SyntaxError, ValueError):  # a file that cannot be imported, as some packages have
         names, text, whole = set[str](), source, source
     for table in (file.with_suffix(suffix) for suffix in (_JSON, _YAML)):
         if table.exists() and not table.as_posix().endswith(_OF_CASES):
             rows = read_text(Module(table.stem, str(table), None)).decode()
             whole += rows
-            text += rows if table.suffix == _JSON else repr(_value(yaml.safe_load(rows), sentences=False))
+            text += rows if table.suffix == _JSON else repr(_without_sentences(yaml.safe_load(rows)))
+    kernel = SOURCES / "cpu" / f"{file.stem}.cpp"
+    if file.parent == _OPERATORS and kernel.exists():
+        text, whole = (f"{part}\n{source_digest(kernel)}" for part in (text, whole))
     return _Code(_digest(text), _digest(whole), sorted(names))
 
 

@@ -96,6 +96,11 @@ def test_comments_and_docstrings_make_no_case_stale(planted) -> None:
     [
         ('Field(0, description="Number of layers that are kept")', 'Field(0, description="How many layers are "\n  "kept")'),
         ('raise E(f"{rank} has no such file")', 'raise E(f"{rank} does not have it")'),
+        (
+            'raise E(f"{rank} of {size} is gone", fix=f"{fix}, or else")',
+            'raise E(f"gone is {rank} of {size}", fix=f"maybe {fix}")',
+        ),
+        ('row("name", note="fewer")', 'row("name", note="fewer bytes")'),
         ("TABLE = {1: 'the first of two'}", "# all rows\nTABLE = {\n    1: 'the second of two',\n}"),
     ],
 )
