@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -66,10 +67,12 @@ def run(names: Sequence[str]) -> tuple[list[Row], list[str]]:
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "rows.json"
             command = [sys.executable, "-m", f"benchmarks.{name}", str(output)]
+            start = time.perf_counter()
             subprocess.run(command, check=False, cwd=HERE.parent, stdout=subprocess.DEVNULL)
-            if output.exists():
-                rows += read_rows(output)
-            else:
+            found = read_rows(output) if output.exists() else []
+            print(f"benchmarks/{name}.py: {len(found)} rows in {time.perf_counter() - start:,.0f} s", file=sys.stderr)
+            rows += found
+            if not found:
                 failed.append(name)
     return rows, failed
 
