@@ -102,7 +102,7 @@ SMALL: Final = (
 )
 
 
-@pytest.mark.budget(60)
+@pytest.mark.long
 def test_the_sets_of_a_small_covering_array_hold(pool) -> None:
     sets = covering_sets(SMALL, 2, 5, resolves)
     sources = Sources(registry.catalog())
