@@ -25,6 +25,7 @@ import yaml
 from mindspeed.cli import main as command_line
 from mindspeed.cli.request_options import TITLES
 from mindspeed.job.world import World
+from mindspeed.legacy.provided_names import PROVIDED
 from mindspeed.plugins import fixes as fix_names
 from mindspeed.plugins.conditions import Condition
 from mindspeed.plugins.discovery import discover
@@ -299,6 +300,9 @@ def data() -> Iterator[str]:
                 yield f"$ mindspeed explain '{error['pattern']}'\n\n{error['cause']}\n  fix: {error['fix']}"
         elif file.name in ("flags.yaml", "other_flags.yaml"):
             yield from (f"mindspeed check, about a script for MindSpeed:\n\n{said}" for row in value for said in _flag(row))
+        elif file.name == "old_modules.yaml":
+            asked = {name: f"get_args of {name}" if name in PROVIDED else name for name in value}
+            yield from _data({asked[name]: said for name, said in value.items()}, SHOWN[file.name], "")
         elif shown is not None:
             yield from _data(value, shown, "")
 
