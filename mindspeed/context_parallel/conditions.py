@@ -41,7 +41,10 @@ def attention_sees_all_keys(args: Any, world: World) -> bool:
 
 @condition(
     "multi-token prediction expects tokens in Megatron's zig-zag order, which {feature} does not use",
-    fix=(Advice("use a context-parallel algorithm that keeps Megatron's order of tokens"), GiveField("mtp_num_layers", 0)),
+    fix=(
+        Advice("use a context-parallel algorithm with zig-zag order: ring attention, or an all-gather of keys and values"),
+        GiveField("mtp_num_layers", 0),
+    ),
 )
 def predicts_one_token(args: Any, world: World) -> bool:
     """Check that the model predicts only the next token; an unknown model is checked when it is built."""
@@ -102,7 +105,8 @@ def _has_interval(args: KeepArgs, world: World) -> bool:
 
 
 @condition(
-    "interval={args.interval} is not less than num_layers={world.num_layers}, so only the first layer would keep tensors",
+    "interval={args.interval} is not less than num_layers={world.num_layers}, so only the first layer would keep received "
+    "tensors for backward; with interval=0, every layer keeps them",
     fix=(GiveSetting("interval", 0),),
     when=_has_interval,
 )

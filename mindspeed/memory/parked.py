@@ -116,7 +116,7 @@ class Parked:
 def read_while_away(part: LayerPart, operator: str) -> RunError:
     """Return the error of an operator that read a part whose contents are away."""
     text = f"{part.owner}: {operator} read a tensor of {part.module} while it was offloaded"
-    fix = f"read a copy made in the forward pass, or remove {part.owner}"
+    fix = f"copy the tensor with clone() in the forward pass and read the copy, or remove {part.owner}"
     return RunError([Problem("MS617", text, (part.owner,), fix=advice(fix))])
 
 

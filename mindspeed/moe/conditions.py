@@ -52,7 +52,7 @@ def experts_are_spread(args: Any, world: World) -> bool:
 
 @condition(
     "recompute_modules contains shared_experts, which {feature} overlaps with transfers",
-    fix=(GiveField("recompute_modules", note="the same list without shared_experts"), _REMOVE),
+    fix=(GiveField("recompute_modules", note="N = your list of modules, without shared_experts"), _REMOVE),
 )
 def shared_experts_are_kept(args: Any, world: World) -> bool:
     """Check that shared experts, which hide transfers, are not recomputed."""
@@ -107,7 +107,11 @@ _NOT_GROUPED: Final = (
 """Fields of a job whose experts grouped products cannot compute."""
 
 
-@condition("the model has no grouped experts (moe_grouped_gemm) that this feature supports", otherwise="skip")
+@condition(
+    "the model is dense, its experts are not grouped (moe_grouped_gemm is off), or they have options that this feature does "
+    "not support, such as biases",
+    otherwise="skip",
+)
 def experts_are_grouped(args: Any, world: World) -> bool:
     """Check that the model has experts that are one module, whose products can be grouped."""
     if world.num_experts == 0 or not world.grouped_experts or any(map(world.is_set, _NOT_GROUPED)):

@@ -206,4 +206,6 @@ def check_routing(config: Any, hidden_states: Tensor, routing_map: Tensor, probs
         f"a router returned a routing map of {routing_map.dtype} {tuple(routing_map.shape)} and probabilities "
         f"{tuple(probs.shape)}, but both must have the shape (tokens, experts) = {expected}, and the map must be boolean"
     )
-    raise MindSpeedError([Problem("MS640", text, fix=Advice("return one boolean and one probability per token and expert"))])
+    raise MindSpeedError(
+        [Problem("MS640", text, fix=Advice("make the router return one boolean and one probability per token and expert"))]
+    )

@@ -38,8 +38,8 @@ def parts_that_fit(feature: str, asked: int, rows: int, fix: str = "") -> int:
         parts //= 2
     if parts < asked:
         text = (
-            f"{feature}: {rows} rows cannot be split into {asked} equal chunks of at least {LEAST_ROWS} rows; {parts} "
-            "chunks are used"
+            f"{feature}: the {rows} rows (tokens) of a linear layer's input cannot be split into {asked} equal chunks of at "
+            f"least {LEAST_ROWS} rows. The job continues with {parts} chunks"
         )
         report_problem(Problem("MS414", text, (feature,), fix=advice(fix.format(parts=parts))))
     return parts

@@ -17,7 +17,7 @@ from mindspeed.plugins.problems import RunError
 
 READ = (
     "MS617 acme: {} read a tensor of layer 3 norm while it was offloaded\n"
-    "  fix: read a copy made in the forward pass, or remove acme"
+    "  fix: copy the tensor with clone() in the forward pass and read the copy, or remove acme"
 )
 
 

@@ -152,5 +152,5 @@ def test_routing_of_another_shape_is_refused(dispatch: Any, routing_map: Any, pr
     assert str(error.value) == (
         f"MS640 a router returned a routing map of {given}, but both must have the shape (tokens, experts) = (6, 4), and the "
         "map must be boolean\n"
-        "  fix: return one boolean and one probability per token and expert"
+        "  fix: make the router return one boolean and one probability per token and expert"
     )

@@ -28,7 +28,7 @@ _LAYERS = "mindspeed.features.activation_recompute.layers"
 
 @condition(
     "recompute_modules contains mlp, which already recomputes the activation function",
-    fix=(GiveField("recompute_modules", note="the same list without mlp"), RemoveFeature()),
+    fix=(GiveField("recompute_modules", note="N = your list of modules, without mlp"), RemoveFeature()),
 )
 def mlp_is_not_recomputed(args: Any, world: World) -> bool:
     """Check that selective recomputation does not take the whole MLP."""

@@ -40,7 +40,8 @@ class AlibiArgs(FeatureArgs):
     )
     opposite: bool = Field(
         False,
-        description="Same as square: use the bias slope * (key - query). MindSpeed uses this name when fused_type is 0",
+        description="Another name of alibi.square, for scripts with MindSpeed's option --alibi-diagonal-opposite: use the bias "
+        "slope * (key - query)",
     )
     fill: bool = Field(
         False, description="Add -inf to the scores of keys after the query, so that attention is causal whatever mask it gets"

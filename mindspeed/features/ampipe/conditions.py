@@ -47,8 +47,9 @@ def overlaps(args: AmpipeArgs, world: World) -> bool:
 
 
 @condition(
-    "seq_length={world.seq_length} is not divisible by {args.parts} chunks x tp={world.tp}",
-    fix=(GiveSetting("parts", note="a divisor of the number of tokens per rank"),),
+    "seq_length={world.seq_length} is not divisible by parts x tp = {args.parts} x {world.tp}, so chunks would have different "
+    "lengths",
+    fix=(GiveSetting("parts", note="a divisor of {world.seq_length} / {world.tp}"),),
 )
 def parts_divide_sequence(args: AmpipeArgs, world: World) -> bool:
     """Check that chunks are of equal size on every tensor-parallel rank."""
@@ -56,8 +57,8 @@ def parts_divide_sequence(args: AmpipeArgs, world: World) -> bool:
 
 
 @condition(
-    "deepspeed-moe.groups={other.groups} is not a multiple of {args.parts} chunks x tp={world.tp}, so chunks cannot have "
-    "separate groups of tokens",
+    "deepspeed-moe.groups={other.groups} is not a multiple of {args.parts} chunks x tp={world.tp}, so a group of tokens that "
+    "shares an expert capacity would span chunks or ranks",
     fix=(GiveSetting("deepspeed-moe.groups", note="a multiple of {args.parts} x {world.tp}"),),
     of="deepspeed-moe",
 )

@@ -47,7 +47,7 @@ CONDITIONS: Final = (
     NO_CUDA_GRAPHS,  # the ends of documents are read on the host
     Requires(
         "flash-attention",
-        reason="only flash-attention supports packed documents together with a sliding window",
+        reason="only flash-attention can separate packed documents if attention has a sliding window",
         when=_sees_a_window,
     ),
     ModelCondition(

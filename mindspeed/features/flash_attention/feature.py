@@ -30,10 +30,14 @@ class FlashAttentionArgs(FeatureArgs):
         "= window in packed sequences. Default: as the mask of the layer requires",
     )
     pre_tokens: int = Field(
-        65536, description="Window: number of keys before a query that it can attend to. Applies with sparse_mode 0, 4, 7 and 8"
+        65536,
+        description="Window: number of keys before a query that it can attend to. Applies if sparse_mode selects a window "
+        "(0, 4, 7 or 8)",
     )
     next_tokens: int = Field(
-        0, description="Window: number of keys after a query that it can attend to. Applies with sparse_mode 0, 4, 7 and 8"
+        0,
+        description="Window: number of keys after a query that it can attend to. Applies if sparse_mode selects a window "
+        "(0, 4, 7 or 8)",
     )
 
 

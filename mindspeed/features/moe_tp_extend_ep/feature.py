@@ -31,7 +31,8 @@ def _has_tensor_ranks(args: FeatureArgs, world: World) -> bool:
 
 
 @condition(
-    "tensor parallelism is off (tp={world.tp}), so no expert is split", fix=(GiveField("tp", 2, or_more=True), RemoveFeature())
+    "tensor parallelism is off (tp={world.tp}), so every expert is already whole and moe-tp-extend-ep has nothing to do",
+    fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
 )
 def experts_would_be_split(args: FeatureArgs, world: World) -> bool:
     """Check that there are several tensor-parallel ranks."""
@@ -66,7 +67,9 @@ class MoeTpExtendEp(Feature[FeatureArgs]):
             experts_would_be_split,
             tensor_ranks_hold_experts,
         ),
-        numerics=Numerics.reordered(reason="expert gradients are summed over the tokens of other ranks"),
+        numerics=Numerics.reordered(
+            reason="each expert receives tokens from several ranks, so its gradient sums them in a different order"
+        ),
         verify_with=VerifyWith(world={"tp": 2, "ep": 2}),
     )
 

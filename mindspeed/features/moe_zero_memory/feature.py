@@ -39,7 +39,7 @@ class MoeZeroMemoryArgs(FeatureArgs):
         None,
         ge=0,
         description="With level=level1: number of layers per pipeline stage that keep no expert activations (default: all "
-        "layers). The other layers keep those of level0",
+        "layers). The other layers keep the output of the first linear layer of the experts, as with level0",
     )
 
     @model_validator(mode="after")
@@ -86,7 +86,7 @@ def _named_modules(args: MoeZeroMemoryArgs, world: World) -> dict[str, str]:
 
 @condition(
     f"recompute_modules has {{modules}}, and {{feature}} recomputes {', '.join(_OWN)} itself",
-    fix=(GiveField("recompute_modules", note="the same list without {modules}"), RemoveFeature()),
+    fix=(GiveField("recompute_modules", note="N = your list of modules, without {modules}"), RemoveFeature()),
     values=_named_modules,
 )
 def experts_are_recomputed_once(args: MoeZeroMemoryArgs, world: World) -> bool:

@@ -37,8 +37,8 @@ class NanoPipeArgs(ScheduleArgs):
     )
     output_layer: bool = Field(
         False,
-        description="Also defer the weight gradient of the output layer. Until then, the gradient of a micro-batch's logits "
-        "is kept in memory",
+        description="Also defer the weight gradient of the output layer. The gradient of a micro-batch's logits is kept in "
+        "memory until this weight gradient is computed",
     )
     swap: bool = Field(
         False,
@@ -64,7 +64,8 @@ def _least(args: NanoPipeArgs, world: World) -> Mapping[str, int]:
 
 
 @condition(
-    "deferred weight gradients need the activations of {least} forward passes, but recompute-in-bubble.limit is {other.limit}",
+    "deferred weight gradients need the activations of {least} forward passes, but recompute-in-bubble keeps those of at "
+    "most {other.limit} (its setting limit)",
     fix=(GiveSetting("recompute-in-bubble.limit", "{least}"), GiveSetting("lag", note="a smaller one")),
     of="recompute-in-bubble",
     values=_least,

@@ -121,7 +121,7 @@ class NoopLayers(Feature[NoopLayersArgs]):
                 fix=(Advice("give --num-layers and the other model sizes"), RemoveFeature()),
             ),
         ),
-        numerics=Numerics.reordered(reason="the gradient of tied embeddings is summed over the first and the last stage"),
+        numerics=Numerics.reordered(reason="two stages sum the gradient of tied embeddings, so the summation order differs"),
         state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
         verify_with=VerifyWith(
             world={"pp": 2, "vpp": 2, "num_layers": 3, "num_query_groups": 4}, settings={"noop-layers": {"layers": (1,)}}

@@ -57,7 +57,10 @@ class PipelineParallel(Feature[PipelineParallelArgs]):
         level=0,
         sizes={"pp": "size"},
         constraints=(stages_share_layers, NO_CPU_OFFLOADING),
-        numerics=Numerics.reordered(reason="the gradient of tied embeddings is summed over the first and the last stage"),
+        numerics=Numerics.reordered(
+            reason="the first and the last stage sum the gradient of tied embeddings, so the summation order differs from "
+            "one process"
+        ),
         state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
     )
 

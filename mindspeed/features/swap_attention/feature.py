@@ -51,7 +51,7 @@ def model_has_layers_between(args: SwapAttentionArgs, world: World) -> bool:
 
 @condition(
     "recompute_modules contains core_attn, which then keeps no activations to offload",
-    fix=(GiveField("recompute_modules", note="the same list without core_attn"), RemoveFeature()),
+    fix=(GiveField("recompute_modules", note="N = your list of modules, without core_attn"), RemoveFeature()),
 )
 def core_attention_is_not_recomputed(args: SwapAttentionArgs, world: World) -> bool:
     """Check that selective recomputation does not take core attention."""

@@ -18,7 +18,7 @@ _ROLES: Final = (
     (
         "grouped",
         "TEGroupedLinear TEColumnParallelGroupedLinear TERowParallelGroupedLinear",
-        "defines these grouped linear layers, one for all experts of a rank, by Megatron's local ones",
+        "defines this grouped linear layer (for all experts of a rank) by Megatron's local functions",
     ),
     ("functions", "TEActivationOp", "defines this activation function by torch's functions"),
     ("functions", "TEFusedMLP", "defines this MLP by Megatron's unfused one"),

@@ -126,7 +126,10 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
             micro_batches_fill_stages,
         ),
         megatron_flags=(MegatronFlag("overlap_p2p_comm", "overlap_p2p"),),
-        numerics=Numerics.reordered(reason="the gradient of tied embeddings is summed over the first and the last stage"),
+        numerics=Numerics.reordered(
+            reason="the first and the last stage sum the gradient of tied embeddings, so the summation order differs from "
+            "one process"
+        ),
         state=CheckpointState(
             "resharded", "layers are saved under their number in the whole model", settings={"overlap_p2p": "safe"}
         ),

@@ -46,7 +46,7 @@ class ZeroBubbleArgs(ScheduleArgs):
     recompute: Literal["none", "all", "least"] = Field(
         "none",
         description="Layers to recompute: none, all (each before its gradient arrives), or least (only in as many forward "
-        "passes as the setting limit requires)",
+        "passes as needed to stay within zero-bubble.limit)",
     )
     limit: int | None = Field(
         None,
@@ -136,7 +136,8 @@ def _least_deferred(args: ZeroBubbleArgs, world: World) -> Mapping[str, int]:
 
 
 @condition(
-    "deferred weight gradients need the activations of {least} forward passes, but recompute-in-bubble.limit is {other.limit}",
+    "deferred weight gradients need the activations of {least} forward passes, but recompute-in-bubble keeps those of at "
+    "most {other.limit} (its setting limit)",
     fix=(GiveSetting("recompute-in-bubble.limit", "{least}"),),
     of="recompute-in-bubble",
     when=_keeps_all_sets,

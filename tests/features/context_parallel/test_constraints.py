@@ -29,7 +29,8 @@ def prediction(name: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
     settings = {HYBRID: TWO, "adaptive-cp": {"adaptive-cp": {"dynamic_mask": True}}}.get(name, {})
     message = (
         f"MS304 {name}: multi-token prediction expects tokens in Megatron's zig-zag order, which {name} does not "
-        "use | use a context-parallel algorithm that keeps Megatron's order of tokens, or --mtp-num-layers 0"
+        "use | use a context-parallel algorithm with zig-zag order: ring attention, or an all-gather of keys and values, or "
+        "--mtp-num-layers 0"
     )
     return name, settings, {"cp": 4, "mtp_num_layers": 1}, message
 
@@ -150,8 +151,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             name,
             cached(name, interval=8, keep="half"),
             {"cp": 8},
-            f"MS304 {name}: interval=8 is not less than num_layers=8, so only the first layer would keep tensors | --set "
-            f"{name}.interval=0",
+            f"MS304 {name}: interval=8 is not less than num_layers=8, so only the first layer would keep received tensors for "
+            f"backward; with interval=0, every layer keeps them | --set {name}.interval=0",
         )
         for name in (RING, ULYSSES, HYBRID)
     ),

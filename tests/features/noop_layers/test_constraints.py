@@ -57,7 +57,8 @@ def test_groups_of_recomputed_layers_fill_the_real_chunks():
     settings = with_places(0, 7) | {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 2}}
     request = {"settings": settings, "pp": 2, "vpp": 2, "num_layers": 6}
     assert refusals(NAME, "recompute", **request) == [
-        "MS304 recompute: groups of 2 layers do not divide model chunks of (1, 2, 2, 1) layers | --set recompute.num_layers=1"
+        "MS304 recompute: groups of 2 layers do not divide model chunks of (1, 2, 2, 1) layers; num_layers must divide the "
+        "number of layers of each chunk | --set recompute.num_layers=1"
     ]
     settings["recompute"]["num_layers"] = 1
     assert refusals(NAME, "recompute", **request) == []
