@@ -49,7 +49,8 @@ def list_features(
 
     mindspeed features list recompute
 
-    Features of other distributions are imported to read their declarations, unless there are more than 200 features.
+    To read the declarations of features in other installed packages, the command imports these features. If there are more
+    than 200 of them, the command does not import them, and shows only their names and packages.
     """
     rows: Sequence[DiscoveredFeature] = installed()
     if not no_import:

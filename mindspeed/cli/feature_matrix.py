@@ -41,7 +41,7 @@ def matrix() -> None:
     "--strength",
     type=click.IntRange(2, 3),
     metavar="N",
-    help="Instead of pairs, test larger sets of features. Any N features occur together in at least one set",
+    help="Instead of pairs, test sets of --set-size features. Every combination of N features occurs in at least one set",
 )
 @click.option(
     "--set-size",

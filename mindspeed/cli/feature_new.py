@@ -168,8 +168,8 @@ def _name_problems(name: str) -> list[Problem]:
     from mindspeed.plugins.problems import Problem
 
     if not _NAME.fullmatch(name):
-        text = f"{name!r} does not consist of lower-case words joined by dashes"
-        return [Problem("MS106", text, (name,), fix=Advice("for example acme-z-loss"))]
+        text = f"the feature name {name!r} does not consist of lower-case words joined by dashes"
+        return [Problem("MS106", text, (name,), fix=Advice("use a name such as acme-z-loss"))]
     if keyword.iskeyword(name):
         text = f"{name!r} is a keyword of Python, so no module with that name can be imported"
         return [Problem("MS106", text, (name,), fix=Advice(f"choose another name, as in acme-{name}"))]

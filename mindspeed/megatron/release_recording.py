@@ -25,8 +25,16 @@ def record_release(tree: Tree, targets: Sequence[PatchTarget], folder: Path = FO
     arguments of Megatron-LM. Raises MindSpeedError MS502 for a tree that does not say its version.
     """
     if tree.version is None or tree.root is None:
-        text = f"{tree.root} does not contain a version"
-        raise MindSpeedError([Problem("MS502", text, fix=Advice("check megatron/core/package_info.py"))])
+        text = f"the version of the Megatron in {tree.root} cannot be determined"
+        raise MindSpeedError(
+            [
+                Problem(
+                    "MS502",
+                    text,
+                    fix=Advice("give a complete checkout, in which megatron/core/package_info.py defines the version"),
+                )
+            ]
+        )
     recorded = release_file(tree.version)
     sections: dict[Section, Any] = {"targets": {}}
     if recorded.is_file():

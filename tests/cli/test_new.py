@@ -159,7 +159,10 @@ def test_a_new_hook_changes_gradients_that_kernels_add_to_the_buffer(package_of)
 
 
 REFUSED = {
-    "a malformed name": (["Acme_Cap", "--package"], "'Acme_Cap' does not consist of lower-case words joined by dashes"),
+    "a malformed name": (
+        ["Acme_Cap", "--package"],
+        "the feature name 'Acme_Cap' does not consist of lower-case words joined by dashes",
+    ),
     "the name of a feature": (["recompute", "--package"], "mindspeed 0.2.0 already provides a feature named recompute"),
     "the name of a package": (
         ["click", "--package"],

@@ -137,7 +137,10 @@ def test_recording_writes_the_same_file_again(mindspeed, checkout, tmp_path):
 def test_a_tree_that_does_not_say_its_version_is_not_recorded(mindspeed, checkout, tmp_path):
     (checkout / "megatron/core/package_info.py").unlink()
     result = mindspeed("patches", "record", "--megatron", checkout, "--into", tmp_path / "recorded")
-    assert result.stderr == (f"MS502 {checkout} does not contain a version\n  fix: check megatron/core/package_info.py\n")
+    assert result.stderr == (
+        f"MS502 the version of the Megatron in {checkout} cannot be determined\n"
+        "  fix: give a complete checkout, in which megatron/core/package_info.py defines the version\n"
+    )
     assert not (tmp_path / "recorded").exists()
 
 
