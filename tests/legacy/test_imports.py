@@ -92,11 +92,11 @@ REPLACED = {
     ),
     "from mindspeed.arguments import parse_args_wrapper": (
         "parse_args_wrapper of mindspeed.arguments",
-        "import only process_args, the one name that mindspeed.arguments has; use Megatron-LM's parser for all other arguments",
+        "import only process_args from mindspeed.arguments; use Megatron-LM's parser for all other arguments",
     ),
     "from mindspeed.features_manager import NothingFeature": (
         "NothingFeature of mindspeed.features_manager",
-        "remove this import; MindSpeed never had a feature class with this name. mindspeed features list shows the features",
+        "check the spelling of the imported class, or remove this import; mindspeed features list shows all features",
     ),
     "from mindspeed.op_builder import AlgorithmOpBuilder": (
         "AlgorithmOpBuilder of mindspeed.op_builder",
