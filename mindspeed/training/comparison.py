@@ -181,8 +181,8 @@ def _options(path: Path) -> dict[str, str]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))["config"]
     except (OSError, ValueError, LookupError) as error:
-        text = f"the options of this run cannot be read: {error}"
-        fix = Advice("compare with another run, or give the job file of this run instead of its folder")
+        text = f"the options of the run cannot be read from its file process.json: {error}"
+        fix = Advice("give the folder of another run, or the job file of this run")
         raise RunError([Problem("MS602", text, where=str(path), fix=fix)]) from error
     return {f"option {name}": str(value) for name, value in config.items() if name != "run"}
 
@@ -211,7 +211,7 @@ def _of_checkpoint(folder: Path) -> JobSide:
 def _of_megatron(folder: Path) -> JobSide:
     facts = _arguments(folder)
     if not facts:
-        text = "this folder is neither a run nor a checkpoint with readable arguments"
+        text = "the folder is neither the folder of a run nor a checkpoint with readable arguments"
         raise RunError([Problem("MS602", text, where=str(folder), fix=Advice(_FORMS))])
     return JobSide(str(folder), "checkpoint of Megatron-LM", facts)
 

@@ -46,7 +46,9 @@ class TrainConfig(BaseModel):
     lr: float = Field(3e-3, gt=0, description="Maximum learning rate")
     min_lr: float = Field(1e-4, ge=0, description="Learning rate at the end of the decay")
     warmup_iters: int = Field(20, ge=0, description="Number of steps over which the learning rate rises from 0")
-    decay_iters: int | None = Field(None, ge=1, description="Number of steps after which the decay ends (default: all steps)")
+    decay_iters: int | None = Field(
+        None, ge=1, description="Number of steps after which the learning-rate decay ends (default: all steps)"
+    )
     decay: Literal["cosine", "linear", "constant"] = Field("cosine", description="Shape of the learning-rate decay")
 
     # optimizer
@@ -108,6 +110,6 @@ def _disagreements(config: TrainConfig, origin: Mapping[str, str]) -> list[Probl
         problems.append(Problem("MS301", text, where=origin.get("min_lr", "default"), fix=fix))
     last = config.decay_iters or config.train_iters
     if config.warmup_iters >= last and "warmup_iters" in origin:
-        text = f"train.warmup_iters is {config.warmup_iters}, but the decay ends at step {last}"
+        text = f"train.warmup_iters is {config.warmup_iters}, but the learning-rate decay ends at step {last}"
         problems.append(Problem("MS301", text, where=origin["warmup_iters"], fix=GiveOption("--warmup-iters", last // 10)))
     return problems

@@ -191,7 +191,7 @@ def _replaced_data(job: Job, manifest: checkpoints.Manifest, resume: str) -> lis
     if before is None or job.config.data != before or job.source().is_that_of(manifest.data):
         return []
     text = f"the data {job.data} has changed since the checkpoint of step {manifest.step} was written"
-    fix = "restore the file, or give the new data another name and --data PREFIX; it is then read from the beginning"
+    fix = "restore the file, or rename the new data and give the new name with --data PREFIX to read it from the beginning"
     return [Problem("MS601", text, where=str(bin_path(job.data)), fix=Advice(fix))]
 
 

@@ -145,7 +145,7 @@ def test_data_that_was_replaced_under_its_name_is_refused(make_run: MakeRun, tmp
     assert refused(run) == [
         f"MS601 the data {data} has changed since the checkpoint of step 20 was written\n"
         f"  where: {data}.bin\n"
-        "  fix: restore the file, or give the new data another name and --data PREFIX; it is then read from the beginning"
+        "  fix: restore the file, or rename the new data and give the new name with --data PREFIX to read it from the beginning"
     ]
     assert resumed(run, data=text).data == text
 
