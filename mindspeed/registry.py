@@ -342,8 +342,10 @@ def read_plan(path: str | Path) -> ActivationPlan:
     try:
         return plan_from_json(json.loads(Path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        fix = Advice("write it again with mindspeed features plan --json, or start the job again, which writes a new plan")
-        raise MindSpeedError([Problem("MS305", f"the plan cannot be read: {error}", where=str(path), fix=fix)]) from error
+        fix = Advice(
+            "write the file again with mindspeed features plan --json, or start the job again, which writes a new plan"
+        )
+        raise MindSpeedError([Problem("MS305", f"the plan file cannot be read: {error}", where=str(path), fix=fix)]) from error
 
 
 def write_plan(plan: ActivationPlan, path: str | Path) -> None:

@@ -144,7 +144,7 @@ def test_plan_file(tmp_path, mark):
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(plan))
     with pytest.raises(
-        MindSpeedError, match=r"MS305 the plan cannot be read: the plan digest .* does not match the content of the plan"
+        MindSpeedError, match=r"MS305 the plan file cannot be read: the plan digest .* does not match the content of the plan"
     ):
         registry.read_plan(file)
     assert not mark.exists()  # a digest is no signature: with its own, activating the plan would import the module

@@ -120,7 +120,7 @@ def target_infos_of(patches: Sequence[PlannedPatch], version: str | None) -> dic
 
 def missing_target(owner: str, target: str, where: str = "") -> Problem:
     """MS401 for a target that does not exist, with similar names."""
-    fix = suggestion(near_targets(target), f"check which versions {owner} supports")
+    fix = suggestion(near_targets(target), f"install a version of the patched package that {owner} supports, or remove {owner}")
     return Problem("MS401", f"{owner} patches {target}, which does not exist", (owner,), where=where, fix=advice(fix))
 
 
@@ -165,7 +165,13 @@ def _gone(owner: str, target: str, place: TargetInfo, version: str) -> Problem |
     near = place.contract.near if place.contract is not None else tuple(successors(target, recorded))
     chain = (f"in megatron-core {release} it is {_described(recorded)}",) if recorded.kind != ABSENT else ()
     text = f"{owner} patches {target}, which does not exist in megatron-core {version}"
-    return Problem("MS401", text, (owner,), chain, fix=advice(suggestion(near, f"check which versions {owner} supports")))
+    return Problem(
+        "MS401",
+        text,
+        (owner,),
+        chain,
+        fix=advice(suggestion(near, f"install a version of the patched package that {owner} supports, or remove {owner}")),
+    )
 
 
 def _changed(planned: PlannedPatch, site: Site, contract: Contract, version: str) -> Iterator[Problem]:

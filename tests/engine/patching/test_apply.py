@@ -403,7 +403,7 @@ def test_a_name_that_is_missing_at_run_time_stops_everything(state: Any) -> None
     assert failing(wrap(f"{STATE}:only_when_fast")) == (
         "MS401 alpha patches megatron.core.state:only_when_fast, which does not exist\n"
         f"  where: {state.__file__}\n"
-        "  fix: check which versions alpha supports"
+        "  fix: install a version of the patched package that alpha supports, or remove alpha"
     )
     assert failing(wrap("fakelib:helpers")).startswith("MS401 alpha patches fakelib:helpers, which does not exist\n")
 
@@ -412,9 +412,9 @@ def test_a_module_that_cannot_be_found_stops_everything(state: Any) -> None:
     text = failing(wrap("fakelib.missing:f"), wrap("no_such_package.module:f", owner="beta"))
     assert text == (
         "MS401 alpha patches fakelib.missing:f, which does not exist\n"
-        "  fix: check which versions alpha supports\n"
+        "  fix: install a version of the patched package that alpha supports, or remove alpha\n"
         "MS401 beta patches no_such_package.module:f, which does not exist\n"
-        "  fix: check which versions beta supports"
+        "  fix: install a version of the patched package that beta supports, or remove beta"
     )
 
 

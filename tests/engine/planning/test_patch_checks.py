@@ -30,7 +30,8 @@ def test_a_missing_target_is_an_error_with_near_names() -> None:
 
 def test_a_missing_target_without_near_names_says_what_to_check() -> None:
     assert texts(replace(f"{STATE}:zzzzzz", "glue:size_of_42")) == [
-        "MS401 alpha patches megatron.core.state:zzzzzz, which does not exist\n  fix: check which versions alpha supports"
+        "MS401 alpha patches megatron.core.state:zzzzzz, which does not exist\n"
+        "  fix: install a version of the patched package that alpha supports, or remove alpha"
     ]
 
 
