@@ -107,6 +107,8 @@ class Store:
         then = json.loads(others[0].read_text(encoding="utf-8"))
         pairs = ((name, now, then.get(name)) for name, now in self.facts.items())
         different = [f"{name} is {now}, was {before}" for name, now, before in pairs if now != before]
-        text = f"the store {self.root} was measured on another machine or version: {'; '.join(different)}"
-        fix = Advice("measure again with mindspeed tune --calibrate N (up to N configurations), or use another --store")
+        text = f"the measurements in {self.root} are from another machine or version: {'; '.join(different)}"
+        fix = Advice(
+            "measure again with mindspeed tune --calibrate N (up to N configurations), or give another folder with --store"
+        )
         return Problem("MS346", text, where=str(self.root), fix=fix)

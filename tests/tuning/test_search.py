@@ -173,9 +173,9 @@ def test_a_stale_store_is_refused_until_it_is_measured_again(tmp_path: Path) -> 
     assert (status, problem["code"], problem["fix"]) == (
         1,
         "MS346",
-        "measure again with mindspeed tune --calibrate N (up to N configurations), or use another --store",
+        "measure again with mindspeed tune --calibrate N (up to N configurations), or give another folder with --store",
     )
-    assert problem["message"] == f"the store {tmp_path} was measured on another machine or version: {different}"
+    assert problem["message"] == f"the measurements in {tmp_path} are from another machine or version: {different}"
     Store(tmp_path, now, {}).put(Measurement("a", 1.5, {"step": 1.0}, 3))
     assert Store(tmp_path, now, {}).staleness() is None
 

@@ -49,8 +49,8 @@ class VerdictStore:
                 raise ValueError(f"its first line is not {json.dumps(_HEADER)}")
             results = [result_from_json(json.loads(line)) for line in whole[1:]]
         except (ValueError, LookupError, TypeError) as error:
-            text = f"this file does not contain readable test results: {type(error).__name__}: {error}"
-            fix = Advice("use another --store FILE; this one is unchanged")
+            text = f"the file of stored test results cannot be read: {type(error).__name__}: {error}"
+            fix = Advice("give another file with --store FILE; the unreadable file is not changed")
             raise RunError([Problem("MS602", text, where=str(self.path), fix=fix)]) from error
         return {result.case.name: result for result in results}
 

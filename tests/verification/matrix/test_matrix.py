@@ -186,7 +186,7 @@ def test_a_torn_last_line_is_no_verdict_and_the_next_one_begins_a_line(store) ->
 def test_a_file_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "other.jsonl"
     path.write_text('{"format": 0}\n')
-    with pytest.raises(RunError, match="MS602 this file does not contain readable test results"), VerdictStore(path).hold():
+    with pytest.raises(RunError, match="MS602 the file of stored test results cannot be read"), VerdictStore(path).hold():
         pass
     assert path.read_text() == '{"format": 0}\n'
 
