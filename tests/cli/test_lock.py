@@ -77,7 +77,7 @@ def test_a_damaged_lock_is_refused(tmp_path, text, why):
         read_lock(path)
     assert str(caught.value) == (
         f"MS509 the lock file cannot be read: {why.format(path=path)}\n  where: {path}\n"
-        "  fix: write it again with mindspeed lock -f JOB.yaml"
+        "  fix: write the file again with mindspeed lock -f JOB.yaml"
     )
 
 

@@ -49,7 +49,7 @@ def read_lock(path: str | Path) -> Lock:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         text = f"the lock file cannot be read: {type(error).__name__}: {error}"
         raise MindSpeedError(
-            [Problem("MS509", text, where=str(path), fix=Advice("write it again with mindspeed lock -f JOB.yaml"))]
+            [Problem("MS509", text, where=str(path), fix=Advice("write the file again with mindspeed lock -f JOB.yaml"))]
         ) from error
 
 
