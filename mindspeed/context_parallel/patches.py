@@ -47,7 +47,10 @@ def packed_in(module: str = "mindspeed.context_parallel.packed") -> list[Patch]:
         "splits packed sequences over context-parallel ranks without padding each sequence; "
         "Megatron's function pads them and needs Transformer Engine"
     )
-    rotary = "applies rotary embedding to this rank's tokens of packed sequences, which Megatron would split differently"
+    rotary = (
+        "applies rotary embedding to this rank's tokens. This feature splits a whole row of packed sequences over ranks, but "
+        "Megatron's function expects that every sequence in the row is split"
+    )
     turner = f"{_EMBEDDINGS}.rope_utils:_apply_rotary_pos_emb_thd"
     return [
         *(

@@ -20,7 +20,7 @@ def test_a_job_has_its_own_features_in_activation_order(mindspeed):
         "tensor-parallel",
         (
             "  needs one of sequence-parallel (with some settings), because Megatron trains MoE layers with tensor "
-            "parallelism only when sequence parallelism is on"
+            "parallelism only when sequence parallelism is on (a model without MoE layers does not need it)"
         ),
         "sequence-parallel",
         "  requires tensor-parallel, because sequence-parallel splits the sequence over tensor-parallel ranks",

@@ -194,7 +194,7 @@ def test_the_model_suits_all_members(features: tuple[str, ...], model: str) -> N
             ("deepspeed-moe", "moe-tp-extend-ep"),
             (
                 "MS202 deepspeed-moe conflicts with moe-tp-extend-ep, because deepspeed-moe exchanges tokens itself, "
-                "without Megatron's dispatcher"
+                "without Megatron's token dispatcher, which the other feature changes or needs"
             ),
         ),
     ],

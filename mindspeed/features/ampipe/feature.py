@@ -45,8 +45,8 @@ class Ampipe(Feature[AmpipeArgs]):
             *CONDITIONS,
             Conflicts(
                 "moe-alltoall-overlap",
-                reason="moe-alltoall-overlap already overlaps the tensor-parallel transfers of experts; set "
-                "ampipe.overlap=false",
+                reason="ampipe.overlap=true overlaps the tensor-parallel transfers of experts, which moe-alltoall-overlap also "
+                "does (with ampipe.overlap=false both work together)",
                 when=overlaps,
             ),
             Conflicts(

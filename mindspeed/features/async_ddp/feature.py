@@ -48,7 +48,10 @@ class AsyncDdp(Feature[AsyncDdpArgs]):
             MegatronFlag("overlap_grad_reduce", switch="on"),
             MegatronFlag("ddp_bucket_size", "bucket_size"),
         ),
-        numerics=Numerics.reordered(reason="gradients are summed per replica first, then over replicas"),
+        numerics=Numerics.reordered(
+            reason="each replica sums gradients over its samples, and the sums are added over replicas; one process sums "
+            "over all samples"
+        ),
     )
 
     @hookimpl

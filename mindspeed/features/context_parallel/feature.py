@@ -30,8 +30,8 @@ class ContextParallelArgs(FeatureArgs):
     size: int = Field(1, ge=1, description="Number of ranks over which each sequence is split (context-parallel size)")
     algorithm: str | None = Field(
         None,
-        description="Feature that computes attention over the context-parallel ranks, such as ring-attention; auto = the one "
-        "that sends the fewest bytes. Default: the requested one of these features",
+        description="Algorithm of attention over the context-parallel ranks: the name of a feature such as ring-attention, or "
+        "auto = the one that sends the fewest bytes. Not needed if the job requests such a feature",
     )
 
 

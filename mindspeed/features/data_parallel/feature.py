@@ -47,7 +47,10 @@ class DataParallel(Feature[DataParallelArgs]):
         sizes={"dp": None},
         constraints=(batch_divides,),
         megatron_flags=(MegatronFlag("accumulate_allreduce_grads_in_fp32", "reduce_in_fp32"),),
-        numerics=Numerics.reordered(reason="gradients are summed per replica first, then over replicas"),
+        numerics=Numerics.reordered(
+            reason="each replica sums gradients over its samples, and the sums are added over replicas; one process sums "
+            "over all samples"
+        ),
     )
 
     @hookimpl

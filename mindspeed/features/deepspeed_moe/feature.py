@@ -24,7 +24,9 @@ from mindspeed.plugins import (
     hookimpl,
 )
 
-_OWN_TRANSFERS = "deepspeed-moe exchanges tokens itself, without Megatron's dispatcher"
+_OWN_TRANSFERS = (
+    "deepspeed-moe exchanges tokens itself, without Megatron's token dispatcher, which the other feature changes or needs"
+)
 _DISPATCHERS = ("moe-allgather-dispatcher", "moe-alltoall-dispatcher", "moe-zero-memory", "moe-tp-extend-ep")
 
 

@@ -121,8 +121,8 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         shares, groups = ranks * chunks, self.options.groups or ranks
         if groups % shares or tokens % (groups // shares):
             text = (
-                f"deepspeed-moe: groups={groups} cannot split the {tokens * shares} tokens of a micro-batch: all groups must "
-                f"have equal size, and each of {ranks} ranks x {chunks} chunks must have equally many"
+                f"deepspeed-moe: groups={groups} cannot split the {tokens * shares} tokens of a micro-batch. The number of "
+                f"groups must divide the number of tokens and be a multiple of {ranks} ranks x {chunks} sequence chunks"
             )
             fix = "set deepspeed-moe.groups to a multiple of ranks x chunks that divides the number of tokens"
             raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix=advice(fix))])

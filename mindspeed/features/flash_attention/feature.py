@@ -26,8 +26,9 @@ from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 class FlashAttentionArgs(FeatureArgs):
     sparse_mode: Literal[0, 1, 2, 3, 4, 7, 8] | None = Field(
         None,
-        description="Keys that a query attends to: 0 = by mask and window, 1 = by mask, 2 or 3 = causal, 4 = window. 7 or 8 "
-        "= window in packed sequences. Default: as the mask of the layer requires",
+        description="Keys that a query attends to: 0 = by mask and window, 1 = by mask, 4 = window. 2 and 3 = causal: in 2 the "
+        "first query sees the first key, in 3 the last query sees the last key. For packed sequences: 7 = 3 with a window in "
+        "the last sequence, 8 = 2 with a window in the first. Default: as the mask of the layer requires",
     )
     pre_tokens: int = Field(
         65536,

@@ -44,7 +44,10 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
             ),
             NO_CUDA_GRAPHS,
         ),
-        numerics=Numerics.reordered(reason="grouped products sum in a different order; recomputed values are bitwise equal"),
+        numerics=Numerics.reordered(
+            reason="the required moe-grouped-gemm may sum in a different order than one product per expert; recomputation "
+            "itself is bitwise exact"
+        ),
     )
 
     def __init__(self, args: MoeAdaptiveRecomputeArgs, world: Any) -> None:

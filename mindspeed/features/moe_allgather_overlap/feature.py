@@ -24,7 +24,8 @@ class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
             ),
             Requires(
                 "moe-grouped-gemm",
-                reason="only grouped experts can start before the gather has finished and defer their weight gradients",
+                reason="only the experts of moe-grouped-gemm are written for the overlap: they start before the gather has "
+                "finished, and defer their weight gradients",
             ),
             experts_are_spread,
             shared_experts_are_kept,

@@ -62,7 +62,8 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
             Requires("moe-alltoall-dispatcher", reason="moe-alltoall-overlap overlaps the all-to-alls of that dispatcher"),
             Requires(
                 "moe-grouped-gemm",
-                reason="only grouped experts can start before all tokens have arrived and defer their weight gradients",
+                reason="only the experts of moe-grouped-gemm are written for the overlap: they start before all tokens have "
+                "arrived, and defer their weight gradients",
             ),
             experts_are_spread,
             shared_experts_are_kept,

@@ -116,7 +116,8 @@ class MoeZeroMemory(Feature[MoeZeroMemoryArgs]):
             experts_are_recomputed_once,
         ),
         numerics=Numerics.reordered(
-            reason="moe-alltoall-overlap sums in a different order; recomputed values are bitwise equal"
+            reason="the required moe-alltoall-overlap sums gradients in a different order than Megatron; recomputation itself "
+            "is bitwise exact"
         ),
     )
 

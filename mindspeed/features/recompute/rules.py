@@ -137,7 +137,8 @@ def inputs_have_ranks(args: RecomputeArgs, world: World) -> bool:
 
 
 @condition(
-    "moe_act is the activation of grouped experts, but the model has no grouped experts",
+    "moe_act recomputes the activation of grouped experts, but the model has none (for other experts and MLPs, "
+    "activation-recompute does this)",
     fix=(GiveSetting("modules", note="without moe_act"), AddFeature("activation-recompute")),
     when=_takes_expert_activation,
 )
@@ -166,11 +167,19 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     attention_is_latent,
     NO_CPU_OFFLOADING,
     replace(NO_OVERLAPPED_MICRO_BATCHES, when=is_full),
-    Conflicts("moe-zero-memory", reason="full recomputation already includes the experts", when=is_full),
-    Conflicts("moe-zero-memory", reason="recompute.modules contains moe, so it covers the experts", when=_takes_moe),
     Conflicts(
         "moe-zero-memory",
-        reason="recompute.modules contains moe_act, which moe-zero-memory already recomputes",
+        reason="recompute.granularity=full already recomputes the experts as a part of whole layers",
+        when=is_full,
+    ),
+    Conflicts(
+        "moe-zero-memory",
+        reason="the value moe of recompute.modules recomputes the experts, which moe-zero-memory does too",
+        when=_takes_moe,
+    ),
+    Conflicts(
+        "moe-zero-memory",
+        reason="the value moe_act of recompute.modules recomputes the activation of experts, which moe-zero-memory does too",
         when=_takes_expert_activation,
     ),
     Conflicts("moe-allgather-overlap", reason=_HIDING, when=_takes_shared_experts),

@@ -65,7 +65,7 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        reason = f"the setting recompute-in-advance.granularity is {self.args.granularity}"
+        reason = f"the settings granularity={self.args.granularity}, num_layers and modules of recompute-in-advance"
         if self.args.granularity == "full":
             return full_recompute(reason, self.args.num_layers)
         return [

@@ -42,7 +42,8 @@ class RingAttentionUpdate(Feature[FeatureArgs]):
         ops=("npu_ring_attention_update",),
         constraints=(attention_has_blocks,),
         numerics=Numerics.reordered(
-            reason="the factors that scale the outputs of two merged blocks are computed in a different order"
+            reason="the operator scales two merged blocks by exp(x - maximum) / sum, but the merge that it replaces by "
+            "exp(x - logsumexp)"
         ),
         verify_with=VerifyWith(features=("ring-attention",), world={"cp": 2}),
     )

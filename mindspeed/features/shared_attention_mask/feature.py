@@ -108,7 +108,7 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
             RequiresCapability(
                 Slot.CONTEXT_PARALLEL,
                 Capability.SHARED_MASK,
-                reason="each rank must cut its part from the mask that this feature stores, not from a mask of the batch",
+                reason="each rank must take its part of the mask that shared-attention-mask stores, as adaptive-cp does",
                 when=_needs_capability,
             ),
         ),

@@ -17,8 +17,8 @@ def test_without_a_mask_it_is_refused():
     (problem,) = resolve([layer], CATALOG, made_up("cpu", "0.16.1"), has_variant=lambda op, platform: False).problems
     assert f"{problem.code} {problem.message} | {problem.fix_text}" == (
         "MS210 adaptive-cp requires shared-attention-mask, because adaptive-cp balances work for one mask that is known "
-        "before training (if batches bring masks, use --set adaptive-cp.dynamic_mask=true), and command line removes "
-        "shared-attention-mask "
+        "before training (if every batch contains a mask, --set adaptive-cp.dynamic_mask=true reads that one instead), "
+        "and command line removes shared-attention-mask "
         "| drop --without shared-attention-mask, or remove adaptive-cp"
     )
 

@@ -43,7 +43,7 @@ def test_groups_of_a_rank_are_equal_shares_of_its_tokens(
     with pytest.raises(MindSpeedError) as error:
         CapacityMoELayer.groups(layer, tokens, chunks)
     assert str(error.value) == (
-        f"MS304 deepspeed-moe: groups={groups} cannot split the {tokens * ranks * chunks} tokens of a micro-batch: all groups "
-        f"must have equal size, and each of {ranks} ranks x {chunks} chunks must have equally many\n"
+        f"MS304 deepspeed-moe: groups={groups} cannot split the {tokens * ranks * chunks} tokens of a micro-batch. The number "
+        f"of groups must divide the number of tokens and be a multiple of {ranks} ranks x {chunks} sequence chunks\n"
         "  fix: set deepspeed-moe.groups to a multiple of ranks x chunks that divides the number of tokens"
     )
