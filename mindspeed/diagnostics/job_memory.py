@@ -18,8 +18,8 @@ __all__ = ["MIB", "options_of", "over_budget", "parameters_of", "peaks", "repeat
 
 UNCOUNTED_LAYERS: Final = Problem(
     "MS307",
-    "the memory of Mamba, gated delta net and sparse attention layers (M, G, D in the pattern) is not estimated",
-    fix=Advice("estimate a pattern of * or + (attention), - (an MLP) and E (experts)"),
+    "the hybrid layer pattern has layers of unknown memory: Mamba (M), gated delta net (G) or sparse attention (D)",
+    fix=Advice("for an approximate estimate, replace them in --hybrid-layer-pattern by * (attention) or + (latent attention)"),
 )
 
 

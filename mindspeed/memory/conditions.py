@@ -127,7 +127,7 @@ def optimizer_is_elementwise(args: Any, world: World) -> bool:
 
 MAIN_WEIGHTS: Final = (
     unset("qk_clip", "QK clipping changes main weights between steps, which {feature} does not support"),
-    unset("low_precision_weights", "weights are stored in fp8 or fp4, which {feature} cannot restore from bf16"),
+    unset("low_precision_weights", "weights are stored in fp8 or fp4, but {feature} writes updated weights only in 16 bits"),
     unset("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
     unset(
         "offloaded_optimizer",
