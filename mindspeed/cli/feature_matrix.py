@@ -49,7 +49,7 @@ def matrix() -> None:
     default=14,
     show_default=True,
     metavar="N",
-    help="With --strength: number of features in each set",
+    help="Number of features that one test switches on together. Applies only with --strength, which tests such sets",
 )
 @budget_option
 @click.option("--again", is_flag=True, help="Test combinations again even if a result is stored")

@@ -72,7 +72,8 @@ def record(megatron: str | None, into: Path | None) -> None:
     """Record the patch targets and arguments of a Megatron release, for maintainers.
 
     Writes mindspeed/engine/inspection/releases/VERSION.json, which is always the same for the same source. An installed
-    megatron-core does not contain Megatron-LM (megatron.training). The earlier facts about Megatron-LM are then kept.
+    megatron-core does not contain Megatron-LM (megatron.training). If one is recorded, what the file already contains about
+    Megatron-LM does not change.
     """
     from mindspeed.engine.inspection.releases import FOLDER
     from mindspeed.engine.planning.drift import installed_tree, source_tree

@@ -54,15 +54,16 @@ def schedule() -> None:
     type=click.FloatRange(0),
     default=0.0,
     show_default=True,
-    help="Duration of a message between two ranks, in the unit of --cost",
+    help="Duration of a message between two ranks, in the unit of --cost. With --cost 1:1:1:1, 1 is the duration of the "
+    "forward pass of one model chunk",
 )
 @click.option("--weights", metavar="W,...", help="Factors by which --cost is multiplied, one per pipeline stage")
 @click.option(
     "--recompute",
     type=click.Choice(("none", "backward", "all", "least")),
     default="none",
-    help="Recompute activations: none, backward (as a part of B), all (a separate R before each B), or least (R only "
-    "where --limit requires it)",
+    help="Where activations are recomputed: none; backward = within each backward pass; all = in a separate step before each "
+    "backward pass. least = such a step only where --limit (maximum of kept activations) requires it",
 )
 @click.option("--limit", type=click.IntRange(1), help="Maximum number of forward passes whose activations a rank keeps")
 @click.option(

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def verify(request: Request, names: tuple[str, ...], nproc: int | None) -> None:
     """Verify on this machine how much features change training results.
 
-    Trains a small model for a few steps with and without the named features, from the same weights and data. Losses,
-    gradients and weights are compared. Features of the job file are active in both runs. So are those of --features, if
-    other features are named as arguments. The exit status is 1 when results differ more than a feature
-    declares, or when a feature had no effect.
+    Trains a small model for a few steps with and without the verified features, from the same weights and data. Losses,
+    gradients and weights are compared. The verified features are the arguments NAME, or those of --features if no NAME is
+    given. With NAME, the features of --features are active in both runs. Features of the job file always are. The exit
+    status is 1 when results differ more than a feature declares, or when a feature had no effect.
     """
     from mindspeed.verification.case import build_case
     from mindspeed.verification.harness import verify as prove
