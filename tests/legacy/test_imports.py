@@ -68,7 +68,8 @@ WORKING = [
 REPLACED = {
     "from mindspeed.core.context_parallel.get_batch_utils import set_actual_seq_len": (
         "mindspeed.core.context_parallel.get_batch_utils",
-        "remove the import and its calls; context-parallel splits every batch, and eod-reset reads document ends from it",
+        "remove the import and its calls, because context-parallel already splits every batch, and eod-reset already reads "
+        "the ends of documents from every batch",
     ),
     "from mindspeed.core.context_parallel.adaptor import MindSpeedCPDotProductAttention": (
         "mindspeed.core.context_parallel.adaptor",
