@@ -137,7 +137,10 @@ def _function(planned: PlannedOverride, reference: str) -> Callable[[Any], Any]:
     try:
         function: Callable[[Any], Any] = pkgutil.resolve_name(reference)
     except (ImportError, AttributeError) as error:
-        text = f"the condition {reference} for Megatron's {planned.override.argument} cannot be imported: {error}"
+        text = (
+            f"the function {reference}, which decides where Megatron's argument {planned.override.argument} is set, cannot "
+            f"be imported: {error}"
+        )
         raise MindSpeedError([Problem("MS406", text, planned.owners, fix=tuple(map(RemoveFeature, planned.owners)))]) from error
     return function
 

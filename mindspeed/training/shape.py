@@ -109,7 +109,7 @@ def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
     for name in NOT_BUILT:
         if (value := world.get(name)) and value != FIELDS[name].default:
             text = f"{name} is {value}, but mindspeed pretrain does not build such a model"
-            fix = "train it by another script: mindspeed run -- pretrain_gpt.py ..."
+            fix = "train this model with another script: mindspeed run -- pretrain_gpt.py ..."
             problems.append(Problem("MS301", text, fix=advice(fix)))
     if pattern := world.get(PATTERN):
         problems += _check_pattern(pattern, world.get("megatron") or megatron_version())
@@ -138,10 +138,11 @@ def _check_pattern(pattern: str, megatron: str | None) -> list[Problem]:
     at = next((at for at, layer in enumerate(pattern) if layer not in HYBRID_LAYERS), None)
     if at is not None:
         text = (
-            f"mindspeed pretrain supports only the hybrid layers {' '.join(HYBRID_LAYERS[:-1])}\n"
+            f"mindspeed pretrain supports only {' '.join(HYBRID_LAYERS[:-1])} (attention, MLP, experts) in a hybrid layer "
+            "pattern\n"
             f"{pattern_of(pattern).marked(at)}"
         )
-        fix_text = "train it by another script: mindspeed run -- pretrain_gpt.py ..."
+        fix_text = "train this model with another script: mindspeed run -- pretrain_gpt.py ..."
         problems.append(Problem("MS301", text, fix=advice(fix_text)))
     return problems
 

@@ -170,7 +170,7 @@ class Broker:
         for run in [run for run in self._running if run.deadline <= now]:
             ranks = ", ".join(map(str, run.waiting()))
             message = f"verification ranks {ranks} did not respond for {self._time_limit:g} s"
-            fix = Advice("raise the time limit, or check the lines above for a rank that waits")
+            fix = Advice("find the waiting call in the output above, or raise --timeout of mindspeed features bisect")
             stuck = Problem("MS604", message, chain=_tail(run.workers[run.waiting()[0]]), fix=fix)
             self._end(run, run.failure or stuck)
 

@@ -113,7 +113,8 @@ def test_a_condition_that_cannot_be_imported_is_a_problem(activate):
     with pytest.raises(MindSpeedError) as error:
         config_class([])()
     assert str(error.value) == (
-        "MS406 the condition nowhere:at_all for Megatron's names cannot be imported: No module named 'nowhere'\n  fix: remove a"
+        "MS406 the function nowhere:at_all, which decides where Megatron's argument names is set, cannot be imported: "
+        "No module named 'nowhere'\n  fix: remove a"
     )
 
 

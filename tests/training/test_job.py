@@ -68,7 +68,7 @@ def test_a_hybrid_model_that_the_trainer_does_not_build_is_refused(refuse, monke
     monkeypatch.setattr("mindspeed.training.shape.megatron_version", lambda: "0.16.1")
     assert [*refuse("--hybrid-layer-pattern", "*-+-")][:2] == [
         "a HybridModel needs megatron-core >=0.19, but the version is 0.16.1",
-        "mindspeed pretrain supports only the hybrid layers * - E\n    *-+-\n      ^",
+        "mindspeed pretrain supports only * - E (attention, MLP, experts) in a hybrid layer pattern\n    *-+-\n      ^",
     ]
 
 

@@ -59,5 +59,5 @@ def test_layers_that_the_trainer_does_not_build_are_refused() -> None:
     with pytest.raises(ResolutionError) as error:
         search_of({"hybrid_layer_pattern": "*-M-"})
     assert [problem.message for problem in error.value.problems] == [
-        "mindspeed pretrain supports only the hybrid layers * - E\n    *-M-\n      ^"
+        "mindspeed pretrain supports only * - E (attention, MLP, experts) in a hybrid layer pattern\n    *-M-\n      ^"
     ]
