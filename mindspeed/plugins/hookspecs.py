@@ -147,16 +147,21 @@ class PlannerHooks:
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
         """Return a list of the tensors that layers save for backward. Memory planning adds up their sizes.
 
-        ``tensors`` is this list for a job without the feature. Mark the tensors that the feature frees or offloads.
-        ``leave(tensors, {"norm"}, "recomputed", "my-feature")`` marks the tensors named norm as recomputed by my-feature.
+        ``tensors`` is this list for a job without the feature. Return the list with changed entries for the tensors that the
+        feature frees or offloads. The function `mindspeed.plugins.saved_tensors.leave` returns such a list. For example,
+        ``leave(tensors, {"norm"}, "recomputed", "my-feature")`` means that my-feature frees the tensors named norm and
+        recomputes them in backward.
         """
 
     @hook(HookFacts("planner", answers="chained", none="the tensors, unchanged", value="tensors", proves=False))
     def resting(self, tensors: SavedTensors) -> SavedTensors | None:
         """Return a list of the tensors that the optimizer keeps between two steps. Memory planning adds up their sizes.
 
-        ``tensors`` is this list for a job without the feature. Mark the tensors that the feature frees or offloads.
-        ``leave(tensors, {"main weights"}, "swapped", "my-feature")`` marks the main weights as swapped by my-feature.
+        ``tensors`` is this list for a job without the feature. Its entries are named "main weights", "residuals" and "states".
+        Return the list with changed entries for the tensors that the feature frees or offloads. The function
+        `mindspeed.plugins.saved_tensors.leave` returns such a list. For example,
+        ``leave(tensors, {"main weights"}, "swapped", "my-feature")`` means that my-feature offloads the main weights to host
+        memory.
         """
 
     @hook(HookFacts("planner", answers="each", none="nothing", proves=False))
