@@ -25,7 +25,9 @@ class Fields(ShapeFields):
         attributes=(),
         derive=derive.transformer_engine_layers,
     )
-    engine_over_local: bool = flag("Megatron's local layers replace those of an installed Transformer Engine")
+    engine_over_local: bool = flag(
+        "layers come from Megatron's specs for Transformer Engine, but local classes replace those of Transformer Engine"
+    )
     engine_installed: bool = flag("Transformer Engine can be imported on every rank")
     sequence_parallel: bool = flag("tensor-parallel ranks split the sequence outside of linear layers", "sequence_parallel")
     tensor_parallel_overlap: bool = flag(

@@ -69,9 +69,14 @@ class TrainConfig(BaseModel):
         None, ge=1, description="Number of steps between two evaluations (default: only one at the end)"
     )
     eval_iters: int = Field(20, ge=1, description="Number of held-out batches per evaluation")
-    prompt: str = Field("def ", description="Start of the text that is generated at the end")
-    sample_tokens: int = Field(64, ge=0, description="Number of tokens to generate at the end; 0 = none")
-    top_k: int = Field(1, ge=1, description="Sample from the k most likely tokens; 1 = greedy")
+    prompt: str = Field("def ", description="Start of the text that is generated at the end of training")
+    sample_tokens: int = Field(64, ge=0, description="Number of tokens to generate at the end of training; 0 = none")
+    top_k: int = Field(
+        1,
+        ge=1,
+        description="For the text that is generated at the end of training: draw each token from the k most likely "
+        "ones; 1 = always the most likely (greedy)",
+    )
 
 
 def train_config(sources: Mapping[str, Mapping[str, Any]]) -> tuple[TrainConfig, list[Problem]]:

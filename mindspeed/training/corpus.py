@@ -70,7 +70,7 @@ def standard_library() -> str:
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(_sources(root))
     if not files:
-        text = f"this Python has no sources of its standard library in {root}, which are the training text without --data"
+        text = f"without --data, the training text is the Python files of the standard library, but {root} contains none"
         raise RunError([Problem("MS601", text, fix=Advice("--data PREFIX of data that mindspeed data prepare created"))])
     random.Random(_ORDER).shuffle(files)
     listing = "".join(f"{path.relative_to(root).as_posix()} {path.stat().st_size}\n" for path in files)

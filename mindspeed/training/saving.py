@@ -106,7 +106,10 @@ def load(job: Job, state: TrainerState, source: DataSource) -> list[str]:
     except (CheckpointException, OSError, EOFError, RuntimeError, ValueError, KeyError) as error:
         cause = _cause(error)
         text = f"{checkpoint} cannot be loaded: {type(cause).__name__}: {''.join(str(cause).splitlines()[:1])}"
-        fix = f"mindspeed checkpoint inspect {checkpoint} shows the features and the layout that it was saved with"
+        fix = (
+            "restore the missing or damaged file, or resume from another checkpoint; if no file is damaged, compare the job "
+            f"with the output of mindspeed checkpoint inspect {checkpoint}"
+        )
         raise RunError([Problem("MS602", text, where=str(checkpoint), fix=advice(fix))]) from error
     for key, chunk in _model_keys(state):
         chunk.load_state_dict(loaded[key])

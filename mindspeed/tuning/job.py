@@ -138,7 +138,10 @@ class SearchJob:
             freed = replace(self, pinned={key: value for key, value in self.pinned.items() if key != name})
             again = search(freed.question(Machine(DEFAULTS["cpu"]), float("inf")), self.catalog, has_variant, _takes, 1)
             if again.feasible:
-                text = f"no configuration has {name}={self.pinned[name]}; {again.feasible} configurations have another {name}"
+                text = (
+                    f"no valid configuration (layout and features) has {name}={self.pinned[name]}, but {again.feasible} valid "
+                    f"configurations have another {name}"
+                )
                 problems.append(Problem("MS345", text, fix=DropOption(flag(name))))
         if problems:
             return problems

@@ -119,7 +119,7 @@ def test_a_library_without_sources_says_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(RunError) as caught:
         corpus.standard_library()
     assert str(caught.value) == (
-        f"MS601 this Python has no sources of its standard library in {tmp_path}, which are the training text without --data\n"
+        f"MS601 without --data, the training text is the Python files of the standard library, but {tmp_path} contains none\n"
         "  fix: --data PREFIX of data that mindspeed data prepare created"
     )
 

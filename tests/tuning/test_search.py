@@ -104,10 +104,15 @@ def test_json_has_rows_with_job_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--tp", "3"), r"no configuration has tp=3; \d+ configurations have another tp, fix: remove --tp"),
+        (
+            ("--tp", "3"),
+            r"no valid configuration \(layout and features\) has tp=3, but \d+ valid configurations have another tp, fix: "
+            r"remove --tp",
+        ),
         (
             ("--num-layers", "3", "--pp", "2"),
-            r"no configuration has pp=2; \d+ configurations have another pp, fix: remove --pp",
+            r"no valid configuration \(layout and features\) has pp=2, but \d+ valid configurations have another pp, fix: "
+            r"remove --pp",
         ),
         (
             ("--world-size", "7"),
