@@ -25,8 +25,8 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
     mindspeed features diff job.yaml mindspeed.lock
 
     Each argument is a job file, a plan (features plan --json), a lock file, a run folder, or a checkpoint folder of
-    mindspeed or Megatron-LM. For two runs, the first step with different numbers is shown as well. The exit status is 1
-    when the jobs differ.
+    mindspeed or Megatron-LM. For two run folders, the command also prints the first training step in which a logged value,
+    such as the loss, differs. The exit status is 1 when the jobs differ.
     """
     from mindspeed.training.comparison import differences, first_step_that_differs, not_compared, read_side
 

@@ -27,7 +27,8 @@ def patches() -> None:
 @click.option(
     "--megatron",
     metavar="VERSION|PATH",
-    help="Megatron to compare: a recorded version, a checkout or an unpacked wheel  [default: the installed one]",
+    help="Megatron to compare: a version that mindspeed has recorded (such as 0.16.1), a checkout or an unpacked wheel  "
+    "[default: the installed one]",
 )
 @json_option
 def drift(megatron: str | None) -> None:
@@ -135,10 +136,11 @@ def follow(
 ) -> None:
     """Report what a new Megatron changes for features, for maintainers.
 
-    Compares every patch target with the last release and shows the diff of each definition. Lists new Megatron arguments
-    that resemble a feature, and records the checkout. Runs mindspeed features verify for every feature on this Megatron,
-    first for features whose targets differ. Writes FOLDER/VERSION.md. The exit status is 1 when a target is changed or gone,
-    or when a verification failed.
+    Compares every patch target in CHECKOUT with the newest recorded release (or with --since), and shows the diff of each
+    definition. Lists new Megatron arguments with names similar to a feature's. Runs mindspeed features verify for every
+    feature on this Megatron, first for features whose targets differ. Writes a report to FOLDER/VERSION.md (--into), and
+    the patch targets and arguments of this Megatron to FOLDER/VERSION.json. The exit status is 1 when a target is changed
+    or gone, or when a verification failed.
     """
     from mindspeed.megatron.release_recording import record_release
     from mindspeed.plugins.discovery import discover

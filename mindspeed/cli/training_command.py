@@ -67,7 +67,11 @@ _ARCH: Final = "Compute capability of the devices, for example 9.0"
 _RULES: Final[dict[str, click.Option]] = {
     "checkout": click.Option(["--checkout"], metavar="FOLDER", help=_CHECKOUT),
     "arch": click.Option(["--arch"], metavar="X.Y", callback=_capability, help=_ARCH),
-    "static": click.Option(["--static"], is_flag=True, help="Skip the argument validation of the command's Megatron-LM"),
+    "static": click.Option(
+        ["--static"],
+        is_flag=True,
+        help="Skip Megatron-LM's validation of the arguments of a training command; only mindspeed's checks then run",
+    ),
 }
 
 

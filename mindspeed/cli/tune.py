@@ -58,7 +58,12 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Time in seconds for all measurements; finished ones are kept",
 )
-@click.option("--store", type=FOLDER, metavar="FOLDER", help="Folder of the measurements  [default: the cache]")
+@click.option(
+    "--store",
+    type=FOLDER,
+    metavar="FOLDER",
+    help="Folder in which measured step times are kept  [default: ~/.cache/mindspeed/tuning, or $MINDSPEED_CACHE/tuning]",
+)
 @click.option("--output", type=FOLDER, metavar="FOLDER", help="Write tune.json, job.yaml and pareto.png to this folder")
 @click.option("--dry-run", "dry", is_flag=True, help="Use dry runs (fake tensors) to decide which layouts fit in memory")
 @click.option(

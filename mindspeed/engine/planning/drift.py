@@ -80,7 +80,13 @@ def source_tree(path: Path) -> Iterator[Tree]:
     if root is None:
         text = f"{path} does not contain megatron/core"
         raise MindSpeedError(
-            [Problem("MS502", text, fix=Advice("give the folder that contains megatron/, or a recorded version"))]
+            [
+                Problem(
+                    "MS502",
+                    text,
+                    fix=Advice("give the folder that contains megatron/, or a version that mindspeed docs drift lists"),
+                )
+            ]
         )
     root = root.resolve()
     with only_tree(root, "megatron"), trees_kept():
