@@ -116,7 +116,7 @@ def _instance(feature: type[Feature[Any]], args: Any, world: World, planned: Pla
         raise
     except BaseException as error:  # a plugin's own code may fail in any way; its name must be said
         name = planned.name
-        text = f"feature {name} cannot be created: {type(error).__name__}: {error}"
+        text = f"the constructor of feature {name} failed with {type(error).__name__}: {error}"
         raise ResolutionError(
             [Problem("MS901", text, (name,), where=provider_of(feature), fix=GiveOption("--without", name))]
         ) from error

@@ -124,7 +124,7 @@ def _shape_problems(data: Mapping[str, Any], code: str, where: str) -> list[Prob
             problems += [
                 Problem(
                     code,
-                    f"{key} contains {brief(name)}, but must contain only names",
+                    f"the list {key} contains the value {brief(name)}, but must contain only names of features",
                     where=where,
                     fix=Advice(f"give {key} as {words}"),
                 )

@@ -358,7 +358,10 @@ def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
     for point in feature.points:
         if point.state == "never reached":
             place = f"{_KINDS.get(point.kind, 'its')} {point.name}"
-            text = f"{feature.name} has no effect: {place} was never used in the {point.phase} phase"
+            text = (
+                f"{feature.name} has no effect: {place} was never used in the {point.phase} phase (the phases are setup, build "
+                "of the model, training step, evaluate, checkpoint and teardown)"
+            )
             fix = f"remove {feature.name}, or check whether the model has the part that it changes"
             yield Problem("MS410", text, (feature.name,), fix=advice(fix))
         elif point.state == "not effective":
