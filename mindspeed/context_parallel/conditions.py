@@ -86,8 +86,8 @@ class KeepArgs(FeatureArgs):
     interval: int = Field(
         0,
         ge=0,
-        description="With keep=half or full: number of layers to skip between two layers that keep received tensors for "
-        "backward; 0 = every layer keeps them",
+        description="With keep=half or full: number of layers to skip between two layers in which keep applies; 0 = keep "
+        "applies in every layer",
     )
 
     @model_validator(mode="after")

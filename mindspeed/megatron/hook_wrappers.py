@@ -292,5 +292,5 @@ def _only_answer(hook: str, subject: str, **arguments: Any) -> Any:
     if len(answers) > 1:
         names = tuple(feature for feature, _ in answers)
         text = f"{' and '.join(names)} both give {subject}"
-        raise MindSpeedError([Problem("MS402", text, names, fix=Advice("remove one of them"))])
+        raise MindSpeedError([Problem("MS402", text, names, fix=Advice("remove one of these features"))])
     return answers[0][1] if answers else None

@@ -358,7 +358,7 @@ def test_two_features_that_give_a_schedule_are_named(activate, monkeypatch):
     activate(first=both, second=both)
     with pytest.raises(MindSpeedError) as error:
         hook_wrappers.get_forward_backward_func(lambda: print)()(model="config")
-    assert str(error.value) == "MS402 first and second both give a pipeline schedule\n  fix: remove one of them"
+    assert str(error.value) == "MS402 first and second both give a pipeline schedule\n  fix: remove one of these features"
 
 
 class _Replacing(Feature[FeatureArgs]):

@@ -72,7 +72,8 @@ class ActivationRecompute(PartRecompute):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedActivation",
-                reason="frees tensors of the first forward pass that Megatron keeps although it recomputes grouped experts",
+                reason="keeps the autograd graph of grouped experts' activations and recomputes only the tensors in it. "
+                "Megatron's class creates a second graph in backward, and may sum gradients in a different order",
             ),
         ]
 

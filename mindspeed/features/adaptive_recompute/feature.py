@@ -98,8 +98,8 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 "mindspeed.features.adaptive_recompute.policy:RecomputedPart",
-                reason="frees tensors of the first forward pass that Megatron keeps although it recomputes norms and "
-                "grouped experts",
+                reason="keeps the autograd graph of norms and grouped experts and recomputes only the tensors in it. "
+                "Megatron's class creates a second graph in backward, and may sum gradients in a different order",
             ),
         ]
 

@@ -43,13 +43,15 @@ class Alibi(Feature[AlibiArgs]):
             RequiresCapability(
                 Slot.CONTEXT_PARALLEL,
                 Capability.POSITION_BIAS,
-                reason="the bias is the only position information of the model",
+                reason="without the bias the model has no position information",
             ),
             After("flash-attention"),
             After(Slot.CONTEXT_PARALLEL),
             *CONDITIONS,
         ),
-        numerics=Numerics.reordered(reason="the operator adds the bias block by block"),
+        numerics=Numerics.reordered(
+            reason="attention is computed block by block, so the softmax is summed in a different order"
+        ),
         state=CheckpointState(
             "none",
             "weights depend on the kind of position encoding that they were trained with",

@@ -54,7 +54,11 @@ class Ampipe(Feature[AmpipeArgs]):
                 reason="features with a pipeline schedule defer weight gradients, but ampipe computes them chunk by chunk in "
                 "backward",
             ),
-            Conflicts(Slot.LINEAR, reason="ampipe itself computes the linear layer after attention, chunk by chunk"),
+            Conflicts(
+                Slot.LINEAR,
+                reason="features of the slot linear replace the linear layer after attention, but ampipe computes this layer "
+                "chunk by chunk",
+            ),
             *(Conflicts(name, reason=_MASKS) for name in ("eod-reset", "shared-attention-mask")),
             *(
                 Conflicts(name, reason=_MODULES)

@@ -37,7 +37,10 @@ class AsyncParamGather(Feature[FeatureArgs]):
             ),
         ),
         megatron_flags=(MegatronFlag("overlap_param_gather", switch="on"),),
-        numerics=Numerics.reordered(reason="gradients are reduced by another collective (reduce-scatter)"),
+        numerics=Numerics.reordered(
+            reason="distributed-optimizer, which this feature requires, reduces gradients by reduce-scatter instead of "
+            "all-reduce"
+        ),
     )
 
     @hookimpl

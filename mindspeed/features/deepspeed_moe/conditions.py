@@ -156,7 +156,8 @@ def balancing_is_known(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "Megatron's dispatcher is flex, but {feature} replaces the dispatcher's transfers",
+    "Megatron's dispatcher is flex, but {feature} exchanges tokens itself, and supports only the dispatchers alltoall and "
+    "allgather",
     fix=(GiveSetting("expert-parallel.dispatcher", "alltoall"), _REMOVE),
 )
 def dispatcher_is_not_flex(args: DeepspeedMoeArgs, world: World) -> bool:

@@ -62,8 +62,9 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
             ),
         ),
         numerics=Numerics.reordered(
-            reason="compared with running every expert on every token (deepspeed-moe.reference=true). When experts drop "
-            "tokens, losses differ from Megatron's MoE layer"
+            reason="sums have a different order than in the baseline, which runs every expert on every token "
+            "(deepspeed-moe.reference=true). Losses differ from Megatron's MoE layer, which keeps the tokens that experts "
+            "drop here"
         ),
         state=CheckpointState(
             "own",

@@ -21,8 +21,8 @@ from mindspeed.plugins import (
 class DeepspeedMoeDroplessArgs(FeatureArgs):
     padding: bool = Field(
         False,
-        description="Round the expert capacity up to a multiple of 1/8 of the tokens that share it (see deepspeed-moe.groups). "
-        "Expert inputs then have few different sizes",
+        description="Round the expert capacity of a group of tokens (deepspeed-moe.groups) up to a multiple of 1/8 of the "
+        "tokens in the group, such as 512 of 4,096. Expert inputs then have at most 8 different sizes in a run",
     )
 
 

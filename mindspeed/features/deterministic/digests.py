@@ -39,7 +39,10 @@ class Digests:
                     "MS615",
                     text,
                     ("deterministic",),
-                    fix=Advice("find the first step whose digests in log.jsonl differ between two runs"),
+                    fix=Advice(
+                        "run the job twice with --set deterministic.digest_interval=1; mindspeed features diff RUN_A RUN_B "
+                        "then prints the first step in which the two runs differ"
+                    ),
                 )
             )
         every = _gather(own, None)

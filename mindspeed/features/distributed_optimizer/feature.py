@@ -34,7 +34,7 @@ class DistributedOptimizer(Feature[FeatureArgs]):
             Requires("data-parallel", reason="distributed-optimizer shards the optimizer state over data-parallel replicas"),
         ),
         megatron_flags=(MegatronFlag("use_distributed_optimizer", switch="on"),),
-        numerics=Numerics.reordered(reason="gradients are reduced by another collective (reduce-scatter)"),
+        numerics=Numerics.reordered(reason="gradients are reduced by reduce-scatter instead of all-reduce"),
         state=CheckpointState(
             "resharded",
             "Megatron saves sharded and replicated optimizers in formats that cannot load each other",

@@ -26,8 +26,8 @@ _DROP = DropSetting("once_per_rank")
 class MoeAlltoallDispatcherArgs(FeatureArgs):
     once_per_rank: bool = Field(
         False,
-        description="Send each token once per rank with any of its experts, and sum their outputs there (true), or once per "
-        "expert (false)",
+        description="true = send a token only once to a rank that has several of its experts, and sum the outputs of these "
+        "experts on that rank; false = send a token once to each of its experts",
     )
 
 

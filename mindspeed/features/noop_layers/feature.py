@@ -79,8 +79,8 @@ def split_of(args: NoopLayersArgs, world: World) -> tuple[int, ...]:
 
 
 @condition(
-    "no-op positions {args.layers} do not all exist: positions count from 0 over {world.num_layers} layers plus the no-ops",
-    fix=(GiveSetting("layers", note="positions that exist"), GiveSetting("layers", "auto")),
+    "a no-op position in {args.layers} is too large: positions count from 0 over {world.num_layers} layers plus the no-ops",
+    fix=(GiveSetting("layers", note="smaller positions"), GiveSetting("layers", "auto")),
     when=_has_places,
 )
 def places_exist(args: NoopLayersArgs, world: World) -> bool:
@@ -138,12 +138,12 @@ class NoopLayers(Feature[NoopLayersArgs]):
             counts = split_of(self.args, self.world)
         except UnknownValue:
             return []
-        text = f"numbers of layers of the chunks: {', '.join(map(str, counts))}"
+        text = f"assigns these numbers of layers to the model chunks: {', '.join(map(str, counts))}"
         try:
             weights = weights_of(self.world, self.args.experts_per_token)
-            shares = ",".join(f"{share:.3f}" for share in chunk_shares(counts, weights))
-            text += f"; FLOPs of each chunk, 1 = the mean: {shares}"
-            text += f"; the heaviest stage has {imbalance(counts, weights, self.world.pp):.3f} times the mean FLOPs"
+            shares = ", ".join(f"{share:.3f}" for share in chunk_shares(counts, weights))
+            text += f". FLOPs of each chunk, relative to the mean (1 = balanced): {shares}"
+            text += f". The stage with the most FLOPs has {imbalance(counts, weights, self.world.pp):.3f} times the mean"
         except UnknownValue as unknown:
-            text += f"; FLOPs of the stages are unknown because {unknown.field} is not set"
+            text += f". FLOPs of the stages are unknown because {unknown.field} is not set"
         return [ArgOverride("pipeline_model_parallel_layout", layout_text(counts, mtp_layers(self.world)), text)]

@@ -61,7 +61,8 @@ class NormRecompute(PartRecompute):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedNorm",
-                reason="frees tensors of the first forward pass that Megatron keeps although it recomputes a norm",
+                reason="keeps the autograd graph of a norm and recomputes only the tensors in it. Megatron's class creates a "
+                "second graph in backward, and may sum gradients in a different order",
             )
         ]
 

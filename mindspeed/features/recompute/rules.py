@@ -117,7 +117,8 @@ def _takes_latent_projection(args: RecomputeArgs, world: World) -> bool:
 
 @condition(
     "recompute.num_layers={args.num_layers} is greater than the number of layers of a model chunk "
-    "({world.num_layers} layers / pp={world.pp} / vpp={world.vpp}), so every layer is recomputed",
+    "({world.num_layers} layers / pp={world.pp} / vpp={world.vpp}), so every layer is recomputed; "
+    "give a smaller number to recompute fewer layers",
     when=_is_block,
     otherwise="warn",
 )
@@ -186,7 +187,8 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     Conflicts("moe-alltoall-overlap", reason=_HIDING, when=_takes_shared_experts),
     Conflicts(
         "sequence-parallel",
-        reason="sequence-parallel already splits the saved inputs along the sequence; set recompute.distribute=false",
+        reason="recompute.distribute=true splits saved inputs over tensor-parallel ranks, which sequence-parallel already "
+        "does; set recompute.distribute=false",
         when=_is_distributed,
     ),
 )

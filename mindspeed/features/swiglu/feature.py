@@ -47,7 +47,11 @@ _OTHER_ACTIVATIONS: Final = tuple(
             "shifted_gate",
             ("an offset is added to the linear part of gated units (glu_linear_offset), which the operator does not support"),
         ),
-        ("low_precision_activation_input", "the input of the activation function is stored in fp8, which the operator ignores"),
+        (
+            "low_precision_activation_input",
+            "the input of the activation function is stored in fp8 (activation_func_fp8_input_store), but the operator stores "
+            "it unquantized",
+        ),
         (
             "transformer_engine_activation",
             "the activation function is Transformer Engine's (use_te_activation_func), which the operator cannot replace",

@@ -38,8 +38,8 @@ _REASON = "one contiguous chunk of the sequence, where Megatron gives it an earl
 class UlyssesAttentionArgs(KeepArgs):
     keep: Literal["none", "half", "full"] = Field(
         "none",
-        description="Results of the all-to-all that are kept for backward: none (all are exchanged again), half (keys are "
-        "kept) or full (keys and values). More saves transfers but uses memory",
+        description="Tensors that are kept for backward as they were before the all-to-all, and exchanged again there: none, "
+        "half (keys) or full (keys and values). More saves memory but adds transfers",
     )
     kv_allgather: bool = Field(
         False,
@@ -66,8 +66,8 @@ def _keeps(args: UlyssesAttentionArgs, world: World) -> bool:
 
 
 @condition(
-    "keep={args.keep} has no effect: the {world.num_query_groups} key heads are a multiple of cp x tp = {world.cp} x "
-    "{world.tp}, so no head is sent twice",
+    "keep={args.keep} saves no memory: the number of key heads, {world.num_query_groups}, is a multiple of cp x tp = "
+    "{world.cp} x {world.tp}, so each head is sent to only one rank",
     fix=(GiveSetting("keep", "none"),),
     when=_keeps,
 )

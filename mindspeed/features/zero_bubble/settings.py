@@ -34,8 +34,9 @@ class ZeroBubbleArgs(ScheduleArgs):
     )
     costs: tuple[float, float, float, float] | Literal["measured"] = Field(
         (1.0, 1.0, 1.0, 1.0),
-        description="Durations for the simulator, per model chunk: forward, input gradient, weight gradient, "
-        "recomputation. Only their ratios count; measured = measure them in steps 2 and 3",
+        description="Four durations for the simulator, or the word measured. The durations are those of forward, input "
+        "gradient, weight gradient and recomputation of a model chunk, and only their ratios count. measured = measure them in "
+        "steps 2 and 3",
     )
     hop: float = Field(
         0.0,

@@ -40,7 +40,11 @@ EXPERTS = "ampipe sends tokens to experts chunk by chunk, but that feature handl
             "nano-pipe",
             "features with a pipeline schedule defer weight gradients, but ampipe computes them chunk by chunk in backward",
         ),
-        ("mc2", "ampipe itself computes the linear layer after attention, chunk by chunk"),
+        (
+            "mc2",
+            "features of the slot linear replace the linear layer after attention, but ampipe computes this layer chunk by "
+            "chunk",
+        ),
         ("eod-reset", "ampipe computes only causal or full attention"),
         ("shared-attention-mask", "ampipe computes only causal or full attention"),
         ("norm-recompute", MODULES),

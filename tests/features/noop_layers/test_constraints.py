@@ -35,8 +35,8 @@ def test_empty_places_that_fill_up_every_chunk_are_accepted():
             (0, 8),
             {},
             (
-                "MS304 noop-layers: no-op positions (0, 8) do not all exist: positions count from 0 over 6 layers plus the "
-                "no-ops | --set noop-layers.layers=VALUE (positions that exist), or --set noop-layers.layers=auto"
+                "MS304 noop-layers: a no-op position in (0, 8) is too large: positions count from 0 over 6 layers plus the "
+                "no-ops | --set noop-layers.layers=VALUE (smaller positions), or --set noop-layers.layers=auto"
             ),
         ),
         (
@@ -80,7 +80,8 @@ def test_megatron_receives_a_layout():
     assert (override.argument, override.value) == ("pipeline_model_parallel_layout", "Et|tt|tt|tL")
     assert (
         override.reason
-        == "numbers of layers of the chunks: 1, 2, 2, 1; FLOPs of the stages are unknown because hidden_size is not set"
+        == "assigns these numbers of layers to the model chunks: 1, 2, 2, 1. FLOPs of the stages are unknown because "
+        "hidden_size is not set"
     )
 
 
@@ -88,8 +89,8 @@ def test_a_large_output_layer_takes_layers_off_the_last_stage():
     override = layout(MODEL | {"pp": 2, "vocab_size": 5120, "num_layers": 8})
     assert (override.value, override.reason) == (
         "Etttttt|ttL",
-        "numbers of layers of the chunks: 6, 2; FLOPs of each chunk, 1 = the mean: 0.923,1.077; the heaviest stage has 1.077 "
-        "times the mean FLOPs",
+        "assigns these numbers of layers to the model chunks: 6, 2. FLOPs of each chunk, relative to the mean (1 = balanced): "
+        "0.923, 1.077. The stage with the most FLOPs has 1.077 times the mean",
     )
 
 
