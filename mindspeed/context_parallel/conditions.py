@@ -105,8 +105,8 @@ def _has_interval(args: KeepArgs, world: World) -> bool:
 
 
 @condition(
-    "interval={args.interval} is not less than num_layers={world.num_layers}, so only the first layer would keep received "
-    "tensors for backward; with interval=0, every layer keeps them",
+    "interval={args.interval} is not less than num_layers={world.num_layers}, so keep would apply only in "
+    "the first layer; with interval=0, it applies in every layer",
     fix=(GiveSetting("interval", 0),),
     when=_has_interval,
 )

@@ -151,8 +151,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             name,
             cached(name, interval=8, keep="half"),
             {"cp": 8},
-            f"MS304 {name}: interval=8 is not less than num_layers=8, so only the first layer would keep received tensors for "
-            f"backward; with interval=0, every layer keeps them | --set {name}.interval=0",
+            f"MS304 {name}: interval=8 is not less than num_layers=8, so keep would apply only in the first layer; with "
+            f"interval=0, it applies in every layer | --set {name}.interval=0",
         )
         for name in (RING, ULYSSES, HYBRID)
     ),
