@@ -34,7 +34,7 @@ def sliced_by(batch: str, table: str, order: str) -> list[Patch]:
         Replace(
             f"{_EMBEDDINGS}.rope_utils:get_pos_emb_on_this_cp_rank",
             table,
-            f"gives each rank the rotary embeddings of its tokens: {order}",
+            f"gives each rank the rotary embeddings of its tokens. Each rank gets {order}",
             optional=True,
             clears=clears,
         ),
