@@ -102,7 +102,7 @@ def _router(made: ArgumentWords) -> None:
         _problem(made, _LOSS, text, Advice(f"use {_LOSS} aux_loss"))
     elif kind in _BALANCING:
         made.replace(_LOSS, 1, [_LOSS, _BALANCING[kind]])
-        made.notes.append(f"{_LOSS} {kind} is Megatron's {_BALANCING[kind]}")
+        made.notes.append(f"{_LOSS} {kind} is translated automatically to Megatron's {_BALANCING[kind]}")
     if made.take("--seq-aux", 0) is not None:
         kind = made.value(_LOSS) or "aux_loss"
         if kind == "aux_loss":

@@ -93,7 +93,7 @@ def _put_means(group: FlagGroup, flag: str, count: Count, made: ArgumentWords) -
     values = made.replace(flag, count, own) or []
     if "VALUE" in own and not values:
         made.problems.append(problem_of_flags("MS301", f"{flag} has no value", [flag], Advice(f"give {flag} a value")))
-    made.notes.append(f"{flag} is Megatron's {group.means.replace('VALUE', ' '.join(values))}")
+    made.notes.append(f"{flag} is translated automatically to Megatron's {group.means.replace('VALUE', ' '.join(values))}")
 
 
 def _report(group: FlagGroup, present: Mapping[str, str], made: ArgumentWords) -> None:
