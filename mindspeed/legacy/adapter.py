@@ -114,11 +114,17 @@ def registrations_of(adapter: OldFeature) -> list[Registration]:
         except MindSpeedError:
             raise
         except ImportError as error:
-            text = f"{adapter.spec.name} cannot register its patches, because an import failed: {error}"
+            text = (
+                f"feature {adapter.spec.name}, which uses MindSpeed's interface, cannot register its patches, because an "
+                f"import failed: {error}"
+            )
             raise MindSpeedError([Problem("MS406", text, (adapter.spec.name,), fix=advice(_fix_of_import(error)))]) from error
         except Exception as error:  # foreign code may fail in any way
-            text = f"{adapter.spec.name} failed when it registered its patches: {refusal_of(error)}"
-            fix = Advice("correct register_patches")
+            text = (
+                f"feature {adapter.spec.name}, which uses MindSpeed's interface, failed when it registered its patches: "
+                f"{refusal_of(error)}"
+            )
+            fix = Advice("correct the method register_patches of the feature's class")
             raise MindSpeedError([Problem("MS901", text, (adapter.spec.name,), fix=fix)]) from error
     return registered
 

@@ -108,8 +108,9 @@ class MindSpeedPatchesManager:
         replacements the forced, later one wins. ``create_dummy`` plants nothing.
         """
         if not isinstance(orig_func_name, str) or "." not in orig_func_name:
-            text = f"{orig_func_name!r} does not have the form package.module.name"
-            raise MindSpeedError([Problem("MS409", text, (cls._owner,), fix=Advice("write the full dotted name"))])
+            text = f"the patch target {orig_func_name!r} in a call of register_patch does not have the form package.module.name"
+            fix = Advice("write the full dotted name, such as megatron.core.utils.divide")
+            raise MindSpeedError([Problem("MS409", text, (cls._owner,), fix=fix)])
         call = Registration(cls._owner, orig_func_name, new_func, force_patch, create_dummy)
         if call not in cls.registrations:
             cls.registrations.append(call)

@@ -297,7 +297,10 @@ def test_what_fails_inside_a_feature_is_a_problem_of_that_feature():
             "MS901",
             "compat:unsure raised an error in is_need_apply: 'Namespace' object has no attribute 'of_nobody'",
         ),
-        ("MS901", "compat:failing failed when it registered its patches: 'nothing here'"),
+        (
+            "MS901",
+            "feature compat:failing, which uses MindSpeed's interface, failed when it registered its patches: 'nothing here'",
+        ),
     ]
 
 
@@ -314,7 +317,8 @@ def test_a_feature_that_needs_a_package_that_is_missing_says_so():
     (problem,) = problems_of(apply, Needy())
     assert problem.code == "MS406"
     assert problem.message == (
-        "compat:needy cannot register its patches, because an import failed: No module named 'no_such_accelerator'"
+        "feature compat:needy, which uses MindSpeed's interface, cannot register its patches, because an import failed: "
+        "No module named 'no_such_accelerator'"
     )
     assert problem.fix_text == "install no_such_accelerator"
 

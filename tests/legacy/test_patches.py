@@ -113,7 +113,7 @@ def test_patching_with_nothing_is_refused():
 
 def test_a_target_without_a_module_is_refused_at_once():
     (problem,) = problems_of(Manager.register_patch, "double", targets.triple)
-    assert problem.message == "'double' does not have the form package.module.name"
+    assert problem.message == "the patch target 'double' in a call of register_patch does not have the form package.module.name"
 
 
 def test_two_replacements_are_a_conflict_and_by_force_the_last_wins_with_a_row(capsys):
