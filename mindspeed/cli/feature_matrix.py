@@ -36,7 +36,12 @@ def matrix() -> None:
     is_flag=True,
     help="Test options of unmodified Megatron instead of features; each layout is compared with a run on one process",
 )
-@click.option("--switch", "switches", metavar="NAME,...", help="With --stock: test only these options of Megatron")
+@click.option(
+    "--switch",
+    "switches",
+    metavar="NAME,...",
+    help="Test only these options of unmodified Megatron, such as qk-layernorm or aux-loss; needs --stock",
+)
 @click.option(
     "--strength",
     type=click.IntRange(2, 3),

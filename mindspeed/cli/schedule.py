@@ -47,7 +47,8 @@ def schedule() -> None:
     default="1:1:1:1",
     show_default=True,
     metavar="F:B:W:R",
-    help="Durations of forward, input gradient, weight gradient and recomputation for one model chunk",
+    help="Durations of forward, input gradient, weight gradient and recomputation for one model chunk, all in the same unit "
+    "of your choice",
 )
 @click.option(
     "--hop",

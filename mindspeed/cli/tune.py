@@ -39,7 +39,12 @@ if TYPE_CHECKING:
     metavar="SIZE",
     help="Memory of one device, such as 80GiB, or in MiB  [default: unlimited]",
 )
-@names_option("--try", "tried", help="Features to try too; features that declare settings to try are always tried")
+@names_option(
+    "--try",
+    "tried",
+    help="Also search with and without these features. Always included: context-parallel algorithms, and features that "
+    "offer a list of settings to the search",
+)
 @click.option(
     "--mode",
     type=click.Choice(["white", "mixed", "black"]),
@@ -159,7 +164,8 @@ def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: flo
         rows = job.telling(machine, limit, calibrate)
         if len(rows) < calibrate:
             text = (
-                f"--calibrate {calibrate} needs {calibrate} different configurations of {ranks} ranks, but only {len(rows)} fit"
+                f"--calibrate {calibrate} needs {calibrate} different configurations (layout and features) of {ranks} ranks, "
+                f"but only {len(rows)} are valid and fit in device memory"
             )
             raise RunError([Problem("MS345", text, fix=Advice(f"--calibrate {len(rows)}, or a larger --world-size"))])
         known = measure(rows, job.job_of, store, ranks, steps, budget, _say)
@@ -195,7 +201,7 @@ def _dry_runs(job: SearchJob) -> Iterator[CountBytes]:
 
     if (platform := job.environment.platform) != "cpu":
         text = f"a dry run uses the layers of platform cpu, but this job is for {platform}"
-        raise ResolutionError([Problem("MS345", text, fix=Advice("remove --dry-run, or --platform cpu"))])
+        raise ResolutionError([Problem("MS345", text, fix=Advice("remove --dry-run, or give --platform cpu"))])
 
     def count(choice: Choice, world: Mapping[str, Any]) -> int:
         short = with_few_micro_batches(job.plan_of(choice, world).world)

@@ -123,8 +123,8 @@ def test_json_has_rows_with_job_files(tmp_path: Path) -> None:
         ),
         (
             ("--calibrate", "90", "--tp", "2", "--micro-batch-size", "1"),
-            r"--calibrate 90 needs 90 different configurations of 2 ranks, but only (\d+) fit"
-            r", fix: --calibrate \d+, or a larger --world-size",
+            r"--calibrate 90 needs 90 different configurations \(layout and features\) of 2 ranks, but only (\d+) are valid "
+            r"and fit in device memory, fix: --calibrate \d+, or a larger --world-size",
         ),
         (("--try", "ring-atention"), "the feature 'ring-atention' does not exist, fix: --try ring-attention"),
     ],
@@ -197,7 +197,7 @@ def test_a_dry_run_needs_the_layers_of_the_cpu(tmp_path: Path) -> None:
     (problem,) = data["problems"]
     assert status == 1
     assert problem["message"] == "a dry run uses the layers of platform cpu, but this job is for cuda"
-    assert problem["fix"] == "remove --dry-run, or --platform cpu"
+    assert problem["fix"] == "remove --dry-run, or give --platform cpu"
 
 
 def test_a_count_decides_what_fits_while_rows_are_looked_for() -> None:
