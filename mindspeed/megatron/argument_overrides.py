@@ -147,7 +147,7 @@ def _function(planned: PlannedOverride, reference: str) -> Callable[[Any], Any]:
 
 def _disagreement(place: str, planned: PlannedOverride, value: Any) -> Problem:
     argument, owners = planned.override.argument, ", ".join(planned.owners)
-    text = f"the script sets {argument}={value!r}, but the plan sets {planned.override.value!r} ({owners})"
+    text = f"the script sets {argument}={value!r}, but the plan sets {argument}={planned.override.value!r} for {owners}"
     fix = f"remove {argument} from the script, or change the settings of {owners}"
     return Problem("MS605", text, planned.owners, where=f"{place} at {_caller()}", fix=advice(fix))
 

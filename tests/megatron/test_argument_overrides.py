@@ -158,10 +158,10 @@ def test_a_script_that_wants_something_else_is_told_where(activate):
     with pytest.raises(MindSpeedError) as error:
         config(size=4, names=["b"])
     assert str(error.value) == (
-        "MS605 the script sets size=4, but the plan sets 2 (tensor-parallel)\n"
+        "MS605 the script sets size=4, but the plan sets size=2 for tensor-parallel\n"
         f"  where: Config at {__file__}:{line}\n"
         "  fix: remove size from the script, or change the settings of tensor-parallel\n"
-        "MS605 the script sets names=['b'], but the plan sets ('a',) (recompute, other)\n"
+        "MS605 the script sets names=['b'], but the plan sets names=('a',) for recompute, other\n"
         f"  where: Config at {__file__}:{line}\n"
         "  fix: remove names from the script, or change the settings of recompute, other"
     )
@@ -202,7 +202,7 @@ def test_a_function_gets_the_plans_values_however_it_is_called(activate):
     with pytest.raises(MindSpeedError) as error:
         wrapped(8)
     (problem,) = error.value.problems
-    assert problem.message == "the script sets tensor_size=8, but the plan sets 2 (tensor-parallel)"
+    assert problem.message == "the script sets tensor_size=8, but the plan sets tensor_size=2 for tensor-parallel"
     assert problem.where.startswith(f"initialize at {__file__}:")
 
 

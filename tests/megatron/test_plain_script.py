@@ -195,7 +195,8 @@ def test_a_script_that_asks_for_something_else_than_the_plan_is_told_where():
     assert (done.returncode, done.stdout) == (1, "")
     line = SCRIPT.read_text().split("else TransformerConfig)(")[0].count("\n") + 1
     assert done.stderr.endswith(
-        "MS605 the script sets recompute_granularity='selective', but the plan sets 'full' (recompute)\n"
+        "MS605 the script sets recompute_granularity='selective', but the plan sets recompute_granularity='full' for "
+        "recompute\n"
         f"  where: TransformerConfig at {SCRIPT}:{line}\n"
         "  fix: remove recompute_granularity from the script, or change the settings of recompute\n"
     )
