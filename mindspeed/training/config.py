@@ -115,6 +115,9 @@ def _disagreements(config: TrainConfig, origin: Mapping[str, str]) -> list[Probl
         problems.append(Problem("MS301", text, where=origin.get("min_lr", "default"), fix=fix))
     last = config.decay_iters or config.train_iters
     if config.warmup_iters >= last and "warmup_iters" in origin:
-        text = f"train.warmup_iters is {config.warmup_iters}, but the learning-rate decay ends at step {last}"
+        text = (
+            f"train.warmup_iters is {config.warmup_iters}, but warm-up must end before step {last}, where the learning-rate "
+            "decay ends"
+        )
         problems.append(Problem("MS301", text, where=origin["warmup_iters"], fix=GiveOption("--warmup-iters", last // 10)))
     return problems

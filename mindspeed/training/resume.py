@@ -125,7 +125,7 @@ def check_steps(config: TrainConfig, step: int, where: str) -> list[Problem]:
     if config.train_iters >= step:
         return []
     text = f"train.train_iters is {config.train_iters}, but the checkpoint was saved after step {step}"
-    fix = f"--train-iters {2 * step}, or --step N for an earlier checkpoint"
+    fix = f"--train-iters {2 * step} (or any number greater than the checkpoint's step), or --step N for an earlier checkpoint"
     return [Problem("MS301", text, where=where, fix=advice(fix))]
 
 

@@ -43,7 +43,7 @@ def test_a_wrong_value_leaves_the_others_as_they_were_given():
         (
             {"train_iters": 30, "warmup_iters": 30},
             (
-                "MS301 train.warmup_iters is 30, but the learning-rate decay ends at step 30\n"
+                "MS301 train.warmup_iters is 30, but warm-up must end before step 30, where the learning-rate decay ends\n"
                 "  where: job file\n  fix: --warmup-iters 3"
             ),
         ),

@@ -98,7 +98,7 @@ def test_fewer_steps_than_the_checkpoint_has_are_a_problem(make_run: MakeRun) ->
         (
             "MS301 train.train_iters is 10, but the checkpoint was saved after step 20\n"
             f"  where: {checkpoint_path(run, 20)}\n"
-            "  fix: --train-iters 40, or --step N for an earlier checkpoint"
+            "  fix: --train-iters 40 (or any number greater than the checkpoint's step), or --step N for an earlier checkpoint"
         )
     ]
 
