@@ -64,11 +64,11 @@ class VerdictStore:
                 self._mend()
                 yield
         except Timeout as error:
-            text = "another run of the matrix is writing to this store"
+            text = "another run of the matrix is writing to this file of test results"
             fix = Advice("wait until that run has ended, or use another --store FILE")
             raise RunError([Problem("MS608", text, where=str(self.path), fix=fix)]) from error
         except OSError as error:
-            text = f"the store is not writable: {error.strerror}"
+            text = f"the file of test results is not writable: {error.strerror}"
             raise RunError([Problem("MS603", text, where=str(self.path), fix=Advice("use another --store FILE"))]) from error
 
     def add(self, result: CaseResult) -> None:
