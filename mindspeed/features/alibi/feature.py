@@ -43,7 +43,8 @@ class Alibi(Feature[AlibiArgs]):
             RequiresCapability(
                 Slot.CONTEXT_PARALLEL,
                 Capability.POSITION_BIAS,
-                reason="without the bias the model has no position information",
+                reason="without the bias the model has no position information. ring-attention, ulysses-attention, "
+                "hybrid-attention and kv-allgather-cp add the bias",
             ),
             After("flash-attention"),
             After(Slot.CONTEXT_PARALLEL),

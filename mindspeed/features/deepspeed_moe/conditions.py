@@ -98,8 +98,8 @@ def groups_divide_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "the groups of a micro-batch of {world.seq_length} x {world.micro_batch_size} tokens have fewer tokens than "
-    "min_capacity={args.min_capacity}",
+    "a micro-batch of {world.seq_length} x {world.micro_batch_size} tokens (sequence length x micro-batch size) has too many "
+    "groups of tokens: each group needs at least min_capacity={args.min_capacity} tokens",
     fix=(GiveSetting("min_capacity", 1), GiveSetting("groups", note="fewer groups")),
 )
 def groups_have_tokens(args: DeepspeedMoeArgs, world: World) -> bool:

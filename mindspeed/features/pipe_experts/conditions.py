@@ -62,7 +62,8 @@ def slices_have_tokens(args: PipeExpertsArgs, world: World) -> bool:
 
 
 @condition(
-    "streams=true separates transfers between ranks that share an expert, but every expert is on one rank",
+    "streams=true separates expert-parallel from expert-tensor-parallel transfers, but experts are not split over "
+    "tensor-parallel ranks, so only expert-parallel transfers exist",
     fix=(DropSetting("streams"), GiveField("tp", 2, or_more=True)),
     when=_has_streams,
 )
