@@ -11,18 +11,26 @@ _EXTENSION: Final = "megatron.core.extensions.transformer_engine"
 _ROTARY: Final = "megatron.core.models.common.embeddings.rope_utils"
 _FUSED_ROTARY: Final = ("fused_apply_rotary_pos_emb", "fused_apply_rotary_pos_emb_thd")
 _ROLES: Final = (
-    ("norm", "TENorm", "defines this norm by Megatron's local norms"),
-    ("linear", "TELinear TEColumnParallelLinear TERowParallelLinear", "defines this linear layer by Megatron's local one"),
-    ("norm_linear", "TELayerNormColumnParallelLinear", "defines this norm and linear layer by Megatron's local ones"),
-    ("attention", "TEDotProductAttention", "defines this core attention by Megatron's local one"),
+    ("norm", "TENorm", "defines TENorm as a local LayerNorm or RMSNorm"),
+    (
+        "linear",
+        "TELinear TEColumnParallelLinear TERowParallelLinear",
+        "defines Transformer Engine's linear layers by Megatron's local linear layers",
+    ),
+    (
+        "norm_linear",
+        "TELayerNormColumnParallelLinear",
+        "defines TELayerNormColumnParallelLinear by a norm and Megatron's local ColumnParallelLinear",
+    ),
+    ("attention", "TEDotProductAttention", "defines TEDotProductAttention by Megatron's local DotProductAttention"),
     (
         "grouped",
         "TEGroupedLinear TEColumnParallelGroupedLinear TERowParallelGroupedLinear",
-        "defines this grouped linear layer (for all experts of a rank) by Megatron's local functions",
+        "defines Transformer Engine's grouped linear layers by one matrix product per local expert",
     ),
-    ("functions", "TEActivationOp", "defines this activation function by torch's functions"),
-    ("functions", "TEFusedMLP", "defines this MLP by Megatron's unfused one"),
-    ("functions", "TECudaRNGStatesTracker", "defines this tracker of random states by Megatron's own"),
+    ("functions", "TEActivationOp", "defines TEActivationOp by the activation functions of torch"),
+    ("functions", "TEFusedMLP", "defines TEFusedMLP by Megatron's unfused MLP"),
+    ("functions", "TECudaRNGStatesTracker", "defines TECudaRNGStatesTracker by Megatron's CudaRNGStatesTracker"),
     ("functions", "te_checkpoint", "recomputes activations by Megatron's own function"),
     ("functions", "te_parallel_cross_entropy", "computes the cross entropy by Megatron's own function"),
     (
@@ -43,7 +51,7 @@ _ROLES: Final = (
     ),
 )
 """Names of Megatron's module for Transformer Engine: the module that has the role, the names, and what they do here."""
-_PURPOSE: Final = "so that layer specs for Transformer Engine work without it"
+_PURPOSE: Final = "so that layer specs for Transformer Engine work without Transformer Engine"
 
 
 def role_patches() -> list[Patch]:
