@@ -39,8 +39,8 @@ class AdaptiveCpArgs(FeatureArgs):
     )
     dynamic_mask: bool = Field(
         False,
-        description="Read the mask from each batch, and balance again when it changes (true), or use one mask for the whole "
-        "run (false). With true, tokens are not reordered",
+        description="true = read the mask from each batch. When the mask changes, choose again which rank computes each "
+        "block of the mask; tokens are not reordered. false = use one mask for the whole run",
     )
     ulysses_degree: int = Field(
         1,
@@ -50,7 +50,8 @@ class AdaptiveCpArgs(FeatureArgs):
     )
     own_masks: bool = Field(
         False,
-        description="Not supported here. Set shared-attention-mask.kind to the function of the mask (package.module:name)",
+        description="Refused if true: mask functions that are edited in MindSpeed's source are not supported. Set "
+        "shared-attention-mask.kind to the function of the mask (package.module:name)",
     )
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ from mindspeed.plugins import (
     hookimpl,
 )
 
-_MASKS = "ampipe computes only causal or full attention"
+_MASKS = "ampipe computes only causal or full attention, but that feature passes a mask or document ends to attention"
 _MODULES = "ampipe calls layers once per sequence chunk, but that feature expects one call per micro-batch"
 _EXPERTS = "ampipe sends tokens to experts chunk by chunk, but that feature handles the tokens of a whole micro-batch"
 

@@ -44,13 +44,20 @@ class AutoTuningArgs(FeatureArgs):
         "the calibration, and a later mindspeed tune uses them",
     )
     mode: Literal["white", "mixed", "black"] | None = Field(
-        None, description="Not supported here. Set the search method with mindspeed tune --mode"
+        None,
+        description="No effect; accepted for MindSpeed's scripts. To choose the search method, use mindspeed tune --mode: "
+        "white predicts step times, mixed also measures the best configurations, black measures all",
     )
     folder: str | None = Field(
-        None, description="Not supported here. Set the output folder of a search with mindspeed tune --output"
+        None,
+        description="No effect; accepted for MindSpeed's scripts. To choose the output folder of a search, use mindspeed "
+        "tune --output",
     )
     ranks: int | None = Field(
-        None, ge=1, description="Not supported here. Set the number of ranks of a search with mindspeed tune --world-size"
+        None,
+        ge=1,
+        description="No effect; accepted for MindSpeed's scripts. To choose the number of ranks of a search, use mindspeed "
+        "tune --world-size",
     )
 
 

@@ -73,7 +73,8 @@ class Coc(Feature[CocArgs]):
             operator_has_a_variant,
         ),
         numerics=Numerics.reordered(
-            reason="tensor parallelism splits sums over ranks. Splitting rows into chunks does not change sums"
+            reason="tensor-parallel, which coc requires, splits sums over ranks. coc itself only splits rows, which changes no "
+            "sum"
         ),
         verify_with=VerifyWith(
             algorithm=("mindspeed.features.coc.products", "mindspeed.tensor_parallel.fused"),

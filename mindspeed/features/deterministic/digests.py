@@ -32,7 +32,8 @@ class Digests:
         replicas = _gather([digest(self.replicated)], parallel_state.get_data_parallel_group(with_context_parallel=True))
         if len(set(replicas)) > 1:
             text = (
-                f"after step {step} the {len(replicas)} replicas have {len(set(replicas))} different versions of the parameters"
+                f"after step {step} the {len(replicas)} data-parallel replicas, which must hold equal parameters, have "
+                f"{len(set(replicas))} different versions of them"
             )
             report_problem(
                 Problem(

@@ -45,7 +45,10 @@ class EodReset(Feature[EodResetArgs]):
         constraints=(
             *CONDITIONS,
             RequiresCapability(
-                Slot.CONTEXT_PARALLEL, Capability.DOCUMENTS, reason="attention must know where the documents of each batch end"
+                Slot.CONTEXT_PARALLEL,
+                Capability.DOCUMENTS,
+                reason="attention must know where the documents of each batch end, as it does with ring-attention, "
+                "ulysses-attention, hybrid-attention and kv-allgather-cp",
             ),
             Conflicts("shared-attention-mask", reason="attention receives the document ends of each batch instead of a mask"),
             After("flash-attention"),

@@ -66,7 +66,7 @@ def _least(args: NanoPipeArgs, world: World) -> Mapping[str, int]:
 @condition(
     "deferred weight gradients need the activations of {least} forward passes, but recompute-in-bubble keeps those of at "
     "most {other.limit} (its setting limit)",
-    fix=(GiveSetting("recompute-in-bubble.limit", "{least}"), GiveSetting("lag", note="a smaller value")),
+    fix=(GiveSetting("recompute-in-bubble.limit", "{least}"), GiveSetting("lag", note="a shorter delay of weight gradients")),
     of="recompute-in-bubble",
     values=_least,
 )

@@ -90,8 +90,9 @@ def places_exist(args: NoopLayersArgs, world: World) -> bool:
 
 
 @condition(
-    "{world.num_layers} layers and no-ops at {args.layers} do not fill pp x vpp = {world.pp} x {world.vpp} equal chunks",
-    fix=(GiveSetting("layers", "auto"), GiveSetting("layers", note="as many no-op positions as fill every chunk")),
+    "{world.num_layers} layers plus no-ops at positions {args.layers} cannot be split evenly into pp x vpp = {world.pp} x "
+    "{world.vpp} model chunks",
+    fix=(GiveSetting("layers", "auto"), GiveSetting("layers", note="layers plus no-ops must be a multiple of pp x vpp")),
     when=_has_places,
 )
 def places_fill_chunks(args: NoopLayersArgs, world: World) -> bool:

@@ -42,7 +42,9 @@ class RotaryEmbedding(Feature[FeatureArgs]):
         level=1,
         ops=("npu_rotary_position_embedding",),
         constraints=(positions_are_rotary,),
-        numerics=Numerics.reordered(reason="both products and their sum are rounded once instead of three times"),
+        numerics=Numerics.reordered(
+            reason="the products with cosine and sine and their sum are rounded once, at the end, instead of three times"
+        ),
     )
 
     @hookimpl

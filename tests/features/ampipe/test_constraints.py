@@ -29,6 +29,7 @@ def test_selective_recomputation_is_refused_and_full_one_is_not():
     assert problem.startswith("MS304 ampipe: selective recomputation expects modules that run once per layer, ")
 
 
+MASKS = "ampipe computes only causal or full attention, but that feature passes a mask or document ends to attention"
 MODULES = "ampipe calls layers once per sequence chunk, but that feature expects one call per micro-batch"
 EXPERTS = "ampipe sends tokens to experts chunk by chunk, but that feature handles the tokens of a whole micro-batch"
 
@@ -45,8 +46,8 @@ EXPERTS = "ampipe sends tokens to experts chunk by chunk, but that feature handl
             "features of the slot linear replace the linear layer after attention, but ampipe computes this layer chunk by "
             "chunk",
         ),
-        ("eod-reset", "ampipe computes only causal or full attention"),
-        ("shared-attention-mask", "ampipe computes only causal or full attention"),
+        ("eod-reset", MASKS),
+        ("shared-attention-mask", MASKS),
         ("norm-recompute", MODULES),
         ("activation-recompute", MODULES),
         ("swap-attention", MODULES),

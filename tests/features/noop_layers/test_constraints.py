@@ -43,8 +43,9 @@ def test_empty_places_that_fill_up_every_chunk_are_accepted():
             (0,),
             {"vpp": 2},
             (
-                "MS304 noop-layers: 6 layers and no-ops at (0,) do not fill pp x vpp = 2 x 2 equal chunks | --set "
-                "noop-layers.layers=auto, or --set noop-layers.layers=VALUE (as many no-op positions as fill every chunk)"
+                "MS304 noop-layers: 6 layers plus no-ops at positions (0,) cannot be split evenly into pp x vpp = 2 x 2 model "
+                "chunks | --set noop-layers.layers=auto, or --set noop-layers.layers=VALUE (layers plus no-ops must be a "
+                "multiple of pp x vpp)"
             ),
         ),
     ],
