@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 from mindspeed.plugins import Feature, Mixin, Numerics, Patch, hookimpl
 from mindspeed.plugins.feature import ArgsT
 
-REORDERED: Final = Numerics.reordered(reason="gradients of a layer's input are summed in a different order")
+REORDERED: Final = Numerics.reordered(reason="gradients of a layer's input are summed in a different order than in Megatron")
 
 
 class DispatcherFeature(Feature[ArgsT]):

@@ -41,8 +41,8 @@ class DeepspeedMoeDropless(Feature[DeepspeedMoeDroplessArgs]):
             After("deepspeed-moe"),
         ),
         numerics=Numerics.reordered(
-            reason="expert inputs have less padding than with a fixed capacity that drops no token. Matrix products of another "
-            "size sum in a different order"
+            reason="expert inputs have less padding than with a fixed capacity that drops no token. Matrix products of "
+            "different sizes sum in different orders"
         ),
         verify_with=VerifyWith(
             features=("deepspeed-moe",), settings={"deepspeed-moe": {"capacity_factor": 8.0, "groups": 4}}, world={"ep": 2}

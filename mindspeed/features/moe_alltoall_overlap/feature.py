@@ -71,7 +71,8 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
             parts_divide_experts,
         ),
         numerics=Numerics.reordered(
-            reason="gradients of a layer's input are summed in a different order; with the setting parts > 1, outputs too"
+            reason="gradients of a layer's input are summed in a different order than in Megatron; with the setting parts > 1, "
+            "outputs too"
         ),
     )
 

@@ -44,7 +44,7 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
             MegatronFlag("moe_shared_expert_overlap", "overlap"),
         ),
         numerics=Numerics.reordered(
-            reason="with the setting overlap, gradients of a layer's input are summed in a different order"
+            reason="with the setting overlap, gradients of a layer's input are summed in a different order than without it"
         ),
         reference={"overlap": False},
         verify_with=VerifyWith(settings={"moe-shared-experts": {"count": 1, "overlap": True}}, world={"ep": 2}),

@@ -57,7 +57,8 @@ class PipeExperts(Feature[PipeExpertsArgs]):
             ),
         ),
         numerics=Numerics.reordered(
-            reason="an expert's products have fewer rows, and its weight gradient sums rows in a different order"
+            reason="products of an expert have fewer rows than in a layer without slices, and weight gradients sum the rows "
+            "in a different order"
         ),
         verify_with=VerifyWith(
             algorithm=("mindspeed.features.deepspeed_moe.units",),

@@ -47,7 +47,7 @@ class RmsNorm(Feature[FeatureArgs]):
         level=1,
         ops=("rms_norm",),
         constraints=(norms_are_rms_norm, NO_TRANSFORMER_ENGINE_LAYERS),
-        numerics=Numerics.reordered(reason="the mean of squares is summed in a different order"),
+        numerics=Numerics.reordered(reason="the mean of squares is summed in a different order than in Megatron's norm"),
     )
 
     @hookimpl
