@@ -19,7 +19,7 @@ __all__ = ["MIB", "options_of", "over_budget", "parameters_of", "peaks", "repeat
 UNCOUNTED_LAYERS: Final = Problem(
     "MS307",
     "the hybrid layer pattern has layers of unknown memory: Mamba (M), gated delta net (G) or sparse attention (D)",
-    fix=Advice("for an approximate estimate, replace them in --hybrid-layer-pattern by * (attention) or + (latent attention)"),
+    fix=Advice("to estimate roughly, replace M, G and D in --hybrid-layer-pattern by * (attention) or + (latent attention)"),
 )
 
 
