@@ -9,7 +9,6 @@ from pydantic import model_validator
 
 from mindspeed.memory.conditions import groups_fill_chunks, modules_have_experts
 from mindspeed.plugins import (
-    AddFeature,
     Conflicts,
     Constraint,
     DropSetting,
@@ -140,7 +139,7 @@ def inputs_have_ranks(args: RecomputeArgs, world: World) -> bool:
 @condition(
     "moe_act recomputes the activation of grouped experts, but the model has none (for other experts and MLPs, "
     "activation-recompute does this)",
-    fix=(GiveSetting("modules", note="without moe_act"), AddFeature("activation-recompute")),
+    fix=GiveSetting("modules", note="without moe_act"),
     when=_takes_expert_activation,
 )
 def experts_are_grouped(args: RecomputeArgs, world: World) -> bool:
