@@ -313,7 +313,7 @@ def _flag(row: Mapping[str, Any]) -> Iterator[str]:
     if "noop_reason" in row:
         yield f"{flag} is not needed: {row['noop_reason']}"
     elif "means" in row:
-        yield f"{flag} is Megatron's {row['means']}"
+        yield f"{flag} is translated automatically to Megatron's {row['means']}"
     elif "reason" in row:
         said = {"not-needed": "is not needed", "left-out": "is skipped", "library": "belongs to MindSpeed-LLM"}
         fix = row.get("fix", "" if row["kind"] == "not-needed" else f"remove {flag}")

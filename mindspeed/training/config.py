@@ -74,8 +74,8 @@ class TrainConfig(BaseModel):
     top_k: int = Field(
         1,
         ge=1,
-        description="For the text that is generated at the end of training: draw each token from the k most likely "
-        "ones; 1 = always the most likely (greedy)",
+        description="Number of most likely tokens from which the next one is drawn, for the text at the end of training. "
+        "With 1 it is always the most likely (greedy)",
     )
 
 

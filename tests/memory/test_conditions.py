@@ -40,12 +40,12 @@ OF_PARTS: list[tuple[dict[str, Any], str]] = [
 ]
 MUON = "the optimizer muon does not update each element independently, which {name} needs | --optimizer adam, or remove {name}"
 MLP_TAKEN = (
-    "recompute_modules contains mlp, which already recomputes the activation function | --recompute-modules N (the same list "
-    "without mlp), or remove {name}"
+    "recompute_modules contains mlp, which already recomputes the activation function | --recompute-modules N (N = your "
+    "list of modules, without mlp), or remove {name}"
 )
 ATTENTION_TAKEN = (
-    "recompute_modules contains core_attn, which then keeps no activations to offload | --recompute-modules N (the same list "
-    "without core_attn), or remove {name}"
+    "recompute_modules contains core_attn, which then keeps no activations to offload | --recompute-modules N (N = your "
+    "list of modules, without core_attn), or remove {name}"
 )
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *((name, job, text) for name in (NORM, ACTIVATION, SWAP, ADAPTIVE) for job, text in OF_PARTS),

@@ -22,7 +22,7 @@ class DeepspeedMoeDroplessArgs(FeatureArgs):
     padding: bool = Field(
         False,
         description="Round the expert capacity of a group of tokens (deepspeed-moe.groups) up to a multiple of 1/8 of the "
-        "tokens in the group, such as 512 of 4,096. Expert inputs then have at most 8 different sizes in a run",
+        "group. For a group of 4,096 tokens that is 512. Expert inputs then have at most 8 different sizes in a run",
     )
 
 

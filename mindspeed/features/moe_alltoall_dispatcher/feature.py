@@ -26,8 +26,8 @@ _DROP = DropSetting("once_per_rank")
 class MoeAlltoallDispatcherArgs(FeatureArgs):
     once_per_rank: bool = Field(
         False,
-        description="true = send a token only once to a rank that has several of its experts, and sum the outputs of these "
-        "experts on that rank; false = send a token once to each of its experts",
+        description="false = send a token once to each of its experts; true = send a token only once to each rank. A rank "
+        "that has several of its experts sums their outputs",
     )
 
 

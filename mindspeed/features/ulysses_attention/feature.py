@@ -66,8 +66,8 @@ def _keeps(args: UlyssesAttentionArgs, world: World) -> bool:
 
 
 @condition(
-    "keep={args.keep} saves no memory: the number of key heads, {world.num_query_groups}, is a multiple of cp x tp = "
-    "{world.cp} x {world.tp}, so each head is sent to only one rank",
+    "keep={args.keep} saves no memory, because each key head is sent to only one rank. "
+    "The number of key heads, {world.num_query_groups}, is a multiple of cp x tp = {world.cp} x {world.tp}",
     fix=(GiveSetting("keep", "none"),),
     when=_keeps,
 )

@@ -171,8 +171,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {ULYSSES: {"keep": "full"}},
         {"cp": 2},
         (
-            "MS304 ulysses-attention: keep=full saves no memory: the number of key heads, 4, is a multiple of cp x tp = "
-            "2 x 1, so each head is sent to only one rank | --set ulysses-attention.keep=none"
+            "MS304 ulysses-attention: keep=full saves no memory, because each key head is sent to only one rank. "
+            "The number of key heads, 4, is a multiple of cp x tp = 2 x 1 | --set ulysses-attention.keep=none"
         ),
     ),
     (
