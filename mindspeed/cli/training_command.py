@@ -50,7 +50,7 @@ def _capability(ctx: click.Context, parameter: click.Parameter, value: str | Non
 script_option = click.option(
     "--script",
     metavar="FILE",
-    help="Read the training command from this shell script, or from a JSON file with a program and its args",
+    help="Read the training command from this shell script, or from a launch.json with the keys program and args",
 )
 
 

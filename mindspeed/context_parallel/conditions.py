@@ -42,7 +42,7 @@ def attention_sees_all_keys(args: Any, world: World) -> bool:
 @condition(
     "multi-token prediction expects tokens in Megatron's zig-zag order, which {feature} does not use",
     fix=(
-        Advice("use a context-parallel algorithm with zig-zag order: ring attention, or an all-gather of keys and values"),
+        Advice("use ring attention or the all-gather of keys and values for context parallelism"),
         GiveField("mtp_num_layers", 0),
     ),
 )

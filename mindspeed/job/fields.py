@@ -118,7 +118,7 @@ class Fields(ShapeFields):
         default=("core_attn",),
     )
     partial_checkpoints: bool = flag(
-        "only some micro-batches are recomputed",
+        "activations are recomputed in only some micro-batches",
         attributes=("num_microbatches_with_partial_activation_checkpoints",),
         derive_built=derive.any_given,
     )

@@ -82,7 +82,7 @@ def import_value(planned: PlannedPatch) -> Any:
     except Exception as error:  # importing foreign code may fail in any way
         text = f"{planned.patch.kind} of {planned.patch.target} by {planned.owner}: {reference} cannot be imported"
         reason = f"{type(error).__name__}: {error}"
-        fix = (Advice("install what the import needs"), RemoveFeature(planned.owner))
+        fix = (Advice("correct this import, or install what it needs"), RemoveFeature(planned.owner))
         raise PatchError([Problem("MS406", f"{text}: {reason}", (planned.owner,), where=reference, fix=fix)]) from error
 
 

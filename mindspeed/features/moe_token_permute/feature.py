@@ -70,7 +70,7 @@ class MoeTokenPermute(Feature[FeatureArgs]):
             Wrap(
                 f"{_UTILS}:sort_chunks_by_idxs",
                 f"{_LAYERS}:without_transformer_engine",
-                reason="reorders the rows of experts by plain copies, because Transformer Engine's fused kernel may be missing",
+                reason="reorders tokens of experts by plain copies, because Transformer Engine's fused kernel may be missing",
                 optional=True,
             ),
             Wrap(

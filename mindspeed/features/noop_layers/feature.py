@@ -79,7 +79,8 @@ def split_of(args: NoopLayersArgs, world: World) -> tuple[int, ...]:
 
 
 @condition(
-    "a no-op position in {args.layers} is too large: positions count from 0 over {world.num_layers} layers plus the no-ops",
+    "layers={args.layers} has a position that does not exist: positions count from 0 over {world.num_layers} layers and the "
+    "no-op layers",
     fix=(GiveSetting("layers", note="smaller positions"), GiveSetting("layers", "auto")),
     when=_has_places,
 )

@@ -41,7 +41,7 @@ _ROLES: Final = (
     (
         "fused",
         "fused_sort_chunks_by_index fused_sort_chunks_by_index_with_probs",
-        "reorders the rows of experts by Megatron's unfused function",
+        "reorders the tokens of experts by Megatron's unfused function",
     ),
     ("fused", "fused_topk_with_score_function", "selects experts by Megatron's unfused function"),
     (

@@ -371,10 +371,10 @@ def test_a_replacement_that_cannot_be_imported_stops_everything(state: Any) -> N
     assert text == (
         "MS406 replace of megatron.core.state:scale by alpha: glue:gone cannot be imported: "
         "AttributeError: module 'glue' has no attribute 'gone'\n"
-        "  where: glue:gone\n  fix: install what the import needs, or remove alpha\n"
+        "  where: glue:gone\n  fix: correct this import, or install what it needs, or remove alpha\n"
         "MS406 wrap of megatron.core.state:fused by beta: no_such_module:f cannot be imported: "
         "ModuleNotFoundError: No module named 'no_such_module'\n"
-        "  where: no_such_module:f\n  fix: install what the import needs, or remove beta"
+        "  where: no_such_module:f\n  fix: correct this import, or install what it needs, or remove beta"
     )
 
 

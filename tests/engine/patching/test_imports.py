@@ -193,7 +193,7 @@ def test_a_patch_that_fails_at_import_names_the_feature_and_fails_the_import() -
     assert str(caught.value) == (
         "MS406 replace of megatron.core.state:get_size by alpha: glue:gone cannot be imported: "
         "AttributeError: module 'glue' has no attribute 'gone'\n"
-        "  where: glue:gone\n  fix: install what the import needs, or remove alpha"
+        "  where: glue:gone\n  fix: correct this import, or install what it needs, or remove alpha"
     )
     assert load(STATE).get_size() == 1
 

@@ -29,7 +29,7 @@ def prediction(name: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
     settings = {HYBRID: TWO, "adaptive-cp": {"adaptive-cp": {"dynamic_mask": True}}}.get(name, {})
     message = (
         f"MS304 {name}: multi-token prediction expects tokens in Megatron's zig-zag order, which {name} does not "
-        "use | use a context-parallel algorithm with zig-zag order: ring attention, or an all-gather of keys and values, or "
+        "use | use ring attention or the all-gather of keys and values for context parallelism, or "
         "--mtp-num-layers 0"
     )
     return name, settings, {"cp": 4, "mtp_num_layers": 1}, message
