@@ -139,7 +139,7 @@ def inputs_have_ranks(args: RecomputeArgs, world: World) -> bool:
 @condition(
     "moe_act recomputes the activation of grouped experts, but the model has none (for other experts and MLPs, "
     "activation-recompute does this)",
-    fix=GiveSetting("modules", note="without moe_act"),
+    fix=(GiveSetting("modules", note="without moe_act"),),
     when=_takes_expert_activation,
 )
 def experts_are_grouped(args: RecomputeArgs, world: World) -> bool:
