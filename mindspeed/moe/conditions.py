@@ -108,8 +108,8 @@ _NOT_GROUPED: Final = (
 
 
 @condition(
-    "the model is dense, its experts are not grouped (moe_grouped_gemm is off), or they have options that this feature does "
-    "not support, such as biases",
+    "the model must have grouped experts (moe_grouped_gemm) without biases, fp8 or other options that this feature does not "
+    "support",
     otherwise="skip",
 )
 def experts_are_grouped(args: Any, world: World) -> bool:

@@ -11,7 +11,7 @@ from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 
 @condition(
-    "tp is {world.tp}, so linear layers have no collectives to overlap",
+    "tp is {world.tp}, so linear layers are not split over ranks and exchange no data",
     fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
     otherwise="idle",
 )
@@ -25,8 +25,8 @@ LINEAR_LAYERS: Final = (
     NO_TRANSFORMER_ENGINE_LAYERS,
     unset(
         "tensor_parallel_overlap",
-        "tp_comm_overlap overlaps collectives of Transformer Engine's layers only, but {feature} replaces Megatron's "
-        "local layers",
+        "tp_comm_overlap works only in Transformer Engine's layers, but {feature} works only in Megatron's local layers, so "
+        "tp_comm_overlap would have no effect",
     ),
     ModelCondition(
         "mindspeed.tensor_parallel.layers:missing_linear_layers",

@@ -312,7 +312,8 @@ def test_a_flag_that_contradicts_the_plan_is_a_problem_and_not_overridden(plan):
     assert [str(problem) for problem in found] == [
         (
             "MS605 Megatron's --transformer-impl sets 'local', but transformer-engine-layers needs 'transformer_engine': "
-            "makes Megatron use its layer specs for Transformer Engine, whose classes this feature defines\n"
+            "makes Megatron build its layer specs for Transformer Engine, in which this feature replaces the classes of "
+            "Transformer Engine by local layers\n"
             "  where: Megatron's --transformer-impl\n"
             "  fix: remove --transformer-impl or transformer-engine-layers"
         ),

@@ -193,8 +193,8 @@ def test_the_model_suits_all_members(features: tuple[str, ...], model: str) -> N
         (
             ("deepspeed-moe", "moe-tp-extend-ep"),
             (
-                "MS202 deepspeed-moe conflicts with moe-tp-extend-ep, because deepspeed-moe exchanges tokens itself, "
-                "without Megatron's token dispatcher, which the other feature changes or needs"
+                "MS202 deepspeed-moe conflicts with moe-tp-extend-ep, because deepspeed-moe exchanges tokens itself and never "
+                "calls Megatron's token dispatcher, so features that change or use this dispatcher would have no effect"
             ),
         ),
     ],

@@ -30,8 +30,8 @@ class AdaptiveCpArgs(FeatureArgs):
     coarse: int = Field(
         1024,
         ge=1,
-        description="Maximum number of blocks per side of the mask in the search for a balanced token order. Larger = better "
-        "balance, slower search",
+        description="For the search for a balanced token order, the mask is divided into at most N x N blocks, where N is this "
+        "number. Larger = better balance, slower search",
     )
     without_coarse: bool = Field(
         False,

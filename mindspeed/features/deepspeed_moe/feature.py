@@ -25,7 +25,8 @@ from mindspeed.plugins import (
 )
 
 _OWN_TRANSFERS = (
-    "deepspeed-moe exchanges tokens itself, without Megatron's token dispatcher, which the other feature changes or needs"
+    "deepspeed-moe exchanges tokens itself and never calls Megatron's token dispatcher, so features that change or use this "
+    "dispatcher would have no effect"
 )
 _DISPATCHERS = ("moe-allgather-dispatcher", "moe-alltoall-dispatcher", "moe-zero-memory", "moe-tp-extend-ep")
 

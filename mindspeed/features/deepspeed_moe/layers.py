@@ -121,10 +121,11 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         shares, groups = ranks * chunks, self.options.groups or ranks
         if groups % shares or tokens % (groups // shares):
             text = (
-                f"deepspeed-moe: groups={groups} cannot split the {tokens * shares} tokens of a micro-batch. The number of "
-                f"groups must divide the number of tokens and be a multiple of {ranks} ranks x {chunks} sequence chunks"
+                f"deepspeed-moe: groups={groups} cannot split the {tokens * shares} tokens of a micro-batch. The tokens are on "
+                f"{ranks} tensor- and context-parallel ranks, each with {chunks} chunks. Every chunk needs equally many groups "
+                "of equal size"
             )
-            fix = "set deepspeed-moe.groups to a multiple of ranks x chunks that divides the number of tokens"
+            fix = "set deepspeed-moe.groups to the number of ranks times the number of chunks of a rank"
             raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix=advice(fix))])
         return groups // shares
 

@@ -27,8 +27,8 @@ class DeepspeedMoeArgs(FeatureArgs):
     )
     noise: Literal["none", "jitter", "rsample"] = Field(
         "none",
-        description="Noise of the router in training: jitter = multiply its input by random factors near 1, rsample = add "
-        "Gumbel noise to its logits (top-1 only). DeepSpeed's spellings are accepted",
+        description="Noise of the router in training. jitter = multiply the router's input by random factors near 1. "
+        "rsample = add Gumbel noise to the router's logits (top-1 only). DeepSpeed's names Jitter and RSample also work",
     )
     random_priority: bool = Field(
         False, description="In training with one expert per token: fill expert capacity in random order instead of token order"

@@ -26,19 +26,20 @@ from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 class FlashAttentionArgs(FeatureArgs):
     sparse_mode: Literal[0, 1, 2, 3, 4, 7, 8] | None = Field(
         None,
-        description="Keys that a query attends to: 0 = by mask and window, 1 = by mask, 4 = window. 2 and 3 = causal: in 2 the "
-        "first query sees the first key, in 3 the last query sees the last key. For packed sequences: 7 = 3 with a window in "
-        "the last sequence, 8 = 2 with a window in the first. Default: as the mask of the layer requires",
+        description="Keys that a query attends to: 0 = by mask and window, 1 = by mask, 4 = by window. 2 = causal, top-left "
+        "aligned: query i attends to keys 0 to i. 3 = causal, bottom-right aligned: the last query attends to all keys. For "
+        "packed sequences: 7 = as 3, but the last sequence as 4; 8 = as 2, but the first sequence as 4. Default: as the mask "
+        "of the layer requires",
     )
     pre_tokens: int = Field(
         65536,
-        description="Window: number of keys before a query that it can attend to. Applies if sparse_mode selects a window "
-        "(0, 4, 7 or 8)",
+        description="Size of the window: number of keys before a query that the query attends to. Applies only if "
+        "sparse_mode is 0 (mask and window), 4 (window), or 7 or 8 (window in one packed sequence)",
     )
     next_tokens: int = Field(
         0,
-        description="Window: number of keys after a query that it can attend to. Applies if sparse_mode selects a window "
-        "(0, 4, 7 or 8)",
+        description="Size of the window: number of keys after a query that the query attends to. Applies only if "
+        "sparse_mode is 0 (mask and window), 4 (window), or 7 or 8 (window in one packed sequence)",
     )
 
 

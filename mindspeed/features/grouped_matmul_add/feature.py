@@ -23,7 +23,10 @@ class GroupedMatmulAdd(Feature[FeatureArgs]):
             Requires("moe-grouped-gemm", reason="grouped-matmul-add accumulates the weight gradients of grouped experts"),
             experts_are_grouped,
         ),
-        numerics=Numerics.reordered(reason="each product is added to the sum of earlier micro-batches before it is rounded"),
+        numerics=Numerics.reordered(
+            reason="each product is added to the gradient of earlier micro-batches before rounding; Megatron first rounds the "
+            "product to the type of the weight"
+        ),
     )
 
     @hookimpl

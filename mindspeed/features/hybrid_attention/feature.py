@@ -51,7 +51,7 @@ class HybridAttentionArgs(KeepArgs):
         "the number of ranks of a node. Required",
     )
     window: int = Field(
-        1, ge=1, description="Number of ring ranks that form an inner ring, such as those of a node; 1 = a single ring"
+        1, ge=1, description="Number of ring ranks in an inner ring, such as those of a node; 1 = one ring of all ring ranks"
     )
     keep: Literal["none", "half", "full"] = Field(
         "none",

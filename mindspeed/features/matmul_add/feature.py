@@ -34,7 +34,10 @@ class MatmulAdd(Feature[FeatureArgs]):
         ops=("npu_matmul_add_fp32",),
         megatron_flags=(MegatronFlag("gradient_accumulation_fusion", switch="off", values=(False,)),),
         constraints=(NO_FSDP, NO_TRANSFORMER_ENGINE_LAYERS),
-        numerics=Numerics.reordered(reason="each product is added to the sum of earlier micro-batches before it is rounded"),
+        numerics=Numerics.reordered(
+            reason="each product is added to the gradient of earlier micro-batches before rounding; Megatron first rounds the "
+            "product to the type of the weight"
+        ),
     )
 
     @hookimpl
@@ -62,7 +65,8 @@ class MatmulAdd(Feature[FeatureArgs]):
             Set(
                 f"{_LAYERS}:_grad_accum_fusion_available",
                 True,
-                reason="reports to Megatron that fused gradient accumulation is available, although Apex is not installed",
+                reason="reports to Megatron that fused gradient accumulation is available also without Apex, because an "
+                "operator of mindspeed replaces Apex's kernel",
                 phase="build",
             ),
             Wrap(

@@ -67,8 +67,8 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
             Wrap(
                 "megatron.core.transformer.moe.moe_layer:MoELayer.forward",
                 "mindspeed.features.moe_adaptive_recompute.layers:counting_tokens",
-                reason="computes the balanced share of tokens that a rank's experts receive; the threshold is a multiple of "
-                "this share",
+                reason="computes the number of tokens that a rank's experts receive if all experts receive equally many. "
+                "Experts that receive more than scale x this number are recomputed",
             )
         ]
 

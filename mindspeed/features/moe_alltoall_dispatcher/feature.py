@@ -57,7 +57,8 @@ def tokens_have_several_experts(args: MoeAlltoallDispatcherArgs, world: World) -
 
 
 @condition(
-    "once_per_rank needs whole experts, but tensor-parallel ranks split them",
+    "once_per_rank=true sums the expert outputs of a token on one rank, but tensor-parallel ranks split each expert, so no "
+    "rank has complete outputs",
     fix=(GiveSetting("expert-parallel.expert_tensor_size", 1), _DROP),
     when=_sends_once,
     of="expert-parallel",
@@ -68,7 +69,8 @@ def experts_are_whole(args: MoeAlltoallDispatcherArgs, world: World, experts: An
 
 
 @condition(
-    "once_per_rank does not support expert inputs that are padded to a capacity",
+    "once_per_rank=true sends a token only once to each rank, but expert inputs that are padded to a capacity "
+    "(padded_experts) need a copy for each expert",
     fix=(GiveField("padded_experts", False), _DROP),
     when=_sends_once,
 )

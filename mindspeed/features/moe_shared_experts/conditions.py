@@ -56,7 +56,8 @@ def _has_both(args: MoeSharedExpertsArgs, world: World) -> bool:
 
 
 @condition(
-    "size={args.size} is not count={args.count} times the expert width {world.moe_ffn_hidden_size}",
+    "shared experts of total width {args.size} (size) cannot be {args.count} experts (count) of width "
+    "{world.moe_ffn_hidden_size} each",
     fix=(DropSetting("count"), DropSetting("size")),
     when=_has_both,
 )

@@ -76,7 +76,8 @@ class MoeTokenPermute(Feature[FeatureArgs]):
             Wrap(
                 "megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
                 f"{_LAYERS}:with_permute_fusion",
-                reason="skips Megatron's check that --moe-permute-fusion is used only where Transformer Engine is installed",
+                reason="skips Megatron's check that --moe-permute-fusion is used only where Transformer Engine is installed, "
+                "because operators of mindspeed replace Transformer Engine's kernels",
                 phase="build",
                 optional=True,
             ),

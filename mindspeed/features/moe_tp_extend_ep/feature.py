@@ -61,7 +61,7 @@ class MoeTpExtendEp(Feature[FeatureArgs]):
         constraints=(
             Requires(
                 "expert-parallel",
-                reason="moe-tp-extend-ep assigns whole experts to tensor-parallel ranks",
+                reason="expert-parallel distributes experts over ranks, and expert_tensor_size=1 keeps each expert whole",
                 settings={"expert_tensor_size": 1},
             ),
             experts_would_be_split,

@@ -15,8 +15,8 @@ class PipeExpertsArgs(FeatureArgs):
     )
     streams: bool = Field(
         False,
-        description="Let transfers of the expert-parallel and of the expert-tensor-parallel group run at the same time "
-        "(false), or only one after the other (true)",
+        description="Run transfers of the expert-parallel and of the expert-tensor-parallel group one after the other. Set it "
+        "on machines where both groups share one link. false = both may run at the same time",
     )
 
 

@@ -116,8 +116,8 @@ def _takes_latent_projection(args: RecomputeArgs, world: World) -> bool:
 
 @condition(
     "recompute.num_layers={args.num_layers} is greater than the number of layers of a model chunk "
-    "({world.num_layers} layers / pp={world.pp} / vpp={world.vpp}), so every layer is recomputed; "
-    "give a smaller number to recompute fewer layers",
+    "({world.num_layers} layers / pp={world.pp} / vpp={world.vpp}), so every layer is recomputed. "
+    "Give a smaller number to recompute fewer layers",
     when=_is_block,
     otherwise="warn",
 )

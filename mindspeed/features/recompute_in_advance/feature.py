@@ -65,7 +65,10 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        reason = f"the settings granularity={self.args.granularity}, num_layers and modules of recompute-in-advance"
+        reason = (
+            f"with granularity={self.args.granularity} of recompute-in-advance, Megatron recomputes every layer in the same "
+            "way (full) or only some modules (selective)"
+        )
         if self.args.granularity == "full":
             return full_recompute(reason, self.args.num_layers)
         return [

@@ -35,7 +35,8 @@ class RingAttentionArgs(KeepArgs):
     window: int = Field(
         1,
         ge=1,
-        description="Number of neighbouring ranks that form an inner ring, such as those of a node; 1 = a single ring",
+        description="Number of neighbouring ranks in an inner ring, such as those of a node. Keys and values pass around "
+        "each inner ring, then between the inner rings. 1 = one ring of all ranks",
     )
     keep: Literal["none", "half", "full"] = Field(
         "none",

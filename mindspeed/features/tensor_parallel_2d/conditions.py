@@ -29,8 +29,8 @@ def grid_splits_hidden(args: GridSettings, world: World) -> bool:
 
 
 @condition(
-    "weight_shards is {world.weight_shards}, so Megatron also splits each weight along one dimension, which {feature} "
-    "does not support",
+    "weight_shards is {world.weight_shards}, so Megatron (--tensor-parallel-num-weight-shards) splits the weights of each "
+    "tensor-parallel rank again, which {feature} does not support",
     fix=(GiveField("weight_shards", 1), RemoveFeature()),
 )
 def weights_are_whole(args: GridSettings, world: World) -> bool:

@@ -61,7 +61,8 @@ REFUSED: Final = tuple(
 
 
 @condition(
-    "weight_shards is {world.weight_shards}, but only Transformer Engine can split a weight over more than the tp ranks",
+    "weight_shards is {world.weight_shards}, so Megatron (--tensor-parallel-num-weight-shards) splits the weights of each "
+    "tensor-parallel rank again; only Transformer Engine's original layers support this",
     fix=(GiveField("weight_shards", 1),),
 )
 def weights_are_whole(args: TransformerEngineLayersArgs, world: World) -> bool:
@@ -103,7 +104,8 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
             ArgOverride(
                 "transformer_impl",
                 "transformer_engine",
-                "makes Megatron use its layer specs for Transformer Engine, whose classes this feature defines",
+                "makes Megatron build its layer specs for Transformer Engine, in which this feature replaces the classes of "
+                "Transformer Engine by local layers",
             )
         ]
 

@@ -34,9 +34,9 @@ class ZeroBubbleArgs(ScheduleArgs):
     )
     costs: tuple[float, float, float, float] | Literal["measured"] = Field(
         (1.0, 1.0, 1.0, 1.0),
-        description="Four durations for the simulator, or the word measured. The durations are those of forward, input "
-        "gradient, weight gradient and recomputation of a model chunk, and only their ratios count. measured = measure them in "
-        "steps 2 and 3",
+        description="Durations of forward, input gradient, weight gradient and recomputation of a model chunk, for the "
+        "simulator. Four numbers in the same unit of your choice, or the word measured. measured = training steps 2 and 3 "
+        "measure the durations",
     )
     hop: float = Field(
         0.0,

@@ -9,7 +9,7 @@ from tests.features.resolving import ask
 
 def test_one_tensor_parallel_rank_leaves_it_nothing_to_do():
     notes = [row.text for row in ask("coc", tp=1).rows if row.feature == "coc" and row.kind == "note"]
-    assert notes == ["tp is 1, so linear layers have no collectives to overlap"]
+    assert notes == ["tp is 1, so linear layers are not split over ranks and exchange no data"]
     assert [row.text for row in ask("coc", tp=2).rows if row.feature == "coc" and row.kind == "note"] == []
 
 

@@ -82,7 +82,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"cp": 4},
         (
             "MS301 ring-attention.window is 0: input should be greater than or equal to 1 | --set ring-attention.window=1 "
-            "(Number of neighbouring ranks that form an inner ring, such as those of a node; 1 = a single ring)"
+            "(Number of neighbouring ranks in an inner ring, such as those of a node. Keys and values pass around each inner "
+            "ring, then between the inner rings. 1 = one ring of all ranks)"
         ),
     ),
     *(

@@ -11,7 +11,7 @@ def test_more_layers_than_a_chunk_has_are_all_of_them():
     assert resolution.problems == []
     assert [row.text for row in resolution.rows if row.kind == "warning"] == [
         "recompute.num_layers=9 is greater than the number of layers of a model chunk "
-        "(8 layers / pp=1 / vpp=1), so every layer is recomputed; give a smaller number to recompute fewer layers"
+        "(8 layers / pp=1 / vpp=1), so every layer is recomputed. Give a smaller number to recompute fewer layers"
     ]
 
 

@@ -250,8 +250,8 @@ def test_weights_that_further_ranks_share_are_refused() -> None:
     (problem,) = caught.value.problems
     assert (problem.code, problem.message, str(problem).splitlines()[-1]) == (
         "MS304",
-        "transformer-engine-layers: weight_shards is 2, but only Transformer Engine can split a weight over more than the "
-        "tp ranks",
+        "transformer-engine-layers: weight_shards is 2, so Megatron (--tensor-parallel-num-weight-shards) splits the weights "
+        "of each tensor-parallel rank again; only Transformer Engine's original layers support this",
         "  fix: --weight-shards 1",
     )
 
