@@ -34,7 +34,8 @@ def matrix() -> None:
 @click.option(
     "--stock",
     is_flag=True,
-    help="Test options of unmodified Megatron instead of features; each layout is compared with a run on one process",
+    help="Test unmodified Megatron with one of its options at a time, such as qk-layernorm, instead of features. Each test "
+    "compares a parallel layout with a run on one process",
 )
 @click.option(
     "--switch",
@@ -54,7 +55,8 @@ def matrix() -> None:
     default=14,
     show_default=True,
     metavar="N",
-    help="Number of features that one test switches on together. Applies only with --strength, which tests such sets",
+    help="Number of features in each set that --strength tests. Without --strength, pairs are tested and this option has no "
+    "effect",
 )
 @budget_option
 @click.option("--again", is_flag=True, help="Test combinations again even if a result is stored")
@@ -110,7 +112,10 @@ def run(
 @store_option
 @json_option
 def show(names: tuple[str, ...], features: tuple[str, ...], layout: str, store: Path | None) -> None:
-    """Show the result of a pair, or of a feature in a parallel layout. For a single feature, show all of its results."""
+    """Show the test result of two features together, or of one feature in a parallel layout.
+
+    For a single feature without --layout, show all of its results.
+    """
     from mindspeed import registry
     from mindspeed.verification.matrix.cases import MatrixCase
     from mindspeed.verification.matrix.reach import Sources

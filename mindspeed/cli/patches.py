@@ -73,8 +73,8 @@ def record(megatron: str | None, into: Path | None) -> None:
     """Record the patch targets and arguments of a Megatron release, for maintainers.
 
     Writes mindspeed/engine/inspection/releases/VERSION.json, which is always the same for the same source. An installed
-    megatron-core does not contain Megatron-LM (megatron.training). If one is recorded, what the file already contains about
-    Megatron-LM does not change.
+    megatron-core does not contain Megatron-LM (megatron.training). If you record an installed megatron-core, the file keeps
+    its earlier records of Megatron-LM.
     """
     from mindspeed.engine.inspection.releases import FOLDER
     from mindspeed.engine.planning.drift import installed_tree, source_tree

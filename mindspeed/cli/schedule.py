@@ -72,7 +72,7 @@ def schedule() -> None:
     "assignments",
     metavar="FEATURE.FIELD=VALUE",
     multiple=True,
-    help="Value of a setting of the feature; may be repeated",
+    help="Value of a setting of the feature whose schedule is shown (--schedule); may be repeated",
 )
 @click.option("--svg", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Write the timeline to a file")
 @click.option(
