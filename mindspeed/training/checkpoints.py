@@ -228,7 +228,7 @@ def check_manifest(manifest: Manifest, model: Mapping[str, Any], optimizer: str,
     problems = []
     if different:
         text = "the checkpoint and this job have different models"
-        fix = "give this job the checkpoint's model options, or start a new run"
+        fix = "give this job the model options that the checkpoint was saved with, such as --hidden-size, or start a new run"
         problems.append(Problem("MS602", text, chain=different, where=where, fix=advice(fix)))
     if manifest.optimizer != optimizer:
         text = f"the checkpoint contains the state of a {manifest.optimizer} optimizer, but this job uses a {optimizer} one"

@@ -133,7 +133,8 @@ def test_a_checkpoint_of_another_model_names_every_difference():
             "  because: hidden_size is 64 in the checkpoint, but 128 in this job\n"
             "  because: num_layers is None in the checkpoint, but 2 in this job\n"
             "  where: somewhere\n"
-            "  fix: give this job the checkpoint's model options, or start a new run"
+            "  fix: give this job the model options that the checkpoint was saved with, such as --hidden-size, or start a new "
+            "run"
         ),
         (
             "MS602 the checkpoint contains the state of a plain optimizer, but this job uses a distributed one\n"

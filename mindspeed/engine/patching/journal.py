@@ -98,7 +98,7 @@ class Journal:
                 if place.read(holder, key) is new:
                     place.write(holder, key, old)
             except TypeError as error:  # of bases: subclasses were made meanwhile whose order of bases would break
-                text = f"the original base class of {holder!r} cannot be restored: {error}"
+                text = f"the plan replaced the base class of {holder!r}, and the original one cannot be restored: {error}"
                 problems.append(Problem("MS404", text, fix=Advice("start a new process instead of deactivating the plan")))
         if problems:
             raise PatchError(problems)
