@@ -44,8 +44,8 @@ def check(request: Request, names: tuple[str, ...], script: str | None, device_m
 
     mindspeed features check --platform npu --script pretrain_llama.sh
 
-    Megatron-LM's validation of its arguments also runs, in a separate process without torch. It is that of the command's
-    Megatron-LM, or of the one given with --checkout.
+    Megatron-LM's validation of its arguments also runs, in a separate process without torch. The validation comes from the
+    Megatron-LM that the command starts, or from the Megatron-LM folder given with --checkout.
     """
     request = request.naming(names)
     plan = plan_of_command(request, script, rules)

@@ -23,7 +23,8 @@ _HINT: Final = "--all shows patches, notes and the base plan; --why NAME explain
     "--all",
     "whole",
     is_flag=True,
-    help="Also show all patches, all notes, and what mindspeed changes in every job (the base plan)",
+    help="Also show all patches, the features' notes on what settings mean in this job, and what mindspeed changes in every "
+    "job (the base plan)",
 )
 @click.option("--why", "feature", metavar="NAME", help="Explain one feature in this plan, like features explain")
 @click.option("--memory", is_flag=True, help="Show the peak memory of each pipeline stage, in MiB")

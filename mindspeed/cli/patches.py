@@ -32,10 +32,11 @@ def patches() -> None:
 )
 @json_option
 def drift(megatron: str | None) -> None:
-    """Show how every patch target differs from the version that features are written for.
+    """Compare the patch targets in a Megatron with the version that features are written for.
 
-    The verdict is same, appended (new parameters with defaults), body changed (equal parameters), changed, or gone (with
-    similar names). The exit status is 1 when a target is changed or gone.
+    A patch target is a function, class or value of Megatron that a feature patches. For each target, the verdict is same,
+    appended (new parameters with defaults), body changed (same parameters, other code), changed (other parameters or kind),
+    or gone (similar names are shown). The exit status is 1 when a target is changed or gone.
     """
     from mindspeed.engine.inspection.contracts import BASELINE
     from mindspeed.engine.planning.drift import FAILED, measure_drift
@@ -66,7 +67,8 @@ def drift(megatron: str | None) -> None:
     "--into",
     metavar="FOLDER",
     type=click.Path(path_type=Path),
-    help="Folder for the recorded patch targets and arguments  [default: this package]",
+    help="Folder for the record of the Megatron functions that features patch, and of Megatron's arguments  "
+    "[default: this package]",
 )
 @json_option
 def record(megatron: str | None, into: Path | None) -> None:
@@ -101,7 +103,7 @@ def record(megatron: str | None, into: Path | None) -> None:
     type=click.Path(path_type=Path),
     default=Path("build/follow"),
     show_default=True,
-    help="Folder for the report and for the recorded patch targets",
+    help="Folder for the report, and for a record of the Megatron functions that features patch",
 )
 @click.option(
     "--claims/--no-claims",

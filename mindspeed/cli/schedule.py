@@ -55,8 +55,8 @@ def schedule() -> None:
     type=click.FloatRange(0),
     default=0.0,
     show_default=True,
-    help="Duration of a message between two ranks, in the unit of --cost. With --cost 1:1:1:1, 1 is the duration of the "
-    "forward pass of one model chunk",
+    help="Duration of a message between two ranks, in the unit of --cost. With the default --cost, the forward pass of "
+    "one model chunk takes 1 unit",
 )
 @click.option("--weights", metavar="W,...", help="Factors by which --cost is multiplied, one per pipeline stage")
 @click.option(

@@ -28,9 +28,11 @@ def verify(request: Request, names: tuple[str, ...], nproc: int | None) -> None:
     """Verify on this machine how much features change training results.
 
     Trains a small model for a few steps with and without the verified features, from the same weights and data. Losses,
-    gradients and weights are compared. The verified features are the arguments NAME; the features of --features and of the
-    job file are then active in both runs. Without NAME, the features of --features are verified. The exit status is 1 when
-    results differ more than a feature declares, or when a feature had no effect.
+    gradients and weights are compared. The exit status is 1 when results differ more than a feature declares, or when a
+    feature had no effect.
+
+    Give the features to verify as NAME. All features of --features and of the job file are then active in both runs. Without
+    NAME, the features of --features are verified, and only features of the job file are active in both runs.
     """
     from mindspeed.verification.case import build_case
     from mindspeed.verification.harness import verify as prove
