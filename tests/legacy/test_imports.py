@@ -73,7 +73,8 @@ REPLACED = {
     ),
     "from mindspeed.core.context_parallel.adaptor import MindSpeedCPDotProductAttention": (
         "mindspeed.core.context_parallel.adaptor",
-        "remove this import; context-parallel and its algorithm patch Megatron's core attention themselves",
+        "remove this import, which needs no replacement; the context-parallel features, such as ring-attention, patch "
+        "Megatron's core attention themselves",
     ),
     "import mindspeed.te.pytorch.attention.dot_product_attention.dot_product_attention": (
         "mindspeed.te.pytorch.attention.dot_product_attention.dot_product_attention",
@@ -97,7 +98,8 @@ REPLACED = {
     ),
     "from mindspeed.features_manager import NothingFeature": (
         "NothingFeature of mindspeed.features_manager",
-        "check the spelling of the imported class, or remove this import; mindspeed features list shows all features",
+        "import only classes of MindSpeed's features from here, and check the spelling of the name. If no class has this "
+        "name, remove the import; mindspeed features list shows the features to use instead",
     ),
     "from mindspeed.op_builder import AlgorithmOpBuilder": (
         "AlgorithmOpBuilder of mindspeed.op_builder",

@@ -164,8 +164,8 @@ def test_a_setting_that_a_flag_gives_exists_once_its_feature_does(old):
     [
         (
             ["--attention-mask-type", "general"],
-            "--attention-mask-type is not needed: context parallelism is causal by default, and reads the mask of the model "
-            "if it has another one",
+            "--attention-mask-type is not needed: context parallelism uses the attention mask of the model, and a causal "
+            "mask if the model has none",
         ),
         (
             ["--attention-mask-on-cpu"],
