@@ -86,15 +86,15 @@ class KeepArgs(FeatureArgs):
     interval: int = Field(
         0,
         ge=0,
-        description="With keep=half or full: number of layers to skip between two layers in which keep applies; 0 = keep "
-        "applies in every layer",
+        description="Number of layers between two layers that keep keys and values for backward (setting keep: half or full). "
+        "The layers between work as with keep=none. 0 = every layer follows keep",
     )
 
     @model_validator(mode="after")
     def interval_has_keep(self) -> KeepArgs:
         """Refuse an interval of layers that keep nothing."""
         if self.interval and self.keep == "none":
-            text = f"interval={self.interval} selects the layers in which keep applies, but keep is none"
+            text = f"interval={self.interval} selects layers that keep keys and values, but with keep=none no layer does"
             raise SettingsError(text, GiveSetting("keep", "full"), GiveSetting("interval", 0))
         return self
 
@@ -105,8 +105,8 @@ def _has_interval(args: KeepArgs, world: World) -> bool:
 
 
 @condition(
-    "interval={args.interval} is not less than num_layers={world.num_layers}, so keep would apply only in "
-    "the first layer; with interval=0, it applies in every layer",
+    "interval={args.interval} is not less than num_layers={world.num_layers}, so only the first layer would "
+    "follow the setting keep; with interval=0, every layer follows it",
     fix=(GiveSetting("interval", 0),),
     when=_has_interval,
 )

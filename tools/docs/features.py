@@ -274,7 +274,7 @@ def sentence(name: str, constraint: Any) -> str:
         )
         return f"Requires one of the features for {constraint.slot}{because}.{chosen}"
     if isinstance(constraint, RequiresCapability):
-        return f"Of the {constraint.slot} features, works only with those that support {code(constraint.capability)}{because}."
+        return f"Of the {constraint.slot} features, works only with those that declare {code(constraint.capability)}{because}."
     verbs: dict[type[Any], str] = {
         Requires: "Requires",
         Conflicts: "Conflicts with",

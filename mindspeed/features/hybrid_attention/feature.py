@@ -75,8 +75,8 @@ def _has_window(args: HybridAttentionArgs, world: World) -> bool:
 
 
 @condition(
-    "window={args.window} does not split the ring of cp={world.cp} / ulysses_degree={args.ulysses_degree} ranks into two "
-    "or more equal inner rings",
+    "the ring of cp={world.cp} / ulysses_degree={args.ulysses_degree} ranks cannot be split into two or more inner rings of "
+    "window={args.window} ranks",
     fix=(GiveSetting("window", 1), GiveSetting("window", note="a smaller divisor of the ring size")),
     when=_has_window,
 )

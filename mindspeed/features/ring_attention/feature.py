@@ -56,7 +56,7 @@ def _has_window(args: RingAttentionArgs, world: World) -> bool:
 
 
 @condition(
-    "window={args.window} does not split cp={world.cp} ranks into two or more equal inner rings",
+    "the ring of cp={world.cp} ranks cannot be split into two or more inner rings of window={args.window} ranks",
     fix=(GiveSetting("window", 1), GiveSetting("window", note="a divisor of {world.cp}, smaller than {world.cp}")),
     when=_has_window,
 )

@@ -108,7 +108,7 @@ class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
             RequiresCapability(
                 Slot.CONTEXT_PARALLEL,
                 Capability.SHARED_MASK,
-                reason="each rank must take its part of the mask that shared-attention-mask stores, as adaptive-cp does",
+                reason="each rank must take its part of the mask that shared-attention-mask stores. Only adaptive-cp does this",
                 when=_needs_capability,
             ),
         ),

@@ -70,8 +70,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             {RING: {"window": window}},
             {"cp": 4},
             (
-                f"MS304 ring-attention: window={window} does not split cp=4 ranks into two or more equal inner rings | --set "
-                "ring-attention.window=1, or --set ring-attention.window=VALUE (a divisor of 4, smaller than 4)"
+                f"MS304 ring-attention: the ring of cp=4 ranks cannot be split into two or more inner rings of window={window} "
+                "ranks | --set ring-attention.window=1, or --set ring-attention.window=VALUE (a divisor of 4, smaller than 4)"
             ),
         )
         for window in (3, 4, 8)
@@ -92,8 +92,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             {HYBRID: {"ulysses_degree": 2, "window": window}},
             {"cp": 8},
             (
-                f"MS304 hybrid-attention: window={window} does not split the ring of cp=8 / ulysses_degree=2 ranks into two "
-                "or more equal inner rings | --set hybrid-attention.window=1, or --set hybrid-attention.window=VALUE (a "
+                "MS304 hybrid-attention: the ring of cp=8 / ulysses_degree=2 ranks cannot be split into two or more inner "
+                f"rings of window={window} ranks | --set hybrid-attention.window=1, or --set hybrid-attention.window=VALUE (a "
                 "smaller divisor of the ring size)"
             ),
         )
@@ -141,7 +141,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             cached(name, interval=1),
             {"cp": 8},
             (
-                f"MS301 {name}: interval=1 selects the layers in which keep applies, but keep is none | --set "
+                f"MS301 {name}: interval=1 selects layers that keep keys and values, but with keep=none no layer does | --set "
                 f"{name}.keep=full, or --set {name}.interval=0"
             ),
         )
@@ -152,8 +152,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             name,
             cached(name, interval=8, keep="half"),
             {"cp": 8},
-            f"MS304 {name}: interval=8 is not less than num_layers=8, so keep would apply only in the first layer; with "
-            f"interval=0, it applies in every layer | --set {name}.interval=0",
+            f"MS304 {name}: interval=8 is not less than num_layers=8, so only the first layer would follow the setting keep; "
+            f"with interval=0, every layer follows it | --set {name}.interval=0",
         )
         for name in (RING, ULYSSES, HYBRID)
     ),
