@@ -150,7 +150,8 @@ class PlannerHooks:
         ``tensors`` is this list for a job without the feature. Return the list with changed entries for the tensors that the
         feature frees or offloads. The function `mindspeed.plugins.saved_tensors.leave` returns such a list. For example,
         ``leave(tensors, {"norm"}, "recomputed", "my-feature")`` means that my-feature frees the tensors named norm and
-        recomputes them in backward.
+        recomputes them in backward. For tensors that the feature offloads to host memory, give "swapped". Return None to
+        leave the list unchanged.
         """
 
     @hook(HookFacts("planner", answers="chained", none="the tensors, unchanged", value="tensors", proves=False))
@@ -161,7 +162,8 @@ class PlannerHooks:
         Return the list with changed entries for the tensors that the feature frees or offloads. The function
         `mindspeed.plugins.saved_tensors.leave` returns such a list. For example,
         ``leave(tensors, {"main weights"}, "swapped", "my-feature")`` means that my-feature offloads the main weights to host
-        memory.
+        memory ("swapped"). For tensors that the feature frees and computes again, give "recomputed". Return None to leave the
+        list unchanged.
         """
 
     @hook(HookFacts("planner", answers="each", none="nothing", proves=False))
@@ -295,8 +297,9 @@ class TrainHooks:
     def gradients_ready(self, chunks: Sequence[Any], gradients: Sequence[tuple[str, Any]]) -> None:
         """Inspect the gradients of a step, or change them in place, before the optimizer uses them.
 
-        Megatron has summed them over micro-batches and ranks. ``gradients`` has a pair for each trained parameter: its name
-        and its gradient. With the distributed optimizer, only the part of a gradient that this rank updates is summed.
+        Megatron has summed the gradients over micro-batches and ranks. ``chunks`` are the model chunks of this rank.
+        ``gradients`` has a pair for each trained parameter: its name and its gradient. With the distributed optimizer, only
+        the part of a gradient that this rank updates is summed.
         """
 
     @hook(HookFacts("megatron-core", "build"))
