@@ -99,8 +99,8 @@ def test_an_unknown_version_lists_the_recorded_ones(mindspeed):
     assert result.exit_code == 3
     known = ", ".join(recorded_releases())
     assert result.stderr == (
-        f"MS502 megatron-core 0.99.0 is not one of the recorded releases, {known}\n"
-        "  fix: give the path of a source tree or an unpacked wheel: mindspeed patches drift --megatron PATH\n"
+        f"MS502 mindspeed has no record of megatron-core 0.99.0 to compare with, only of {known}\n"
+        "  fix: give the path of its source tree or unpacked wheel instead: mindspeed patches drift --megatron PATH\n"
     )
 
 

@@ -138,8 +138,8 @@ class AppliedPatches:
         found = find_site(site)
         names = {site, found.name if found is not None else site}
         if names.isdisjoint(group.site for group in self._groups):
-            text = f"{site} is not patched by the active plan"
-            raise PatchError([Problem("MS401", text, fix=Advice("mindspeed features plan --all lists all patches"))])
+            text = f"the original of {site} cannot be restored, because the active plan does not patch it"
+            raise PatchError([Problem("MS401", text, fix=Advice("use a patch target from mindspeed features plan --all"))])
         journal = Journal()
         with _lock:
             suspended = [bound for bound in self._bound if bound.group.site in names]

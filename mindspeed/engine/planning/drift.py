@@ -67,8 +67,8 @@ def recorded_tree(version: str) -> Tree:
     """A recorded release. Raises MindSpeedError MS502 for a version that is not recorded."""
     recorded = recorded_contracts(version) if version in recorded_releases() else None
     if recorded is None:
-        text = f"megatron-core {version} is not one of the recorded releases, {', '.join(recorded_releases())}"
-        fix = "give the path of a source tree or an unpacked wheel: mindspeed patches drift --megatron PATH"
+        text = f"mindspeed has no record of megatron-core {version} to compare with, only of {', '.join(recorded_releases())}"
+        fix = "give the path of its source tree or unpacked wheel instead: mindspeed patches drift --megatron PATH"
         raise MindSpeedError([Problem("MS502", text, fix=advice(fix))])
     return Tree(version, recorded[1].get)
 

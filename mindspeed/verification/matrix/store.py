@@ -64,8 +64,8 @@ class VerdictStore:
                 self._mend()
                 yield
         except Timeout as error:
-            text = "another run of the matrix is writing to this file of test results"
-            fix = Advice("wait until that run has ended, or use another --store FILE")
+            text = "another mindspeed command is writing to this file of test results"
+            fix = Advice("wait until that command (such as mindspeed features matrix run) ends, or use another --store FILE")
             raise RunError([Problem("MS608", text, where=str(self.path), fix=fix)]) from error
         except OSError as error:
             text = f"the file of test results is not writable: {error.strerror}"

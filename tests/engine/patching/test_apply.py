@@ -350,8 +350,8 @@ def test_only_a_patched_site_can_be_suspended(state: Any) -> None:
     patches.undo()
     assert (
         str(caught.value)
-        == "MS401 megatron.core.state:scale is not patched by the active plan\n  fix: mindspeed features plan --all lists all "
-        "patches"
+        == "MS401 the original of megatron.core.state:scale cannot be restored, because the active plan does not patch it\n"
+        "  fix: use a patch target from mindspeed features plan --all"
     )
 
 
