@@ -43,8 +43,8 @@ def _layers_left(args: Any, world: World) -> Mapping[str, int]:
 
 
 @condition(
-    "--recompute-method block recomputes all but {left} of the {layers} layers of a model chunk as a whole. {feature} works "
-    "only in the remaining layers, and needs at least {wanted}",
+    "--recompute-method block recomputes layers as a whole, and leaves {left} of the {layers} layers of a model chunk. "
+    "{feature} works only in layers that are left, and needs at least {wanted} of them",
     fix=(GiveField("recompute_num_layers", note="at most {most}"), _REMOVE),
     when=_has_blocks,
     values=_layers_left,

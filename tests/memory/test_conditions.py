@@ -32,8 +32,8 @@ OF_PARTS: list[tuple[dict[str, Any], str]] = [
     (
         BLOCK | {"recompute_num_layers": 8},
         (
-            "--recompute-method block recomputes all but 0 of the 8 layers of a model chunk as a whole. {name} works only in "
-            "the remaining layers, and needs at least 1 | --recompute-num-layers "
+            "--recompute-method block recomputes layers as a whole, and leaves 0 of the 8 layers of a model chunk. {name} "
+            "works only in layers that are left, and needs at least 1 of them | --recompute-num-layers "
             "N (at most 7), or remove {name}"
         ),
     ),

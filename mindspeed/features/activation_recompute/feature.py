@@ -72,8 +72,8 @@ class ActivationRecompute(PartRecompute):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedActivation",
-                reason="keeps the autograd graph of grouped experts' activations and recomputes only the tensors in it. "
-                "Megatron's class creates a second graph in backward, and may sum gradients in a different order",
+                reason="keeps gradients bitwise equal when activations of grouped experts are recomputed. Megatron's class "
+                "builds a second autograd graph in backward, which may sum gradients in a different order",
             ),
         ]
 

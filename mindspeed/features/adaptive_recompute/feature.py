@@ -98,8 +98,8 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 "mindspeed.features.adaptive_recompute.policy:RecomputedPart",
-                reason="keeps the autograd graph of norms and grouped experts and recomputes only the tensors in it. "
-                "Megatron's class creates a second graph in backward, and may sum gradients in a different order",
+                reason="keeps gradients bitwise equal when norms and grouped experts are recomputed. Megatron's class builds a "
+                "second autograd graph in backward, which may sum gradients in a different order",
             ),
         ]
 

@@ -57,8 +57,8 @@ def parts_divide_sequence(args: AmpipeArgs, world: World) -> bool:
 
 
 @condition(
-    "deepspeed-moe.groups={other.groups} is not a multiple of {args.parts} chunks x tp={world.tp}, so a group of tokens that "
-    "shares an expert capacity would span chunks or ranks",
+    "deepspeed-moe.groups={other.groups} is not a multiple of ampipe.parts x tp = {args.parts} x {world.tp}. A group of "
+    "tokens that shares an expert capacity would span several chunks of the sequence or several ranks",
     fix=(GiveSetting("deepspeed-moe.groups", note="a multiple of {args.parts} x {world.tp}"),),
     of="deepspeed-moe",
 )

@@ -35,7 +35,7 @@ class Mc2(Feature[FeatureArgs]):
         constraints=(
             Requires(
                 "sequence-parallel",
-                reason="mc2 fuses the all-gather and reduce-scatter of sequence parallelism with the products",
+                reason="mc2 fuses the all-gather and reduce-scatter of sequence parallelism with matrix products",
             ),
             *LINEAR_LAYERS,
         ),

@@ -40,7 +40,9 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
         category=Category.MOE,
         constraints=(
             Requires(
-                "moe-grouped-gemm", reason="moe-adaptive-recompute recomputes all experts of a rank together as one module"
+                "moe-grouped-gemm",
+                reason="moe-grouped-gemm makes the experts of a rank one module, which moe-adaptive-recompute recomputes as a "
+                "whole",
             ),
             NO_CUDA_GRAPHS,
         ),

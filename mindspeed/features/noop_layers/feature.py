@@ -79,8 +79,7 @@ def split_of(args: NoopLayersArgs, world: World) -> tuple[int, ...]:
 
 
 @condition(
-    "layers={args.layers} has a position that does not exist: positions count from 0 over {world.num_layers} layers and the "
-    "no-op layers",
+    "layers={args.layers} has a position that does not exist: positions count from 0 over {world.num_layers} layers and no-ops",
     fix=(GiveSetting("layers", note="smaller positions"), GiveSetting("layers", "auto")),
     when=_has_places,
 )
@@ -123,7 +122,7 @@ class NoopLayers(Feature[NoopLayersArgs]):
                 fix=(Advice("give --num-layers and the other model sizes"), RemoveFeature()),
             ),
         ),
-        numerics=Numerics.reordered(reason="two stages sum the gradient of tied embeddings, so the summation order differs"),
+        numerics=Numerics.reordered(reason="as with pipeline-parallel, two stages sum the gradient of tied embeddings"),
         state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
         verify_with=VerifyWith(
             world={"pp": 2, "vpp": 2, "num_layers": 3, "num_query_groups": 4}, settings={"noop-layers": {"layers": (1,)}}

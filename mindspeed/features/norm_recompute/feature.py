@@ -61,8 +61,8 @@ class NormRecompute(PartRecompute):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedNorm",
-                reason="keeps the autograd graph of a norm and recomputes only the tensors in it. Megatron's class creates a "
-                "second graph in backward, and may sum gradients in a different order",
+                reason="keeps gradients bitwise equal when a norm is recomputed. Megatron's class builds a second autograd "
+                "graph in backward, which may sum gradients in a different order",
             )
         ]
 

@@ -35,7 +35,7 @@ class PipelineParallelArgs(FeatureArgs):
 
 @condition(
     "{layers} layers are not divisible by {stages} pipeline stages",
-    fix=(GiveField("pp", note="a divisor of {world.num_layers}"), AddFeature("noop-layers")),
+    fix=(GiveField("pp", note="a divisor of {layers}"), AddFeature("noop-layers")),
     values=shares,
 )
 def stages_share_layers(args: PipelineParallelArgs, world: World) -> bool:

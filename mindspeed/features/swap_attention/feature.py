@@ -95,7 +95,7 @@ class SwapAttention(Feature[SwapAttentionArgs]):
             ),
             Conflicts(
                 "norm-recompute",
-                reason="the input of linear_qkv is recomputed; remove linear_qkv from swap-attention.modules",
+                reason="norm-recompute already frees the input of linear_qkv; remove linear_qkv from swap-attention.modules",
                 when=_offloads_linear_qkv,
             ),
         ),

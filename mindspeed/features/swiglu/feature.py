@@ -73,7 +73,9 @@ class Swiglu(Feature[FeatureArgs]):
         ops=("swiglu",),
         megatron_flags=(MegatronFlag("bias_swiglu_fusion", switch="off", values=(False,)),),
         constraints=(mlp_is_swiglu, *_OTHER_ACTIVATIONS, NO_CPU_OFFLOADING),
-        numerics=Numerics.reordered(reason="the product is rounded once instead of twice"),
+        numerics=Numerics.reordered(
+            reason="SwiGLU is silu(gate) * up; the operator rounds only this product, but Megatron also rounds silu(gate)"
+        ),
     )
 
     @hookimpl

@@ -46,8 +46,8 @@ class ZeroBubbleArgs(ScheduleArgs):
     )
     recompute: Literal["none", "all", "least"] = Field(
         "none",
-        description="Layers to recompute: none, all (each before its gradient arrives), or least (only in as many forward "
-        "passes as needed to stay within zero-bubble.limit)",
+        description="Forward passes that are recomputed before backward: none, all or least. least = as few passes as "
+        "needed, so that a rank keeps the activations of at most zero-bubble.limit passes",
     )
     limit: int | None = Field(
         None,

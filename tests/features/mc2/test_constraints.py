@@ -8,7 +8,7 @@ def test_it_brings_sequence_parallelism_and_the_plan_says_so():
     (added,) = [feature for feature in ask("mc2", tp=2).features if feature.name == "sequence-parallel"]
     assert added.why[0].line == (
         "sequence-parallel: required by mc2, because mc2 fuses the all-gather and reduce-scatter of sequence parallelism "
-        "with the products"
+        "with matrix products"
     )
 
 

@@ -36,7 +36,7 @@ def test_empty_places_that_fill_up_every_chunk_are_accepted():
             {},
             (
                 "MS304 noop-layers: layers=(0, 8) has a position that does not exist: positions count from 0 over 6 layers "
-                "and the no-op layers | --set noop-layers.layers=VALUE (smaller positions), or --set noop-layers.layers=auto"
+                "and no-ops | --set noop-layers.layers=VALUE (smaller positions), or --set noop-layers.layers=auto"
             ),
         ),
         (
