@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 class AdaptiveRecomputeArgs(FeatureArgs):
     budget_mb: float | None = Field(
-        None, gt=0, description="Limit of all device memory of a rank, in MiB (required). Larger = more activations are kept"
+        None, gt=0, description="Maximum device memory that a rank uses, in MiB (required). Larger = more activations are kept"
     )
     profiling_steps: int = Field(
         3, ge=2, description="Number of first steps that keep no activations. The last of them measures memory and time"

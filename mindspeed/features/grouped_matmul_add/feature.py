@@ -20,7 +20,10 @@ class GroupedMatmulAdd(Feature[FeatureArgs]):
         level=1,
         ops=("npu_gmm", "npu_groupmatmul_add_fp32"),
         constraints=(
-            Requires("moe-grouped-gemm", reason="grouped-matmul-add accumulates the weight gradients of grouped experts"),
+            Requires(
+                "moe-grouped-gemm",
+                reason="grouped-matmul-add computes the weight gradients of the experts that moe-grouped-gemm groups",
+            ),
             experts_are_grouped,
         ),
         numerics=Numerics.reordered(

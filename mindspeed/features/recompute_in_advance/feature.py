@@ -66,8 +66,8 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         reason = (
-            f"with granularity={self.args.granularity} of recompute-in-advance, Megatron recomputes every layer in the same "
-            "way (full) or only some modules (selective)"
+            f"recompute-in-advance.granularity={self.args.granularity} decides what Megatron recomputes: full = all layers, "
+            "uniformly; selective = only some modules"
         )
         if self.args.granularity == "full":
             return full_recompute(reason, self.args.num_layers)
