@@ -87,8 +87,8 @@ PARTS_OF_LAYERS: Final = (
 
 
 @condition(
-    "groups of {args.num_layers} layers do not divide model chunks of {world.layers_per_chunk} layers; num_layers must divide "
-    "the number of layers of each chunk",
+    "the setting num_layers={args.num_layers} recomputes groups of {args.num_layers} layers, which do not divide model chunks "
+    "of {world.layers_per_chunk} layers",
     fix=(GiveSetting("num_layers", 1),),
 )
 def groups_fill_chunks(args: Any, world: World) -> bool:
