@@ -143,6 +143,6 @@ def test_heads_that_the_ranks_do_not_divide_are_refused(pool: WorkerPool) -> Non
             f"MS505 ulysses_attention: {text}\n  fix: see the docstring of ulysses_attention"
             for text in (
                 "3 query heads are not divisible by 2 ranks",
-                "kv_allgather gathers a single key head, but this rank has 2",
+                "kv_allgather supports one key head per rank, but this rank has 2",
             )
         ]

@@ -35,7 +35,8 @@ class AdaptiveCpArgs(FeatureArgs):
     )
     without_coarse: bool = Field(
         False,
-        description="Search for a balanced token order token by token (slower), instead of by the blocks of the setting coarse",
+        description="Search for a balanced token order that moves single tokens (slower), instead of blocks of tokens. The "
+        "number of blocks, the setting coarse, is then ignored",
     )
     dynamic_mask: bool = Field(
         False,
@@ -86,7 +87,8 @@ def stages_get_the_mask(args: AdaptiveCpArgs, world: World) -> bool:
 
 
 @condition(
-    "layers are captured as CUDA graphs, but {feature} computes a schedule for the mask of each batch on the CPU",
+    "{feature} computes a schedule for the mask of each batch on the CPU, but CUDA graphs of layers repeat only work of the "
+    "GPU. With dynamic_mask=false, all batches share one mask and its schedule",
     fix=(GiveField("cuda_graphs", False), _SHARED_MASK),
     when=reads_masks,
 )

@@ -71,7 +71,7 @@ def attention_of_heads(query: Tensor, key: Tensor, value: Tensor, scoring: Scori
 def fetch_of(query: Tensor, key: Tensor, group: dist.ProcessGroup, keep: Keep, gather: bool, op: str) -> Fetch:
     """Raises OperatorError where the heads do not divide, or more than one key head would be gathered."""
     groups = key.shape[2]
-    require(not gather or groups == 1, op, f"kv_allgather gathers a single key head, but this rank has {groups}")
+    require(not gather or groups == 1, op, f"kv_allgather supports one key head per rank, but this rank has {groups}")
     return Fetch(group, times_sent(query.shape[2], groups, group.size(), op), keep, gather)
 
 

@@ -38,8 +38,8 @@ _REASON = "one contiguous chunk of the sequence, where Megatron gives it an earl
 class UlyssesAttentionArgs(KeepArgs):
     keep: Literal["none", "half", "full"] = Field(
         "none",
-        description="Tensors that are kept for backward as they were before the all-to-all, and exchanged again there: none, "
-        "half (keys) or full (keys and values). More saves memory but adds transfers",
+        description="Tensors that are stored for backward in their form before the all-to-all: none, half (keys) or full "
+        "(keys and values). Backward repeats their all-to-all. This saves memory but adds transfers, full more than half",
     )
     kv_allgather: bool = Field(
         False,
@@ -66,8 +66,8 @@ def _keeps(args: UlyssesAttentionArgs, world: World) -> bool:
 
 
 @condition(
-    "keep={args.keep} saves no memory, because each key head is sent to only one rank. "
-    "The number of key heads, {world.num_query_groups}, is a multiple of cp x tp = {world.cp} x {world.tp}",
+    "keep={args.keep} saves memory only if the all-to-all copies key heads to several ranks. Here it copies none, because "
+    "the number of key heads, {world.num_query_groups}, is a multiple of cp x tp = {world.cp} x {world.tp}",
     fix=(GiveSetting("keep", "none"),),
     when=_keeps,
 )
@@ -82,7 +82,8 @@ def _gathers(args: UlyssesAttentionArgs, world: World) -> bool:
 
 
 @condition(
-    "kv_allgather gathers a single key head, but tp={world.tp} ranks share {world.num_query_groups} key heads",
+    "kv_allgather supports one key head per tensor-parallel rank, but the model has {world.num_query_groups} key heads for "
+    "tp={world.tp} ranks",
     fix=(GiveSetting("kv_allgather", False), Advice("use kv-allgather-cp, which gathers any number of key heads")),
     when=_gathers,
 )

@@ -172,8 +172,9 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {ULYSSES: {"keep": "full"}},
         {"cp": 2},
         (
-            "MS304 ulysses-attention: keep=full saves no memory, because each key head is sent to only one rank. "
-            "The number of key heads, 4, is a multiple of cp x tp = 2 x 1 | --set ulysses-attention.keep=none"
+            "MS304 ulysses-attention: keep=full saves memory only if the all-to-all copies key heads to several ranks. Here it "
+            "copies none, because the number of key heads, 4, is a multiple of cp x tp = 2 x 1 | --set "
+            "ulysses-attention.keep=none"
         ),
     ),
     (
@@ -181,7 +182,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {ULYSSES: {"kv_allgather": True}},
         {"cp": 2, "tp": 2, "vocab_size": 512},
         (
-            "MS304 ulysses-attention: kv_allgather gathers a single key head, but tp=2 ranks share 4 key heads | --set "
+            "MS304 ulysses-attention: kv_allgather supports one key head per tensor-parallel rank, but the model has 4 key "
+            "heads for tp=2 ranks | --set "
             "ulysses-attention.kv_allgather=false, or use kv-allgather-cp, which gathers any number of key heads"
         ),
     ),
