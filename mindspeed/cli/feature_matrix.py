@@ -41,7 +41,7 @@ def matrix() -> None:
     "--switch",
     "switches",
     metavar="NAME,...",
-    help="Test only these options of unmodified Megatron, such as qk-layernorm or aux-loss; needs --stock",
+    help="With --stock, test only these options of unmodified Megatron, such as qk-layernorm or aux-loss",
 )
 @click.option(
     "--strength",
@@ -75,12 +75,12 @@ def run(
     again: bool,
     store: Path | None,
 ) -> None:
-    """Test the combinations of features that have no current result.
+    """Test the combinations of features that have no stored result for their current code.
 
     Each test trains a small model for two steps with its features and with unmodified Megatron, and compares losses,
     gradients and weights. Each result is stored immediately, so a stopped run continues where it stopped. Combinations
-    that failed before are tested first. The exit status is 1 when a combination fails, or when its ranks refuse a plan
-    that mindspeed accepted before.
+    that failed before are tested first. The exit status is 1 when a combination fails, or when the processes of a test
+    reject the plan that mindspeed accepted before their start.
     """
     from mindspeed import registry
     from mindspeed.verification.matrix.reach import Sources

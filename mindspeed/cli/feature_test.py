@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 def test(name: str, parity: bool, pairs: bool, budget_seconds: float | None, store: Path | None) -> None:
     """Test the features of an installed distribution, or one feature.
 
-    One line is printed per check. The checks cover settings, the declaration, names of other features, patch targets,
-    the order of patches, import time, and applying and undoing patches. --parity also checks that training results differ
-    from unmodified Megatron only as declared. --pairs adds a table of all pairs, as mindspeed features matrix shows them.
+    One line is printed per check. A check fails if the declaration or a setting is invalid, if a patch names a function
+    that does not exist, or if a plan depends on the order of feature names. It also fails if the import takes too long,
+    or if patches cannot be applied and undone. --parity also checks that training results differ from unmodified Megatron
+    only as declared. --pairs adds a table of all pairs, as mindspeed features matrix shows them.
     Results are stored, so a stopped run continues where it stopped. The exit status is 1 when a check or a pair fails.
     """
     from mindspeed.conformance.suite import examine

@@ -82,7 +82,7 @@ def is_of_trainer(file: str) -> bool:
 _RENDEZVOUS: Final = {
     "node_rank": "Number of this node, from 0",
     "master_addr": "Host name or address of node 0",
-    "master_port": "Port on node 0",
+    "master_port": "TCP port of node 0, to which the other nodes connect",
     "rdzv_backend": "Rendezvous backend of torchrun",
     "rdzv_endpoint": "HOST:PORT of the rendezvous",
     "rdzv_id": "Name of the job at the rendezvous",
@@ -93,7 +93,7 @@ _OPTIONS: Final[dict[str, click.Option]] = {
     ),
     "nnodes": click.Option(["--nnodes"], type=click.IntRange(1), metavar="N", help="Number of nodes of the job  [default: 1]"),
     **{
-        name: click.Option([flag(name), name], metavar="WORD", help=f"{meaning} (several nodes)")
+        name: click.Option([flag(name), name], metavar="WORD", help=f"{meaning}; only for several nodes")
         for name, meaning in _RENDEZVOUS.items()
     },
 }

@@ -56,8 +56,8 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
     with importable(command.program, rules.checkout) if command is not None else nullcontext(True) as has_megatron:
         plan = request.plan_of_run() if command is None else plan_of_launched(request, command, rules)
         if "megatron" not in plan.environment:
-            text = "megatron-core is not installed, but a lock file contains its version"
-            raise MindSpeedError([Problem("MS502", text, fix=Advice("--megatron 0.16.1, or the version of the job"))])
+            text = "megatron-core is not installed, but a lock file must record a version of megatron-core"
+            raise MindSpeedError([Problem("MS502", text, fix=Advice("--megatron 0.16.1, or the version that the job uses"))])
         here = registry.content_of(plan, {})
     if not has_megatron:
         here = {key: value for key, value in here.items() if kind_of(key) != "target"}

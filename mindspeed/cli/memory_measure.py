@@ -40,7 +40,7 @@ def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bo
 
     Compares the bytes that one micro-batch keeps for backward, and the peak of a training step, on the rank with the most
     memory. With --dry-run the requested model is built and trained with fake tensors, one rank per stage. The exit status is 1
-    when an estimate differs from the measured value by more than 5 %, or with --dry-run a peak by more than 10 %.
+    when an estimate differs from its measured value by more than 5 %. With --dry-run, the limit for peaks is 10 %.
     """
     from mindspeed.verification.case import build_case, with_few_micro_batches
     from mindspeed.verification.pool import WorkerPool

@@ -36,7 +36,7 @@ _KEYS: Final = ("name", "bytes", "live", "held", "by")
 )
 @click.option("--dropout/--no-dropout", help="Assume that the model uses dropout  [default: no]")
 @click.option("--all", "whole", is_flag=True, help="Show every tensor of every stage")
-@html_option("a bar for each stage and every tensor")
+@html_option("a memory bar for each stage, and a table of its tensors,")
 @request_options
 @json_option
 def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout: bool, whole: bool, html: Path | None) -> None:

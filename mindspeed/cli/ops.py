@@ -22,8 +22,8 @@ def list_(platform: str | None) -> None:
     """List the operators.
 
     Each row shows the best variant for the platform, the variant that runs on this machine, and why they differ. A
-    reference is plain torch: correct everywhere, but slower. A C++ kernel that needs an instruction set names it: "C++
-    (AVX-512)". The others are portable.
+    reference is plain torch: correct everywhere, but slower. "C++ (AVX-512)" is a C++ kernel that needs the instruction
+    set AVX-512 of the CPU. "C++" without brackets is a kernel for every CPU.
     """
     from mindspeed.ops.availability import standings
     from mindspeed.platforms import detect

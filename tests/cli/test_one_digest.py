@@ -181,8 +181,8 @@ def test_a_lock_needs_a_version_of_megatron(mindspeed, monkeypatch, tmp_path):
     assert (done.exit_code, done.stderr) == (
         3,
         (
-            "MS502 megatron-core is not installed, but a lock file contains its version\n"
-            "  fix: --megatron 0.16.1, or the version of the job\n"
+            "MS502 megatron-core is not installed, but a lock file must record a version of megatron-core\n"
+            "  fix: --megatron 0.16.1, or the version that the job uses\n"
         ),
     )
 

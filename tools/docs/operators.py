@@ -73,8 +73,8 @@ def _variants() -> Iterator[str]:
     rows = [(f"[{op}](#{op})", *(label(op, kind) for kind in row)) for op, row in kinds.items()]
     yield from table(("operator", *PLATFORMS), rows)
     portable = (
-        "A C++ kernel with an instruction set in brackets needs it, and elsewhere its calls run the reference. The others are "
-        "portable: they compile for aarch64 too."
+        "A C++ kernel with an instruction set in brackets needs it, and elsewhere its calls run the reference. C++ kernels "
+        "without brackets are portable: they compile for aarch64 too."
     )
     yield from ("", portable)
     yield from ("", "`mindspeed ops list` says which of them run on a machine, and why not the others. Why a reference:", "")

@@ -84,7 +84,7 @@ def source_tree(path: Path) -> Iterator[Tree]:
                 Problem(
                     "MS502",
                     text,
-                    fix=Advice("give the folder that contains megatron/, or a version that mindspeed docs drift lists"),
+                    fix=Advice("give the folder that contains megatron/, or a version that 'mindspeed docs drift' prints"),
                 )
             ]
         )
