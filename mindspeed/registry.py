@@ -252,7 +252,8 @@ def plan(
     if environment is not None and not isinstance(environment, Environment):
         text = f"the argument environment of mindspeed.plan is {environment!r}, but it must be an Environment"
         fix = Advice(
-            "give an Environment, such as an invented one: from mindspeed.engine.resolution.environment import made_up; "
+            "give an Environment, which describes platform and versions. made_up makes one for other hardware: from "
+            "mindspeed.engine.resolution.environment import made_up; "
             'environment=made_up("npu", "0.16.1")'
         )
         raise ResolutionError([Problem("MS301", text, where="mindspeed.plan", fix=fix)])

@@ -145,9 +145,9 @@ def differences(active: session.Session, args: Any) -> list[Problem]:
     problems = []
     for field, (_, names) in made.items():
         if field in planned and planned[field] != (value := world[field]):
-            text = f"the plan was made for {field}={planned[field]}, but Megatron's {names[0]} makes it {value}"
+            text = f"the plan was made for {field}={planned[field]}, but Megatron's argument {names[0]} gives {value}"
             option = f"--{names[0].replace('_', '-')}"
-            fix = f"give {option} on the command line, where mindspeed reads it too, or change {field} in the plan"
+            fix = f"give {option} on the command line (mindspeed sees no values from scripts), or change {field} in the plan"
             problems.append(Problem("MS306", text, where="Megatron-LM's validated arguments", fix=advice(fix)))
     return problems
 

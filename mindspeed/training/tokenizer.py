@@ -65,7 +65,8 @@ class FileTokenizer:
             raise RunError([Problem("MS501", f"{path} needs the package tokenizers: {error}", fix=advice(fix))]) from error
         except Exception as error:  # the package raises bare Exception for every malformed file
             text = f"{path} is not a tokenizer: {error}"
-            raise RunError([Problem("MS601", text, where=path, fix=Advice("give 'bytes' or a tokenizer.json"))]) from error
+            fix = "give the tokenizer as the path of a tokenizer.json of Hugging Face, or as 'bytes' (every byte is a token)"
+            raise RunError([Problem("MS601", text, where=path, fix=Advice(fix))]) from error
         self.name = f"tokenizer.json {hashlib.blake2b(content, digest_size=8).hexdigest()}"
         self.vocab_size = int(self._backend.get_vocab_size())
         ids = (self._backend.token_to_id(token) for token in END_OF_TEXT)

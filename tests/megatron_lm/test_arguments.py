@@ -133,12 +133,12 @@ def test_a_size_that_megatron_makes_another_one_is_a_problem():
     assert differences(active({"num_layers": 8, "tp": 2, "dtype": "bf16", "num_query_groups": 4}), args) == []
     found = differences(active({"num_layers": 4, "tp": 2, "dtype": "fp32", "vpp": 2}), args)
     assert [problem.message for problem in found] == [
-        "the plan was made for vpp=2, but Megatron's num_virtual_stages_per_pipeline_rank makes it 1",
-        "the plan was made for num_layers=4, but Megatron's num_layers makes it 8",
-        "the plan was made for dtype=fp32, but Megatron's bf16 makes it bf16",
+        "the plan was made for vpp=2, but Megatron's argument num_virtual_stages_per_pipeline_rank gives 1",
+        "the plan was made for num_layers=4, but Megatron's argument num_layers gives 8",
+        "the plan was made for dtype=fp32, but Megatron's argument bf16 gives bf16",
     ]
     assert found[1].fix_text == (
-        "give --num-layers on the command line, where mindspeed reads it too, or change num_layers in the plan"
+        "give --num-layers on the command line (mindspeed sees no values from scripts), or change num_layers in the plan"
     )
 
 

@@ -359,8 +359,8 @@ def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
         if point.state == "never reached":
             place = f"{_KINDS.get(point.kind, 'its')} {point.name}"
             text = (
-                f"{feature.name} has no effect: {place} was never used in the {point.phase} phase (the phases are setup, build "
-                "of the model, training step, evaluate, checkpoint and teardown)"
+                f"{feature.name} has no effect: {place} was never used in the phase {point.phase} (phases: setup, build = "
+                "build of the model, step = training step, evaluate, checkpoint, teardown)"
             )
             fix = f"remove {feature.name}, or check whether the model has the part that it changes"
             yield Problem("MS410", text, (feature.name,), fix=advice(fix))

@@ -104,8 +104,8 @@ def test_a_site_that_was_never_reached_is_a_warning_with_the_fix(start: Start, s
     one_step(start(SCALE))
     assert said[1:] == [
         (
-            "MS410 alpha has no effect: the patched megatron.core.state:scale was never used in the step phase (the phases are "
-            "setup, build of the model, training step, evaluate, checkpoint and teardown)\n"
+            "MS410 alpha has no effect: the patched megatron.core.state:scale was never used in the phase step (phases: "
+            "setup, build = build of the model, step = training step, evaluate, checkpoint, teardown)\n"
             "  fix: remove alpha, or check whether the model has the part that it changes"
         )
     ]
@@ -218,8 +218,8 @@ def test_hooks_and_arguments_and_operators_are_points(start: Start) -> None:
 def test_what_nothing_took_or_called_is_named(start: Start, said: Said) -> None:
     one_step(start(argument="hidden_size", optimizer_built=lambda self, optimizer: None))
     assert [line.partition("\n")[0] for line in said[1:]] == [
-        f"MS410 alpha has no effect: {name} was never used in the build phase (the phases are setup, build of the model, "
-        "training step, evaluate, checkpoint and teardown)"
+        f"MS410 alpha has no effect: {name} was never used in the phase build (phases: setup, build = build of the model, "
+        "step = training step, evaluate, checkpoint, teardown)"
         for name in ("the hook optimizer_built", "Megatron's argument hidden_size")
     ]
 
