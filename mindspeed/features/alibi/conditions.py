@@ -31,7 +31,7 @@ class AlibiArgs(FeatureArgs):
     fused_type: Literal[0, 2, 3] | None = Field(
         None,
         description="Bias of the fused operator: 0 = slope x distance as a full matrix, 2 = slope x distance without a "
-        "matrix, 3 = slope x sqrt(distance). Default: 2, or 0 with square, opposite or fill",
+        "matrix, 3 = slope x sqrt(distance). Default: 2, or 0 if square, opposite or fill is true, which need a matrix",
     )
     square: bool = Field(
         False,
@@ -40,8 +40,8 @@ class AlibiArgs(FeatureArgs):
     )
     opposite: bool = Field(
         False,
-        description="Another name of alibi.square, for scripts with MindSpeed's option --alibi-diagonal-opposite: use the bias "
-        "slope * (key - query)",
+        description="Has the same effect as alibi.square, in spite of its name: the bias is slope * (key - query). MindSpeed's "
+        "option --alibi-diagonal-opposite sets it",
     )
     fill: bool = Field(
         False, description="Add -inf to the scores of keys after the query, so that attention is causal whatever mask it gets"
@@ -95,8 +95,11 @@ def needs_scores(args: AlibiArgs, world: World) -> bool:
 
 
 @condition(
-    "with cp={world.cp}, {feature} supports only the bias slope x distance (fused=true and fused_type=2)",
-    fix=(GiveSetting("fused_type", 2, "with fused=true, and square, opposite and fill false"), GiveField("cp", 1)),
+    "with cp={world.cp}, {feature} supports only the bias without a matrix, slope times distance (fused=true and fused_type=2)",
+    fix=(
+        GiveSetting("fused_type", 2, "also set fused=true, and remove square, opposite and fill, which need a matrix"),
+        GiveField("cp", 1),
+    ),
     when=_is_spread,
 )
 def blocks_have_slopes(args: AlibiArgs, world: World) -> bool:

@@ -40,8 +40,8 @@ class AutoTuningArgs(FeatureArgs):
     )
     prediction: str | None = Field(
         None,
-        description="Path of the prediction.json that mindspeed tune --output wrote. Measured step times are stored with "
-        "the calibration, and a later mindspeed tune uses them",
+        description="Path of the prediction.json that mindspeed tune --output wrote. Measured step times are added to the "
+        "measurements of mindspeed tune, and later searches use them for predictions",
     )
     mode: Literal["white", "mixed", "black"] | None = Field(
         None,

@@ -98,9 +98,9 @@ def groups_divide_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
 
 
 @condition(
-    "a micro-batch of {world.seq_length} x {world.micro_batch_size} tokens (sequence length x micro-batch size) has too many "
-    "groups of tokens: each group needs at least min_capacity={args.min_capacity} tokens",
-    fix=(GiveSetting("min_capacity", 1), GiveSetting("groups", note="fewer groups")),
+    "the {world.seq_length} x {world.micro_batch_size} tokens of a micro-batch (sequence length x micro-batch size) are "
+    "split into groups of fewer than min_capacity={args.min_capacity} tokens",
+    fix=(GiveSetting("min_capacity", 1), GiveSetting("groups", note="fewer, larger groups")),
 )
 def groups_have_tokens(args: DeepspeedMoeArgs, world: World) -> bool:
     """Check that a group has as many tokens as an expert has places at least."""

@@ -47,7 +47,8 @@ CONDITIONS: Final = (
     NO_CUDA_GRAPHS,  # the ends of documents are read on the host
     Requires(
         "flash-attention",
-        reason="only flash-attention can separate packed documents if attention has a sliding window",
+        reason="attention with a sliding window can separate packed documents only by flash-attention; attention without a "
+        "window does not need it",
         when=_sees_a_window,
     ),
     ModelCondition(

@@ -82,8 +82,8 @@ def with_documents_required(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _unknown() -> Problem:
     text = "the model received a batch without document ends"
     fix = (
-        "call megatron.core.utils.get_batch_on_this_cp_rank on every stage, with position_ids and attention_mask=None in the "
-        "batch. Pass the attention_mask that it returns, which holds the document ends, to the model"
+        "call megatron.core.utils.get_batch_on_this_cp_rank(batch) on every stage. In batch, give position_ids, and None as "
+        "attention_mask. The function returns the document ends as attention_mask; pass this attention_mask to the model"
     )
     return Problem("MS335", text, (_NAME,), fix=Advice(fix))
 

@@ -40,7 +40,8 @@ class Mc2(Feature[FeatureArgs]):
             *LINEAR_LAYERS,
         ),
         numerics=Numerics.reordered(
-            reason="tensor parallelism splits sums over ranks, and the operators round after the sum over ranks"
+            reason="tensor parallelism splits sums over ranks. Megatron rounds the product of each rank before it sums over "
+            "ranks; the operators round after this sum"
         ),
         verify_with=VerifyWith(world={"tp": 2}),
     )

@@ -40,7 +40,8 @@ def experts_would_be_split(args: FeatureArgs, world: World) -> bool:
 
 
 @condition(
-    "ep={world.ep} is not a multiple of tp={world.tp}, but experts are distributed over the tensor-parallel ranks too",
+    "ep={world.ep} is not a multiple of tp={world.tp}, but an expert-parallel group must consist of whole tensor-parallel "
+    "groups, because every tensor-parallel rank holds experts",
     fix=(GiveField("ep", note="a multiple of {world.tp}"), RemoveFeature()),
     when=_has_tensor_ranks,
 )

@@ -43,7 +43,7 @@ class NoopLayersArgs(FeatureArgs):
         description="Positions without a layer (no-ops), so that stages have different numbers of layers. Positions count "
         "from 0 over layers and no-ops; auto = balance the work of stages",
     )
-    experts_per_token: int = Field(2, ge=1, description="Experts per token (top-k); layers=auto estimates MoE layers with it")
+    experts_per_token: int = Field(2, ge=1, description="Experts per token (top-k), used by layers=auto to count MoE FLOPs")
 
     @field_validator("layers")
     @classmethod
@@ -139,12 +139,12 @@ class NoopLayers(Feature[NoopLayersArgs]):
             counts = split_of(self.args, self.world)
         except UnknownValue:
             return []
-        text = f"assigns these numbers of layers to the model chunks: {', '.join(map(str, counts))}"
+        text = f"sets the number of layers of each model chunk: {', '.join(map(str, counts))}"
         try:
             weights = weights_of(self.world, self.args.experts_per_token)
             shares = ", ".join(f"{share:.3f}" for share in chunk_shares(counts, weights))
-            text += f". FLOPs of each chunk, relative to the mean (1 = balanced): {shares}"
-            text += f". The stage with the most FLOPs has {imbalance(counts, weights, self.world.pp):.3f} times the mean"
+            text += f". FLOPs of each chunk / mean of all chunks: {shares}"
+            text += f". FLOPs of the largest stage / mean of all stages: {imbalance(counts, weights, self.world.pp):.3f}"
         except UnknownValue as unknown:
             text += f". FLOPs of the stages are unknown because {unknown.field} is not set"
         return [ArgOverride("pipeline_model_parallel_layout", layout_text(counts, mtp_layers(self.world)), text)]

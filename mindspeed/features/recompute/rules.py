@@ -157,7 +157,10 @@ def attention_is_latent(args: RecomputeArgs, world: World) -> bool:
     return bool(world.multi_latent_attention)
 
 
-_HIDING: Final = "shared experts that overlap with transfers cannot be recomputed"
+_HIDING: Final = (
+    "the value shared_experts of recompute.modules cannot recompute shared experts that moe-allgather-overlap or "
+    "moe-alltoall-overlap overlaps with transfers"
+)
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     replace(groups_fill_chunks, when=_is_uniform),
     chunks_have_the_layers,
@@ -169,7 +172,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     replace(NO_OVERLAPPED_MICRO_BATCHES, when=is_full),
     Conflicts(
         "moe-zero-memory",
-        reason="recompute.granularity=full already recomputes the experts as a part of whole layers",
+        reason="if recompute.granularity is full, the experts are already recomputed as a part of whole layers",
         when=is_full,
     ),
     Conflicts(

@@ -13,9 +13,8 @@ from mindspeed.verification.shape import LLAMA, Recipe
 LENGTH, FIRST = 24, 9
 """Two documents; the border of two ranks lies in the second, for three and four also in the first."""
 FIX = (
-    "call megatron.core.utils.get_batch_on_this_cp_rank on every stage, with position_ids and attention_mask=None in the "
-    "batch. "
-    "Pass the attention_mask that it returns, which holds the document ends, to the model"
+    "call megatron.core.utils.get_batch_on_this_cp_rank(batch) on every stage. In batch, give position_ids, and None as "
+    "attention_mask. The function returns the document ends as attention_mask; pass this attention_mask to the model"
 )
 
 

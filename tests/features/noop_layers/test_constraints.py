@@ -58,8 +58,8 @@ def test_groups_of_recomputed_layers_fill_the_real_chunks():
     settings = with_places(0, 7) | {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 2}}
     request = {"settings": settings, "pp": 2, "vpp": 2, "num_layers": 6}
     assert refusals(NAME, "recompute", **request) == [
-        "MS304 recompute: groups of 2 layers do not divide model chunks of (1, 2, 2, 1) layers; num_layers must divide the "
-        "number of layers of each chunk | --set recompute.num_layers=1"
+        "MS304 recompute: the setting num_layers=2 recomputes groups of 2 layers, which do not divide model chunks of "
+        "(1, 2, 2, 1) layers | --set recompute.num_layers=1"
     ]
     settings["recompute"]["num_layers"] = 1
     assert refusals(NAME, "recompute", **request) == []
@@ -80,8 +80,7 @@ def test_megatron_receives_a_layout():
     override = layout({"pp": 2, "vpp": 2, "num_layers": 6}, layers=(0, 7))
     assert (override.argument, override.value) == ("pipeline_model_parallel_layout", "Et|tt|tt|tL")
     assert (
-        override.reason
-        == "assigns these numbers of layers to the model chunks: 1, 2, 2, 1. FLOPs of the stages are unknown because "
+        override.reason == "sets the number of layers of each model chunk: 1, 2, 2, 1. FLOPs of the stages are unknown because "
         "hidden_size is not set"
     )
 
@@ -90,8 +89,8 @@ def test_a_large_output_layer_takes_layers_off_the_last_stage():
     override = layout(MODEL | {"pp": 2, "vocab_size": 5120, "num_layers": 8})
     assert (override.value, override.reason) == (
         "Etttttt|ttL",
-        "assigns these numbers of layers to the model chunks: 6, 2. FLOPs of each chunk, relative to the mean (1 = balanced): "
-        "0.923, 1.077. The stage with the most FLOPs has 1.077 times the mean",
+        "sets the number of layers of each model chunk: 6, 2. FLOPs of each chunk / mean of all chunks: "
+        "0.923, 1.077. FLOPs of the largest stage / mean of all stages: 1.077",
     )
 
 
