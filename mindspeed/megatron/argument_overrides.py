@@ -138,8 +138,8 @@ def _function(planned: PlannedOverride, reference: str) -> Callable[[Any], Any]:
         function: Callable[[Any], Any] = pkgutil.resolve_name(reference)
     except (ImportError, AttributeError) as error:
         text = (
-            f"the function {reference} cannot be imported: {error}. A feature gives it to decide for which configurations "
-            f"Megatron's argument {planned.override.argument} is set"
+            f"the function {reference} cannot be imported: {error}. A feature uses this function to decide in which "
+            f"configurations Megatron's argument {planned.override.argument} is set"
         )
         raise MindSpeedError([Problem("MS406", text, planned.owners, fix=tuple(map(RemoveFeature, planned.owners)))]) from error
     return function
