@@ -9,6 +9,8 @@ from tests.docs.torchrun_transcripts import FAULTS, MARKED, PAGE, run, shown
 SHOWN = {fault: text.splitlines() for _, fault, text, _ in MARKED.findall(PAGE.read_text(encoding="utf-8"))}
 SECONDS = 5.0
 """From the end of rank 1 to the end of the others and of torchrun."""
+TRIES = 3
+"""torchrun sends SIGTERM to rank 0 a tenth of a second after rank 1 has ended: rank 0 may not have printed anything by then."""
 
 
 def comparable(lines: list[str]) -> set[str]:
@@ -25,10 +27,15 @@ def test_every_fault_has_a_transcript():
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_page_shows_what_two_ranks_print(fault, tmp_path):
-    text, seconds = run(fault, tmp_path)
-    missing = comparable(SHOWN[fault]) - comparable(shown(text, tmp_path))
-    assert missing == set(), text
-    assert seconds is None or seconds < SECONDS
+    for number in range(TRIES):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        text, seconds = run(fault, folder)
+        assert seconds is None or seconds < SECONDS
+        missing = comparable(SHOWN[fault]) - comparable(shown(text, folder))
+        if not missing:
+            return
+    pytest.fail(f"never printed: {missing}\n{text}")
 
 
 @pytest.mark.long
