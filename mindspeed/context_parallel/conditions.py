@@ -105,8 +105,8 @@ def _has_interval(args: KeepArgs, world: World) -> bool:
 
 
 @condition(
-    "interval={args.interval} is not less than num_layers={world.num_layers}, so only the first layer would "
-    "follow the setting keep; with interval=0, every layer follows it",
+    "the setting interval={args.interval} is not less than num_layers={world.num_layers}, so only the first layer would keep "
+    "received tensors for backward (setting keep). With interval=0, every layer keeps them",
     fix=(GiveSetting("interval", 0),),
     when=_has_interval,
 )

@@ -61,7 +61,7 @@ def _counts_layers(args: Any, world: World) -> bool:
 
 
 @condition(
-    "num_layers={args.num_layers} is greater than the {layers} layers of a model chunk",
+    "the setting num_layers={args.num_layers} is greater than the {layers} layers of a model chunk",
     fix=(GiveSetting("num_layers", "{layers}"), DropSetting("num_layers")),
     when=_counts_layers,
     values=_layers_left,

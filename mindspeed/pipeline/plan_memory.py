@@ -65,9 +65,9 @@ def keeping_budgets(made: ActivationPlan, known: Catalog) -> ActivationPlan:
         except UnknownValue as unknown:
             flags = ", ".join(map(flag, unknown.fields))
             if made.strict:
-                text = f"{name}: {what} cannot be checked, because the memory that the model needs is unknown"
+                text = f"{name}: the memory limit {what} (MiB) cannot be checked, because the model's memory is unknown"
                 problems.append(Problem("MS307", text, (name,), fix=Advice(f"give {flags}")))
-            text = f"{what} cannot be checked, because the memory that the model needs is unknown; give {flags}"
+            text = f"the memory limit {what} (MiB) cannot be checked, because the model's memory is unknown; give {flags}"
             rows.append(PlanNote("not-checked", name, text, tuple(unknown.fields)))
             continue
         if budget * MIB < least:

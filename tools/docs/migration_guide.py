@@ -83,7 +83,8 @@ def published_rows() -> list[str]:
         f"Options that nobody has, mostly misspelt: {unknown}." if unknown else "No option is unknown.",
         "",
         "Commands that fine-tune, generate or evaluate are not counted, because they start MindSpeed-LLM's own programs. "
-        "A command can be refused for several reasons. The column *alone* counts commands that have this reason only.",
+        "The table below lists why commands are refused. A command can have several reasons. The column *commands* counts all "
+        "commands that have the reason of the row. The column *alone* counts those that have no other reason.",
         "",
         "| commands | alone | reason |",
         "| --- | --- | --- |",

@@ -56,8 +56,8 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
             predicts_one_token,
             Requires(
                 "shared-attention-mask",
-                reason="adaptive-cp balances work for one mask that is known before training (if every batch contains a mask, "
-                "--set adaptive-cp.dynamic_mask=true reads that one instead)",
+                reason="adaptive-cp balances work for one mask that is known before training (not required with --set "
+                "adaptive-cp.dynamic_mask=true, which reads the mask of each batch)",
                 when=has_one_mask,
             ),
             Conflicts(

@@ -158,8 +158,14 @@ class Policy:
         chosen = choose(groups, self._margin)
         if chosen is None:
             least = math.ceil((self._budget - self._margin) / MIB * 100) / 100
-            text = f"budget_mb={self._args.budget_mb:g} is less than {least:g}, the memory of a step that keeps no activations"
-            fix = f"--set {NAME}.budget_mb={least:g}, or more tensor or pipeline parallelism, or full recompute"
+            text = (
+                f"budget_mb={self._args.budget_mb:g} is less than {least:g} MiB, which a step needs even if everything that "
+                f"{NAME} can recompute or offload is not kept"
+            )
+            fix = (
+                f"--set {NAME}.budget_mb={least:g}, or use more tensor or pipeline parallelism, or replace {NAME} by full "
+                "recomputation: --features recompute --set recompute.granularity=full"
+            )
             raise MindSpeedError([Problem("MS304", f"{NAME}: {text}", (NAME,), fix=advice(fix))])
         for choice, index in zip(self._choices, chosen, strict=True):
             choice.part.active = index != 0

@@ -47,7 +47,7 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
             *CONDITIONS,
             Requires(
                 "sequence-parallel",
-                reason="Megatron trains MoE layers with tensor parallelism only when sequence parallelism is on",
+                reason="if tp > 1, Megatron trains MoE layers only with sequence parallelism",
                 when=has_tensor_ranks,
             ),
             *(Conflicts(name, reason=_OWN_TRANSFERS) for name in (Slot.MOE_DISPATCHER, *_DISPATCHERS)),
@@ -63,9 +63,8 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
             ),
         ),
         numerics=Numerics.reordered(
-            reason="sums have a different order than in the baseline, which runs every expert on every token "
-            "(deepspeed-moe.reference=true). Losses differ from Megatron's MoE layer, which keeps the tokens that experts "
-            "drop here"
+            reason="sums have a different order than in the baseline, deepspeed-moe.reference=true, which runs every expert on "
+            "every token. Megatron's MoE layer cannot be the baseline, because it keeps the tokens that deepspeed-moe drops"
         ),
         state=CheckpointState(
             "own",

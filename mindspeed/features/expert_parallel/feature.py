@@ -41,7 +41,7 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
             conditions.biased_experts_are_whole,
             Requires(
                 "sequence-parallel",
-                reason="Megatron trains MoE layers with tensor parallelism only when sequence parallelism is on",
+                reason="if tp > 1, Megatron trains MoE layers only with sequence parallelism",
                 when=conditions.has_tensor_ranks,
             ),
         ),

@@ -158,8 +158,8 @@ def attention_is_latent(args: RecomputeArgs, world: World) -> bool:
 
 
 _HIDING: Final = (
-    "the value shared_experts of recompute.modules cannot recompute shared experts that moe-allgather-overlap or "
-    "moe-alltoall-overlap overlaps with transfers"
+    "if recompute.modules contains shared_experts, shared experts are recomputed, which is not possible while they overlap "
+    "with transfers"
 )
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     replace(groups_fill_chunks, when=_is_uniform),
@@ -177,12 +177,12 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     ),
     Conflicts(
         "moe-zero-memory",
-        reason="the value moe of recompute.modules recomputes the experts, which moe-zero-memory does too",
+        reason="if recompute.modules contains moe, recompute and moe-zero-memory both recompute the experts",
         when=_takes_moe,
     ),
     Conflicts(
         "moe-zero-memory",
-        reason="the value moe_act of recompute.modules recomputes the activation of experts, which moe-zero-memory does too",
+        reason="if recompute.modules contains moe_act, recompute and moe-zero-memory both recompute the activation of experts",
         when=_takes_expert_activation,
     ),
     Conflicts("moe-allgather-overlap", reason=_HIDING, when=_takes_shared_experts),

@@ -53,8 +53,12 @@ class SplitAlongBothDimensions:
         return id(self)
 
     def _refuse(self) -> NoReturn:
-        text = f"{NAME}: code outside this feature gathers a weight along one dimension, but the weight is split along two"
+        text = (
+            f"{NAME}: code outside this feature reads partition_dim, the dimension along which a weight is split, but this "
+            "weight is split along two dimensions"
+        )
         fix = (
-            f"read the weight from a distributed checkpoint, or split along one dimension: --set {NAME}.x=auto --set {NAME}.y=1"
+            "find the calling code with MINDSPEED_TRACE=1, and let it read the weight from a distributed checkpoint; or split "
+            f"along one dimension: --set {NAME}.x=auto --set {NAME}.y=1"
         )
         raise MindSpeedError([Problem("MS304", text, (NAME,), fix=Advice(fix))])

@@ -17,7 +17,7 @@ def test_without_a_mask_it_is_refused():
     (problem,) = resolve([layer], CATALOG, made_up("cpu", "0.16.1"), has_variant=lambda op, platform: False).problems
     assert f"{problem.code} {problem.message} | {problem.fix_text}" == (
         "MS210 adaptive-cp requires shared-attention-mask, because adaptive-cp balances work for one mask that is known "
-        "before training (if every batch contains a mask, --set adaptive-cp.dynamic_mask=true reads that one instead), "
+        "before training (not required with --set adaptive-cp.dynamic_mask=true, which reads the mask of each batch), "
         "and command line removes shared-attention-mask "
         "| drop --without shared-attention-mask, or remove adaptive-cp"
     )

@@ -48,7 +48,7 @@ def test_a_budget_below_the_least_that_the_planner_foretells_is_refused_with_it(
 
 def test_a_budget_whose_least_depends_on_a_size_that_nobody_gave_is_not_checked():
     unknown = {"ffn_hidden_size": None, "num_experts": None}
-    unchecked = "budget_mb=1 cannot be checked, because the memory that the model needs is unknown"
+    unchecked = "the memory limit budget_mb=1 (MiB) cannot be checked, because the model's memory is unknown"
     text = f"{unchecked}; give --ffn-hidden-size, --num-experts"
     assert [row.text for row in planned(1, **unknown).rows if row.kind == "not-checked" and row.feature == NAME] == [text]
     expected = f"MS307 {NAME}: {unchecked} | give --ffn-hidden-size, --num-experts"

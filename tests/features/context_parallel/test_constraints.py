@@ -152,8 +152,8 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             name,
             cached(name, interval=8, keep="half"),
             {"cp": 8},
-            f"MS304 {name}: interval=8 is not less than num_layers=8, so only the first layer would follow the setting keep; "
-            f"with interval=0, every layer follows it | --set {name}.interval=0",
+            f"MS304 {name}: the setting interval=8 is not less than num_layers=8, so only the first layer would keep received "
+            f"tensors for backward (setting keep). With interval=0, every layer keeps them | --set {name}.interval=0",
         )
         for name in (RING, ULYSSES, HYBRID)
     ),

@@ -139,7 +139,10 @@ def read_split_dimension() -> list[str]:
 
 @pytest.mark.parametrize("layout", [(1, 2), pytest.param((2, 1), marks=pytest.mark.long)], ids=str)
 def test_a_weight_that_is_split_along_both_dimensions_has_no_split_dimension(pool: WorkerPool, layout: Any) -> None:
-    refused = f"{NAME}: code outside this feature gathers a weight along one dimension, but the weight is split along two"
+    refused = (
+        f"{NAME}: code outside this feature reads partition_dim, the dimension along which a weight is split, but this weight "
+        "is split along two dimensions"
+    )
     answers = {
         "joined": "cat(): argument 'dim' must be int, not SplitAlongBothDimensions",
         "number": refused,
