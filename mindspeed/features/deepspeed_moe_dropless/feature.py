@@ -21,8 +21,9 @@ from mindspeed.plugins import (
 class DeepspeedMoeDroplessArgs(FeatureArgs):
     padding: bool = Field(
         False,
-        description="Round the expert capacity of a group of tokens (deepspeed-moe.groups) up to a multiple of 1/8 of the "
-        "group. For a group of 4,096 tokens that is 512. Expert inputs then have at most 8 different sizes in a run",
+        description="Limit the number of different expert input sizes in a run to 8, so that freed memory is reused. For this, "
+        "the capacity of experts is rounded up to a multiple of 1/8 of the tokens in a group (deepspeed-moe.groups). Example: "
+        "a multiple of 512 for groups of 4,096 tokens",
     )
 
 

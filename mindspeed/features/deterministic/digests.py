@@ -41,8 +41,8 @@ class Digests:
                     text,
                     ("deterministic",),
                     fix=Advice(
-                        "run the job twice with --set deterministic.digest_interval=1; mindspeed features diff RUN_A RUN_B "
-                        "then prints the first step in which the two runs differ"
+                        "find the first step after which replicas differ with --set deterministic.digest_interval=1, then "
+                        "remove features one by one until the replicas are equal"
                     ),
                 )
             )

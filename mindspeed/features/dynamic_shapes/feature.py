@@ -50,7 +50,7 @@ class DynamicShapes(Feature[FeatureArgs]):
         ),
         numerics=Numerics.reordered(
             reason="the first and the last stage sum the gradient of tied embeddings, so the summation order differs from "
-            "one process"
+            "training in one process"
         ),
         verify_with=VerifyWith(world={"pp": 2}),
     )

@@ -77,7 +77,8 @@ def _with_width(args: MoeSharedExpertsArgs, world: World) -> Mapping[str, object
 
 
 @condition(
-    "the settings make shared experts {width} wide, but shared_expert_hidden_size is {world.shared_expert_hidden_size}",
+    "the setting size, or count x moe_ffn_hidden_size, gives shared experts a hidden size of {width}, but "
+    "shared_expert_hidden_size is {world.shared_expert_hidden_size}",
     fix=(DropField("shared_expert_hidden_size"), RemoveFeature()),
     when=_has_one,
     values=_with_width,

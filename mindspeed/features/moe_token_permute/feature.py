@@ -56,15 +56,15 @@ class MoeTokenPermute(Feature[FeatureArgs]):
             Replace(
                 f"{_LIBRARY}:take_rows",
                 f"{_LAYERS}:take_rows",
-                reason="copies tokens to the rows of their experts by a fused operator, in the dispatchers that other "
-                "features define",
+                reason="copies tokens to the rows of their experts by a fused operator, in dispatchers that other features "
+                "define, such as moe-alltoall-dispatcher",
                 optional=True,
             ),
             Replace(
                 f"{_LIBRARY}:sum_rows",
                 f"{_LAYERS}:sum_rows",
-                reason="sums the expert outputs of each token in fp32 by a fused operator, in the dispatchers that other "
-                "features define",
+                reason="sums the expert outputs of each token in fp32 by a fused operator, in dispatchers that other features "
+                "define, such as moe-alltoall-dispatcher",
                 optional=True,
             ),
             Wrap(

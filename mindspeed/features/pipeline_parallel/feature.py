@@ -59,7 +59,7 @@ class PipelineParallel(Feature[PipelineParallelArgs]):
         constraints=(stages_share_layers, NO_CPU_OFFLOADING),
         numerics=Numerics.reordered(
             reason="the first and the last stage sum the gradient of tied embeddings, so the summation order differs from "
-            "one process"
+            "training in one process"
         ),
         state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
     )

@@ -128,7 +128,7 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
         megatron_flags=(MegatronFlag("overlap_p2p_comm", "overlap_p2p"),),
         numerics=Numerics.reordered(
             reason="the first and the last stage sum the gradient of tied embeddings, so the summation order differs from "
-            "one process"
+            "training in one process"
         ),
         state=CheckpointState(
             "resharded", "layers are saved under their number in the whole model", settings={"overlap_p2p": "safe"}
@@ -139,6 +139,6 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
     def megatron_args(self) -> list[ArgOverride]:
         overrides = [ArgOverride("virtual_pipeline_model_parallel_size", self.args.size, "the setting virtual-pipeline.size")]
         if self.args.overlap_p2p:
-            reason = "the setting virtual-pipeline.overlap_p2p is true"
+            reason = "virtual-pipeline.overlap_p2p=true overlaps messages with computation, which excludes batched sends"
             overrides += [ArgOverride("overlap_p2p_comm", True, reason), ArgOverride("batch_p2p_comm", False, reason)]
         return overrides

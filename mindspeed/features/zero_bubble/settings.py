@@ -52,8 +52,8 @@ class ZeroBubbleArgs(ScheduleArgs):
     limit: int | None = Field(
         None,
         ge=1,
-        description="Maximum number of forward passes whose activations a rank keeps (default with recompute=least: pp x "
-        "vpp). One pass = one micro-batch in one model chunk",
+        description="Maximum number of forward passes whose activations a rank keeps. One pass = one micro-batch in one model "
+        "chunk. Default: pp x vpp with zero-bubble.recompute=least, otherwise no limit",
     )
     output_layer: bool = Field(False, description="Also defer the weight gradient of the output layer")
 

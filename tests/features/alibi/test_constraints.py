@@ -68,8 +68,8 @@ def test_megatrons_script_cannot_ask_for_another_table():
     with pytest.raises(MindSpeedError) as error:
         planned("--features alibi --position-embedding-type learned_absolute")
     assert str(error.value) == (
-        "MS605 Megatron's --position-embedding-type sets 'learned_absolute', but alibi needs 'none': the ALiBi bias replaces "
-        "position embeddings\n"
+        "MS605 Megatron's --position-embedding-type sets 'learned_absolute', but alibi needs the value 'none': the ALiBi bias "
+        "replaces position embeddings\n"
         "  where: Megatron's --position-embedding-type\n"
         "  fix: remove --position-embedding-type or alibi"
     )
