@@ -15,7 +15,7 @@ from mindspeed.plugins.problems import GivenValue, Problem
 def contradiction(planned: PlannedOverride, given: GivenValue, wanted: Any) -> Problem:
     """MS605 for one argument: ``given`` on a command line or elsewhere, the plan has ``wanted``."""
     owners = " and ".join(planned.owners)
-    text = f"{given.source} sets {given.value!r}, but {owners} needs {wanted!r}: {planned.override.reason}"
+    text = f"{given.source} sets {given.value!r}, but {owners} needs the value {wanted!r}: {planned.override.reason}"
     way = DropOption(given.option) if given.option else Advice("change the value where Megatron reads it")
     fix = (way, Together(tuple(map(RemoveFeature, planned.owners))))
     return Problem("MS605", text, planned.owners, where=given.source, fix=fix, facts=(given,))

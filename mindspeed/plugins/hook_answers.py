@@ -73,8 +73,9 @@ def _failure(hook: str, feature: Any, error: BaseException) -> Problem:
     name, lines = feature.spec.name, [f"{frame.filename}:{frame.lineno}" for frame in extract_tb(error.__traceback__)]
     lines = [line for line in lines if not line.startswith(_PLUGINS)]
     where = _where(feature, f"{lines[0]}, raised at {lines[-1]}" if len(lines) > 1 else "".join(lines))
-    text = f"{type(error).__name__}: {error}, raised by feature {name} in hook {hook}"
-    return Problem("MS901", text, (name,), where=where, fix=Advice("set MINDSPEED_TRACE=1 to see the traceback"))
+    text = f"{type(error).__name__}: {error}, raised by the hook '{hook}' of feature {name}"
+    fix = Advice("remove the feature, or report the error to its authors with the traceback that MINDSPEED_TRACE=1 prints")
+    return Problem("MS901", text, (name,), where=where, fix=fix)
 
 
 def _where(feature: Any, line: str) -> str:

@@ -277,14 +277,16 @@ class PipelineHooks:
     def around_forward_step(self, unit: Unit) -> AbstractContextManager[None] | None:
         """Return a context manager that encloses the forward pass of one micro-batch in one model chunk.
 
-        Not called with ``overlap_moe_expert_parallel_comm``, where Megatron runs it together with a backward pass.
+        With ``overlap_moe_expert_parallel_comm``, this hook is not called, because Megatron runs the forward pass of one
+        micro-batch together with the backward pass of another.
         """
 
     @hook(HookFacts("megatron-core", "step", "each", "nothing around this unit"))
     def around_backward_step(self, unit: Unit) -> AbstractContextManager[None] | None:
         """Return a context manager that encloses the backward pass of one micro-batch in one model chunk.
 
-        Not called with ``overlap_moe_expert_parallel_comm``, where Megatron runs it together with a forward pass.
+        With ``overlap_moe_expert_parallel_comm``, this hook is not called, because Megatron runs the backward pass of one
+        micro-batch together with the forward pass of another.
         """
 
 

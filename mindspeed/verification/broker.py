@@ -169,8 +169,11 @@ class Broker:
         now = time.monotonic()
         for run in [run for run in self._running if run.deadline <= now]:
             ranks = ", ".join(map(str, run.waiting()))
-            message = f"verification ranks {ranks} did not respond for {self._time_limit:g} s"
-            fix = Advice("find the waiting call in the output above, or raise --timeout of mindspeed features bisect")
+            message = f"ranks {ranks} of the verification run did not respond for {self._time_limit:g} s"
+            fix = Advice(
+                "find in the output above the call in which these ranks wait, and remove the feature that makes the call. If "
+                "the ranks are only slow, raise --timeout of mindspeed features bisect"
+            )
             stuck = Problem("MS604", message, chain=_tail(run.workers[run.waiting()[0]]), fix=fix)
             self._end(run, run.failure or stuck)
 

@@ -229,5 +229,9 @@ def _problem(feature: str, check: ComparisonResult) -> Problem:
         wrong = f"{check.largest_difference:.1%} from the value of the formula, but {check.tolerance:.0%} is allowed"
         text = f"the change of the {check.what} differs by {wrong}"
     else:
-        text = f"{check.what} differs by {check.largest_difference:.3g}, but only {check.tolerance:.3g} is allowed"
-    return Problem("MS607", text, tuple(feature.split(", ")), fix=Advice("report it to the author of the feature"))
+        text = (
+            f"{check.what} differs from the baseline by {check.largest_difference:.3g}, but only "
+            f"{check.tolerance:.3g} is allowed"
+        )
+    fix = Advice("remove the feature, and report the difference to its authors")
+    return Problem("MS607", text, tuple(feature.split(", ")), fix=fix)

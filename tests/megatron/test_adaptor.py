@@ -63,9 +63,10 @@ def test_it_is_not_imported_over_an_active_plan() -> None:
         import_module(ADAPTOR)
     where = find_spec_of(ADAPTOR)
     assert str(caught.value) == (
-        "MS519 megatron_adaptor is imported while a plan of mindspeed is active, and would replace patches of the plan\n"
+        "MS519 Ascend's MegatronAdaptor (module megatron_adaptor) is imported while a plan of mindspeed is active, and would "
+        "replace patches of the plan\n"
         f"  where: {where}\n"
-        "  fix: import megatron_adaptor in the line before mindspeed.megatron_adaptor, or remove its import"
+        "  fix: put 'import megatron_adaptor' before 'import mindspeed.megatron_adaptor', or delete 'import megatron_adaptor'"
     )
     mindspeed.deactivate()
     assert import_module(ADAPTOR).__file__ == where

@@ -433,7 +433,7 @@ def test_a_feature_that_fails_when_its_plan_begins_ends_the_plan(monkeypatch):
         def activated(self) -> None:
             raise RuntimeError("no licence")
 
-    text = "MS901 RuntimeError: no licence, raised by feature failing in hook activated"
+    text = "MS901 RuntimeError: no licence, raised by the hook 'activated' of feature failing"
     with pytest.raises(MindSpeedError, match=text), active_plan(Failing, monkeypatch):
         pass
     assert session.current() is None

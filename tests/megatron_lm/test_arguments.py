@@ -121,7 +121,8 @@ def test_an_argument_that_a_file_set_otherwise_is_a_problem():
     with pytest.raises(MindSpeedError) as caught:
         put_arguments(active(recompute_granularity="selective", distributed_backend="gloo"), args)
     assert str(caught.value) == (
-        "MS605 Megatron's argument recompute_granularity sets 'full', but some-feature needs 'selective': it needs that\n"
+        "MS605 Megatron's argument recompute_granularity sets 'full', but some-feature needs the value 'selective': it "
+        "needs that\n"
         "  where: Megatron's argument recompute_granularity\n"
         "  fix: change the value where Megatron reads it, or remove some-feature"
     )

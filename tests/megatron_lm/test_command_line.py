@@ -311,9 +311,9 @@ def test_a_flag_that_contradicts_the_plan_is_a_problem_and_not_overridden(plan):
     found = problems_of(plan, f"{SHAPE} --transformer-impl local --features transformer-engine-layers")
     assert [str(problem) for problem in found] == [
         (
-            "MS605 Megatron's --transformer-impl sets 'local', but transformer-engine-layers needs 'transformer_engine': "
-            "makes Megatron build its layer specs for Transformer Engine, in which this feature replaces the classes of "
-            "Transformer Engine by local layers\n"
+            "MS605 Megatron's --transformer-impl sets 'local', but transformer-engine-layers needs the value "
+            "'transformer_engine': makes Megatron build its layer specs for Transformer Engine, in which this feature "
+            "replaces the classes of Transformer Engine by local layers\n"
             "  where: Megatron's --transformer-impl\n"
             "  fix: remove --transformer-impl or transformer-engine-layers"
         ),

@@ -93,9 +93,9 @@ def test_an_error_in_a_hook_names_the_feature_the_hook_and_both_lines():
         FeatureManager([feature("a", patches=calling)]).call("patches")
     hook, inner = (f"{__file__}:{function.__code__.co_firstlineno + 1}" for function in (calling, failing))
     assert str(caught.value) == (
-        "MS901 RuntimeError: no idea, raised by feature a in hook patches\n"
+        "MS901 RuntimeError: no idea, raised by the hook 'patches' of feature a\n"
         f"  where: {hook}, raised at {inner}\n"
-        "  fix: set MINDSPEED_TRACE=1 to see the traceback"
+        "  fix: remove the feature, or report the error to its authors with the traceback that MINDSPEED_TRACE=1 prints"
     )
 
 

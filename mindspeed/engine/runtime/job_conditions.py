@@ -86,7 +86,7 @@ def _failures(features: Iterable[Feature[Any]], facts: Mapping[str, Any]) -> Ite
                 continue
             except ConditionError as error:
                 text = f"the condition {condition.name} of {name} {error}"
-                fix = Advice("report it to the author of the feature")
+                fix = Advice("report it to the authors of the feature")
                 raise MindSpeedError([Problem("MS107", text, (name,), where=condition.where, fix=fix)]) from error
             if wrong is not None:
                 yield feature, wrong.message, wrong.fix

@@ -52,7 +52,12 @@ class AdaptorGuard(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Raise PlatformError with MS519."""
-        text = "megatron_adaptor is imported while a plan of mindspeed is active, and would replace patches of the plan"
-        fix = Advice("import megatron_adaptor in the line before mindspeed.megatron_adaptor, or remove its import")
+        text = (
+            "Ascend's MegatronAdaptor (module megatron_adaptor) is imported while a plan of mindspeed is active, and would "
+            "replace patches of the plan"
+        )
+        fix = Advice(
+            "put 'import megatron_adaptor' before 'import mindspeed.megatron_adaptor', or delete 'import megatron_adaptor'"
+        )
         where = module.__spec__.origin if module.__spec__ is not None else None
         raise PlatformError([Problem("MS519", text, where=where or ADAPTOR, fix=fix)])

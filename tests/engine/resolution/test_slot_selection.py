@@ -140,8 +140,8 @@ def test_auto_leaves_out_whoever_fails_a_check_or_excludes_another_or_does_not_r
         "owner.method is auto, so a is chosen, which alone can: 30 bytes",
         "b: cannot, it conflicts with other",
         (
-            "broken: cannot, its cost could not be computed: ZeroDivisionError: division by zero, raised by feature broken "
-            "in hook cost"
+            "broken: cannot, its cost could not be computed: ZeroDivisionError: division by zero, raised by the hook 'cost' "
+            "of feature broken"
         ),
         "checked: cannot, 2 ranks are too few",
         "elsewhere: cannot, it does not run on cpu",
