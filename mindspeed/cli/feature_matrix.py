@@ -29,7 +29,7 @@ def matrix() -> None:
     "--layout",
     "layouts",
     metavar="NAME,...",
-    help="Instead of pairs, test features in these parallel layouts, such as tp2 or tp2-pp2; all = every layout",
+    help="Test single features in these parallel layouts, such as tp2 or tp2-pp2, instead of pairs; all = every layout",
 )
 @click.option(
     "--stock",
@@ -47,7 +47,7 @@ def matrix() -> None:
     "--strength",
     type=click.IntRange(2, 3),
     metavar="N",
-    help="Instead of pairs, test sets of --set-size features. Every combination of N features occurs in at least one set",
+    help="Test sets of --set-size features instead of pairs. Every combination of N features occurs in at least one set",
 )
 @click.option(
     "--set-size",
@@ -159,7 +159,10 @@ def show(names: tuple[str, ...], features: tuple[str, ...], layout: str, store: 
 @store_option
 @json_option
 def page(output: Path, store: Path | None) -> None:
-    """Write the result for every combination of features to matrix.html (self-contained) and matrix.json."""
+    """Write the test results of all combinations of features to matrix.html (self-contained) and matrix.json.
+
+    The results are those that mindspeed features matrix run has stored.
+    """
     from mindspeed import registry
     from mindspeed.plugins.text_files import write_files
     from mindspeed.verification.matrix.page import as_json, html, summary

@@ -36,7 +36,8 @@ class TrainConfig(BaseModel):
     )
     tokenizer: str | None = Field(
         None,
-        description="Tokenizer of --data: 'bytes' or the path of a tokenizer.json. Data of mindspeed data prepare need none",
+        description="Tokenizer of --data: 'bytes' or the path of a tokenizer.json. Not needed if mindspeed data prepare wrote "
+        "the data",
     )
     held_out: float = Field(0.02, gt=0, lt=1, description="Fraction of the data that is used for evaluation only")
     seed: int = Field(1234, ge=0, description="Random seed of weights, dropout and data order")
