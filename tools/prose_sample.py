@@ -301,10 +301,14 @@ def data() -> Iterator[str]:
         elif file.name in ("flags.yaml", "other_flags.yaml"):
             yield from (f"mindspeed check, about a script for MindSpeed:\n\n{said}" for row in value for said in _flag(row))
         elif file.name == "old_modules.yaml":
-            asked = {name: f"get_args of {name}" if name in PROVIDED else name for name in value}
+            asked = {name: f"get_args of {name}" if name in PROVIDED or _is_module(name) else name for name in value}
             yield from _data({asked[name]: said for name, said in value.items()}, SHOWN[file.name], "")
         elif shown is not None:
             yield from _data(value, shown, "")
+
+
+def _is_module(name: str) -> bool:
+    return (ROOT / f"{name.replace('.', '/')}.py").exists()
 
 
 def _flag(row: Mapping[str, Any]) -> Iterator[str]:
