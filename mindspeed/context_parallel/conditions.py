@@ -105,8 +105,8 @@ def _has_interval(args: KeepArgs, world: World) -> bool:
 
 
 @condition(
-    "the setting interval={args.interval} is not less than num_layers={world.num_layers}, so only the first layer would keep "
-    "received tensors for backward (setting keep). With interval=0, every layer keeps them",
+    "the setting interval={args.interval} skips {args.interval} layers after each layer to which the setting keep applies. "
+    "With num_layers={world.num_layers}, keep would apply only to the first layer. With interval=0, it applies to every layer",
     fix=(GiveSetting("interval", 0),),
     when=_has_interval,
 )

@@ -87,8 +87,8 @@ def stages_get_the_mask(args: AdaptiveCpArgs, world: World) -> bool:
 
 
 @condition(
-    "{feature} computes a schedule for the mask of each batch on the CPU, but CUDA graphs of layers repeat only work of the "
-    "GPU. With dynamic_mask=false, all batches share one mask and its schedule",
+    "{feature} computes a schedule for each batch's mask on the CPU, but layers are captured as CUDA graphs, which repeat "
+    "only GPU work. With dynamic_mask=false, all batches share one mask and its schedule",
     fix=(GiveField("cuda_graphs", False), _SHARED_MASK),
     when=reads_masks,
 )

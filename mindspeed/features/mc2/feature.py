@@ -40,8 +40,8 @@ class Mc2(Feature[FeatureArgs]):
             *LINEAR_LAYERS,
         ),
         numerics=Numerics.reordered(
-            reason="tensor parallelism splits sums over ranks. Megatron rounds the product of each rank before it sums over "
-            "ranks; the operators round after this sum"
+            reason="tensor parallelism splits sums over ranks. Megatron rounds the product of each rank and then sums over "
+            "ranks; the operators sum first and then round"
         ),
         verify_with=VerifyWith(world={"tp": 2}),
     )

@@ -41,7 +41,7 @@ class RingAttentionArgs(KeepArgs):
     keep: Literal["none", "half", "full"] = Field(
         "none",
         description="Received blocks that are kept for backward: none (all are received again), half (keys are kept) or full "
-        "(keys and values). More saves transfers but uses memory",
+        "(keys and values). Keeping blocks saves transfers but uses memory",
     )
     second_communicator: bool = Field(
         False,

@@ -152,8 +152,9 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             name,
             cached(name, interval=8, keep="half"),
             {"cp": 8},
-            f"MS304 {name}: the setting interval=8 is not less than num_layers=8, so only the first layer would keep received "
-            f"tensors for backward (setting keep). With interval=0, every layer keeps them | --set {name}.interval=0",
+            f"MS304 {name}: the setting interval=8 skips 8 layers after each layer to which the setting keep applies. With "
+            "num_layers=8, keep would apply only to the first layer. With interval=0, it applies to every layer | --set "
+            f"{name}.interval=0",
         )
         for name in (RING, ULYSSES, HYBRID)
     ),
@@ -164,7 +165,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         (
             "MS301 ring-attention.keep is 'some': input should be 'none', 'half' or 'full' | --set "
             "ring-attention.keep=none (Received blocks that are kept for backward: none (all are received again), half (keys "
-            "are kept) or full (keys and values). More saves transfers but uses memory)"
+            "are kept) or full (keys and values). Keeping blocks saves transfers but uses memory)"
         ),
     ),
     (
