@@ -147,7 +147,10 @@ def differences(active: session.Session, args: Any) -> list[Problem]:
         if field in planned and planned[field] != (value := world[field]):
             text = f"the plan was made for {field}={planned[field]}, but Megatron's argument {names[0]} gives {value}"
             option = f"--{names[0].replace('_', '-')}"
-            fix = f"give {option} on the command line (mindspeed sees no values from scripts), or change {field} in the plan"
+            fix = (
+                f"give {option} on the command line, because mindspeed does not read values that a script sets, or change "
+                f"{field} in the plan"
+            )
             problems.append(Problem("MS306", text, where="Megatron-LM's validated arguments", fix=advice(fix)))
     return problems
 

@@ -139,7 +139,8 @@ def test_a_size_that_megatron_makes_another_one_is_a_problem():
         "the plan was made for dtype=fp32, but Megatron's argument bf16 gives bf16",
     ]
     assert found[1].fix_text == (
-        "give --num-layers on the command line (mindspeed sees no values from scripts), or change num_layers in the plan"
+        "give --num-layers on the command line, because mindspeed does not read values that a script sets, or change "
+        "num_layers in the plan"
     )
 
 

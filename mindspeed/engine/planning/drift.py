@@ -84,7 +84,9 @@ def source_tree(path: Path) -> Iterator[Tree]:
                 Problem(
                     "MS502",
                     text,
-                    fix=Advice("give the folder that contains megatron/, or a version that 'mindspeed docs drift' prints"),
+                    fix=Advice(
+                        "give the folder that contains megatron/, or a version that the page 'mindspeed docs drift' lists"
+                    ),
                 )
             ]
         )
