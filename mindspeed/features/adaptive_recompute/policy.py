@@ -159,12 +159,13 @@ class Policy:
         if chosen is None:
             least = math.ceil((self._budget - self._margin) / MIB * 100) / 100
             text = (
-                f"budget_mb={self._args.budget_mb:g} is less than {least:g} MiB, which a step needs even if everything that "
-                f"{NAME} can recompute or offload is not kept"
+                f"budget_mb={self._args.budget_mb:g} is less than {least:g} MiB, which a step needs even if "
+                f"{NAME} recomputes or offloads everything that it can"
             )
             fix = (
-                f"--set {NAME}.budget_mb={least:g}, or use more tensor or pipeline parallelism, or replace {NAME} by full "
-                "recomputation: --features recompute --set recompute.granularity=full"
+                f"--set {NAME}.budget_mb={least:g}, or use more tensor or pipeline parallelism, or replace {NAME} by "
+                "recomputation of whole layers: --features recompute --set recompute.granularity=full --set "
+                "recompute.method=uniform --set recompute.num_layers=1"
             )
             raise MindSpeedError([Problem("MS304", f"{NAME}: {text}", (NAME,), fix=advice(fix))])
         for choice, index in zip(self._choices, chosen, strict=True):
