@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
@@ -27,7 +28,7 @@ from mindspeed.plugins.constraints import (
     RequiresSlot,
     Supersedes,
 )
-from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
+from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec, Numerics
 from mindspeed.plugins.fixes import RemoveFeature, filled, on_command_line
 from mindspeed.plugins.hookspecs import HOOKS
@@ -282,7 +283,14 @@ def sentence(name: str, constraint: Any) -> str:
         Before: "Comes before",
         Supersedes: "Supersedes",
     }
-    return f"{verbs[type(constraint)]} {constraint.name}{because}."
+    is_slot = constraint.name not in _feature_names()
+    return f"{verbs[type(constraint)]} {'features for ' * is_slot}{constraint.name}{because}."
+
+
+@cache
+def _feature_names() -> frozenset[str]:
+    """The built-in features; a constraint may name one, or the slot of several."""
+    return frozenset(discover(only=()).usable)
 
 
 def _placeholders(name: str, message: str, other: str = "") -> str:
