@@ -105,8 +105,8 @@ def _require_generators() -> None:
     from mindspeed.plugins.problems import PlatformError, Problem
 
     if not _has_generators():
-        text = "only a checkout of mindspeed can create the page of another package's feature"
-        fix = Advice("in a checkout of mindspeed: pip install -e ., then mindspeed docs")
+        text = "documentation of a feature from another package can only be generated in a checkout of mindspeed"
+        fix = Advice("in a checkout of mindspeed: pip install -e ., then run this command again")
         raise PlatformError([Problem("MS501", text, fix=fix)])
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))

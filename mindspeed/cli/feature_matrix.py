@@ -55,8 +55,8 @@ def matrix() -> None:
     default=14,
     show_default=True,
     metavar="N",
-    help="Number of features in each set that --strength tests. Without --strength, pairs are tested and this option has no "
-    "effect",
+    help="Number of features that one test with --strength switches on. Without --strength, pairs are tested and this option "
+    "has no effect",
 )
 @budget_option
 @click.option("--again", is_flag=True, help="Test combinations again even if a result is stored")

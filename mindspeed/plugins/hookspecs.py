@@ -236,7 +236,7 @@ class ParallelHooks:
         """Return options for a process group that Megatron is about to create.
 
         ``group`` is Megatron's name for the group, such as ``dp_cp``. Options are an object of the backend, such as
-        ``ProcessGroupNCCL.Options``, or a dictionary.
+        ``ProcessGroupNCCL.Options``, or a dictionary ``{field: value}``.
         """
 
 

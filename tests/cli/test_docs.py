@@ -129,8 +129,8 @@ def test_outside_a_checkout_pages_come_from_the_package_and_other_features_have_
     done = mindspeed("docs", "acme-clip")
     assert (done.exit_code, done.stdout) == (3, "")
     assert done.stderr == (
-        "MS501 only a checkout of mindspeed can create the page of another package's feature\n"
-        "  fix: in a checkout of mindspeed: pip install -e ., then mindspeed docs\n"
+        "MS501 documentation of a feature from another package can only be generated in a checkout of mindspeed\n"
+        "  fix: in a checkout of mindspeed: pip install -e ., then run this command again\n"
     )
 
 

@@ -33,8 +33,9 @@ class CocArgs(FeatureArgs):
     )
     mode: Literal[-1, 0, 1, 2] = Field(
         -1,
-        description="Linear layers to use. 0 = Megatron's, without overlap. 1 = coc's with one chunk, to compare without "
-        "overlap. 2 = coc's with coc.parts chunks. -1 = automatic: 0 if coc.parts is 1 and coc.fused is false, otherwise 2",
+        description="Implementation of linear layers. 0 = Megatron's, without overlap. 1 = coc's with one chunk, without "
+        "overlap, for comparison. 2 = coc's with coc.parts chunks. -1 = automatic: 0 if coc.parts is 1 and coc.fused is false, "
+        "otherwise 2",
     )
     fused: bool = Field(
         False,

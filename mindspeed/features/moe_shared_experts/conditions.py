@@ -22,7 +22,7 @@ class MoeSharedExpertsArgs(FeatureArgs):
     count: int | None = Field(
         None, ge=1, description="Number of shared experts, each as wide as a routed expert (alternative to size)"
     )
-    size: int | None = Field(None, ge=1, description="Total hidden size of all shared experts (alternative to count)")
+    size: int | None = Field(None, ge=1, description="FFN hidden size of all shared experts together (alternative to count)")
     gate: Literal["none", "scalar", "hidden", True] = Field(
         "none",
         description="Learned gate that scales the shared experts' output: none, scalar (one factor per token; true = scalar) "
