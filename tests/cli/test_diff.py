@@ -121,7 +121,7 @@ def test_what_is_none_of_the_forms_is_refused_by_name(mindspeed, job, tmp_path, 
 def test_a_damaged_checkpoint_is_refused_by_name(mindspeed, job, tmp_path):
     folder = tmp_path / "c"
     folder.mkdir()
-    assert "neither a run nor a checkpoint" in mindspeed("features", "diff", job, folder).stderr
+    assert "neither the folder of a run nor a checkpoint" in mindspeed("features", "diff", job, folder).stderr
     for content in (b"no archive", pickle.dumps(3)):
         (folder / "common.pt").write_bytes(content)
         done = mindspeed("features", "diff", folder, job)

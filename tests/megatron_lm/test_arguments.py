@@ -158,8 +158,11 @@ def test_a_size_that_a_feature_makes_of_others_is_no_difference(plan, count):
     assert differences(session, args) == []
     args.moe_ffn_hidden_size = 48
     assert [problem.message for problem in differences(session, args)] == [
-        "the plan was made for moe_ffn_hidden_size=96, but Megatron's moe_ffn_hidden_size makes it 48",
-        ("the plan was made for shared_expert_hidden_size=192, but Megatron's moe_shared_expert_intermediate_size makes it 96"),
+        "the plan was made for moe_ffn_hidden_size=96, but Megatron's argument moe_ffn_hidden_size gives 48",
+        (
+            "the plan was made for shared_expert_hidden_size=192, but Megatron's argument "
+            "moe_shared_expert_intermediate_size gives 96"
+        ),
     ]
 
 
