@@ -86,8 +86,8 @@ class KeepArgs(FeatureArgs):
     interval: int = Field(
         0,
         ge=0,
-        description="Number of layers between two layers that keep keys and values for backward (setting keep: half or full). "
-        "The layers between work as with keep=none. 0 = every layer follows keep",
+        description="Apply the setting keep (tensors that are stored for backward) only to layer 1 and to every "
+        "(interval + 1)-th layer after it. All other layers use keep=none. 0 = apply keep to every layer",
     )
 
     @model_validator(mode="after")

@@ -71,7 +71,10 @@ def test_a_feature_that_is_on_says_why_where_its_settings_come_from_and_who_orde
         "tensor-parallel comes before sequence-parallel: sequence-parallel declares Requires, because sequence-parallel "
         "splits the sequence over tensor-parallel ranks"
     ) in next(lines for title, lines in found.items() if title.startswith("position"))
-    assert "tensor_model_parallel_size = 2  the setting tensor-parallel.size" in found["Megatron arguments"]
+    assert (
+        "tensor_model_parallel_size = 2  tensor-parallel.size sets the number of ranks that split a layer"
+        in found["Megatron arguments"]
+    )
 
 
 @pytest.mark.guards(32)

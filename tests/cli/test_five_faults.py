@@ -39,8 +39,8 @@ PROBLEMS = {
     (
         "MS210",
         (
-            "async-param-gather requires async-ddp, because Megatron gathers weights by the gradient buckets that it creates "
-            "only with overlap_grad_reduce, and job file removes async-ddp"
+            "async-param-gather requires async-ddp, because Megatron gathers weights bucket by bucket, and creates the "
+            "buckets only with overlap_grad_reduce, which async-ddp switches on, and job file removes async-ddp"
         ),
         "drop --without async-ddp, or remove async-param-gather",
     ),

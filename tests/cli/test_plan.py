@@ -39,7 +39,10 @@ def test_every_feature_says_why_and_every_setting_where_from(sections, tmp_path)
         "  because  requested",
     ]
     assert found["for"][1] == "world_size 2, tp 2, pp 1, vpp 1, cp 1, ep 1, sequence_parallel True"
-    assert "tensor_model_parallel_size = 2  tensor-parallel: the setting tensor-parallel.size" in found["Megatron arguments"]
+    assert (
+        "tensor_model_parallel_size = 2  tensor-parallel: tensor-parallel.size sets the number of ranks that "
+        "split a layer" in found["Megatron arguments"]
+    )
     assert len(found["digest"][0]) == 32
 
 

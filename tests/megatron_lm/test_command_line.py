@@ -260,8 +260,8 @@ def test_a_mask_that_is_reset_is_refused_where_it_would_not_be_read(plan):
     problem = problems_of(plan, line, 2)[1]
     assert problem.message == (
         "adaptive-cp does not support documents, which eod-reset needs, because "
-        "attention must know where the documents of each batch end, as it does with ring-attention, ulysses-attention, "
-        "hybrid-attention and kv-allgather-cp"
+        "attention must know where documents end. ring-attention, ulysses-attention, hybrid-attention and kv-allgather-cp "
+        "have this capability"
     )
 
 

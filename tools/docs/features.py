@@ -275,7 +275,7 @@ def sentence(name: str, constraint: Any) -> str:
         )
         return f"Requires one of the features for {constraint.slot}{because}.{chosen}"
     if isinstance(constraint, RequiresCapability):
-        return f"Of the {constraint.slot} features, works only with those that declare {code(constraint.capability)}{because}."
+        return f"Works only with {constraint.slot} features that have the capability {code(constraint.capability)}{because}."
     verbs: dict[type[Any], str] = {
         Requires: "Requires",
         Conflicts: "Conflicts with",

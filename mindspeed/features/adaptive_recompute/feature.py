@@ -46,8 +46,8 @@ class AdaptiveRecomputeArgs(FeatureArgs):
 
 
 @condition(
-    "budget_mb is not set, but {feature} needs a memory budget",
-    fix=(GiveSetting("budget_mb", note="MiB of device memory that no other program uses"), RemoveFeature()),
+    "budget_mb is not set, but {feature} needs the maximum device memory of a rank",
+    fix=(GiveSetting("budget_mb", note="MiB of device memory for training, weights and optimizer included"), RemoveFeature()),
 )
 def budget_is_given(args: AdaptiveRecomputeArgs, world: World) -> bool:
     """Check that a budget is given."""

@@ -70,7 +70,11 @@ class AsyncDdp(Feature[AsyncDdpArgs]):
             )
         ]
         if self.args.bucket_size is not None:
-            overrides.append(ArgOverride("bucket_size", self.args.bucket_size, "the setting async-ddp.bucket_size"))
+            overrides.append(
+                ArgOverride(
+                    "bucket_size", self.args.bucket_size, "async-ddp.bucket_size sets the number of parameters in a bucket"
+                )
+            )
         return overrides
 
     @hookimpl

@@ -33,7 +33,8 @@ class AsyncParamGather(Feature[FeatureArgs]):
             Requires("distributed-optimizer", reason="only a sharded optimizer has weights to gather after its step"),
             Requires(
                 "async-ddp",
-                reason="Megatron gathers weights by the gradient buckets that it creates only with overlap_grad_reduce",
+                reason="Megatron gathers weights bucket by bucket, and creates the buckets only with overlap_grad_reduce, "
+                "which async-ddp switches on",
             ),
         ),
         megatron_flags=(MegatronFlag("overlap_param_gather", switch="on"),),

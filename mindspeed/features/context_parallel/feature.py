@@ -90,16 +90,16 @@ class ContextParallel(Feature[ContextParallelArgs]):
             sequence_divides,
             samples_share_a_group,
         ),
-        numerics=Numerics.reordered(
-            reason="each rank sums gradients over its part of the sequence, and the sums are added over ranks"
-        ),
+        numerics=Numerics.reordered(reason="gradients are summed first over the tokens of each rank and then over ranks"),
         state=CheckpointState("resharded", "every context-parallel rank holds the same weights"),
         verify_with=VerifyWith(settings={"context-parallel": {"algorithm": "auto"}}, world={"cp": 2}),
     )
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("context_parallel_size", self.args.size, "the setting context-parallel.size")]
+        return [
+            ArgOverride("context_parallel_size", self.args.size, "context-parallel.size sets the number of ranks per sequence")
+        ]
 
     @hookimpl
     def patches(self) -> list[Patch]:

@@ -57,4 +57,4 @@ class DataParallel(Feature[DataParallelArgs]):
     def megatron_args(self) -> list[ArgOverride]:
         if not self.args.reduce_in_fp32:
             return []
-        return [ArgOverride("grad_reduce_in_fp32", True, "the setting data-parallel.reduce_in_fp32 is true")]
+        return [ArgOverride("grad_reduce_in_fp32", True, "data-parallel.reduce_in_fp32=true sums gradients over ranks in fp32")]

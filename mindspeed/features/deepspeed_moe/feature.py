@@ -90,7 +90,9 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
         layers = tuple(int(number % interval == 0) for number in range(1, self.world.num_layers + 1))
         return [
             ArgOverride(
-                "moe_layer_freq", layers, "the setting deepspeed-moe.interval: 1 = a layer with experts, 0 = a dense layer"
+                "moe_layer_freq",
+                layers,
+                "deepspeed-moe.interval selects the layers with experts: 1 = a layer with experts, 0 = a dense layer",
             )
         ]
 

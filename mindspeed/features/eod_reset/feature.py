@@ -47,8 +47,8 @@ class EodReset(Feature[EodResetArgs]):
             RequiresCapability(
                 Slot.CONTEXT_PARALLEL,
                 Capability.DOCUMENTS,
-                reason="attention must know where the documents of each batch end, as it does with ring-attention, "
-                "ulysses-attention, hybrid-attention and kv-allgather-cp",
+                reason="attention must know where documents end. ring-attention, ulysses-attention, hybrid-attention and "
+                "kv-allgather-cp have this capability",
             ),
             Conflicts("shared-attention-mask", reason="attention receives the document ends of each batch instead of a mask"),
             After("flash-attention"),
@@ -68,7 +68,11 @@ class EodReset(Feature[EodResetArgs]):
     def megatron_args(self) -> list[ArgOverride]:
         return [
             ArgOverride("reset_attention_mask", True, "tokens of different documents must not attend to each other"),
-            ArgOverride("reset_position_ids", self.args.reset_position_ids, "the setting eod-reset.reset_position_ids"),
+            ArgOverride(
+                "reset_position_ids",
+                self.args.reset_position_ids,
+                "eod-reset.reset_position_ids sets whether position ids restart with every document",
+            ),
             ArgOverride(
                 "create_attention_mask_in_dataloader", False, "attention receives the ends of documents instead of a mask"
             ),

@@ -75,10 +75,22 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         overrides = [
-            ArgOverride("expert_model_parallel_size", self.args.size, "the setting expert-parallel.size"),
-            ArgOverride("moe_token_dispatcher_type", self._dispatcher(), "the setting expert-parallel.dispatcher"),
+            ArgOverride(
+                "expert_model_parallel_size",
+                self.args.size,
+                "expert-parallel.size sets the number of ranks that share the experts",
+            ),
+            ArgOverride(
+                "moe_token_dispatcher_type", self._dispatcher(), "expert-parallel.dispatcher selects how tokens reach experts"
+            ),
         ]
         if self.args.expert_tensor_size is not None:
             size = self.args.expert_tensor_size
-            overrides.append(ArgOverride("expert_tensor_parallel_size", size, "the setting expert-parallel.expert_tensor_size"))
+            overrides.append(
+                ArgOverride(
+                    "expert_tensor_parallel_size",
+                    size,
+                    "expert-parallel.expert_tensor_size sets the number of ranks that split each expert",
+                )
+            )
         return overrides

@@ -34,12 +34,12 @@ class FlashAttentionArgs(FeatureArgs):
     pre_tokens: int = Field(
         65536,
         description="Size of the window: number of keys before a query that the query attends to. Applies only if "
-        "sparse_mode is 0 (mask and window), 4 (window), or 7 or 8 (window in one packed sequence)",
+        "sparse_mode is 0, 4, 7 or 8. With 7 it applies only to the last packed sequence, with 8 only to the first one",
     )
     next_tokens: int = Field(
         0,
         description="Size of the window: number of keys after a query that the query attends to. Applies only if "
-        "sparse_mode is 0 (mask and window), 4 (window), or 7 or 8 (window in one packed sequence)",
+        "sparse_mode is 0, 4, 7 or 8. With 7 it applies only to the last packed sequence, with 8 only to the first one",
     )
 
 

@@ -40,8 +40,8 @@ class Mc2(Feature[FeatureArgs]):
             *LINEAR_LAYERS,
         ),
         numerics=Numerics.reordered(
-            reason="tensor parallelism splits sums over ranks. Megatron rounds the product of each rank and then sums over "
-            "ranks; the operators sum first and then round"
+            reason="Megatron rounds the partial product of each rank before it sums over ranks. The fused operators of mc2 sum "
+            "first and round once. Tensor parallelism, which mc2 requires, splits these sums over ranks"
         ),
         verify_with=VerifyWith(world={"tp": 2}),
     )

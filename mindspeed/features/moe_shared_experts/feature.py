@@ -63,7 +63,13 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
             setting = "size" if self.args.count is None else "count"
             overrides.append(ArgOverride("moe_shared_expert_intermediate_size", size, f"moe-shared-experts.{setting}"))
         if self.args.overlap:
-            overrides.append(ArgOverride("moe_shared_expert_overlap", True, "the setting moe-shared-experts.overlap"))
+            overrides.append(
+                ArgOverride(
+                    "moe_shared_expert_overlap",
+                    True,
+                    "moe-shared-experts.overlap=true overlaps shared experts with all-to-alls",
+                )
+            )
         return overrides
 
     @hookimpl

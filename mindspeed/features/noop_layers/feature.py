@@ -122,7 +122,7 @@ class NoopLayers(Feature[NoopLayersArgs]):
                 fix=(Advice("give --num-layers and the other model sizes"), RemoveFeature()),
             ),
         ),
-        numerics=Numerics.reordered(reason="as with pipeline-parallel, two stages sum the gradient of tied embeddings"),
+        numerics=Numerics.reordered(reason="two stages sum the gradient of tied embeddings, so the summation order differs"),
         state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
         verify_with=VerifyWith(
             world={"pp": 2, "vpp": 2, "num_layers": 3, "num_query_groups": 4}, settings={"noop-layers": {"layers": (1,)}}

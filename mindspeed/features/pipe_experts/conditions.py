@@ -15,8 +15,8 @@ class PipeExpertsArgs(FeatureArgs):
     )
     streams: bool = Field(
         False,
-        description="true = run transfers of the expert-parallel and of the expert-tensor-parallel group one after the other "
-        "(if both groups share one link). false = run them at the same time",
+        description="Run transfers of the expert-parallel and of the expert-tensor-parallel group one after the other (true) "
+        "or at the same time (false). Use true if both groups share one link",
     )
 
 

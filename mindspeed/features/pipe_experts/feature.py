@@ -57,8 +57,8 @@ class PipeExperts(Feature[PipeExpertsArgs]):
             ),
         ),
         numerics=Numerics.reordered(
-            reason="products of an expert have fewer rows than in a layer without slices, and weight gradients sum the rows "
-            "in a different order"
+            reason="the tokens of an expert are computed in slices instead of all at once. Smaller matrix products and the sum "
+            "of weight gradients over slices change the summation order"
         ),
         verify_with=VerifyWith(
             algorithm=("mindspeed.features.deepspeed_moe.units",),

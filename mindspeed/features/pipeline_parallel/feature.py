@@ -66,10 +66,16 @@ class PipelineParallel(Feature[PipelineParallelArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        overrides = [ArgOverride("pipeline_model_parallel_size", self.args.size, "the setting pipeline-parallel.size")]
+        overrides = [
+            ArgOverride("pipeline_model_parallel_size", self.args.size, "pipeline-parallel.size sets the number of stages")
+        ]
         if self.args.free_outputs:
             overrides.append(
-                ArgOverride("deallocate_pipeline_outputs", True, "the setting pipeline-parallel.free_outputs is true")
+                ArgOverride(
+                    "deallocate_pipeline_outputs",
+                    True,
+                    "pipeline-parallel.free_outputs=true frees the output of a stage after it was sent",
+                )
             )
         return overrides
 

@@ -68,12 +68,18 @@ class Recompute(Feature[RecomputeArgs]):
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         overrides = [
-            ArgOverride(f"recompute_{name}", value, f"the setting recompute.{name}")
+            ArgOverride(f"recompute_{name}", value, f"recompute.{name} controls what backward recomputes")
             for name in ("granularity", "modules", "method", "num_layers")
             if (value := getattr(self.args, name)) is not None
         ]
         if self.args.distribute:
-            overrides.append(ArgOverride("distribute_saved_activations", True, "the setting recompute.distribute is true"))
+            overrides.append(
+                ArgOverride(
+                    "distribute_saved_activations",
+                    True,
+                    "recompute.distribute=true splits saved inputs over tensor-parallel ranks",
+                )
+            )
         return overrides
 
     @hookimpl

@@ -28,7 +28,7 @@ Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act
 
 class RecomputeArgs(FeatureArgs):
     granularity: Literal["selective", "full"] = Field(
-        "selective", description="What to recompute: selective (chosen modules) or full (whole layers)"
+        "selective", description="What to recompute: selective (only the modules in the setting modules) or full (whole layers)"
     )
     modules: tuple[Module, ...] | None = Field(
         None, min_length=1, description="With selective granularity: the modules that are recomputed (default: core_attn)"
@@ -172,17 +172,18 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     replace(NO_OVERLAPPED_MICRO_BATCHES, when=is_full),
     Conflicts(
         "moe-zero-memory",
-        reason="if recompute.granularity is full, the experts are already recomputed as a part of whole layers",
+        reason="recompute.granularity=full already recomputes the experts, as a part of whole layers",
         when=is_full,
     ),
     Conflicts(
         "moe-zero-memory",
-        reason="if recompute.modules contains moe, recompute and moe-zero-memory both recompute the experts",
+        reason="moe in recompute.modules makes both features recompute the experts. To use both, remove moe from this setting",
         when=_takes_moe,
     ),
     Conflicts(
         "moe-zero-memory",
-        reason="if recompute.modules contains moe_act, recompute and moe-zero-memory both recompute the activation of experts",
+        reason="moe_act in recompute.modules makes both features recompute the activation of experts. To use both, remove "
+        "moe_act from this setting",
         when=_takes_expert_activation,
     ),
     Conflicts("moe-allgather-overlap", reason=_HIDING, when=_takes_shared_experts),

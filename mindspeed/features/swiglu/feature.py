@@ -42,19 +42,24 @@ def mlp_is_swiglu(args: FeatureArgs, world: World) -> bool:
 _OTHER_ACTIVATIONS: Final = tuple(
     unset(field, text)
     for field, text in (
-        ("clamped_activation", "the input of the activation function is clamped, which the operator does not support"),
+        (
+            "clamped_activation",
+            "the input of the activation function is clamped, which the operator of swiglu does not support",
+        ),
         (
             "shifted_gate",
-            ("an offset is added to the linear part of gated units (glu_linear_offset), which the operator does not support"),
+            "an offset is added to the linear part of gated units (glu_linear_offset), which the operator of swiglu does not "
+            "support",
         ),
         (
             "low_precision_activation_input",
-            "the input of the activation function is stored in fp8 (activation_func_fp8_input_store), but the operator stores "
-            "it unquantized",
+            "the input of the activation function is stored in fp8 (activation_func_fp8_input_store), but the operator of "
+            "swiglu stores it unquantized",
         ),
         (
             "transformer_engine_activation",
-            "the activation function is Transformer Engine's (use_te_activation_func), which the operator cannot replace",
+            "Transformer Engine computes the activation function (use_te_activation_func), but swiglu replaces only Megatron's "
+            "function",
         ),
     )
 )

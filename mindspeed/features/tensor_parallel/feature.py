@@ -95,4 +95,8 @@ class TensorParallel(Feature[TensorParallelArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("tensor_model_parallel_size", self.args.size, "the setting tensor-parallel.size")]
+        return [
+            ArgOverride(
+                "tensor_model_parallel_size", self.args.size, "tensor-parallel.size sets the number of ranks that split a layer"
+            )
+        ]

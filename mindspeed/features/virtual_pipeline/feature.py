@@ -137,7 +137,13 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        overrides = [ArgOverride("virtual_pipeline_model_parallel_size", self.args.size, "the setting virtual-pipeline.size")]
+        overrides = [
+            ArgOverride(
+                "virtual_pipeline_model_parallel_size",
+                self.args.size,
+                "virtual-pipeline.size sets the number of model chunks per stage",
+            )
+        ]
         if self.args.overlap_p2p:
             reason = "virtual-pipeline.overlap_p2p=true overlaps messages with computation, which excludes batched sends"
             overrides += [ArgOverride("overlap_p2p_comm", True, reason), ArgOverride("batch_p2p_comm", False, reason)]

@@ -35,8 +35,8 @@ class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
         slots={Slot.PIPELINE_SCHEDULE, Slot.LINEAR},
         constraints=CONSTRAINTS,
         numerics=Numerics.reordered(
-            reason="with placement=v, ranks have other layers than in Megatron, so dropout draws different random numbers; "
-            "placement=loop is bitwise identical to Megatron"
+            reason="only with placement=v and dropout: ranks hold other layers than in Megatron, so dropout draws different "
+            "random numbers. With placement=loop, results are bitwise identical to Megatron"
         ),
         state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
         verify_with=VerifyWith(world={"pp": 2}),

@@ -16,6 +16,6 @@ def test_the_plan_says_why_each_requirement_is_there():
         "its step"
     )
     assert why["async-ddp"] == (
-        "async-ddp: required by async-param-gather, because Megatron gathers weights by the gradient buckets that it creates "
-        "only with overlap_grad_reduce"
+        "async-ddp: required by async-param-gather, because Megatron gathers weights bucket by bucket, and creates the "
+        "buckets only with overlap_grad_reduce, which async-ddp switches on"
     )
