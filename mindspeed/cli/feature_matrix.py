@@ -47,7 +47,8 @@ def matrix() -> None:
     "--strength",
     type=click.IntRange(2, 3),
     metavar="N",
-    help="Test sets of --set-size features instead of pairs. Every combination of N features occurs in at least one set",
+    help="Test sets of --set-size features instead of pairs. Every combination of N features (2 or 3) occurs in at least one "
+    "set",
 )
 @click.option(
     "--set-size",
@@ -55,8 +56,8 @@ def matrix() -> None:
     default=14,
     show_default=True,
     metavar="N",
-    help="Number of features that one test with --strength switches on. Without --strength, pairs are tested and this option "
-    "has no effect",
+    help="With --strength, number of features that one test switches on together. Larger sets cover all combinations with "
+    "fewer tests. Without --strength, this option has no effect, because tests switch on pairs",
 )
 @budget_option
 @click.option("--again", is_flag=True, help="Test combinations again even if a result is stored")

@@ -43,7 +43,7 @@ def plan(
     html: Path | None,
     script: str | None,
 ) -> None:
-    """Print the activation plan of a job.
+    """Print the plan of a job: its features and what they change.
 
     One screen shows where the job runs, the features and why they are active, and settings that differ from defaults. It
     also shows changed Megatron arguments, what is skipped or not checked, and the digest.

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 @names_option(
     "--try",
     "tried",
-    help="Also search with and without these features. Always included: context-parallel algorithms, and features that "
-    "offer a list of settings to the search",
+    help="Also search with and without these features. The search always tries context-parallel algorithms, and features whose "
+    "hook variants returns settings to try (see: mindspeed docs hooks)",
 )
 @click.option(
     "--mode",
@@ -55,7 +55,13 @@ if TYPE_CHECKING:
 @click.option(
     "--calibrate", default=0, metavar="N", help="First measure up to N configurations on this machine to fit the cost model"
 )
-@click.option("--steps", default=10, show_default=True, metavar="N", help="Number of measured steps per run")
+@click.option(
+    "--steps",
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Number of timed steps for each configuration that --calibrate, --mode mixed or --mode black measures",
+)
 @click.option(
     "--budget-seconds",
     "budget",
@@ -98,8 +104,8 @@ def tune(
 
     mindspeed tune -f job.yaml --world-size 8 --device-memory 80GiB
 
-    The search varies parallel sizes, the micro-batch size, and every feature that declares settings to try. Values given by
-    the job or an option are fixed. Every printed row is a valid plan; --json also prints its job file.
+    The search varies parallel sizes, the micro-batch size, and every feature whose hook variants returns settings to try.
+    Values given by the job or an option are fixed. Every printed row is a valid plan; --json also prints its job file.
     """
     from mindspeed.plugins.cache_folder import cache_folder
     from mindspeed.tuning.job import make_search
