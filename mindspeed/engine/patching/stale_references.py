@@ -44,9 +44,14 @@ def stale_holders(bound: Sequence[PatchedSite], written: Iterable[Any] = ()) -> 
                 found[_described(holder), one.group.site] = one
     problems = []
     for (holder, site), one in sorted(found.items(), key=lambda item: item[0]):
-        text = f"{holder} still refers to the unpatched {site}, which {one.group.owner} patches"
+        text = f"{holder} still refers to the unpatched {site}, so it runs without the patch of {one.group.owner}"
         problems.append(
-            Problem("MS404", text, (one.group.owner,), fix=Advice("activate the plan before this object is created"))
+            Problem(
+                "MS404",
+                text,
+                (one.group.owner,),
+                fix=Advice("import mindspeed.megatron_adaptor, or call mindspeed.activate, before this object is created"),
+            )
         )
     return problems
 

@@ -52,16 +52,18 @@ def test_closures_partials_methods_and_instances_that_hold_an_original_are_named
     found = patches.audit()
     patches.undo()
     here = f"{__name__}.test_closures_partials_methods_and_instances_that_hold_an_original_are_named.<locals>"
-    function, cls = f"still refers to the unpatched {STATE}:scale, which alpha patches", f"{ATTENTION}:Attention"
+    function = f"still refers to the unpatched {STATE}:scale, so it runs without the patch of alpha"
+    cls = f"{ATTENTION}:Attention"
+    fix = "import mindspeed.megatron_adaptor, or call mindspeed.activate, before this object is created"
     assert [str(problem) for problem in found] == [
-        (f"MS404 a bound method of builtins.int {function}\n  fix: activate the plan before this object is created"),
-        (f"MS404 a partial {function}\n  fix: activate the plan before this object is created"),
+        (f"MS404 a bound method of builtins.int {function}\n  fix: {fix}"),
+        (f"MS404 a partial {function}\n  fix: {fix}"),
         (
-            f"MS404 an instance of {ATTENTION}.Attention still refers to the unpatched {cls}, which beta patches\n"
-            "  fix: activate the plan before this object is created"
+            f"MS404 an instance of {ATTENTION}.Attention still refers to the unpatched {cls}, so it runs without the "
+            f"patch of beta\n  fix: {fix}"
         ),
-        (f"MS404 an instance of {here}.Holder {function}\n  fix: activate the plan before this object is created"),
-        (f"MS404 the closure of {here}.closing_over {function}\n  fix: activate the plan before this object is created"),
+        (f"MS404 an instance of {here}.Holder {function}\n  fix: {fix}"),
+        (f"MS404 the closure of {here}.closing_over {function}\n  fix: {fix}"),
     ]
     del instance, holder, partial, method
 
