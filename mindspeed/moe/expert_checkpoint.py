@@ -48,8 +48,8 @@ def refuse_other_experts(module: torch.nn.Module, state: dict[str, Any], prefix:
         "distributed checkpoint"
     )
     if any(key.startswith(f"{prefix}local_experts.") for key in state):
-        found = ["the local experts are grouped, but those of the loaded state are single"]
-        fix = "use a distributed checkpoint, which both kinds of layers can load, or load into a layer of single experts"
+        found = ["the layer has one tensor for all local experts, but the loaded state has one tensor for each expert"]
+        fix = "save the state with --ckpt-format torch_dist, which both kinds of layers can load, or remove --moe-grouped-gemm"
     if found:
         text = f"the experts of the loaded state do not fit {prefix.removesuffix('.') or 'the layer'}: {', '.join(found)}"
         raise MindSpeedError([Problem("MS642", text, fix=advice(fix))])

@@ -168,7 +168,9 @@ class PlannerHooks:
 
     @hook(HookFacts("planner", answers="each", none="nothing", proves=False))
     def estimate(self) -> Estimate | None:
-        """Return the memory, computation and communication that this feature adds, on the rank with the most of it.
+        """Return the memory, computation and communication that this feature adds.
+
+        Give each value for the rank on which it is largest.
 
         The layout search compares many layouts at once, so the sizes in ``self.world`` are arrays with one element
         per layout. Compute with plain arithmetic, without ``if``.

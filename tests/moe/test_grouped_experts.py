@@ -122,10 +122,10 @@ def test_a_state_of_other_experts_is_refused() -> None:
             "a distributed checkpoint"
         ),
         (
-            "MS642 the experts of the loaded state do not fit experts: the local experts are grouped, but those of the loaded "
-            "state are single\n"
-            "  fix: use a distributed checkpoint, which both kinds of layers can load, or load into a layer of single "
-            "experts"
+            "MS642 the experts of the loaded state do not fit experts: the layer has one tensor for all local "
+            "experts, but the loaded state has one tensor for each expert\n"
+            "  fix: save the state with --ckpt-format torch_dist, which both kinds of layers can load, or remove "
+            "--moe-grouped-gemm"
         ),
     ]
 
