@@ -87,9 +87,9 @@ PARTS_OF_LAYERS: Final = (
 
 
 @condition(
-    "the setting num_layers={args.num_layers} recomputes groups of {args.num_layers} layers, which do not divide model chunks "
-    "of {world.layers_per_chunk} layers",
-    fix=(GiveSetting("num_layers", 1),),
+    "num_layers={args.num_layers} requires a multiple of {args.num_layers} layers in every model chunk, but the model has "
+    "{world.num_layers} layers in {world.pp} x {world.vpp} (pp x vpp) chunks",
+    fix=(GiveSetting("num_layers", 1, "or another number that divides the layers of every model chunk"),),
 )
 def groups_fill_chunks(args: Any, world: World) -> bool:
     """Check that the layers of each model chunk are a multiple of the layers that are recomputed as a group."""

@@ -72,8 +72,9 @@ class ActivationRecompute(PartRecompute):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedActivation",
-                reason="keeps gradients bitwise equal when activations of grouped experts are recomputed. Megatron's class "
-                "builds a second autograd graph in backward, which may sum gradients in a different order",
+                reason="reuses the autograd graph of the forward pass when activations of grouped experts are recomputed, so "
+                "gradients are bitwise equal to those without recomputation. Megatron's class builds a second graph in "
+                "backward, which may sum gradients in a different order",
             ),
         ]
 

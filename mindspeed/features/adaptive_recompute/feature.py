@@ -98,8 +98,9 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 "mindspeed.features.adaptive_recompute.policy:RecomputedPart",
-                reason="keeps gradients bitwise equal when norms and grouped experts are recomputed. Megatron's class builds a "
-                "second autograd graph in backward, which may sum gradients in a different order",
+                reason="reuses the autograd graph of the forward pass when norms or grouped experts are recomputed, so "
+                "gradients are bitwise equal to those without recomputation. Megatron's class builds a second graph in "
+                "backward, which may sum gradients in a different order",
             ),
         ]
 

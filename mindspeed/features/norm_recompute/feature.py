@@ -61,8 +61,9 @@ class NormRecompute(PartRecompute):
             Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedNorm",
-                reason="keeps gradients bitwise equal when a norm is recomputed. Megatron's class builds a second autograd "
-                "graph in backward, which may sum gradients in a different order",
+                reason="reuses the autograd graph of the forward pass when a norm is recomputed, so gradients are bitwise "
+                "equal to those without recomputation. Megatron's class builds a second graph in backward, which may sum "
+                "gradients in a different order",
             )
         ]
 
