@@ -116,8 +116,9 @@ def _least_kept(args: ZeroBubbleArgs, world: World) -> Mapping[str, int]:
 
 
 @condition(
-    "no schedule keeps the activations of at most {args.limit} forward passes; the minimum limit is {least}",
-    fix=(GiveSetting("limit", "{least}"), GiveSetting("recompute", "least")),
+    "with {feature}.recompute={args.recompute}, every schedule keeps the activations of at least {least} forward passes, but "
+    "{feature}.limit is {args.limit}",
+    fix=(GiveSetting("limit", "{least}"), GiveSetting("recompute", "least", "recomputes the passes that exceed the limit")),
     when=_has_limit,
     values=_least_kept,
 )

@@ -20,8 +20,9 @@ def of(**settings: object) -> dict[str, dict[str, object]]:
 def test_a_limit_that_no_list_keeps_is_refused_with_the_least_and_the_least_is_not() -> None:
     (text,) = refusals("zero-bubble", pp=4, settings=of(limit=3))
     assert text == (
-        "MS304 zero-bubble: no schedule keeps the activations of at most 3 forward passes; the minimum limit is 4 | --set "
-        "zero-bubble.limit=4, or --set zero-bubble.recompute=least"
+        "MS304 zero-bubble: with zero-bubble.recompute=none, every schedule keeps the activations of at least 4 forward "
+        "passes, but zero-bubble.limit is 3 | --set zero-bubble.limit=4, or --set zero-bubble.recompute=least (recomputes the "
+        "passes that exceed the limit)"
     )
     assert active("zero-bubble", pp=4, settings=of(limit=4))[-1] == "zero-bubble"
     assert active("zero-bubble", pp=4, settings=of(limit=3, recompute="least"))[-1] == "zero-bubble"
