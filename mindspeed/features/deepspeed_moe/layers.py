@@ -121,11 +121,11 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         shares, groups = ranks * chunks, self.options.groups or ranks
         if groups % shares or tokens % (groups // shares):
             text = (
-                f"deepspeed-moe: groups={groups} cannot split the {tokens * shares} tokens of a micro-batch. The tokens are on "
-                f"{ranks} tensor- and context-parallel ranks, each with {chunks} chunks. Every chunk needs equally many groups "
-                "of equal size"
+                f"deepspeed-moe: groups={groups} cannot split the {tokens * shares} tokens of a micro-batch. The number of "
+                f"groups must divide the tokens, and must be a multiple of {ranks} x {chunks} (tensor- and context-parallel "
+                "ranks x token chunks per rank)"
             )
-            fix = "set deepspeed-moe.groups to the number of ranks times the number of chunks of a rank"
+            fix = f"--set deepspeed-moe.groups={shares}"
             raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix=advice(fix))])
         return groups // shares
 

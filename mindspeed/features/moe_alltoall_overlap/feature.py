@@ -26,8 +26,8 @@ class MoeAlltoallOverlapArgs(FeatureArgs):
     parts: int = Field(
         1,
         ge=1,
-        description="Number of groups into which the experts of a rank are split. The all-to-all of one group overlaps with "
-        "the computation of another",
+        description="Number of groups into which the experts of a rank are split. With 2 or more, the all-to-all of one group "
+        "overlaps with the computation of another. 1 = all-to-alls overlap only with shared experts and weight gradients",
     )
 
 

@@ -62,7 +62,8 @@ class MoeTpExtendEp(Feature[FeatureArgs]):
         constraints=(
             Requires(
                 "expert-parallel",
-                reason="expert-parallel distributes experts over ranks, and expert_tensor_size=1 keeps each expert whole",
+                reason="expert-parallel distributes experts over ranks and, with expert_tensor_size=1 (set by "
+                "moe-tp-extend-ep), stores each expert whole on one rank",
                 settings={"expert_tensor_size": 1},
             ),
             experts_would_be_split,

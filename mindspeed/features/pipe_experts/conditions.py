@@ -10,8 +10,8 @@ class PipeExpertsArgs(FeatureArgs):
     parts: int = Field(
         1,
         ge=1,
-        description="Number of slices of an expert's tokens. The all-to-all of one slice overlaps with the computation of "
-        "another",
+        description="Number of slices into which the tokens of each expert are split. The all-to-all of one slice overlaps "
+        "with the computation of another slice. 1 = only all-to-alls and computations of different experts of a rank overlap",
     )
     streams: bool = Field(
         False,
@@ -40,8 +40,8 @@ def ranks_exchange_rows(args: PipeExpertsArgs, world: World) -> bool:
 
 
 @condition(
-    "each rank has one expert in one slice ({world.num_experts} experts / ep={world.ep} x parts={args.parts}), so its "
-    "transfer has no other slice to overlap with",
+    "each rank has one expert ({world.num_experts} experts / ep={world.ep}), whose tokens are in one slice "
+    "(parts={args.parts}). So the rank has no other slice to compute during the all-to-all of this slice",
     fix=(GiveSetting("parts", 2), GiveField("ep", note="smaller than {world.num_experts}")),
     when=is_sparse,
 )

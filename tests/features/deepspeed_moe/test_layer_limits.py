@@ -43,8 +43,8 @@ def test_groups_of_a_rank_are_equal_shares_of_its_tokens(
     with pytest.raises(MindSpeedError) as error:
         CapacityMoELayer.groups(layer, tokens, chunks)
     assert str(error.value) == (
-        f"MS304 deepspeed-moe: groups={groups} cannot split the {tokens * ranks * chunks} tokens of a micro-batch. The tokens "
-        f"are on {ranks} tensor- and context-parallel ranks, each with {chunks} chunks. Every chunk needs equally many groups "
-        "of equal size\n"
-        "  fix: set deepspeed-moe.groups to the number of ranks times the number of chunks of a rank"
+        f"MS304 deepspeed-moe: groups={groups} cannot split the {tokens * ranks * chunks} tokens of a micro-batch. The number "
+        f"of groups must divide the tokens, and must be a multiple of {ranks} x {chunks} (tensor- and context-parallel ranks x "
+        "token chunks per rank)\n"
+        f"  fix: --set deepspeed-moe.groups={ranks * chunks}"
     )
