@@ -95,9 +95,11 @@ def needs_scores(args: AlibiArgs, world: World) -> bool:
 
 
 @condition(
-    "with cp={world.cp}, {feature} supports only the bias without a matrix, slope times distance (fused=true and fused_type=2)",
+    "with cp={world.cp}, {feature} supports only fused=true with fused_type=2 (slope x distance, added without a bias matrix)",
     fix=(
-        GiveSetting("fused_type", 2, "also set fused=true, and remove square, opposite and fill, which need a matrix"),
+        GiveSetting(
+            "fused_type", 2, "also --set alibi.fused=true, and remove square, opposite and fill, which need a bias matrix"
+        ),
         GiveField("cp", 1),
     ),
     when=_is_spread,
