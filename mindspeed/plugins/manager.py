@@ -69,13 +69,13 @@ class FeatureManager(pluggy.PluginManager):
             if getattr(method, _MARK, None) is None or method is None:
                 continue
             if name not in HOOKS:
-                fix = suggestion(near_names(name, HOOKS), "remove @hookimpl; docs/hooks.md lists the hooks")
-                text = f"the feature {owner} implements a hook {name!r}, which does not exist"
+                fix = suggestion(near_names(name, HOOKS), "rename the method to a hook of docs/hooks.md, or remove @hookimpl")
+                text = f"the method {name!r} of the feature '{owner}' is marked @hookimpl, but no hook has this name"
                 yield Problem("MS104", text, (owner,), where=_source_line(method), fix=advice(fix))
                 continue
             known = getattr(self.hook, name).spec.argnames
             if foreign := [parameter for parameter in _parameters(method) if parameter not in known]:
-                text = f"the hook {name} of the feature {owner} has the unknown parameter {', '.join(foreign)}"
+                text = f"the hook '{name}' of the feature '{owner}' has the unknown parameter {', '.join(foreign)}"
                 fix = f"use any of {', '.join(known)}" if known else "remove the parameter"
                 yield Problem("MS104", text, (owner,), where=_source_line(method), fix=advice(fix))
 

@@ -113,12 +113,12 @@ def test_a_hook_that_does_not_exist_is_named_with_its_line_and_near_names():
     with pytest.raises(MindSpeedError) as caught:
         FeatureManager([feature("a", pathces=method), feature("b", zzz=method)])
     assert str(caught.value) == (
-        "MS104 the feature a implements a hook 'pathces', which does not exist\n"
+        "MS104 the method 'pathces' of the feature 'a' is marked @hookimpl, but no hook has this name\n"
         f"  where: {line}\n"
         "  fix: did you mean patches or notes?\n"
-        "MS104 the feature b implements a hook 'zzz', which does not exist\n"
+        "MS104 the method 'zzz' of the feature 'b' is marked @hookimpl, but no hook has this name\n"
         f"  where: {line}\n"
-        "  fix: remove @hookimpl; docs/hooks.md lists the hooks"
+        "  fix: rename the method to a hook of docs/hooks.md, or remove @hookimpl"
     )
 
 
@@ -128,10 +128,10 @@ def test_a_hook_with_a_foreign_parameter_is_named_with_those_that_it_may_have():
         FeatureManager([feature("a", config_ready=method, activated=method)])
     line = f"{__file__}:{method.__code__.co_firstlineno}"
     assert str(caught.value) == (
-        "MS104 the hook activated of the feature a has the unknown parameter konfig\n"
+        "MS104 the hook 'activated' of the feature 'a' has the unknown parameter konfig\n"
         f"  where: {line}\n"
         "  fix: remove the parameter\n"
-        "MS104 the hook config_ready of the feature a has the unknown parameter konfig\n"
+        "MS104 the hook 'config_ready' of the feature 'a' has the unknown parameter konfig\n"
         f"  where: {line}\n"
         "  fix: use any of config"
     )
