@@ -138,8 +138,9 @@ def _function(planned: PlannedOverride, reference: str) -> Callable[[Any], Any]:
         function: Callable[[Any], Any] = pkgutil.resolve_name(reference)
     except (ImportError, AttributeError) as error:
         text = (
-            f"the function {reference} cannot be imported: {error}. A feature uses this function to decide in which "
-            f"configurations Megatron's argument {planned.override.argument} is set"
+            f"the function {reference} cannot be imported: {error}. Without this condition of a feature, mindspeed cannot "
+            f"decide whether to set Megatron's argument {planned.override.argument}. The feature's author must correct the "
+            "function"
         )
         raise MindSpeedError([Problem("MS406", text, planned.owners, fix=tuple(map(RemoveFeature, planned.owners)))]) from error
     return function

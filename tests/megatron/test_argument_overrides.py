@@ -113,8 +113,9 @@ def test_a_condition_that_cannot_be_imported_is_a_problem(activate):
     with pytest.raises(MindSpeedError) as error:
         config_class([])()
     assert str(error.value) == (
-        "MS406 the function nowhere:at_all cannot be imported: No module named 'nowhere'. A feature uses this "
-        "function to decide in which configurations Megatron's argument names is set\n  fix: remove a"
+        "MS406 the function nowhere:at_all cannot be imported: No module named 'nowhere'. Without this "
+        "condition of a feature, mindspeed cannot decide whether to set Megatron's argument names. The feature's author must "
+        "correct the function\n  fix: remove a"
     )
 
 
