@@ -147,7 +147,10 @@ class SearchJob:
             return problems
         ranks, layers = self.model["world_size"], self.model["num_layers"]
         text = f"no layout of {ranks} ranks divides the {layers} layers, the heads and the batch of this model"
-        fix = "use another --world-size or --global-batch-size; mindspeed features check explains one layout"
+        fix = (
+            "use another --world-size or --global-batch-size; mindspeed features check --tp N --pp N shows why a layout of "
+            "your choice does not work"
+        )
         return [Problem("MS345", text, fix=Advice(fix))]
 
     def _nothing_fits(self, found: Found, device_bytes: float) -> Problem:

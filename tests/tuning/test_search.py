@@ -118,7 +118,8 @@ def test_json_has_rows_with_job_files(tmp_path: Path) -> None:
             ("--world-size", "7"),
             (
                 "no layout of 7 ranks divides the 4 layers, the heads and the batch of this model, fix: use another "
-                "--world-size or --global-batch-size; mindspeed features check explains one layout"
+                "--world-size or --global-batch-size; mindspeed features check --tp N --pp N shows why a layout "
+                "of your choice does not work"
             ),
         ),
         (
