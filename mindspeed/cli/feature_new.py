@@ -71,8 +71,8 @@ def new(name: str, kind: str, package: bool, into: Path | None, folder: Path) ->
     """Write the files of a new feature.
 
     The files are its declaration (feature.py), its algorithm, the code that patches Megatron, a README and tests. The
-    new feature multiplies by 1, so it runs and its tests pass. Replace the algorithm, and the reference implementation that
-    its test compares it with.
+    new feature multiplies the output of each MLP by 1 (with --kind hook: each gradient), so training does not change and the
+    tests pass. Replace the algorithm, and the reference implementation with which the test compares it.
     """
     from mindspeed.plugins.problems import MindSpeedError, Problem
     from mindspeed.plugins.text_files import write_files

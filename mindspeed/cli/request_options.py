@@ -294,7 +294,10 @@ _LEVELS: Final = (
     "Highest level of features in the job. 0 = parts of Megatron, 1 = safe accelerations, added automatically, 2 = features "
     "that must be requested  [default: 2]"
 )
-_ONLY: Final = "Use only the requested features and those that they require; add no features of optimization level 1"
+_ONLY: Final = (
+    "Use only the requested features and those that they require. Without --only, mindspeed also adds safe accelerations "
+    "(features of optimization level 1)"
+)
 _STRICT: Final = (
     "Also report as problems: required features that were not requested, and checks that need a value that the job does "
     "not give"

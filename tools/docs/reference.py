@@ -38,7 +38,8 @@ JOB_FILE: Final = {
     "level": "optimization level: 0, 1 or 2",
     "platform": "npu, cuda or cpu (default: detected)",
     "strict": "refuse features that are only added as requirements, and checks that cannot be decided",
-    "only": "use only the requested features and those that they require; add no features of optimization level 1",
+    "only": "use only the requested features and those that they require; by default, mindspeed also adds safe accelerations "
+    "(features of optimization level 1)",
     "train": "how to train, read by `mindspeed pretrain` alone",
 }
 
