@@ -295,7 +295,8 @@ def _wrapped(planned: PlannedPatch, factory: Any, original: Any, bound: PatchedS
         ) from error
     if not callable(made):
         text = (
-            f"the wrapper {planned.patch.value} of {planned.owner} returned {made!r} for {planned.site}, which cannot be called"
+            f"the wrapper {planned.patch.value} of {planned.owner} returned {made!r}, but must return a callable that replaces "
+            f"{planned.site}"
         )
         raise PatchError(
             [Problem("MS406", text, (planned.owner,), where=planned.patch.value, fix=RemoveFeature(planned.owner))]

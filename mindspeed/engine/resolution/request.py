@@ -124,9 +124,9 @@ def _shape_problems(data: Mapping[str, Any], code: str, where: str) -> list[Prob
             problems += [
                 Problem(
                     code,
-                    f"the list {key} contains the value {brief(name)}, but must contain only names of features",
+                    f"the list '{key}' contains {brief(name)}, but must contain only names of features",
                     where=where,
-                    fix=Advice(f"give {key} as {words}"),
+                    fix=Advice(f"give '{key}' as {words} that mindspeed features list prints"),
                 )
                 for name in names
                 if type(name) is not str

@@ -234,10 +234,10 @@ def _size_problem(state: ResolutionState, size: str, value: int, owner: str) -> 
         text = f"{said}, but {source} removes {owner}, which provides it"
         return Problem(code, text, (owner,), fix=(GiveField(size, 1), way), facts=state.facts(size))
     fix: Fix = (GiveField(size, 1),)
-    text = f"{said}, but no installed feature provides this kind of parallelism"
+    text = f"{said}, but no installed feature provides this parallelism"
     if state.catalog.not_loaded:
-        text = f"{said}, but no built-in or requested feature provides this kind of parallelism"
-        fix += (Advice("request the feature of another distribution that provides this parallelism"),)
+        text = f"{said}, but no feature that is built in or named in the request provides this parallelism"
+        fix += (Advice("request the feature of an installed package that provides this parallelism"),)
     return Problem("MS209", text, fix=fix, facts=state.facts(size))
 
 

@@ -388,8 +388,8 @@ def test_a_replacement_that_cannot_be_imported_stops_everything(state: Any) -> N
         ),
         (
             "glue:returns_none",
-            "MS406 the wrapper glue:returns_none of alpha returned None for megatron.core.state:scale, which cannot be called\n"
-            "  where: glue:returns_none\n  fix: remove alpha",
+            "MS406 the wrapper glue:returns_none of alpha returned None, but must return a callable that replaces "
+            "megatron.core.state:scale\n  where: glue:returns_none\n  fix: remove alpha",
         ),
     ],
 )

@@ -12,7 +12,7 @@ CPU = made_up("cpu", "0.16.1")
 ARGUMENTS = [
     ({"settings": {"recompute": "full"}}, "settings.recompute is 'full', not a mapping of settings"),
     ({"settings": "recompute"}, "settings is 'recompute', not a mapping of features to settings"),
-    ({"features": [1]}, "the list features contains the value 1, but must contain only names of features"),
+    ({"features": [1]}, "the list 'features' contains 1, but must contain only names of features"),
     ({"features": "swiglu"}, "features is 'swiglu', not a list of names"),
     ({"without": "swiglu"}, "without is 'swiglu', not a list of names"),
     ({"world": "tp=2"}, "world is 'tp=2', not a mapping of world fields"),

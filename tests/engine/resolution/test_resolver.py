@@ -207,7 +207,7 @@ def test_one_source_with_two_values_of_a_size_is_a_problem_but_a_later_source_wi
 
 def test_a_size_that_nobody_provides_is_a_problem():
     assert messages(ask(catalog(make("a")), world={"cp": 2})) == [
-        "the context-parallel size is 2, but no installed feature provides this kind of parallelism"
+        "the context-parallel size is 2, but no installed feature provides this parallelism"
     ]
 
 
@@ -215,8 +215,9 @@ def test_a_size_that_perhaps_a_package_that_was_not_loaded_provides_is_refused_w
     waiting = DiscoveredFeature("acme-ring", "acme", "1.0", "acme.features:Ring")
     (problem,) = ask(Catalog([waiting]), world={"cp": 2, "world_size": 2}).problems
     assert str(problem) == (
-        "MS209 the context-parallel size is 2, but no built-in or requested feature provides this kind of parallelism\n"
-        "  fix: --cp 1, or request the feature of another distribution that provides this parallelism"
+        "MS209 the context-parallel size is 2, but no feature that is built in or named in the request provides this "
+        "parallelism\n"
+        "  fix: --cp 1, or request the feature of an installed package that provides this parallelism"
     )
 
 
