@@ -334,7 +334,8 @@ def test_layers_of_transformer_engine_bring_in_the_feature_that_has_them(plan):
 def test_what_only_a_real_transformer_engine_does_is_refused(plan):
     (problem,) = problems_of(plan, f"{SHAPE.replace('local', 'transformer_engine')} --fp8-format hybrid")
     assert problem.message == (
-        "transformer-engine-layers: linear layers multiply in fp8 or fp4, which only Transformer Engine supports"
+        "transformer-engine-layers: linear layers multiply in fp8 or fp4, which only Transformer Engine's original layers "
+        "support, not their replacements in transformer-engine-layers"
     )
 
 
@@ -345,7 +346,8 @@ def test_the_layers_step_aside_where_an_engine_is_installed():
     rows = {(row.kind, row.feature): row.text for row in made.rows}
     assert (
         rows["left-out", "transformer-engine-layers"]
-        == "Transformer Engine is installed, so its layers are used and transformer-engine-layers is not needed"
+        == "Transformer Engine is installed, so its layers are used and transformer-engine-layers is not needed (with the "
+        "setting replace=true, Megatron's local layers are used instead)"
     )
     _, made = plan_training(split("--num-layers 2 --set transformer-engine-layers.replace=true"), {}, environment)
     assert "transformer-engine-layers" in made.names

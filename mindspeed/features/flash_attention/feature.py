@@ -64,7 +64,9 @@ def softmax_is_vanilla(args: FlashAttentionArgs, world: World) -> bool:
 
 NO_QK_CLIP: Final = unset("qk_clip", "qk_clip needs the largest attention logits, which the operator does not return")
 NO_LOGGED_LOGITS: Final = unset(
-    "logged_attention_logits", "log_max_attention_logit needs the largest attention logits, which the operator does not return"
+    "logged_attention_logits",
+    "log_max_attention_logit (--logged-attention-logits) needs the largest attention logits, which the operator does not "
+    "return",
 )
 
 

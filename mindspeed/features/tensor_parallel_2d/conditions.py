@@ -9,7 +9,7 @@ from mindspeed.plugins import GiveField, GiveSetting, ModelCondition, RemoveFeat
 from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
 
 NAME: Final = "tensor-parallel-2d"
-MUON: Final = "Muon expects weights split along one dimension, but {feature} splits linear layers along both"
+MUON: Final = "Muon supports only weights split along one dimension, but {feature} splits linear layers along both"
 NOT_MUON: Final = (GiveField("optimizer", "adam"), RemoveFeature(NAME))
 _FORMATS: Final = ("torch_dist", "zarr")
 """Formats of checkpoints that say where each part of a weight lies."""
@@ -45,7 +45,8 @@ def optimizer_is_not_muon(args: GridSettings, world: World) -> bool:
 
 
 @condition(
-    "checkpoint format {world.checkpoint_format} supports weights split along one dimension, but {feature} splits along both",
+    "checkpoint format {world.checkpoint_format} supports only weights split along one dimension, but {feature} splits along "
+    "both unless y=1",
     fix=(GiveField("checkpoint_format", "torch_dist"), Together((GiveSetting("x", "auto"), GiveSetting("y", 1)))),
 )
 def checkpoints_know_both_dimensions(args: GridSettings, world: World) -> bool:

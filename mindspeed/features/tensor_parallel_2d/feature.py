@@ -114,7 +114,7 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
             Wrap(
                 "megatron.core.optimizer.muon:get_megatron_muon_optimizer",
                 "mindspeed.features.tensor_parallel_2d.refusals:refusing",
-                reason="stops when Megatron creates the Muon optimizer, which needs weights split along one dimension",
+                reason="stops when Megatron creates the Muon optimizer, which supports only weights split along one dimension",
                 when=When(megatron=">=0.16"),
                 phase="build",
                 optional=True,

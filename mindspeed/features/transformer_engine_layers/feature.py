@@ -38,7 +38,8 @@ class TransformerEngineLayersArgs(FeatureArgs):
 
 
 @condition(
-    "Transformer Engine is installed, so its layers are used and {feature} is not needed",
+    "Transformer Engine is installed, so its layers are used and {feature} is not needed (with the setting replace=true, "
+    "Megatron's local layers are used instead)",
     fix=(GiveSetting("replace", True), _REMOVE),
     selects=True,
 )
@@ -49,12 +50,16 @@ def no_engine_is_installed(args: TransformerEngineLayersArgs, world: World) -> b
 
 _ONLY_REAL: Final = {
     "low_precision": "linear layers multiply in fp8 or fp4",
-    "tensor_parallel_overlap": "tp_comm_overlap overlaps collectives through user buffers",
+    "tensor_parallel_overlap": "tp_comm_overlap (--tensor-parallel-overlap) overlaps collectives through user buffers",
     "qk_clip": "qk_clip needs the largest attention logits",
-    "logged_attention_logits": "log_max_attention_logit needs the largest attention logits",
+    "logged_attention_logits": "log_max_attention_logit (--logged-attention-logits) needs the largest attention logits",
 }
 REFUSED: Final = tuple(
-    unset(field, f"{text}, which only Transformer Engine supports", (GiveField(field, False),))
+    unset(
+        field,
+        f"{text}, which only Transformer Engine's original layers support, not their replacements in transformer-engine-layers",
+        (GiveField(field, False),),
+    )
     for field, text in _ONLY_REAL.items()
 )
 """Options of Transformer Engine's layers that these do not have."""

@@ -9,7 +9,7 @@ from mindspeed.plugins import MindSpeedError, World
 from tests.features.resolving import active, ask, refusals
 
 NAME = "tensor-parallel-2d"
-MUON = "Muon expects weights split along one dimension, but {feature} splits linear layers along both"
+MUON = "Muon supports only weights split along one dimension, but {feature} splits linear layers along both"
 AUTO = f"--set {NAME}.x=auto and --set {NAME}.y=auto"
 LLAMA_405B = {
     "hidden_size": 16384,
