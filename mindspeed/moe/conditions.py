@@ -108,8 +108,8 @@ _NOT_GROUPED: Final = (
 
 
 @condition(
-    "the model must have grouped experts (moe_grouped_gemm) without biases, fp8 or other options that this feature does not "
-    "support",
+    "this feature needs a MoE model with moe_grouped_gemm and Megatron's local experts. The experts must not use biases, fp8, "
+    "fp4, moe_latent_size, activation_func_clamp_value, glu_linear_offset, or moe_apply_probs_on_input with router_topk > 1",
     otherwise="skip",
 )
 def experts_are_grouped(args: Any, world: World) -> bool:

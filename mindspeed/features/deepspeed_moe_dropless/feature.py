@@ -42,8 +42,8 @@ class DeepspeedMoeDropless(Feature[DeepspeedMoeDroplessArgs]):
             After("deepspeed-moe"),
         ),
         numerics=Numerics.reordered(
-            reason="expert inputs have less padding than with a fixed capacity that drops no token. Matrix products of "
-            "different sizes sum in different orders"
+            reason="compared with deepspeed-moe at a fixed capacity that is large enough to drop no token, expert inputs have "
+            "less padding. The matrix products are smaller, so they sum in a different order"
         ),
         verify_with=VerifyWith(
             features=("deepspeed-moe",), settings={"deepspeed-moe": {"capacity_factor": 8.0, "groups": 4}}, world={"ep": 2}

@@ -77,8 +77,8 @@ def _with_width(args: MoeSharedExpertsArgs, world: World) -> Mapping[str, object
 
 
 @condition(
-    "the setting size, or count x moe_ffn_hidden_size, gives shared experts a hidden size of {width}, but "
-    "shared_expert_hidden_size is {world.shared_expert_hidden_size}",
+    "moe-shared-experts.size (or moe-shared-experts.count x moe_ffn_hidden_size, if only count is set) gives shared experts a "
+    "hidden size of {width}, but shared_expert_hidden_size is {world.shared_expert_hidden_size}",
     fix=(DropField("shared_expert_hidden_size"), RemoveFeature()),
     when=_has_one,
     values=_with_width,

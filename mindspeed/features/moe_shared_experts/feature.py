@@ -61,7 +61,9 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
         overrides, size = [], width(self.args, self.world)
         if size is not None:
             setting = "size" if self.args.count is None else "count"
-            overrides.append(ArgOverride("moe_shared_expert_intermediate_size", size, f"moe-shared-experts.{setting}"))
+            overrides.append(
+                ArgOverride("moe_shared_expert_intermediate_size", size, f"gives Megatron moe-shared-experts.{setting}")
+            )
         if self.args.overlap:
             overrides.append(
                 ArgOverride(

@@ -35,7 +35,10 @@ class MoeTokenPermute(Feature[FeatureArgs]):
         ops=("npu_fused_moe_token_permute", "npu_fused_moe_token_unpermute"),
         constraints=(has_experts,),
         megatron_flags=(MegatronFlag("moe_permute_fusion", switch="on"),),
-        numerics=Numerics.reordered(reason="the expert outputs of a token are summed in fp32 and rounded once"),
+        numerics=Numerics.reordered(
+            reason="the expert outputs of a token are summed in fp32 and rounded once. Megatron by default sums in the data "
+            "type of the outputs, such as bf16, and rounds after each addition"
+        ),
     )
 
     @hookimpl

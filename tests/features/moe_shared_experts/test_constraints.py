@@ -50,13 +50,13 @@ def test_a_count_is_a_width_that_the_planner_knows():
     assert (overlapped.problems, overlapped.world.shared_expert_overlap) == ([], True)
     assert refused({**world, "shared_expert_hidden_size": 96}, count=2) == [
         (
-            f"MS304 {NAME}: the setting size, or count x moe_ffn_hidden_size, gives shared experts a hidden size of 64, but "
-            f"shared_expert_hidden_size is 96 | remove --shared-expert-hidden-size, or remove {NAME}"
+            f"MS304 {NAME}: {NAME}.size (or {NAME}.count x moe_ffn_hidden_size, if only count is set) gives shared experts a "
+            f"hidden size of 64, but shared_expert_hidden_size is 96 | remove --shared-expert-hidden-size, or remove {NAME}"
         )
     ]
     assert refused({**world, "shared_expert_hidden_size": 96}, size=64) == [
         (
-            f"MS304 {NAME}: the setting size, or count x moe_ffn_hidden_size, gives shared experts a hidden size of 64, but "
-            f"shared_expert_hidden_size is 96 | remove --shared-expert-hidden-size, or remove {NAME}"
+            f"MS304 {NAME}: {NAME}.size (or {NAME}.count x moe_ffn_hidden_size, if only count is set) gives shared experts a "
+            f"hidden size of 64, but shared_expert_hidden_size is 96 | remove --shared-expert-hidden-size, or remove {NAME}"
         )
     ]
