@@ -139,12 +139,12 @@ class NoopLayers(Feature[NoopLayersArgs]):
             counts = split_of(self.args, self.world)
         except UnknownValue:
             return []
-        text = f"sets the number of layers of each model chunk: {', '.join(map(str, counts))}"
+        text = f"gives each model chunk its number of layers: {', '.join(map(str, counts))}"
         try:
             weights = weights_of(self.world, self.args.experts_per_token)
             shares = ", ".join(f"{share:.3f}" for share in chunk_shares(counts, weights))
-            text += f". FLOPs of each chunk / mean of all chunks: {shares}"
-            text += f". FLOPs of the largest stage / mean of all stages: {imbalance(counts, weights, self.world.pp):.3f}"
+            text += f". Relative FLOPs of each chunk (1.000 = mean of all chunks): {shares}"
+            text += f". Relative FLOPs of the largest stage (1.000 = balanced): {imbalance(counts, weights, self.world.pp):.3f}"
         except UnknownValue as unknown:
             text += f". FLOPs of the stages are unknown because {unknown.field} is not set"
         return [ArgOverride("pipeline_model_parallel_layout", layout_text(counts, mtp_layers(self.world)), text)]

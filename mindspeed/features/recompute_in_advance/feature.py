@@ -66,8 +66,8 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         reason = (
-            f"recompute-in-advance.granularity={self.args.granularity} decides what Megatron recomputes: full = all layers, "
-            "uniformly; selective = only some modules"
+            f"makes Megatron recompute as recompute-in-advance.granularity={self.args.granularity} requires: full = all "
+            "layers, in groups of the setting num_layers; selective = only the modules of the setting modules"
         )
         if self.args.granularity == "full":
             return full_recompute(reason, self.args.num_layers)

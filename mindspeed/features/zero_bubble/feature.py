@@ -56,7 +56,11 @@ class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
 
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
-        return full_recompute(f"zero-bubble.recompute={self.args.recompute}") if self.args.recompute != "none" else []
+        return (
+            full_recompute(f"zero-bubble.recompute={self.args.recompute} recomputes whole layers, one by one")
+            if self.args.recompute != "none"
+            else []
+        )
 
     @hookimpl
     def patches(self) -> list[Patch]:

@@ -81,7 +81,7 @@ def test_megatron_receives_a_layout():
     override = layout({"pp": 2, "vpp": 2, "num_layers": 6}, layers=(0, 7))
     assert (override.argument, override.value) == ("pipeline_model_parallel_layout", "Et|tt|tt|tL")
     assert (
-        override.reason == "sets the number of layers of each model chunk: 1, 2, 2, 1. FLOPs of the stages are unknown because "
+        override.reason == "gives each model chunk its number of layers: 1, 2, 2, 1. FLOPs of the stages are unknown because "
         "hidden_size is not set"
     )
 
@@ -90,8 +90,8 @@ def test_a_large_output_layer_takes_layers_off_the_last_stage():
     override = layout(MODEL | {"pp": 2, "vocab_size": 5120, "num_layers": 8})
     assert (override.value, override.reason) == (
         "Etttttt|ttL",
-        "sets the number of layers of each model chunk: 6, 2. FLOPs of each chunk / mean of all chunks: "
-        "0.923, 1.077. FLOPs of the largest stage / mean of all stages: 1.077",
+        "gives each model chunk its number of layers: 6, 2. Relative FLOPs of each chunk (1.000 = mean of all chunks): "
+        "0.923, 1.077. Relative FLOPs of the largest stage (1.000 = balanced): 1.077",
     )
 
 
