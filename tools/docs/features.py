@@ -284,7 +284,7 @@ def sentence(name: str, constraint: Any) -> str:
         Supersedes: "Supersedes",
     }
     is_slot = constraint.name not in _feature_names()
-    return f"{verbs[type(constraint)]} {'features for ' * is_slot}{constraint.name}{because}."
+    return f"{verbs[type(constraint)]} {'every feature that holds the slot ' * is_slot}{constraint.name}{because}."
 
 
 @cache

@@ -51,8 +51,9 @@ class AdaptiveCpArgs(FeatureArgs):
     )
     own_masks: bool = Field(
         False,
-        description="Refused if true: mask functions that are edited in MindSpeed's source are not supported. Set "
-        "shared-attention-mask.kind to the function of the mask (package.module:name)",
+        description="Must be false. MindSpeed's flag --adaptive-cp-manually-set-mask-list sets it to true, for mask functions "
+        "that are edited in MindSpeed's source. These are not supported: set shared-attention-mask.kind to the function of the "
+        "mask (package.module:name)",
     )
 
     @model_validator(mode="after")

@@ -56,8 +56,8 @@ class Ampipe(Feature[AmpipeArgs]):
             ),
             Conflicts(
                 Slot.LINEAR,
-                reason="coc, mc2, tensor-parallel-2d and other features that replace linear layers also replace the one after "
-                "attention, which ampipe computes chunk by chunk",
+                reason="features that replace linear layers (coc, mc2, tensor-parallel-2d and others) also replace the linear "
+                "layer after attention, which ampipe computes chunk by chunk",
             ),
             *(Conflicts(name, reason=_MASKS) for name in ("eod-reset", "shared-attention-mask")),
             *(

@@ -74,8 +74,8 @@ class Coc(Feature[CocArgs]):
             operator_has_a_variant,
         ),
         numerics=Numerics.reordered(
-            reason="tensor-parallel, which coc requires, splits sums over ranks. coc itself only splits rows, which changes no "
-            "sum"
+            reason="only because coc requires tensor-parallel, which splits sums over ranks. coc itself splits only rows, "
+            "which changes no sum"
         ),
         verify_with=VerifyWith(
             algorithm=("mindspeed.features.coc.products", "mindspeed.tensor_parallel.fused"),

@@ -47,8 +47,8 @@ CONDITIONS: Final = (
     NO_CUDA_GRAPHS,  # the ends of documents are read on the host
     Requires(
         "flash-attention",
-        reason="attention with a sliding window can separate packed documents only by flash-attention; without a window, "
-        "flash-attention is not required",
+        reason="with a sliding window, only flash-attention can separate packed documents in attention. Jobs without a sliding "
+        "window do not need flash-attention",
         when=_sees_a_window,
     ),
     ModelCondition(

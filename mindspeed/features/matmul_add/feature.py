@@ -72,8 +72,8 @@ class MatmulAdd(Feature[FeatureArgs]):
             Wrap(
                 "megatron.core.utils:drain_embedding_wgrad_compute",
                 f"{_GLUE}:with_kernels",
-                reason="replaces Apex's CUDA kernel, which this function imports to compute the deferred gradient of the "
-                "output layer",
+                reason="makes Megatron compute the deferred weight gradient of the output layer by an operator of mindspeed, "
+                "because Apex's kernel needs CUDA",
                 optional=True,
             ),
         ]

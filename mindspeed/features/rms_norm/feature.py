@@ -38,7 +38,8 @@ def norms_are_rms_norm(args: FeatureArgs, world: World) -> bool:
 class RmsNorm(Feature[FeatureArgs]):
     """Compute RMSNorm by one operator.
 
-    All norms of the model call ``mindspeed::rms_norm``. For backward it saves its input and one number per token.
+    All norms of the model call ``mindspeed::rms_norm``. For backward it saves its input and the reciprocal
+    root mean square of each token.
     """
 
     spec = FeatureSpec(

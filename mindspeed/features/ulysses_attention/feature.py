@@ -38,8 +38,8 @@ _REASON = "one contiguous chunk of the sequence, where Megatron gives it an earl
 class UlyssesAttentionArgs(KeepArgs):
     keep: Literal["none", "half", "full"] = Field(
         "none",
-        description="Tensors that are stored for backward in their form before the all-to-all: none, half (keys) or full "
-        "(keys and values). Backward repeats their all-to-all. This saves memory but adds transfers, full more than half",
+        description="Store keys (half) or keys and values (full) for backward before the all-to-all, where they are smaller, "
+        "and repeat their all-to-all in backward. none = store them after the all-to-all: more memory, fewer transfers",
     )
     kv_allgather: bool = Field(
         False,
