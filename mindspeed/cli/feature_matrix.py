@@ -47,8 +47,8 @@ def matrix() -> None:
     "--strength",
     type=click.IntRange(2, 3),
     metavar="N",
-    help="Test sets of --set-size features instead of pairs. Every combination of N features (2 or 3) occurs in at least one "
-    "set",
+    help="Test groups of --set-size features instead of pairs, chosen so that every combination of N features (2 or 3) is in at "
+    "least one group",
 )
 @click.option(
     "--set-size",

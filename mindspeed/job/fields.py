@@ -26,8 +26,8 @@ class Fields(ShapeFields):
         derive=derive.transformer_engine_layers,
     )
     engine_over_local: bool = flag(
-        "layers come from Megatron's specs for Transformer Engine, but a feature provides local classes for the specs, so that "
-        "Transformer Engine is not needed"
+        "Megatron's layer specs for Transformer Engine are used, but an active feature replaces their layers by local ones. "
+        "Transformer Engine need not be installed"
     )
     engine_installed: bool = flag("Transformer Engine can be imported on every rank")
     sequence_parallel: bool = flag("tensor-parallel ranks split the sequence outside of linear layers", "sequence_parallel")

@@ -137,7 +137,7 @@ def _read_json(path: Path) -> JobSide:
             return JobSide(str(path), "lock", {**plan_facts(lock.plan, None), **lock.content}, _sources(lock.plan))
         return _of_plan(str(path), "plan", plan_from_json(data.get("plan", data)))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        text = f"this is not a readable plan or lock file: {type(error).__name__}: {error}"
+        text = f"the file cannot be read as a plan or lock file: {type(error).__name__}: {error}"
         raise MindSpeedError([Problem("MS305", text, where=str(path), fix=Advice(_FORMS))]) from error
 
 

@@ -89,7 +89,7 @@ def standard_library() -> str:
                 _write(files, str(prefix), BYTES)
     except OSError as error:
         text = f"the folder for prepared data is not writable: {error.strerror}"
-        fix = f"{CACHE_VARIABLE}=FOLDER with a writable folder, or --data PREFIX"
+        fix = f"{CACHE_VARIABLE}=FOLDER with a writable folder, or --data PREFIX of data that mindspeed data prepare created"
         raise RunError([Problem("MS603", text, where=str(prefix.parent), fix=advice(fix))]) from error
     return str(prefix)
 

@@ -32,7 +32,8 @@ def test_pretrain_names_the_folder_of_prepared_data_and_the_variable(mindspeed, 
     assert done.stderr == (
         "MS603 the folder for prepared data is not writable: Not a directory\n"
         f"  where: {blocked}\n"
-        "  fix: MINDSPEED_CACHE=FOLDER with a writable folder, or --data PREFIX\n"
+        "  fix: MINDSPEED_CACHE=FOLDER with a writable folder, or --data PREFIX of data that mindspeed data "
+        "prepare created\n"
     )
 
 
