@@ -47,8 +47,8 @@ def matrix() -> None:
     "--strength",
     type=click.IntRange(2, 3),
     metavar="N",
-    help="Test groups of --set-size features instead of pairs, chosen so that every combination of N features (2 or 3) is in at "
-    "least one group",
+    help="Test groups of --set-size features instead of pairs, chosen so that every combination of N features (2 or 3) is in "
+    "at least one group",
 )
 @click.option(
     "--set-size",

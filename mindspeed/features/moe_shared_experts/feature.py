@@ -62,7 +62,7 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
         if size is not None:
             setting = "size" if self.args.count is None else "count"
             overrides.append(
-                ArgOverride("moe_shared_expert_intermediate_size", size, f"gives Megatron moe-shared-experts.{setting}")
+                ArgOverride("moe_shared_expert_intermediate_size", size, f"moe-shared-experts.{setting} sets this width")
             )
         if self.args.overlap:
             overrides.append(

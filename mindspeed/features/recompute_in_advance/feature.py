@@ -67,7 +67,7 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
     def megatron_args(self) -> list[ArgOverride]:
         reason = (
             f"makes Megatron recompute as recompute-in-advance.granularity={self.args.granularity} requires: full = all "
-            "layers, in groups of the setting num_layers; selective = only the modules of the setting modules"
+            "layers, in groups of recompute-in-advance.num_layers; selective = only recompute-in-advance.modules"
         )
         if self.args.granularity == "full":
             return full_recompute(reason, self.args.num_layers)
