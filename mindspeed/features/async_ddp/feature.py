@@ -49,8 +49,8 @@ class AsyncDdp(Feature[AsyncDdpArgs]):
             MegatronFlag("ddp_bucket_size", "bucket_size"),
         ),
         numerics=Numerics.reordered(
-            reason="each replica sums gradients over its samples, and the sums are added over replicas; one process sums "
-            "over all samples"
+            reason="each replica sums gradients over its samples, and the sums are added over replicas. One process sums "
+            "over all samples at once"
         ),
     )
 

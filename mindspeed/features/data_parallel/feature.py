@@ -48,8 +48,8 @@ class DataParallel(Feature[DataParallelArgs]):
         constraints=(batch_divides,),
         megatron_flags=(MegatronFlag("accumulate_allreduce_grads_in_fp32", "reduce_in_fp32"),),
         numerics=Numerics.reordered(
-            reason="each replica sums gradients over its samples, and the sums are added over replicas; one process sums "
-            "over all samples"
+            reason="each replica sums gradients over its samples, and the sums are added over replicas. One process sums "
+            "over all samples at once"
         ),
     )
 

@@ -47,7 +47,7 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
             *CONDITIONS,
             Requires(
                 "sequence-parallel",
-                reason="if tp > 1, Megatron trains MoE layers only with sequence parallelism",
+                reason="Megatron trains MoE layers with tp > 1 only with sequence parallelism",
                 when=has_tensor_ranks,
             ),
             *(Conflicts(name, reason=_OWN_TRANSFERS) for name in (Slot.MOE_DISPATCHER, *_DISPATCHERS)),

@@ -41,7 +41,7 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
             conditions.biased_experts_are_whole,
             Requires(
                 "sequence-parallel",
-                reason="if tp > 1, Megatron trains MoE layers only with sequence parallelism",
+                reason="Megatron trains MoE layers with tp > 1 only with sequence parallelism",
                 when=conditions.has_tensor_ranks,
             ),
         ),
@@ -81,7 +81,9 @@ class ExpertParallel(Feature[ExpertParallelArgs]):
                 "expert-parallel.size sets the number of ranks that share the experts",
             ),
             ArgOverride(
-                "moe_token_dispatcher_type", self._dispatcher(), "expert-parallel.dispatcher selects how tokens reach experts"
+                "moe_token_dispatcher_type",
+                self._dispatcher(),
+                "expert-parallel.dispatcher selects the collective that sends tokens to experts",
             ),
         ]
         if self.args.expert_tensor_size is not None:

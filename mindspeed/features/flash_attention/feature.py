@@ -89,7 +89,7 @@ class FlashAttention(Feature[FlashAttentionArgs]):
             NO_LOGGED_LOGITS,
             NO_TRANSFORMER_ENGINE_LAYERS,
         ),
-        numerics=Numerics.reordered(reason="the softmax is summed block by block; attention dropout uses other random numbers"),
+        numerics=Numerics.reordered(reason="the softmax is summed block by block. Attention dropout uses other random numbers"),
     )
 
     @hookimpl

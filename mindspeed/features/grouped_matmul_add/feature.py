@@ -27,7 +27,7 @@ class GroupedMatmulAdd(Feature[FeatureArgs]):
             experts_are_grouped,
         ),
         numerics=Numerics.reordered(
-            reason="each product is added to the gradient of earlier micro-batches before rounding; Megatron first rounds the "
+            reason="each product is added to the gradient of earlier micro-batches before rounding. Megatron first rounds the "
             "product to the type of the weight"
         ),
     )

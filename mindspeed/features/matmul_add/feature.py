@@ -35,7 +35,7 @@ class MatmulAdd(Feature[FeatureArgs]):
         megatron_flags=(MegatronFlag("gradient_accumulation_fusion", switch="off", values=(False,)),),
         constraints=(NO_FSDP, NO_TRANSFORMER_ENGINE_LAYERS),
         numerics=Numerics.reordered(
-            reason="each product is added to the gradient of earlier micro-batches before rounding; Megatron first rounds the "
+            reason="each product is added to the gradient of earlier micro-batches before rounding. Megatron first rounds the "
             "product to the type of the weight"
         ),
     )

@@ -47,8 +47,8 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
             NO_CUDA_GRAPHS,
         ),
         numerics=Numerics.reordered(
-            reason="the required moe-grouped-gemm may sum in a different order than one product per expert; recomputation "
-            "itself is bitwise exact"
+            reason="moe-grouped-gemm, which this feature requires, may sum in a different order than one product per expert. "
+            "Recomputation itself is bitwise exact"
         ),
     )
 

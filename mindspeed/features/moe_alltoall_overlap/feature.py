@@ -71,8 +71,8 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
             parts_divide_experts,
         ),
         numerics=Numerics.reordered(
-            reason="gradients of a layer's input are summed in a different order than in Megatron; with the setting parts > 1, "
-            "outputs too"
+            reason="gradients of a layer's input are summed in a different order than in Megatron. With the setting parts > 1, "
+            "outputs are also summed in a different order"
         ),
     )
 

@@ -91,7 +91,7 @@ class MoeGroupedGemm(Feature[FeatureArgs]):
         numerics=Numerics.reordered(reason="a grouped product may sum in a different order than one product per expert"),
         state=CheckpointState(
             "resharded",
-            "weights of grouped and single experts are stored alike, but the optimizer state is not",
+            "weights are saved in the same format as without this feature, but optimizer states are not",
             added="refused",
             removed="refused",
         ),

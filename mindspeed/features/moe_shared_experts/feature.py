@@ -62,7 +62,11 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
         if size is not None:
             setting = "size" if self.args.count is None else "count"
             overrides.append(
-                ArgOverride("moe_shared_expert_intermediate_size", size, f"moe-shared-experts.{setting} sets this width")
+                ArgOverride(
+                    "moe_shared_expert_intermediate_size",
+                    size,
+                    f"moe-shared-experts.{setting} sets the width of shared experts",
+                )
             )
         if self.args.overlap:
             overrides.append(

@@ -116,8 +116,8 @@ class MoeZeroMemory(Feature[MoeZeroMemoryArgs]):
             experts_are_recomputed_once,
         ),
         numerics=Numerics.reordered(
-            reason="the required moe-alltoall-overlap sums gradients in a different order than Megatron; recomputation itself "
-            "is bitwise exact"
+            reason="moe-alltoall-overlap, which this feature requires, sums gradients in a different order than Megatron. "
+            "Recomputation itself is bitwise exact"
         ),
     )
 

@@ -79,7 +79,7 @@ class Swiglu(Feature[FeatureArgs]):
         megatron_flags=(MegatronFlag("bias_swiglu_fusion", switch="off", values=(False,)),),
         constraints=(mlp_is_swiglu, *_OTHER_ACTIVATIONS, NO_CPU_OFFLOADING),
         numerics=Numerics.reordered(
-            reason="SwiGLU is silu(gate) * up; the operator rounds only this product, but Megatron also rounds silu(gate)"
+            reason="SwiGLU is silu(gate) * up. The operator rounds only this product, but Megatron also rounds silu(gate)"
         ),
     )
 

@@ -84,8 +84,8 @@ class TensorParallel(Feature[TensorParallelArgs]):
             vocabulary_divides,
             RequiresAny(
                 "sequence-parallel",
-                reason="if tp > 1, Megatron trains MoE layers only with sequence parallelism (a model without MoE layers does "
-                "not need it)",
+                reason="Megatron trains MoE layers with tp > 1 only with sequence parallelism. A model without MoE layers does "
+                "not need it",
                 when=_splits_experts,
             ),
         ),
