@@ -56,7 +56,7 @@ def matrix() -> None:
     default=14,
     show_default=True,
     metavar="N",
-    help="With --strength, number of features that one test switches on together. Larger sets cover all combinations with "
+    help="With --strength, number of features that one test switches on together. Larger groups cover all combinations with "
     "fewer tests. Without --strength, this option has no effect, because tests switch on pairs",
 )
 @budget_option
