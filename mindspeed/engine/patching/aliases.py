@@ -165,7 +165,17 @@ class Rebinder:
                 f"{subclass.__module__}.{subclass.__qualname__} cannot inherit from the patched version of its base "
                 f"class: {error}"
             )
-            raise PatchError([Problem("MS404", text, fix=Advice("activate the plan before this class is defined"))]) from error
+            raise PatchError(
+                [
+                    Problem(
+                        "MS404",
+                        text,
+                        fix=Advice(
+                            "import mindspeed.megatron_adaptor, or call mindspeed.activate, before this class is defined"
+                        ),
+                    )
+                ]
+            ) from error
         self.counts[id(old)] += 1
 
     def _exchange(self, place: Accessor, holder: Any, entries: Mapping[Any, Any]) -> None:

@@ -366,7 +366,7 @@ def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
             yield Problem("MS410", text, (feature.name,), fix=advice(fix))
         elif point.state == "not effective":
             text = f"other code replaced {point.name} after {feature.name} patched it"
-            yield Problem("MS411", text, (feature.name,), fix=Advice("activate the plan after the code that replaces it"))
+            yield Problem("MS411", text, (feature.name,), fix=Advice("call mindspeed.activate after this other code has run"))
 
 
 def _to_stderr(line: str) -> None:
