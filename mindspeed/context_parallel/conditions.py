@@ -42,7 +42,10 @@ def attention_sees_all_keys(args: Any, world: World) -> bool:
 @condition(
     "multi-token prediction expects tokens in Megatron's zig-zag order, which {feature} does not use",
     fix=(
-        Advice("use ring attention or the all-gather of keys and values for context parallelism"),
+        Advice(
+            "use a context-parallel feature with ring attention or all-gather (mindspeed features list --slot context-parallel "
+            "shows them)"
+        ),
         GiveField("mtp_num_layers", 0),
     ),
 )

@@ -19,8 +19,8 @@ def test_a_job_has_its_own_features_in_activation_order(mindspeed):
     assert done.stdout.splitlines() == [
         "tensor-parallel",
         (
-            "  needs one of sequence-parallel (with some settings), because if tp > 1, Megatron trains MoE layers only with "
-            "sequence parallelism (a model without MoE layers does not need it)"
+            "  needs one of sequence-parallel (with some settings), because Megatron trains a MoE model with tp > 1 only "
+            "if sequence parallelism is on"
         ),
         "sequence-parallel",
         "  requires tensor-parallel, because sequence-parallel splits the sequence over tensor-parallel ranks",

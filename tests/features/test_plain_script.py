@@ -80,8 +80,8 @@ def test_grouped_experts_without_gradient_buffers_train(pool: WorkerPool, defaul
 
 
 ROW = (
-    "MS413 matmul-add: a weight has no fp32, fp16 or bf16 main_grad buffer of Megatron's data parallelism; its gradient "
-    "is accumulated by Megatron without fusion"
+    "MS413 matmul-add: a weight has no fp32, fp16 or bf16 main_grad buffer of Megatron's data parallelism. Training "
+    "continues: Megatron adds up the gradient of this weight without fusion"
 )
 
 

@@ -94,7 +94,8 @@ def test_a_list_that_recomputes_itself_and_another_policy_are_refused_in_both_or
         assert refusals(*names, pp=2, settings=settings) == [
             (
                 f"MS202 {first} conflicts with {second}, because zero-bubble.recompute already decides which activations "
-                f"are recomputed | "
+                f"are recomputed. adaptive-recompute, recompute-in-advance, recompute-in-bubble and recompute with "
+                f"granularity=full decide this too; set zero-bubble.recompute=none to use one of them | "
                 f"remove {first} or {second}"
             )
         ]

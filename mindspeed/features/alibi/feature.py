@@ -43,8 +43,8 @@ class Alibi(Feature[AlibiArgs]):
             RequiresCapability(
                 Slot.CONTEXT_PARALLEL,
                 Capability.POSITION_BIAS,
-                reason="without the bias the model has no position information. ring-attention, ulysses-attention, "
-                "hybrid-attention and kv-allgather-cp add the bias",
+                reason="only ring-attention, ulysses-attention, hybrid-attention and kv-allgather-cp have it: they add the "
+                "ALiBi bias to attention scores. Without the bias, the model has no position information",
             ),
             After("flash-attention"),
             After(Slot.CONTEXT_PARALLEL),

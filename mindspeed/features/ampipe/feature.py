@@ -71,8 +71,8 @@ class Ampipe(Feature[AmpipeArgs]):
             ),
         ),
         numerics=Numerics.reordered(
-            reason="gradients of weights and keys are summed chunk by chunk, compared with the same layer without chunks. "
-            "Dropout and gate noise draw other random numbers"
+            reason="the sequence is processed in chunks, so gradients of weights, keys and values are sums over chunks. "
+            "Dropout and gate noise draw other random numbers than without chunks"
         ),
         verify_with=VerifyWith(
             algorithm=("mindspeed.features.ampipe.attention",),

@@ -63,8 +63,9 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
             ),
         ),
         numerics=Numerics.reordered(
-            reason="sums have a different order than in the baseline, deepspeed-moe.reference=true, which runs every expert on "
-            "every token. Megatron's MoE layer cannot be the baseline, because it keeps the tokens that deepspeed-moe drops"
+            reason="the baseline is not Megatron, but a run with deepspeed-moe.reference=true, which computes every expert for "
+            "every token. Compared with that run, the summation order differs. Megatron's MoE layer is no baseline, because it "
+            "keeps the tokens that deepspeed-moe drops"
         ),
         state=CheckpointState(
             "own",

@@ -44,7 +44,7 @@ def ranks_divide_experts(args: ExpertParallelArgs, world: World) -> bool:
 
 @condition(
     "world size {world.world_size} is not a multiple of tp x ep x pp = {world.tp} x {args.size} x {world.pp}",
-    fix=(GiveField("ep", note="smaller than {args.size}"), GiveSetting("expert_tensor_size", 1)),
+    fix=(GiveField("ep", note="so that tp x ep x pp divides {world.world_size}"), GiveSetting("expert_tensor_size", 1)),
     when=_follows_tensor_size,
 )
 def ranks_hold_experts(args: ExpertParallelArgs, world: World) -> bool:
@@ -55,7 +55,10 @@ def ranks_hold_experts(args: ExpertParallelArgs, world: World) -> bool:
 @condition(
     "world size {world.world_size} is not a multiple of expert_tensor_size x ep x pp = "
     "{args.expert_tensor_size} x {args.size} x {world.pp}",
-    fix=(GiveField("ep", note="smaller than {args.size}"), GiveSetting("expert_tensor_size", 1)),
+    fix=(
+        GiveField("ep", note="so that expert_tensor_size x ep x pp divides {world.world_size}"),
+        GiveSetting("expert_tensor_size", 1),
+    ),
     when=_has_tensor_size,
 )
 def ranks_hold_experts_of_given_size(args: ExpertParallelArgs, world: World) -> bool:

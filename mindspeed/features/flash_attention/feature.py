@@ -26,10 +26,11 @@ from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 class FlashAttentionArgs(FeatureArgs):
     sparse_mode: Literal[0, 1, 2, 3, 4, 7, 8] | None = Field(
         None,
-        description="Keys that a query attends to: 0 = by mask and window, 1 = by mask, 4 = by window. 2 = causal, top-left "
-        "aligned: query i attends to keys 0 to i. 3 = causal, bottom-right aligned: the last query attends to all keys. For "
-        "packed sequences: 7 = as 3, but the last sequence as 4; 8 = as 2, but the first sequence as 4. Default: as the mask "
-        "of the layer requires",
+        description="Keys that a query attends to. 0 = those that mask and window (pre_tokens, next_tokens) allow, 1 = those "
+        "that the mask allows, 4 = those in the window. 2 = causal, top-left aligned: query i attends to keys 0 to i. 3 = "
+        "causal, bottom-right aligned: the last query attends to all keys. For packed sequences: 7 = causal, bottom-right "
+        "aligned, but the last sequence uses the window. 8 = causal, top-left aligned, but the first sequence uses the window. "
+        "Default: the pattern that the mask of the layer requires",
     )
     pre_tokens: int = Field(
         65536,

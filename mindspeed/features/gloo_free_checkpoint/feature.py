@@ -75,9 +75,15 @@ class GlooFreeCheckpoint(Feature[GlooFreeCheckpointArgs]):
     def megatron_args(self) -> list[ArgOverride]:
         return [
             ArgOverride(
-                "create_gloo_process_groups", False, "checkpoints are gathered without gloo, so Megatron creates no gloo groups"
+                "create_gloo_process_groups",
+                False,
+                "checkpoints are gathered over NCCL or HCCL, so Megatron needs no gloo groups",
             ),
-            ArgOverride("use_gloo_process_groups", False, "the optimizer must not use gloo groups, because none are created"),
+            ArgOverride(
+                "use_gloo_process_groups",
+                False,
+                "the optimizer gathers its state for checkpoints over NCCL or HCCL instead of gloo",
+            ),
         ]
 
     @hookimpl

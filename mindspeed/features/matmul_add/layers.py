@@ -97,8 +97,9 @@ def takes_sum(weight: Tensor) -> bool:
     if feature is not None and weight.requires_grad and torch.is_grad_enabled():
         if feature.requested:
             raise MindSpeedError([Problem("MS304", f"matmul-add: {_NO_BUFFER}", ("matmul-add",), fix=_WRAPPED)])
-        text = f"matmul-add: {_NO_BUFFER}; its gradient is accumulated by Megatron without fusion"
+        text = f"matmul-add: {_NO_BUFFER}. Training continues: Megatron adds up the gradient of this weight without fusion"
         report_problem(
-            Problem("MS413", text, ("matmul-add",), fix=Advice("--without matmul-add")), log=os.environ.get("RANK", "0") == "0"
+            Problem("MS413", text, ("matmul-add",), fix=Advice("--without matmul-add removes this warning")),
+            log=os.environ.get("RANK", "0") == "0",
         )
     return False

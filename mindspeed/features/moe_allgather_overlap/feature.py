@@ -40,6 +40,7 @@ class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
             Mixin(
                 "megatron.core.transformer.moe.token_dispatcher:MoEAllGatherTokenDispatcher",
                 "mindspeed.features.moe_allgather_overlap.layers:OverlappedAllGather",
-                reason="calls the experts before the gather of tokens has finished, so that other computation overlaps with it",
+                reason="starts the gather of tokens and waits for it only just before the experts need them, so that shared "
+                "experts compute during the gather",
             )
         ]

@@ -24,8 +24,9 @@ _LIBRARY = "mindspeed.moe.routing"
 class MoeTokenPermute(Feature[FeatureArgs]):
     """Permute tokens by operators that sum in fp32.
 
-    Before the experts, ``mindspeed::npu_fused_moe_token_permute`` copies tokens to the rows of their experts. After them,
-    ``mindspeed::npu_fused_moe_token_unpermute`` sums the outputs of each token. Only indices are saved for backward.
+    Before the experts, ``mindspeed::npu_fused_moe_token_permute`` copies each token once per selected expert and sorts the
+    copies by expert. After them, ``mindspeed::npu_fused_moe_token_unpermute`` sums the outputs of each token. Only indices are
+    saved for backward.
     """
 
     spec = FeatureSpec(
@@ -47,7 +48,7 @@ class MoeTokenPermute(Feature[FeatureArgs]):
             Wrap(
                 f"{_UTILS}:permute",
                 f"{_LAYERS}:with_operator",
-                reason="copies tokens to the rows of their experts by a fused operator",
+                reason="copies each token once per selected expert and sorts the copies by expert, with a fused operator",
                 optional=True,
             ),
             Replace(
@@ -59,15 +60,15 @@ class MoeTokenPermute(Feature[FeatureArgs]):
             Replace(
                 f"{_LIBRARY}:take_rows",
                 f"{_LAYERS}:take_rows",
-                reason="copies tokens to the rows of their experts by a fused operator, in dispatchers that other features "
-                "define, such as moe-alltoall-dispatcher",
+                reason="copies each token once per selected expert and sorts the copies by expert, with a fused operator. This "
+                "patch is for dispatchers that other features define, such as moe-alltoall-dispatcher",
                 optional=True,
             ),
             Replace(
                 f"{_LIBRARY}:sum_rows",
                 f"{_LAYERS}:sum_rows",
-                reason="sums the expert outputs of each token in fp32 by a fused operator, in dispatchers that other features "
-                "define, such as moe-alltoall-dispatcher",
+                reason="sums the expert outputs of each token in fp32 with a fused operator. This patch is for dispatchers "
+                "that other features define, such as moe-alltoall-dispatcher",
                 optional=True,
             ),
             Wrap(

@@ -79,8 +79,8 @@ def split_of(args: NoopLayersArgs, world: World) -> tuple[int, ...]:
 
 
 @condition(
-    "layers={args.layers} has a position that does not exist: positions count from 0 over {world.num_layers} layers and no-ops",
-    fix=(GiveSetting("layers", note="smaller positions"), GiveSetting("layers", "auto")),
+    "a no-op position in layers={args.layers} is too large: the maximum is {world.num_layers} layers + number of no-ops - 1",
+    fix=(GiveSetting("layers", note="positions up to layers + no-ops - 1"), GiveSetting("layers", "auto")),
     when=_has_places,
 )
 def places_exist(args: NoopLayersArgs, world: World) -> bool:

@@ -39,7 +39,8 @@ class PipeExperts(Feature[PipeExpertsArgs]):
             ),
             Requires(
                 "moe-grouped-gemm",
-                reason="pipe-experts computes experts one by one, with the weights of the grouped module",
+                reason="pipe-experts reads the weights of all local experts from one tensor, which only the experts of "
+                "moe-grouped-gemm have",
             ),
             After("deepspeed-moe"),
             After("moe-grouped-gemm"),

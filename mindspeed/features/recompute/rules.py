@@ -158,8 +158,8 @@ def attention_is_latent(args: RecomputeArgs, world: World) -> bool:
 
 
 _HIDING: Final = (
-    "if recompute.modules contains shared_experts, shared experts are recomputed, which is not possible while they overlap "
-    "with transfers"
+    "shared experts cannot be recomputed while they overlap with transfers; remove shared_experts from recompute.modules to "
+    "use both features"
 )
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     replace(groups_fill_chunks, when=_is_uniform),

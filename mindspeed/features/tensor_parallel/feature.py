@@ -84,8 +84,7 @@ class TensorParallel(Feature[TensorParallelArgs]):
             vocabulary_divides,
             RequiresAny(
                 "sequence-parallel",
-                reason="Megatron trains MoE layers with tp > 1 only with sequence parallelism. A model without MoE layers does "
-                "not need it",
+                reason="Megatron trains a MoE model with tp > 1 only if sequence parallelism is on",
                 when=_splits_experts,
             ),
         ),

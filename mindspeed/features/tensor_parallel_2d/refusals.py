@@ -58,7 +58,8 @@ class SplitAlongBothDimensions:
             "weight is split along two dimensions"
         )
         fix = (
-            "find the calling code with MINDSPEED_TRACE=1, and let it read the weight from a distributed checkpoint; or split "
-            f"along one dimension: --set {NAME}.x=auto --set {NAME}.y=1"
+            "find the calling code with MINDSPEED_TRACE=1. If it joins the weights of all ranks, save a distributed checkpoint "
+            "and let it load the whole weight from there. Or split weights along one dimension, where x=auto means all "
+            f"tensor-parallel ranks: --set {NAME}.x=auto --set {NAME}.y=1"
         )
         raise MindSpeedError([Problem("MS304", text, (NAME,), fix=Advice(fix))])

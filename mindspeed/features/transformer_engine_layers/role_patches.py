@@ -35,9 +35,10 @@ _ROLES: Final = (
     ("functions", "te_parallel_cross_entropy", "computes the cross entropy by Megatron's own function"),
     (
         "fused",
-        "fused_permute fused_permute_with_probs fused_unpermute",
-        "copies tokens to the rows of their experts, or back, by operators of mindspeed",
+        "fused_permute fused_permute_with_probs",
+        "copies each token once per selected expert and sorts the copies by expert, with an operator of mindspeed",
     ),
+    ("fused", "fused_unpermute", "sums the expert outputs of each token with an operator of mindspeed"),
     (
         "fused",
         "fused_sort_chunks_by_index fused_sort_chunks_by_index_with_probs",

@@ -66,8 +66,8 @@ def _keeps(args: UlyssesAttentionArgs, world: World) -> bool:
 
 
 @condition(
-    "keep={args.keep} saves memory only if the all-to-all copies key heads to several ranks. Here it copies none, because "
-    "the number of key heads, {world.num_query_groups}, is a multiple of cp x tp = {world.cp} x {world.tp}",
+    "keep={args.keep} stores keys as they are before the all-to-all. This saves memory only if the all-to-all copies key heads "
+    "to several ranks. Here it copies none: cp x tp = {world.cp} x {world.tp} divides the {world.num_query_groups} key heads",
     fix=(GiveSetting("keep", "none"),),
     when=_keeps,
 )

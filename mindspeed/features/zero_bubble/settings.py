@@ -154,7 +154,11 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     Requires("pipeline-parallel", reason="zero-bubble fills pipeline bubbles"),
     *KEEPS_PASSES,
     Conflicts(
-        Slot.RECOMPUTE_POLICY, reason="zero-bubble.recompute already decides which activations are recomputed", when=_recomputes
+        Slot.RECOMPUTE_POLICY,
+        reason="zero-bubble.recompute already decides which activations are recomputed. adaptive-recompute, "
+        "recompute-in-advance, recompute-in-bubble and recompute with granularity=full decide this too; set "
+        "zero-bubble.recompute=none to use one of them",
+        when=_recomputes,
     ),
     limit_can_be_kept,
     limit_keeps_deferred_sets,

@@ -29,8 +29,8 @@ def prediction(name: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
     settings = {HYBRID: TWO, "adaptive-cp": {"adaptive-cp": {"dynamic_mask": True}}}.get(name, {})
     message = (
         f"MS304 {name}: multi-token prediction expects tokens in Megatron's zig-zag order, which {name} does not "
-        "use | use ring attention or the all-gather of keys and values for context parallelism, or "
-        "--mtp-num-layers 0"
+        "use | use a context-parallel feature with ring attention or all-gather (mindspeed features list --slot "
+        "context-parallel shows them), or --mtp-num-layers 0"
     )
     return name, settings, {"cp": 4, "mtp_num_layers": 1}, message
 
@@ -173,9 +173,9 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {ULYSSES: {"keep": "full"}},
         {"cp": 2},
         (
-            "MS304 ulysses-attention: keep=full saves memory only if the all-to-all copies key heads to several ranks. Here it "
-            "copies none, because the number of key heads, 4, is a multiple of cp x tp = 2 x 1 | --set "
-            "ulysses-attention.keep=none"
+            "MS304 ulysses-attention: keep=full stores keys as they are before the all-to-all. This saves memory only if the "
+            "all-to-all copies key heads to several ranks. Here it copies none: cp x tp = 2 x 1 divides the 4 key heads | "
+            "--set ulysses-attention.keep=none"
         ),
     ),
     (

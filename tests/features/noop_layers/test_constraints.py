@@ -35,8 +35,8 @@ def test_empty_places_that_fill_up_every_chunk_are_accepted():
             (0, 8),
             {},
             (
-                "MS304 noop-layers: layers=(0, 8) has a position that does not exist: positions count from 0 over 6 layers "
-                "and no-ops | --set noop-layers.layers=VALUE (smaller positions), or --set noop-layers.layers=auto"
+                "MS304 noop-layers: a no-op position in layers=(0, 8) is too large: the maximum is 6 layers + number of no-ops "
+                "- 1 | --set noop-layers.layers=VALUE (positions up to layers + no-ops - 1), or --set noop-layers.layers=auto"
             ),
         ),
         (
