@@ -136,7 +136,7 @@ def _shape_problems(data: Mapping[str, Any], code: str, where: str) -> list[Prob
         if not isinstance(fields, Mapping):
             text, fix = (
                 f"settings.{name} is {brief(fields)}, not a mapping of settings",
-                Advice(f"settings: {{{name}: {{SETTING: VALUE}}}}"),
+                Advice(f"give each value with the name of its setting, as in settings: {{{name}: {{SETTING: VALUE}}}}"),
             )
             problems.append(Problem(code, text, (str(name),), where=where, fix=fix))
     return problems

@@ -64,7 +64,7 @@ class VerdictStore:
                 self._mend()
                 yield
         except Timeout as error:
-            text = "another mindspeed command is writing to this file of test results"
+            text = "another mindspeed command is writing to the same file of test results (--store)"
             fix = Advice("wait until that command (such as mindspeed features matrix run) ends, or use another --store FILE")
             raise RunError([Problem("MS608", text, where=str(self.path), fix=fix)]) from error
         except OSError as error:
