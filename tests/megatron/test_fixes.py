@@ -109,8 +109,8 @@ def test_the_kernels_that_megatron_lm_imports_at_start_load_without_triton():
     assert str(refused.value) == (
         "MS501 megatron.core.transformer.custom_layers.batch_invariant_kernels.matmul_kernel_persistent is a Triton "
         "kernel, but Triton is not installed\n"
-        "  fix: pip install triton, or remove the Megatron option that needs it (batch_invariant_mode, paged stash, "
-        "Mamba inference)"
+        "  fix: pip install triton, or remove the Megatron option that calls the kernels of this module "
+        "(batch_invariant_kernels: --batch-invariant-mode, paged_stash: --moe-paged-stash, ssm: inference of Mamba models)"
     )
 
 

@@ -82,8 +82,10 @@ class AbsentKernel:
         self.name = f"{function.__module__}.{function.__qualname__}"
 
     def __getitem__(self, grid: Any) -> Any:
-        options = "batch_invariant_mode, paged stash, Mamba inference"
-        fix = f"pip install triton, or remove the Megatron option that needs it ({options})"
+        options = (
+            "batch_invariant_kernels: --batch-invariant-mode, paged_stash: --moe-paged-stash, ssm: inference of Mamba models"
+        )
+        fix = f"pip install triton, or remove the Megatron option that calls the kernels of this module ({options})"
         text = f"{self.name} is a Triton kernel, but Triton is not installed"
         raise PlatformError([Problem("MS501", text, fix=advice(fix))])
 
