@@ -145,9 +145,6 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
             )
         ]
         if self.args.overlap_p2p:
-            reason = (
-                "virtual-pipeline.overlap_p2p=true overlaps sends and receives with computation; Megatron needs "
-                "overlap_p2p_comm=True and batch_p2p_comm=False for this"
-            )
+            reason = "virtual-pipeline.overlap_p2p=true overlaps messages with computation, which needs batch_p2p_comm=False"
             overrides += [ArgOverride("overlap_p2p_comm", True, reason), ArgOverride("batch_p2p_comm", False, reason)]
         return overrides
