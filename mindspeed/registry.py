@@ -252,8 +252,8 @@ def plan(
     if environment is not None and not isinstance(environment, Environment):
         text = f"the argument environment of mindspeed.plan is {environment!r}, but it must be an Environment"
         fix = Advice(
-            "leave environment out to plan for this machine. For another one, give the result of made_up in "
-            'mindspeed.engine.resolution.environment: made_up("npu", "0.16.1") is an NPU with Megatron 0.16.1'
+            "leave environment out to plan for this machine. To plan for another one, such as an NPU with Megatron 0.16.1: "
+            'from mindspeed.engine.resolution.environment import made_up; environment=made_up("npu", "0.16.1")'
         )
         raise ResolutionError([Problem("MS301", text, where="mindspeed.plan", fix=fix)])
     try:
