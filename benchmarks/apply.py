@@ -19,7 +19,7 @@ COMMAND = "python -m benchmarks.apply"
 COUNT = 60
 OURS = (
     *(f"mindspeed.megatron.{name}" for name in ("argument_overrides", "hook_points", "hook_wrappers")),
-    *(f"mindspeed.megatron.fixes.{name}" for name in ("groups", "kernels", "layers", "moe", "numpy2", "optimizer")),
+    *(f"mindspeed.megatron.fixes.{name}" for name in ("groups", "kernels", "layers", "moe", "numpy2", "optimizer", "saving")),
 )
 """Modules that a plan names, whose import is not measured."""
 
