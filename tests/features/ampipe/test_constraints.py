@@ -43,8 +43,8 @@ EXPERTS = "ampipe sends tokens to experts chunk by chunk, but that feature handl
         ),
         (
             "mc2",
-            "coc, mc2, tensor-parallel-2d and other features that replace linear layers also replace the one after attention, "
-            "which ampipe computes chunk by chunk",
+            "features that replace linear layers (coc, mc2, tensor-parallel-2d and others) also replace the linear layer after "
+            "attention, which ampipe computes chunk by chunk",
         ),
         ("eod-reset", MASKS),
         ("shared-attention-mask", MASKS),
