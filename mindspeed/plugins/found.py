@@ -50,6 +50,11 @@ class DiscoveredFeature:
         place = declared_at(self.feature) if self.feature is not None else self.reference
         return f"{self.distribution} {self.version}, {place}"
 
+    @property
+    def described(self) -> str:
+        """The command that prints the page of a built-in feature; of another one, where it is declared."""
+        return f"mindspeed docs {self.name}" if self.distribution == BUILT_IN else self.where
+
     def broken(self, code: str, message: str) -> DiscoveredFeature:
         """The same row with a problem, whose fix is to repair or uninstall the distribution."""
         fix = f"fix or uninstall {self.distribution}" if self.distribution != BUILT_IN else "reinstall mindspeed"

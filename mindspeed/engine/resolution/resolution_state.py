@@ -348,7 +348,7 @@ class ResolutionState:
         """
         self.refused |= jobs
         if self.is_single:
-            where = "; ".join(self.catalog.usable[name].where for name in names if name in self.catalog.usable)
+            where = "; ".join(self.catalog.usable[name].described for name in names if name in self.catalog.usable)
             problem = Problem(code, message, names, self.chain(*names), where, fix)
             self.report(replace(problem, facts=tuple(self.facts(*about, *named_in(problem.fix)))), jobs)
 
