@@ -35,7 +35,7 @@ class Fields(ShapeFields):
         "Transformer Engine overlaps tensor-parallel collectives with matrix products", "tp_comm_overlap"
     )
     weight_shards: int = fact(
-        "number of ranks over which each tensor-parallel shard of a weight is split again; 1 = not split",
+        "number of ranks over which Megatron's GTP splits each tensor-parallel shard of a weight again; 1 = not split",
         "tensor_parallel_num_weight_shards",
         attributes=("gtp_weight_remat_size",),
         derive=derive.weight_shards,

@@ -76,7 +76,10 @@ def _build(
             f"the optimizer state of {key} would be saved as a range of a flattened tensor, a format that Megatron no "
             "longer reads"
         )
-        fix = "set distrib_optim_sharding_type to dp_reshardable or fully_reshardable instead of fully_sharded_model_space"
+        fix = (
+            "in the metadata for sharded_state_dict, set distrib_optim_sharding_type to dp_reshardable or fully_reshardable "
+            "instead of fully_sharded_model_space"
+        )
         raise MindSpeedError([Problem("MS641", text, fix=advice(fix))])
     axis, tp_rank, tp_size = len(offsets), module.tp_group.rank(), module.tp_group.size()
     inner = module.config.hidden_size if is_first else -1

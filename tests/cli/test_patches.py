@@ -109,7 +109,7 @@ def test_a_folder_without_megatron_is_refused(mindspeed, tmp_path):
     assert result.exit_code == 3
     assert result.stderr == (
         f"MS502 {tmp_path} does not contain megatron/core\n"
-        "  fix: give the folder that contains megatron/, or a version that the page 'mindspeed docs drift' lists\n"
+        "  fix: give the folder that contains megatron/, or a Megatron version (mindspeed docs drift lists them)\n"
     )
 
 
@@ -160,5 +160,5 @@ def test_a_folder_without_megatron_is_not_followed(mindspeed, tmp_path: Path) ->
     assert result.exit_code == 3
     assert result.stderr == (
         f"MS502 {tmp_path} does not contain megatron/core\n"
-        "  fix: give the folder that contains megatron/, or a version that the page 'mindspeed docs drift' lists\n"
+        "  fix: give the folder that contains megatron/, or a Megatron version (mindspeed docs drift lists them)\n"
     )

@@ -95,8 +95,8 @@ def test_flattened_shards_of_an_optimizer_are_refused() -> None:
     assert str(error.value) == (
         "MS641 the optimizer state of optimizer.state.exp_avg.experts.linear_fc1.weight would be saved as a range of a "
         "flattened tensor, a format that Megatron no longer reads\n"
-        "  fix: set distrib_optim_sharding_type to dp_reshardable or fully_reshardable instead of "
-        "fully_sharded_model_space"
+        "  fix: in the metadata for sharded_state_dict, set distrib_optim_sharding_type to dp_reshardable or "
+        "fully_reshardable instead of fully_sharded_model_space"
     )
 
 

@@ -85,7 +85,7 @@ def source_tree(path: Path) -> Iterator[Tree]:
                     "MS502",
                     text,
                     fix=Advice(
-                        "give the folder that contains megatron/, or a version that the page 'mindspeed docs drift' lists"
+                        "give the folder that contains megatron/, or a Megatron version (mindspeed docs drift lists them)"
                     ),
                 )
             ]

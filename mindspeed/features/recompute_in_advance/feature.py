@@ -66,8 +66,8 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
     @hookimpl
     def megatron_args(self) -> list[ArgOverride]:
         reason = (
-            f"makes Megatron recompute as recompute-in-advance.granularity={self.args.granularity} requires: full = all "
-            "layers, in groups of recompute-in-advance.num_layers; selective = only recompute-in-advance.modules"
+            f"makes Megatron recompute what recompute-in-advance.granularity={self.args.granularity} selects: all layers in "
+            "groups of num_layers (full), or only the modules of recompute-in-advance.modules (selective)"
         )
         if self.args.granularity == "full":
             return full_recompute(reason, self.args.num_layers)
