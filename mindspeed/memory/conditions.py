@@ -87,8 +87,8 @@ PARTS_OF_LAYERS: Final = (
 
 
 @condition(
-    "num_layers={args.num_layers} requires a multiple of {args.num_layers} layers in every model chunk, but the model has "
-    "{world.num_layers} layers in {world.pp} x {world.vpp} (pp x vpp) chunks",
+    "the setting num_layers={args.num_layers} requires a multiple of {args.num_layers} layers per model chunk, but "
+    "{world.num_layers} layers are split into {world.pp} x {world.vpp} (pp x vpp) chunks",
     fix=(GiveSetting("num_layers", 1, "or another number that divides the layers of every model chunk"),),
 )
 def groups_fill_chunks(args: Any, world: World) -> bool:

@@ -138,8 +138,9 @@ class AppliedPatches:
         found = find_site(site)
         names = {site, found.name if found is not None else site}
         if names.isdisjoint(group.site for group in self._groups):
-            text = f"the original of {site} cannot be restored, because the active plan does not patch it"
-            raise PatchError([Problem("MS401", text, fix=Advice("use a patch target from mindspeed features plan --all"))])
+            text = f"suspended() cannot put back the original of {site}, because the active plan does not patch this target"
+            fix = Advice("pass a target that the plan patches; mindspeed features plan --all lists them")
+            raise PatchError([Problem("MS401", text, fix=fix)])
         journal = Journal()
         with _lock:
             suspended = [bound for bound in self._bound if bound.group.site in names]

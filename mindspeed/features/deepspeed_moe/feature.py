@@ -63,9 +63,8 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
             ),
         ),
         numerics=Numerics.reordered(
-            reason="the baseline is not Megatron, but a run with deepspeed-moe.reference=true, which computes every expert for "
-            "every token. Compared with that run, the summation order differs. Megatron's MoE layer is no baseline, because it "
-            "keeps the tokens that deepspeed-moe drops"
+            reason="the baseline is a run with deepspeed-moe.reference=true, which drops the same tokens. "
+            "Compared with that run, the summation order differs. Megatron's MoE layer is no baseline, because it keeps the tokens that deepspeed-moe drops"
         ),
         state=CheckpointState(
             "own",

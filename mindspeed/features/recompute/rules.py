@@ -28,7 +28,7 @@ Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act
 
 class RecomputeArgs(FeatureArgs):
     granularity: Literal["selective", "full"] = Field(
-        "selective", description="What to recompute: selective (only the modules in the setting modules) or full (whole layers)"
+        "selective", description="What to recompute: selective (only the modules in recompute.modules) or full (whole layers)"
     )
     modules: tuple[Module, ...] | None = Field(
         None, min_length=1, description="With selective granularity: the modules that are recomputed (default: core_attn)"

@@ -15,7 +15,7 @@ from mindspeed.plugins import ArgOverride, Category, FeatureSpec, Field, Numeric
 
 class RecomputeInAdvanceArgs(ScheduleArgs):
     granularity: Literal["full", "selective"] = Field(
-        "full", description="What to recompute: full (whole layers) or selective (only the modules in the setting modules)"
+        "full", description="What to recompute: full (whole layers) or selective (only those in recompute-in-advance.modules)"
     )
     num_layers: int = Field(
         1,

@@ -350,8 +350,9 @@ def test_only_a_patched_site_can_be_suspended(state: Any) -> None:
     patches.undo()
     assert (
         str(caught.value)
-        == "MS401 the original of megatron.core.state:scale cannot be restored, because the active plan does not patch it\n"
-        "  fix: use a patch target from mindspeed features plan --all"
+        == "MS401 suspended() cannot put back the original of megatron.core.state:scale, because the active plan does not "
+        "patch this target\n"
+        "  fix: pass a target that the plan patches; mindspeed features plan --all lists them"
     )
 
 

@@ -58,7 +58,8 @@ def test_groups_of_recomputed_layers_fill_the_real_chunks():
     settings = with_places(0, 7) | {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 2}}
     request = {"settings": settings, "pp": 2, "vpp": 2, "num_layers": 6}
     assert refusals(NAME, "recompute", **request) == [
-        "MS304 recompute: num_layers=2 requires a multiple of 2 layers in every model chunk, but the model has 6 layers in "
+        "MS304 recompute: the setting num_layers=2 requires a multiple of 2 layers per model chunk, but 6 layers are "
+        "split into "
         f"{request['pp']} x {request['vpp']} (pp x vpp) chunks | --set recompute.num_layers=1 (or another number that "
         "divides the layers of every model chunk)"
     ]
