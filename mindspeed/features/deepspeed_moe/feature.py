@@ -64,7 +64,8 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
         ),
         numerics=Numerics.reordered(
             reason="the baseline is a run with deepspeed-moe.reference=true, which drops the same tokens. "
-            "Compared with that run, the summation order differs. Megatron's MoE layer is no baseline, because it keeps the tokens that deepspeed-moe drops"
+            "Compared with that run, the summation order differs. Megatron's MoE layer is no baseline, because it keeps the "
+            "tokens that deepspeed-moe drops"
         ),
         state=CheckpointState(
             "own",
