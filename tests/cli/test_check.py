@@ -241,4 +241,4 @@ def test_what_an_unknown_value_leaves_open_is_said_with_the_option_that_decides_
 def _where(name):
     from mindspeed import registry
 
-    return registry.catalog().usable[name].where
+    return registry.catalog().usable[name].described
