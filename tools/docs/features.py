@@ -8,7 +8,6 @@ import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
@@ -26,9 +25,10 @@ from mindspeed.plugins.constraints import (
     RequiresAny,
     RequiresCapability,
     RequiresSlot,
+    Slot,
     Supersedes,
 )
-from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover
+from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec, Numerics
 from mindspeed.plugins.fixes import RemoveFeature, filled, on_command_line
 from mindspeed.plugins.hookspecs import HOOKS
@@ -256,6 +256,10 @@ def _when(function: Callable[..., Any] | None) -> str:
     return f" Applies when {about or function.__name__.replace('_', ' ')}."
 
 
+_SLOTS: Final = {value for name, value in vars(Slot).items() if name.isupper()} - {Slot.CONTEXT_PARALLEL}
+"""Slots that a constraint names; context-parallel is also a feature."""
+
+
 def sentence(name: str, constraint: Any) -> str:
     because = f", because {constraint.reason}" if getattr(constraint, "reason", "") else ""
     if isinstance(constraint, Condition):
@@ -283,14 +287,8 @@ def sentence(name: str, constraint: Any) -> str:
         Before: "Comes before",
         Supersedes: "Supersedes",
     }
-    is_slot = constraint.name not in _feature_names()
-    return f"{verbs[type(constraint)]} {'every feature that holds the slot ' * is_slot}{constraint.name}{because}."
-
-
-@cache
-def _feature_names() -> frozenset[str]:
-    """The built-in features; a constraint may name one, or the slot of several."""
-    return frozenset(discover(only=()).usable)
+    holders = "every feature that holds the slot " if constraint.name in _SLOTS else ""
+    return f"{verbs[type(constraint)]} {holders}{constraint.name}{because}."
 
 
 def _placeholders(name: str, message: str, other: str = "") -> str:

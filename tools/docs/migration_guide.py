@@ -80,7 +80,7 @@ def published_rows() -> list[str]:
         f"{record['platform'].upper()} with Megatron-LM {record['megatron']}: {sources}; read on {record['date']} by "
         "`python -m tools.published_commands`.",
         "",
-        f"Options that nobody has, mostly misspelt: {unknown}." if unknown else "No option is unknown.",
+        f"Options that no parser registers, mostly misspelt: {unknown}." if unknown else "No option is unknown.",
         "",
         "Commands that fine-tune, generate or evaluate are not counted, because they start MindSpeed-LLM's own programs. "
         "The table below lists why commands are refused. A command can have several reasons. The column *commands* counts all "
