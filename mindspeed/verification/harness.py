@@ -230,8 +230,8 @@ def _problem(feature: str, check: ComparisonResult) -> Problem:
         text = f"the change of the {check.what} differs by {wrong}"
     else:
         text = (
-            f"{check.what} differs by {check.largest_difference:.3g} from the baseline, which is training without the tested "
-            f"feature, but only {check.tolerance:.3g} is allowed"
+            f"{check.what} differs by {check.largest_difference:.3g} from the baseline, the run with which the tested "
+            f"feature is compared, but only {check.tolerance:.3g} is allowed"
         )
     fix = Advice("remove the tested feature from the job, and report the difference to its authors")
     return Problem("MS607", text, tuple(feature.split(", ")), fix=fix)
