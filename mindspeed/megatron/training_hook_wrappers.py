@@ -17,6 +17,7 @@ from mindspeed.engine.runtime import session
 from mindspeed.engine.runtime.job_conditions import refusals
 from mindspeed.job import megatron_arguments as flags
 from mindspeed.job.world import World
+from mindspeed.megatron import gpt_of_hybrid
 from mindspeed.megatron.parsed_arguments import argument_fact, contradiction, unsupported_arguments
 from mindspeed.plugins.answers import completed
 from mindspeed.plugins.fixes import advice
@@ -221,12 +222,14 @@ def generate_state_dict(
 def load_base_checkpoint(original: Function, load_dir: Any, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
     """Wrap ``_load_base_checkpoint(load_dir, args, ...)``, which returns the content of a checkpoint and its folder.
 
+    A GPTModel can load the checkpoint of a HybridModel with the same layers.
     What features have in it is kept for them. Raises RunError with MS613 for every change of features after which its
     state cannot be taken over; a run that takes only the weights (``--finetune``, ``--no-load-optim``) may change them all.
     Raises RunError with MS602 for a format that this Megatron cannot read, and with MS613 for names of other layers.
     """
     active = session.current()
     weights_alone = getattr(args, "finetune", False) or getattr(args, "no_load_optim", False)
+    pattern = ""
     if active is not None and (folder := _checkpoint_to_load(load_dir, args)) is not None:
         sharded = bool(getattr(args, "use_distributed_optimizer", False)) and not weights_alone
         megatron = active.plan.environment.get("megatron")
@@ -235,8 +238,12 @@ def load_base_checkpoint(original: Function, load_dir: Any, args: Any = None, *r
             raise RunError([problem])
         if unfit := checkpoint_state.other_layers(folder, active.plan):
             raise RunError(checkpoint_state.refusals(unfit, str(folder)))
+        if pattern := gpt_of_hybrid.pattern_for_gpt(folder, args):
+            gpt_of_hybrid.point_at_pattern(kwargs.get("sharded_state_dict") or {}, pattern)
     result = original(load_dir, args, *rest, **kwargs)
     content, folder = (*result, None, None)[:2] if isinstance(result, tuple) else (None, None)
+    if pattern and content:
+        gpt_of_hybrid.as_gpt(content, pattern)
     if active is not None and folder and not weights_alone:
         _compare_record(active, Path(folder))
     if isinstance(content, dict) and EXTRA in content:

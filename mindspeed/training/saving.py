@@ -22,6 +22,7 @@ from mindspeed.engine.planning.checkpoint_state import CheckpointManifest, read_
 from mindspeed.engine.runtime import session
 from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.megatron.hook_wrappers import group_sizes
+from mindspeed.megatron.model_class import point_at_gpt, point_at_hybrid
 from mindspeed.megatron.training_hook_wrappers import LoopState
 from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.problems import Problem, RunError
@@ -39,7 +40,6 @@ from mindspeed.training.checkpoints import (
 from mindspeed.training.evaluation import gathered
 from mindspeed.training.interruption import SAVING_SIGNALS, children_without
 from mindspeed.training.job import DataSource, Job
-from mindspeed.training.model_class import point_at_gpt, point_at_hybrid
 from mindspeed.training.resume import comparable
 
 

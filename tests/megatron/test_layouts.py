@@ -6,6 +6,7 @@ All cases run with poison, so that a wait that Megatron or the platform misses w
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ DROPOUT = (*SEQUENCE, "--dropout", "0.1")
 
 def losses_of(nproc: int, cases: dict[str, tuple[str, ...]], search_path: str = "") -> dict[str, list[float]]:
     """Losses by case; ``search_path`` comes before the places where this process finds Megatron."""
-    command = [*warm_python(), "-m", "mindspeed", "run", "--platform", "cpu", "--nproc", str(nproc)]
+    python = [sys.executable] if search_path else warm_python()  # a process that is forked has its Megatron already
+    command = [*python, "-m", "mindspeed", "run", "--platform", "cpu", "--nproc", str(nproc)]
     command += ["--set", "device-emulation.poison=true", "--", str(SCRIPT), json.dumps(cases)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     if search_path:

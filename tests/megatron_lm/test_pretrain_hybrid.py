@@ -1,4 +1,4 @@
-"""Megatron-LM's pretrain_hybrid.py: with the line and features, from MindSpeed's old flags, and pretrain_gpt.py's same model.
+"""Megatron-LM's pretrain_hybrid.py: with the line, by ``mindspeed run``, from old flags, and pretrain_gpt.py's same model.
 
 MEGATRON_LM_PATH names one checkout, MINDSPEED_MEGATRONS folders with others; those from 0.19 on are run. Results go to
 build/hybrid_training.
@@ -7,6 +7,7 @@ build/hybrid_training.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from shlex import split
 from typing import Any, Final
@@ -105,6 +106,15 @@ def test_the_line_with_features_trains_as_stock(warm: Any, stock: Any, name: str
     nproc, flags = command(checkout, model, layout, *FEATURES)
     run = hybrid(checkout, nproc, flags)
     assert keep(name, "line", model, layout, run, stock(name, model, layout)) <= 2e-6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mindspeed_run_trains_the_script_without_the_line(warm: Any, stock: Any, name: str) -> None:
+    checkout = warm(name)
+    nproc, flags = command(checkout, "dense", "dp2", *FEATURES)
+    script = str(checkout.root / "pretrain_hybrid.py")
+    run = checkout.run([sys.executable, "-m", "mindspeed", "run", "--nproc", str(nproc), "--", script, *flags], {}).ended_well()
+    assert keep(name, "mindspeed run", "dense", "dp2", run, stock(name, "dense", "dp2")) <= 2e-6
 
 
 @pytest.mark.cover(1, because="the flags are translated the same way in every layout")

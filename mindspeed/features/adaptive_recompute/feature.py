@@ -110,7 +110,7 @@ class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):
 
     @hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
-        return least_saved(self.args.swap, tensors)
+        return least_saved(self.args.swap, self.world.is_set("transformer_engine_layers"), tensors)
 
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:

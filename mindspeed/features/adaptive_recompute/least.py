@@ -13,9 +13,13 @@ SWAPPED: Final = ("core_attention", "linear_proj")
 """Parts of attention that may be on the host. The input of linear_qkv is the output of a norm, which is recomputed."""
 
 
-def least_saved(swap: bool, tensors: SavedTensors) -> SavedTensors:
-    """Return what is kept where every part leaves, as in the profiling steps; the run fills what a budget has above that."""
+def least_saved(swap: bool, fused_norms: bool, tensors: SavedTensors) -> SavedTensors:
+    """Return what is kept where every part leaves, as in the profiling steps; the run fills what a budget has above that.
+
+    Norms that are fused into linear layers stay.
+    """
     if swap:
         names = [tensor for module in SWAPPED for tensor in ATTENTION[module]]
         tensors = in_backward(leave(tensors, names, "swapped", NAME, spare=1), NAME)
-    return leave(tensors, (*NORMS, *ACTIVATIONS), "recomputed", NAME)
+    recomputed = ACTIVATIONS if fused_norms else (*NORMS, *ACTIVATIONS)
+    return leave(tensors, recomputed, "recomputed", NAME)

@@ -32,11 +32,20 @@ def refused(budget, **request):
         ({}, 0, 10.65),
         ({"swap": True}, 0, 10.48),
         ({"also": ["swap-optimizer"]}, 0, 4.26),
+        ({"also": ["transformer-engine-layers"], "transformer_engine_layers": True}, 0, 10.77),
         ({"world_size": 2, "pp": 2}, 0, 5.71),
         ({"num_experts": 4, "router_topk": 2, "moe_ffn_hidden_size": 64}, 0, 9.69),
         ({"also": ["ring-attention"], "world_size": 2, "cp": 2}, 0, 13.62),
     ],
-    ids=["alone", "swap", "optimizer on the host", "stages", "experts: what is certain", "the mask of causal blocks"],
+    ids=[
+        "alone",
+        "swap",
+        "optimizer on the host",
+        "fused norms",
+        "stages",
+        "experts: what is certain",
+        "the mask of causal blocks",
+    ],
 )
 def test_a_budget_below_the_least_that_the_planner_foretells_is_refused_with_it(request_, stage, least):
     fix = f"--set {NAME}.budget_mb={least:g} or more, or use more tensor or pipeline parallelism"

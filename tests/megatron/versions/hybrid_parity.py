@@ -26,6 +26,7 @@ CASES: Final[dict[str, tuple[GptShape, dict[str, int]]]] = {
     "moe ep2": (replace(MOE, grouped_experts=True), {"ep": 2, "world_size": 2}),
     "mla": (_MLA, {}),
     "mla tp2 sp": (_MLA, {"tp": 2, "world_size": 2}),
+    "mla tp2 pp2 sp": (_MLA, {"tp": 2, "pp": 2, "world_size": 4}),
     "mtp": (_MTP, {}),
     "mtp pp2": (_MTP, {"pp": 2, "world_size": 2}),
     "mtp tp2 pp2": (_MTP, {"tp": 2, "pp": 2, "world_size": 4}),

@@ -8,7 +8,7 @@ from megatron.core.dist_checkpointing.mapping import (
     ShardedTensorFactory,
 )
 
-from mindspeed.training.model_class import point_at_hybrid
+from mindspeed.megatron.model_class import point_at_hybrid
 
 
 def tensor(key: str, layer: int) -> ShardedTensor:
