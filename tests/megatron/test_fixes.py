@@ -29,6 +29,14 @@ def test_no_version_is_reached_without_transformer_engine():
     assert is_te_min_version("0.1", check_equality=False) is False
 
 
+def test_processes_stay_on_their_cores_without_a_gpu():
+    from megatron.core.pipeline_parallel.utils import set_ideal_affinity_for_current_gpu
+
+    cores = psutil.Process().cpu_affinity()
+    set_ideal_affinity_for_current_gpu()
+    assert psutil.Process().cpu_affinity() == cores
+
+
 def test_norms_under_sequence_parallelism_are_marked_and_the_config_stays():
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.torch_norm import WrappedTorchNorm

@@ -77,6 +77,7 @@ class TEDotProductAttention(DotProductAttention, LocalAttention):  # type: ignor
         if v_channels is not None:
             self.hidden_size_per_partition = self.num_attention_heads_per_partition * v_channels
         self._tp_group = getattr(self, "tp_group", None)
+        self.window_size = _window(self.scale_mask_softmax.window_size, attn_mask_type)
         self.qkv_format = "sbhd"
         accept_missing_extra_state(self)
 
@@ -158,3 +159,12 @@ class TEDotProductAttention(DotProductAttention, LocalAttention):  # type: ignor
         learnable = self.config.softmax_type == "learnable"
         state: dict[str, Any] | None = None if learnable else {}
         return sharded_parameters(self, {"softmax_offset": 0}, prefix, sharded_offsets, metadata, state)
+
+
+def _window(given: tuple[int, int] | None, kind: AttnMaskType) -> tuple[int, int]:
+    """Return the tokens before and after each one that it attends to, as Transformer Engine names them; -1 is all."""
+    if given is None:
+        return (-1, 0 if "causal" in kind.name else -1)
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        refuse("TEDotProductAttention", f"needs two sides of window_size, but it is {given}", "set window_size to a pair")
+    return (given[0], given[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -92,3 +93,7 @@ def get_te_version() -> Version:
 def is_te_min_version(version: str, check_equality: bool = True) -> bool:
     """Return whether the interface of the roles is that of this version or a newer one."""
     return Version(version) <= _VERSION if check_equality else Version(version) < _VERSION
+
+
+cpu_offload: Final = SimpleNamespace(CPUOffloadEnabled=False)
+"""Transformer Engine's switch that tells its own operators that Megatron offloads activations."""

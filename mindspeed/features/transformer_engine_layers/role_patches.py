@@ -32,6 +32,7 @@ _ROLES: Final = (
     ("functions", "TEFusedMLP", "defines TEFusedMLP by Megatron's unfused MLP"),
     ("functions", "TECudaRNGStatesTracker", "defines TECudaRNGStatesTracker by Megatron's CudaRNGStatesTracker"),
     ("functions", "te_checkpoint", "recomputes activations by Megatron's own function"),
+    ("functions", "cpu_offload", "accepts the switch that Megatron sets while it offloads activations"),
     ("functions", "te_parallel_cross_entropy", "computes the cross entropy by Megatron's own function"),
     (
         "fused",
@@ -57,7 +58,7 @@ _PURPOSE: Final = "so that layer specs for Transformer Engine work without Trans
 
 def role_patches() -> list[Patch]:
     """Return the patches that put each role in the place of Transformer Engine's."""
-    since = {"TEActivationOp": When(">=0.15")}
+    since = {"TEActivationOp": When(">=0.15"), "cpu_offload": When(">=0.16")}
     patches: list[Patch] = [
         Set(
             f"{_EXTENSION}:{name}",

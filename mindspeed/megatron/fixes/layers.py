@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from megatron.core.utils import get_te_version
 
+from mindspeed.engine.runtime import session
 from mindspeed.plugins.wrapping import Function, wrapper
 
 HAVE_ENGINE: Final = str(get_te_version() or "0.0.0") != "0.0.0"
@@ -57,3 +58,11 @@ def made_on_host(init: Function, embedding: Any, *args: Any, **kwargs: Any) -> N
     bound = signature(init).bind(embedding, *args, **kwargs)
     bound.arguments["use_cpu_initialization"] = True
     init(*bound.args, **bound.kwargs)
+
+
+@wrapper
+def near_its_gpu(original: Function) -> None:
+    """Wrap ``set_ideal_affinity_for_current_gpu``, which asks NVIDIA's driver for the cores near a GPU."""
+    active = session.current()
+    if active is None or active.plan.environment.get("platform") == "cuda":
+        original()

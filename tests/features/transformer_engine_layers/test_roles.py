@@ -187,6 +187,29 @@ def test_defaults_of_functions_that_were_bound_without_an_engine_are_the_roles()
     assert signature(CLIPViTModel.__init__).parameters["ln_pre_impl"].default is TENorm
 
 
+@pytest.mark.parametrize(
+    ("given", "kind", "window"),
+    [((10, 0), "causal", (10, 0)), (None, "causal", (-1, 0)), (None, "padding_causal", (-1, 0)), (None, "no_mask", (-1, -1))],
+)
+def test_attention_has_the_window_of_transformer_engine(given: Any, kind: str, window: tuple[int, int]) -> None:
+    from megatron.core.extensions.transformer_engine import TEDotProductAttention
+    from megatron.core.transformer.enums import AttnMaskType
+
+    attention = TEDotProductAttention(config(window_size=given), 1, AttnMaskType[kind], "self")
+    assert attention.window_size == window
+
+
+def test_a_window_with_one_side_is_refused() -> None:
+    from megatron.core.extensions.transformer_engine import TEDotProductAttention
+    from megatron.core.transformer.enums import AttnMaskType
+
+    with pytest.raises(MindSpeedError) as caught:
+        TEDotProductAttention(config(window_size=11), 1, AttnMaskType.causal, "self")
+    (problem,) = caught.value.problems
+    text = "TEDotProductAttention needs two sides of window_size, but it is 11"
+    assert (problem.code, problem.message) == ("MS338", f"transformer-engine-layers: {text}")
+
+
 @pytest.mark.parametrize("window", [None, (3, 0)])
 def test_packed_sequences_are_each_sequence_alone(window: tuple[int, int] | None) -> None:
     from megatron.core.extensions.transformer_engine import TEDotProductAttention
