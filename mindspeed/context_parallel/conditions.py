@@ -90,7 +90,8 @@ class KeepArgs(FeatureArgs):
         0,
         ge=0,
         description="Apply the setting keep (tensors that are stored for backward) only to layer 1 and to every "
-        "(interval + 1)-th layer after it. All other layers use keep=none. 0 = apply keep to every layer",
+        "(interval + 1)-th layer after it. All other layers use keep=none. 0 = apply keep to every layer. In a HybridModel, "
+        "each character of the pattern is a layer",
     )
 
     @model_validator(mode="after")

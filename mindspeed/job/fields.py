@@ -225,7 +225,7 @@ class Fields(ShapeFields):
         default="probs",
     )
     moe_layers: int = fact(
-        "number of layers with experts; not set = all layers",
+        "number of layers with experts, E in a hybrid pattern; not set = all layers",
         "moe_layer_freq",
         "num_layers",
         "num_experts",

@@ -31,7 +31,7 @@ class ShapeFields:
     ep: int = fact("expert-parallel size", "expert_model_parallel_size", unit="processes", default=1)
 
     # shape of the model
-    num_layers: int = fact("transformer layers", "num_layers", unit="layers")
+    num_layers: int = fact("transformer layers, or layers of a hybrid pattern", "num_layers", unit="layers")
     hybrid_layer_pattern: str = fact(
         "pattern of a HybridModel, one character per layer; empty = a GPTModel",
         "hybrid_layer_pattern",
@@ -160,7 +160,7 @@ class ShapeFields:
     )
     v_head_dim: int = _latent("width per head of values (multi-latent attention)", "v_head_dim")
     mtp_num_layers: int = fact(
-        "number of layers for multi-token prediction; 0 = none",
+        "number of layers for multi-token prediction, or depths of a hybrid pattern; 0 = none",
         "mtp_num_layers",
         derive=derive.number_or_zero,
         unit="layers",

@@ -31,7 +31,8 @@ class LayersArgs(FeatureArgs):
         None,
         ge=1,
         description="Number of layers per model chunk in which the feature acts (default: all). Layers that are recomputed "
-        "as a whole (--recompute-method block) are not counted",
+        "as a whole (--recompute-method block) are not counted. In a HybridModel, only layers with the part that the feature "
+        "recomputes are counted",
     )
 
 

@@ -142,7 +142,7 @@ def _check_pattern(pattern: str, megatron: str | None) -> list[Problem]:
             "pattern\n"
             f"{pattern_of(pattern).marked(at)}"
         )
-        fix_text = "train this model with another script: mindspeed run -- pretrain_gpt.py ..."
+        fix_text = "train this model with another script: mindspeed run -- pretrain_hybrid.py ..."
         problems.append(Problem("MS301", text, fix=advice(fix_text)))
     return problems
 

@@ -39,7 +39,8 @@ class MoeZeroMemoryArgs(FeatureArgs):
         None,
         ge=0,
         description="With level=level1: number of layers per pipeline stage that keep no expert activations (default: all "
-        "layers). The other layers keep the output of the first linear layer of the experts, as with level0",
+        "layers). The other layers keep the output of the first linear layer of the experts, as with level0. In a HybridModel, "
+        "each character of the pattern is a layer, also one without experts",
     )
 
     @model_validator(mode="after")

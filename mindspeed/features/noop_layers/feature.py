@@ -41,7 +41,7 @@ class NoopLayersArgs(FeatureArgs):
     layers: int | tuple[int, ...] | str = Field(
         "auto",
         description="Positions without a layer (no-ops), so that stages have different numbers of layers. Positions count "
-        "from 0 over layers and no-ops; auto = balance the work of stages",
+        "from 0 over layers and no-ops; auto = balance the work of stages. A HybridModel is refused",
     )
     experts_per_token: int = Field(2, ge=1, description="Experts per token (top-k), used by layers=auto to count MoE FLOPs")
 

@@ -25,7 +25,10 @@ from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING
 
 class PipelineParallelArgs(FeatureArgs):
     size: int = Field(
-        1, ge=1, description="Number of pipeline stages (pipeline-parallel size), each with an equal share of the layers"
+        1,
+        ge=1,
+        description="Number of pipeline stages (pipeline-parallel size), each with an equal share of the layers. In a "
+        "HybridModel, | in the pattern separates the stages",
     )
     free_outputs: bool = Field(
         False,

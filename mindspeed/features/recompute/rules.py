@@ -42,7 +42,7 @@ class RecomputeArgs(FeatureArgs):
         None,
         ge=1,
         description="With full granularity: number of layers per group (method uniform), or number of recomputed layers per "
-        "model chunk (method block)",
+        "model chunk (method block). In a HybridModel, each character of the pattern is a layer",
     )
     distribute: bool = Field(
         False,

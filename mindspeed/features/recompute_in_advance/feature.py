@@ -21,7 +21,7 @@ class RecomputeInAdvanceArgs(ScheduleArgs):
         1,
         ge=1,
         description="With full granularity: number of consecutive layers that are recomputed together; only the input of the "
-        "first one is kept",
+        "first one is kept. In a HybridModel, each character of the pattern is a layer",
     )
     modules: tuple[Literal["core_attn", "moe", "shared_experts"], ...] = Field(
         ("core_attn",), min_length=1, description="With selective granularity: the modules that are recomputed"

@@ -34,7 +34,7 @@ class VirtualPipelineArgs(FeatureArgs):
         1,
         ge=1,
         description="Number of model chunks per pipeline rank (virtual pipeline size). More chunks = smaller bubbles, more "
-        "messages",
+        "messages. In a HybridModel, each chunk is a segment of the pattern",
     )
     overlap_p2p: bool = Field(
         True,

@@ -241,7 +241,7 @@ def test_values_of_the_world_are_typed():
     result = ask(catalog(make("a")), "a", world={"tp": 0, "num_layers": "four", "num_layer": 2})
     assert messages(result) == [
         "tp is 0, which is less than 1 (tensor-parallel size)",
-        "num_layers (transformer layers) is 'four', not a whole number",
+        "num_layers (transformer layers, or layers of a hybrid pattern) is 'four', not a whole number",
         "'num_layer' is not a size or model option of a job",
     ]
 
