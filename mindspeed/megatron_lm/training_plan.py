@@ -22,6 +22,7 @@ from mindspeed.megatron.parsed_arguments import contradiction, unsupported_argum
 from mindspeed.megatron_lm.argument_words import MegatronCommandLine
 from mindspeed.megatron_lm.field_options import field_options_in
 from mindspeed.megatron_lm.given_arguments import Given, surface_or_nearest, without_option
+from mindspeed.megatron_lm.needed_packages import package_rows
 from mindspeed.megatron_lm.script_options import imported_names
 from mindspeed.megatron_lm.training_request import ScriptRequest, read_command_line
 from mindspeed.plugins.patches import ArgOverride
@@ -63,7 +64,7 @@ def plan_training(
     except ResolutionError as error:
         error.words = words
         raise
-    plan = replace(plan, rows=(*plan.rows, *request.notes))
+    plan = replace(plan, rows=(*plan.rows, *request.notes, *package_rows(request.given)))
     request, plan = _with_fields(request, _with_served(plan, request.given), surface_or_nearest(version))
     problems = [*contradicted(request.given, plan.overrides), *_ignored_by_layers(request.given, plan.overrides)]
     if problems:

@@ -565,3 +565,17 @@ def test_layers_on_the_npu_are_in_the_roles_of_an_engine_unless_one_is_declared(
     assert layers_of("--num-layers 2") == ["transformer_engine"]
     assert layers_of("--num-layers 2 --set npu-platform.transformer_engine=true") == []
     assert layers_of("--num-layers 2 --transformer-impl transformer_engine") == ["transformer_engine"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--optimizer muon", "--optimizer muon needs Emerging Optimizers on every rank; its module emerging_optimizers"),
+        ("--moe-enable-deepep", "--moe-enable-deepep needs DeepEP on every rank; its module deep_ep"),
+        ("--optimizer adam", None),
+    ],
+)
+def test_an_argument_whose_package_is_not_installed_is_a_row(words, text):
+    _, plan = plan_training(split(f"{SHAPE} {words}"), {}, replace(made_up("npu", "0.16.1"), world_size=1))
+    rows = [row.text for row in plan.rows if row.kind == "not-checked" and " on every rank; " in row.text]
+    assert rows == [f"{text} is not installed here"] * (text is not None)
