@@ -25,6 +25,7 @@ from tests import older_python
 from tests.megatron_lm.checkout import ITERATION, LEFT_OUT, ROOT, Checkout, Run
 
 _FROM_THE_START: Final = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "HCCL_DETERMINISTIC": "true",
     "LCCL_DETERMINISTIC": "1",
     "CLOSE_MATMUL_K_SHIFT": "1",

@@ -109,8 +109,10 @@ class _Ranks:
 
 
 def without_kernels(config: Any) -> None:
-    """Set options of a configuration to False whose kernels are Triton's or Apex's; Megatron's functions compute the same."""
+    """Set options of a configuration to False whose kernels are missing; Megatron's unfused functions compute the same."""
     if config.multi_latent_attention:
         config.apply_rope_fusion = False
     if not layers._grad_accum_fusion_available:
         config.gradient_accumulation_fusion = False
+    if config.num_moe_experts and getattr(config, "use_transformer_engine_op_fuser", False):
+        config.use_transformer_engine_op_fuser = False

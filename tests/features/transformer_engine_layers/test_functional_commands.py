@@ -31,6 +31,22 @@ _LOADED: Final = split("--finetune --no-load-optim --no-load-rng")
 _LOCAL: Final = ("--transformer-impl", "local")
 
 
+CANNOT: Final = {
+    "FLA is not installed": "needs flash-linear-attention",
+    "HybridEP is not installed": "needs HybridEP",
+    "DeepEP is not installed": "needs DeepEP",
+    "Emerging Optimizers is not installed": "needs Emerging Optimizers",
+    "emerging-optimizers package is required": "needs Emerging Optimizers",
+    "only supported with bf16 or fp16": "needs 16-bit parameters",
+    "only support bf16": "needs 16-bit parameters",
+    "fsdp_dtensor": "needs the checkpoint format fsdp_dtensor",
+    "--use-torch-fsdp2 requires --untie-embeddings-and-output-weights": "is refused by Megatron itself",
+    "Invariant encountered": "needs an older torch: 2.13 does not shard weights that tensor parallelism has split",
+    "gradient_accumulation_fusion, whose kernel needs CUDA": "needs a kernel of CUDA",
+}
+"""Errors of commands that cannot train here for another reason than their layers."""
+
+
 def trained(checkout: WarmCheckout, command: Command, folder: Path) -> tuple[Run, Run | None]:
     """Train on the default layers and on local ones with the same weights; None where local ones cannot train."""
     options: dict[str, Any] = {"limit": 200, "variables": dict(command.variables)}
@@ -70,6 +86,8 @@ def test_a_command_trains_two_steps_as_on_local_layers(
         result["release"] = name
         known.write_text(json.dumps(result | {"reason": reason(engine) if engine.status else "", "name": command.name}))
     result = json.loads(known.read_text())
+    if why := next((why for error, why in CANNOT.items() if error in result["reason"]), ""):
+        pytest.skip(why)
     assert result["status"] == 0, result["reason"]
     assert len(result["losses"]) == 2
     assert result["local"] is None or result["losses"] == pytest.approx(result["local"], rel=2e-6)
@@ -84,6 +102,7 @@ def hash_of(name: str, command: Command) -> int:
 
 
 def reason(run: Run) -> str:
-    """Return the last line of a log that names an error."""
+    """Return the last line of a log that names an error, of a rank that did not only lose another one."""
     lines = [line for line in run.log.splitlines() if "Error" in line or " MS" in f" {line}"]
+    lines = [line for line in lines if "Connection closed by peer" not in line] or lines
     return lines[-1][:300] if lines else run.log[-300:]

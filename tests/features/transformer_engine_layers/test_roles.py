@@ -400,3 +400,12 @@ def test_the_fused_cross_entropy_is_that_of_megatron() -> None:
     from megatron.core.models.common.language_module import language_module
 
     assert language_module.te_parallel_cross_entropy.__module__ == "mindspeed.features.transformer_engine_layers.functions"
+
+
+@pytest.mark.parametrize(("experts", "fused"), [(None, True), (4, False)])
+def test_experts_have_no_fused_operations(experts: int | None, fused: bool) -> None:
+    from mindspeed.features.transformer_engine_layers.fused import without_kernels
+
+    made = config(num_moe_experts=experts, use_transformer_engine_op_fuser=True)
+    without_kernels(made)
+    assert made.use_transformer_engine_op_fuser is fused
