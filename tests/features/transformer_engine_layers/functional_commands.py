@@ -171,10 +171,12 @@ def shrunk(name: str, options: Mapping[str, Any], variables: Mapping[str, Any]) 
 
 
 def _layers(kept: Mapping[str, Any], chosen: str) -> int:
-    """Return a number of layers that two stages, and their chunks, share evenly."""
+    """Return a number of layers that two stages, and their chunks, share evenly; two each where activations are offloaded."""
     chunks = int(kept.get("--num-virtual-stages-per-pipeline-rank", 2 if _has(kept, "--num-layers-per-virtual") else 1))
     taken = _has(kept, "--account-for-embedding") + _has(kept, "--account-for-loss")
     layers = 2 * chunks if chosen == _STAGES else 2
+    if _has(kept, "--fine-grained-activation-offloading"):  # Megatron 0.19 mistakes the only layer of a stage for another
+        layers *= 2
     return layers if not taken else 2 * layers - taken
 
 

@@ -407,6 +407,6 @@ def test_experts_have_no_fused_operations(experts: int | None, fused: bool) -> N
     from mindspeed.features.transformer_engine_layers.fused import without_kernels
 
     made = config(num_moe_experts=experts)
-    made.use_transformer_engine_op_fuser = True  # a field since Megatron 0.17
+    made.use_transformer_engine_op_fuser = True  # a field since Megatron 0.18
     without_kernels(made)
     assert made.use_transformer_engine_op_fuser is fused
