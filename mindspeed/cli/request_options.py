@@ -189,7 +189,7 @@ class Request:
             return self.resolve()
         from mindspeed.training.shape import trainer_request
 
-        lowest, problems = trainer_request(self.layers, self.train, self.environment().platform)
+        lowest, problems = trainer_request(self.layers, self.train, self.environment())
         try:
             plan = self.resolve(None, lowest)
         except ResolutionError as error:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 ATTENTION: Final = "*+D"
 MLP: Final = "-"
 EXPERTS: Final = "E"
+LATENT: Final = "+D"
 RECURRENT: Final = "MG"
 KINDS: Final[Mapping[str, str]] = {
     "*": "attention",
@@ -25,7 +26,6 @@ KINDS: Final[Mapping[str, str]] = {
     "G": "a gated delta net",
 }
 """Layers that Megatron builds, by their character."""
-_LATENT: Final = "+D"
 
 
 class Mistake(NamedTuple):
@@ -85,7 +85,7 @@ class HybridPattern:
                     start + 1, f"each depth of multi-token prediction must have the same layers, {self.predictions[0]!r}"
                 )
             start += len(part) + 1
-        latent = next((at for at, layer in enumerate(self.text) if layer in _LATENT), -1)
+        latent = next((at for at, layer in enumerate(self.text) if layer in LATENT), -1)
         if latent >= 0 and "*" in self.text:
             yield Mistake(latent, "a model cannot have two kinds of attention, * and +")
 
@@ -125,4 +125,4 @@ def facts_of_pattern(text: str, stages: int) -> dict[str, Any]:
         facts["vpp"] = 1 if rest or stages <= 1 else max(1, chunks)
     if pattern.count(EXPERTS):
         facts["grouped_experts"] = True
-    return facts | ({"multi_latent_attention": True} if pattern.count(_LATENT) else {})
+    return facts | ({"multi_latent_attention": True} if pattern.count(LATENT) else {})

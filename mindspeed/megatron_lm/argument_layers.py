@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from mindspeed.engine.inspection.cli_arguments import Surface
 from mindspeed.engine.resolution.planned_feature import PlanNote
@@ -18,6 +18,8 @@ from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.megatron_flags import MegatronFlag
 from mindspeed.plugins.problems import GivenValue, Problem
+
+_PATTERN: Final = "hybrid_layer_pattern"
 
 
 def declared_flags(catalog: Catalog) -> Iterator[tuple[str, MegatronFlag]]:
@@ -177,7 +179,8 @@ def disagreements(theirs: Sequence[Layer], ours: Sequence[Layer], catalog: Catal
     spelled = {size: (owner, argument) for size, (owner, argument) in catalog.owners.items() if argument is not None}
     said: dict[tuple[str, str], tuple[Any, Layer]] = {}
     for layer in theirs:
-        for size, value in layer.world.items():
+        is_pattern = _PATTERN in layer.world  # what follows from it is compared with it, by its own checks
+        for size, value in ({_PATTERN: layer.world[_PATTERN]} if is_pattern else layer.world).items():
             said["world", size] = (value, layer)
             if size in spelled:
                 said[spelled[size]] = (value, layer)

@@ -150,7 +150,7 @@ def make_job(
         layer, left_out = resuming.leave_out(saved.layer, layers, lowest, catalog, environment)
         below, notes = [layer], [*left_out, *notes]
     layers = [*below, *layers]
-    problems += shape.check_world(shape.given_world([lowest, *layers]), vocab_size)
+    problems += shape.check_world(shape.given_world([lowest, *layers]), vocab_size, environment.megatron)
     plan = problems.collect(lambda: registry.resolve([lowest, *layers], environment))
     run = config.run or time.strftime("runs/%Y%m%d-%H%M%S")
     checkpoint = problems.collect(lambda: checkpoints.find_checkpoint(resume, step)) if resume else None

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from mindspeed.engine.inspection.megatron_copies import megatron_version
-from mindspeed.engine.resolution.environment import version_in
+from mindspeed.engine.resolution.environment import Environment, version_in
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.hybrid_pattern import facts_of_pattern, pattern_of
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES
@@ -61,11 +60,12 @@ def trainer_layer(config: TrainConfig, layers: Sequence[Layer], platform: str, v
     return Layer(f"trainer ({config.style})", world=world)
 
 
-def trainer_request(layers: Sequence[Layer], train: Mapping[str, Any], platform: str) -> tuple[Layer, list[Problem]]:
+def trainer_request(layers: Sequence[Layer], train: Mapping[str, Any], environment: Environment) -> tuple[Layer, list[Problem]]:
     """The trainer's own layer for a job file with the section ``train``, and what is wrong with the section and the model."""
     config, problems = train_config({JOB_FILE: train})
     vocab_size = _vocabulary(config)
-    return trainer_layer(config, layers, platform, vocab_size), problems + check_world(given_world(layers), vocab_size)
+    lowest = trainer_layer(config, layers, environment.platform, vocab_size)
+    return lowest, problems + check_world(given_world(layers), vocab_size, environment.megatron)
 
 
 def _vocabulary(config: TrainConfig) -> int:
@@ -99,8 +99,8 @@ def asked_model(model: Mapping[str, Any], layers: Sequence[Layer], train: Mappin
     return {name: given[name] for name in model if name in given}
 
 
-def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
-    """Find the values of a request that the trainer cannot train."""
+def check_world(world: Mapping[str, Any], vocab_size: int, megatron: str | None) -> list[Problem]:
+    """Find the values of a request that the trainer cannot train with this version of Megatron."""
     problems = []
     activation = world.get("activation")
     if activation in FIELDS["activation"].words and activation not in ACTIVATIONS:
@@ -112,7 +112,7 @@ def check_world(world: Mapping[str, Any], vocab_size: int) -> list[Problem]:
             fix = "train this model with another script: mindspeed run -- pretrain_gpt.py ..."
             problems.append(Problem("MS301", text, fix=advice(fix)))
     if pattern := world.get(PATTERN):
-        problems += _check_pattern(pattern, world.get("megatron") or megatron_version())
+        problems += _check_pattern(pattern, world.get("megatron") or megatron)
     rows = world.get("vocab_size")
     if isinstance(rows, int) and rows < vocab_size:
         text = f"vocab_size is {rows}, but the tokenizer of the data has {vocab_size} tokens"

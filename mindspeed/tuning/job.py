@@ -190,7 +190,7 @@ def make_search(
 ) -> SearchJob:
     """Make the search for a request. Raises ResolutionError with every problem of names and values."""
     catalog = registry.catalog_for([*(name for layer in layers for name in (*layer.features, *layer.settings)), *tried])
-    lowest, problems = trainer_request(layers, train, environment.platform)
+    lowest, problems = trainer_request(layers, train, environment)
     for name in (name for name in tried if name not in catalog.usable):
         fix = advice(f"--try {near[0]}" if (near := catalog.near(name)) else "")
         problems.append(Problem("MS201", f"the feature {name!r} does not exist", (name,), fix=fix))

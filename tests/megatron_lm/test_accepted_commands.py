@@ -6,6 +6,7 @@ import pytest
 
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.dry_run import plan_command
 from mindspeed.megatron_lm.launched_command import command_of_words
 from mindspeed.megatron_lm.lint import CheckedJob, check_jobs
@@ -109,6 +110,16 @@ def test_the_layers_of_a_hybrid_model_are_those_of_its_pattern_where_megatron_ov
     assert plan(f"--num-layers 12 {option} M*M-", megatron=megatron).world.num_layers == 4
 
 
+def test_a_number_that_contradicts_a_pattern_is_named_with_it() -> None:
+    words = ["pretrain_hybrid.py", *MODEL.split(), "--hybrid-layer-pattern", "*E*E", "--num-experts", "4"]
+    above = [Layer("command line", world={"moe_layers": 1})]
+    with pytest.raises(ResolutionError) as caught:
+        plan_command(command_of_words(words), made_up("cuda", "0.19.0"), (), above)
+    (problem,) = caught.value.problems
+    assert problem.message == "moe_layers is 1, but the pattern has 2 layers with experts (E)\n    *E*E\n       ^"
+    assert problem.fix_text == "remove moe_layers, which the pattern gives"
+
+
 def test_a_megatron_that_compares_both_refuses_another_number_of_layers_than_the_pattern() -> None:
     (message, *_) = messages("--num-layers 12 --hybrid-override-pattern M*M-")
     assert message.startswith("num_layers is 12, but the pattern has 4 layers")
@@ -159,4 +170,4 @@ def test_the_fix_of_a_missing_feature_is_the_option_of_megatron_that_switches_it
     with pytest.raises(ResolutionError) as caught:
         plan(f"--num-layers 8 {MOE} --tensor-model-parallel-size 2")
     (problem,) = caught.value.problems
-    assert caught.value.words(problem.fix) == "--sequence-parallel"
+    assert problem.fix_text == "--sequence-parallel"

@@ -64,12 +64,13 @@ def test_everything_that_is_wrong_is_reported_at_once(refuse, tmp_path):
     }
 
 
-def test_a_hybrid_model_that_the_trainer_does_not_build_is_refused(refuse, monkeypatch):
-    monkeypatch.setattr("mindspeed.training.shape.megatron_version", lambda: "0.16.1")
-    assert [*refuse("--hybrid-layer-pattern", "*-+-")][:2] == [
-        "a HybridModel needs megatron-core >=0.19, but the version is 0.16.1",
-        "mindspeed pretrain supports only * - E (attention, MLP, experts) in a hybrid layer pattern\n    *-+-\n      ^",
-    ]
+def test_a_hybrid_model_that_the_trainer_does_not_build_is_refused(refuse):
+    version = "a HybridModel needs megatron-core >=0.19, but the version is 0.16.1"
+    layers = "mindspeed pretrain supports only * - E (attention, MLP, experts) in a hybrid layer pattern\n    *-+-\n      ^"
+    assert [*refuse("--hybrid-layer-pattern", "*-+-", "--megatron", "0.16.1")][:2] == [version, layers]
+    newer = refuse("--hybrid-layer-pattern", "*-+-", "--megatron", "0.19.1")
+    assert layers in newer
+    assert version not in newer
 
 
 def test_a_missing_megatron_says_how_to_get_it(refuse, monkeypatch, text):

@@ -21,7 +21,7 @@ SHAPE: dict[str, Any] = {
 
 
 def search_of(world: dict[str, Any], ranks: int = 4) -> SearchJob:
-    layer = Layer("test", world={**SHAPE, "vocab_size": 512, "megatron": "0.19.0", **world})
+    layer = Layer("test", world={**SHAPE, **world})
     return make_search([layer], {}, made_up("cpu", "0.19.0"), ranks)
 
 

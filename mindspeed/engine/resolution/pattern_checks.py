@@ -5,14 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.resolution_state import ResolutionState
-from mindspeed.job.hybrid_pattern import ATTENTION, EXPERTS, KINDS, RECURRENT
+from mindspeed.job.hybrid_pattern import ATTENTION, EXPERTS, KINDS, LATENT, RECURRENT
 from mindspeed.job.world import World
 from mindspeed.plugins.fixes import Advice, DropField, FixStep, GiveField
 
 PATTERN: Final = "hybrid_layer_pattern"
 _KERNELS: Final = {"M": "mamba_ssm", "G": "flash-linear-attention"}
-_OTHER_SPLITS: Final = ("first_stage_layers", "last_stage_layers", "pipeline_layout", "embedding_is_layer", "loss_is_layer")
+_ALL: Final = "".join(KINDS)
+_COUNTED: Final[tuple[tuple[str, str, str, FixStep], ...]] = (
+    ("num_layers", _ALL, "layers", DropField("num_layers")),
+    ("moe_layers", EXPERTS, f"layers with experts ({EXPERTS})", Advice("remove moe_layers, which the pattern gives")),
+)
+"""Fields that count layers of a pattern, the characters of these layers, their name, and the fix."""
+_ALWAYS: Final = (
+    ("transformer_engine_layers", _ALL, "the layers of a HybridModel are always Transformer Engine's"),
+    ("multi_latent_attention", LATENT, f"{LATENT[0]} is {KINDS[LATENT[0]]}"),
+)
+"""Fields that are true of every model with one of these characters, and the reason."""
+_ENDS: Final = ("first_stage_layers", "last_stage_layers")
+_OTHER_SPLITS: Final = ("pipeline_layout", "embedding_is_layer", "loss_is_layer")
+"""Fields that Megatron refuses with every pattern, those of the ends only with segments."""
+_NO_SEGMENTS: Final = "<0.17"
+"""Releases of Megatron whose patterns have no segments, and which do not refuse these fields."""
+_SUPPORTED: Final = ">=0.19"
 
 
 class PatternMistake(NamedTuple):
@@ -31,13 +48,17 @@ def check_pattern(state: ResolutionState) -> None:
             code = "MS302" if mistake.fields else "MS301"
             text = f"{mistake.text}\n{state.world.pattern.marked(mistake.at)}"
             state.problem(code, text, (), mistake.fix, jobs, (PATTERN, *mistake.fields))
+    world = state.world
+    if world.is_hybrid and world.knows("megatron") and not version_in(world.megatron, _SUPPORTED):
+        text = f"HybridModel is supported with megatron-core {_SUPPORTED}, but the version is {world.megatron}"
+        state.note("warning", "HybridModel", f"{text}; features are not tested on it")
 
 
 def _mistakes_of(world: World) -> tuple[PatternMistake, ...]:
     if not world.is_hybrid:
         return ()
     own = [PatternMistake(at, text, (Advice("correct the pattern"),)) for at, text in world.pattern.mistakes()]
-    return tuple(own or (*_stages(world), *_experts(world), *_predictions(world), *_layers(world)))
+    return tuple(own or (*_stages(world), *_experts(world), *_predictions(world), *_facts(world)))
 
 
 def _stages(world: World) -> Iterator[PatternMistake]:
@@ -45,14 +66,12 @@ def _stages(world: World) -> Iterator[PatternMistake]:
     pattern, pp, vpp = world.pattern, world.pp, world.vpp
     count, layers = len(pattern.segments), len(pattern.layers)
     separated = Advice("separate the layers of stages with |")
+    others = [field for field in _OTHER_SPLITS if world.is_set(field)] if count > 1 or _has_segments(world) else []
     if count == 1 and vpp > 1:
         text = f"vpp is {vpp}, but the pattern has no segments for {pp * vpp} model chunks"
         yield PatternMistake(layers // (pp * vpp), text, (separated, DropField("vpp")), ("vpp",))
     elif count == 1:
-        shared, stages = world.equal_share
-        if shared % max(1, stages) and world.num_layers == layers:
-            text = f"{shared} layers are not divisible by {stages} pipeline stages"
-            yield PatternMistake(world.first_stage_layers or shared // stages, text, (separated, GiveField("pp", 1)), ("pp",))
+        yield from () if others else _shares(world, (separated, GiveField("pp", 1)))
     elif pp == 1:
         text = f"the pattern has {count} segments, but there is only one pipeline stage"
         yield PatternMistake(_start(world, 1) - 1, text, (Advice("remove |"), GiveField("pp", count)), ("pp",))
@@ -62,10 +81,33 @@ def _stages(world: World) -> Iterator[PatternMistake]:
     elif count != pp * vpp:
         text = f"{count} segments on {pp} pipeline stages give vpp={count // pp}, but vpp is {vpp}"
         yield PatternMistake(_start(world, min(pp * vpp, count - 1)), text, (GiveField("vpp", count // pp),), ("pp", "vpp"))
-    for field in _OTHER_SPLITS:
-        if count > 1 and world.is_set(field):
-            text = f"segments and {field} both assign layers to pipeline stages"
-            yield PatternMistake(_start(world, 1) - 1, text, (DropField(field),), (field,))
+    for field in others:
+        text = f"{field} is set, but only the pattern assigns layers to pipeline stages"
+        place = _start(world, 1) - 1 if count > 1 else layers // pp % layers
+        yield PatternMistake(place, text, (DropField(field),), (field,))
+    for field in (field for field in _ENDS if count > 1 and world.is_set(field)):
+        text = f"segments and {field} both assign layers to pipeline stages"
+        yield PatternMistake(_start(world, 1) - 1, text, (DropField(field),), (field,))
+
+
+def _shares(world: World, fix: tuple[FixStep, ...]) -> Iterator[PatternMistake]:
+    """Check that stages share the layers of a pattern without segments, except the layers of the first and the last stage."""
+    shared, stages = world.equal_share
+    layers = len(world.pattern.layers)
+    if world.num_layers != layers:
+        return
+    if stages and shared % stages:
+        text = f"{shared} layers are not divisible by {stages} pipeline stages"
+        yield PatternMistake(world.first_stage_layers or shared // stages, text, fix, ("pp",))
+    elif shared and not stages and _has_segments(world):
+        ends = layers - shared
+        text = f"the first and the last stage have {ends} layers, but the pattern has {layers} layers"
+        given = tuple(DropField(field) for field in _ENDS if world.is_set(field))
+        yield PatternMistake(min(ends, layers - 1), text, given, ("pp", *_ENDS))
+
+
+def _has_segments(world: World) -> bool:
+    return not (world.knows("megatron") and version_in(world.megatron, _NO_SEGMENTS))
 
 
 def _start(world: World, segment: int) -> int:
@@ -104,11 +146,16 @@ def _predictions(world: World) -> Iterator[PatternMistake]:
         yield PatternMistake(place, text, (GiveField("mtp_num_layers", len(pattern.predictions)),), ("mtp_num_layers",))
 
 
-def _layers(world: World) -> Iterator[PatternMistake]:
-    """Check that a given number of layers is that of the pattern."""
-    layers = world.pattern.layers
-    if world.num_layers != len(layers):
-        text = f"num_layers is {world.num_layers}, but the pattern has {len(layers)} layers"
-        places = [at for at, layer in enumerate(world.pattern.text.partition("/")[0]) if layer != "|"]
-        place = places[min(world.num_layers, len(places) - 1)]
-        yield PatternMistake(place, text, (DropField("num_layers"),), ("num_layers",))
+def _facts(world: World) -> Iterator[PatternMistake]:
+    """Check that what is given of the model agrees with its pattern."""
+    decoder = world.pattern.text.partition("/")[0]
+    for field, kinds, what, fix in _COUNTED:
+        places = [at for at, layer in enumerate(decoder) if layer in kinds]
+        if world.knows(field) and (given := getattr(world, field)) != len(places):
+            text = f"{field} is {given}, but the pattern has {len(places)} {what}"
+            place = places[min(given, len(places) - 1)] if places else len(decoder) - 1
+            yield PatternMistake(place, text, (fix,), (field,))
+    for field, kinds, reason in _ALWAYS:
+        place = next((at for at, layer in enumerate(decoder) if layer in kinds), -1)
+        if place >= 0 and world.knows(field) and not getattr(world, field):
+            yield PatternMistake(place, f"{field} is False, but {reason}", (GiveField(field, True),), (field,))

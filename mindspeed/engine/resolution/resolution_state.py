@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from mindspeed._version import __version__
 from mindspeed.engine.resolution.jobs import Jobs, JobSet, NotUniform, OneJob, by_contribution
 from mindspeed.engine.resolution.planned_feature import PlanNote, Reason, Value
+from mindspeed.engine.resolution.possible_fixes import possible_fix
 from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.engine.resolution.request_merge import MergedRequest
 from mindspeed.engine.resolution.setting_validation import Arguments, flag
@@ -163,9 +163,8 @@ class ResolutionState:
             elif given.value != value:
                 text = f"{name} requires {needed}.{key}={value}{because(constraint.reason)}"
                 text = f"{text}, but it is {given.value} ({given.source})"
-                other = given.required_by
                 fix: Fix = (GiveSetting(f"{needed}.{key}", value), RemoveFeature(name))
-                if other:
+                if other := given.required_by:
                     fix = (RemoveFeature(name), RemoveFeature(other))
                 self.problem("MS212", text, (name, other or needed), fix, jobs, (f"{needed}.{key}",))
 
@@ -349,8 +348,9 @@ class ResolutionState:
         self.refused |= jobs
         if self.is_single:
             where = "; ".join(self.catalog.usable[name].described for name in names if name in self.catalog.usable)
-            problem = Problem(code, message, names, self.chain(*names), where, fix)
-            self.report(replace(problem, facts=tuple(self.facts(*about, *named_in(problem.fix)))), jobs)
+            steps = possible_fix(fix, self.world)
+            facts = self.facts(*about, *named_in(steps))
+            self.report(Problem(code, message, names, self.chain(*names), where, steps, facts), jobs)
 
     def facts(self, *names: str) -> Iterator[GivenValue]:
         """Yield those of these fields of the job and settings (``feature.name``) that a source gives."""

@@ -43,7 +43,17 @@ def _uneven(args: Any, world: World) -> Mapping[str, str]:
 )
 def stages_are_equal(args: Any, world: World) -> bool:
     """Check that stages have equal numbers of layers."""
-    return not world.layer_split and not any(world.is_set(field) for field in _UNEVEN)
+    return world.is_hybrid or not (world.layer_split or any(world.is_set(field) for field in _UNEVEN))
+
+
+@condition(
+    "placement=v does not support a HybridModel, whose layers Megatron assigns to ranks by the pattern",
+    fix=(_LOOP,),
+    when=_is_v,
+)
+def model_is_no_hybrid(args: Any, world: World) -> bool:
+    """Check that the model is no HybridModel."""
+    return not world.is_hybrid
 
 
 @condition(
@@ -124,5 +134,6 @@ V_CONDITIONS: Final = (
     embeddings_are_untied,
     has_no_token_prediction,
     stages_are_equal,
+    model_is_no_hybrid,
     megatron_asks_by_chunk,
 )

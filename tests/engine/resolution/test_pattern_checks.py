@@ -109,7 +109,7 @@ def refusals(pattern, platform="cpu", **world):
             "*-|*-",
             TWO | {"loss_is_layer": True},
             (
-                "MS302 segments and loss_is_layer both assign layers to pipeline stages\n"
+                "MS302 loss_is_layer is set, but only the pattern assigns layers to pipeline stages\n"
                 "    *-|*-\n"
                 "      ^\n"
                 "  fix: remove --loss-is-layer"
@@ -160,6 +160,63 @@ def refusals(pattern, platform="cpu", **world):
                 "  fix: remove M; this platform supports * + D - E"
             ),
         ),
+        (
+            "*-|*-",
+            TWO | {"first_stage_layers": 2},
+            "MS302 segments and first_stage_layers both assign layers to pipeline stages\n    *-|*-\n      ^\n"
+            "  fix: remove --first-stage-layers",
+        ),
+        *(
+            (
+                "*-*-",
+                TWO | {field: True},
+                f"MS302 {field} is set, but only the pattern assigns layers to pipeline stages\n    *-*-\n      ^\n"
+                f"  fix: remove --{field.replace('_', '-')}",
+            )
+            for field in ("pipeline_layout", "embedding_is_layer", "loss_is_layer")
+        ),
+        (
+            "*-*-",
+            {"loss_is_layer": True},
+            "MS302 loss_is_layer is set, but only the pattern assigns layers to pipeline stages\n    *-*-\n    ^\n"
+            "  fix: remove --loss-is-layer",
+        ),
+        (
+            "*-*-",
+            TWO | {"first_stage_layers": 1, "last_stage_layers": 2},
+            "MS302 the first and the last stage have 3 layers, but the pattern has 4 layers\n    *-*-\n       ^\n"
+            "  fix: remove --first-stage-layers, or remove --last-stage-layers",
+        ),
+        (
+            "*-*-*-",
+            {"pp": 3, "world_size": 3, "first_stage_layers": 1},
+            "MS302 5 layers are not divisible by 2 pipeline stages\n    *-*-*-\n     ^\n"
+            "  fix: separate the layers of stages with |, or --pp 1",
+        ),
+        (
+            "*E*E",
+            {"num_experts": 4, "moe_layers": 1},
+            "MS302 moe_layers is 1, but the pattern has 2 layers with experts (E)\n    *E*E\n       ^\n"
+            "  fix: remove moe_layers, which the pattern gives",
+        ),
+        (
+            "*-*-",
+            {"moe_layers": 1},
+            "MS302 moe_layers is 1, but the pattern has 0 layers with experts (E)\n    *-*-\n       ^\n"
+            "  fix: remove moe_layers, which the pattern gives",
+        ),
+        (
+            "*-",
+            {"transformer_engine_layers": False},
+            "MS302 transformer_engine_layers is False, but the layers of a HybridModel are always Transformer Engine's\n"
+            "    *-\n    ^\n  fix: --transformer-engine-layers",
+        ),
+        (
+            "-+",
+            {"multi_latent_attention": False},
+            "MS302 multi_latent_attention is False, but + is multi-latent attention\n    -+\n     ^\n"
+            "  fix: --multi-latent-attention",
+        ),
     ],
 )
 def test_a_pattern_that_does_not_fit_is_quoted_with_a_mark(pattern, world, text):
@@ -194,3 +251,37 @@ def test_features_that_deal_out_layers_refuse_a_pattern():
     assert [problem.message for problem in error.value.problems] == [
         "noop-layers: the pattern of a hybrid model already assigns layers to pipeline stages"
     ]
+
+
+@pytest.mark.parametrize(
+    ("feature", "fix"),
+    [
+        ("norm-recompute", "remove norm-recompute"),
+        ("swap-attention", "--set swap-attention.modules=VALUE (without linear_qkv)"),
+    ],
+)
+def test_a_fix_gives_no_field_another_value_than_the_pattern(feature, fix):
+    with pytest.raises(ResolutionError) as error:
+        mindspeed.plan([feature], world=TWO | {"hybrid_layer_pattern": "*-|*-"}, environment=made_up("cpu", "0.19.1"))
+    assert [problem.fix_text for problem in error.value.problems] == [fix]
+
+
+@pytest.mark.parametrize(
+    ("megatron", "warnings"),
+    [
+        ("0.16.1", ["0.16.1; features are not tested on it"]),
+        ("0.18.2", ["0.18.2; features are not tested on it"]),
+        ("0.19.0", []),
+    ],
+)
+def test_a_megatron_before_hybrid_models_has_a_warning(megatron, warnings):
+    world = {"world_size": 1, "num_experts": 0, "hybrid_layer_pattern": "*-"}
+    plan = mindspeed.plan(world=world, environment=made_up("cuda", megatron))
+    text = "HybridModel is supported with megatron-core >=0.19, but the version is "
+    found = [row.text for row in plan.rows if (row.kind, row.feature) == ("warning", "HybridModel")]
+    assert found == [text + warning for warning in warnings]
+
+
+def test_a_megatron_whose_pattern_has_no_segments_splits_layers_otherwise():
+    world = TWO | {"num_experts": 0, "hybrid_layer_pattern": "*-*", "loss_is_layer": True}
+    assert mindspeed.plan(world=world, environment=made_up("cuda", "0.16.1")).world.layers_per_chunk == (2, 1)

@@ -11,6 +11,7 @@ from mindspeed.plugins.conditions import failure
 from tests.features.resolving import MODEL, active, ask, refusals
 
 V: dict[str, Any] = {"pp": 2, "vpp": 2, "tied_embeddings": False, "mtp_num_layers": 0}
+HYBRID: dict[str, Any] = {"hybrid_layer_pattern": "*-|*-|*-|*-", "engine_over_local": True}
 
 
 def of(**settings: object) -> dict[str, dict[str, object]]:
@@ -86,6 +87,13 @@ def test_a_v_refuses_uneven_stages_of_megatron(job: dict[str, Any], text: str) -
         f"zero-bubble.placement=loop"
     ]
     assert refusals("zero-bubble", **V | job) == []
+
+
+def test_a_v_refuses_a_hybrid_model() -> None:
+    assert refusals("zero-bubble", settings=of(placement="v"), **V | HYBRID) == [
+        "MS304 zero-bubble: placement=v does not support a HybridModel, whose layers Megatron assigns to ranks by the "
+        "pattern | --set zero-bubble.placement=loop"
+    ]
 
 
 @pytest.mark.parametrize(
