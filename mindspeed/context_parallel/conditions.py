@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from mindspeed.job.hybrid_pattern import ATTENTION
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import condition
 from mindspeed.plugins.feature import FeatureArgs
@@ -89,9 +90,9 @@ class KeepArgs(FeatureArgs):
     interval: int = Field(
         0,
         ge=0,
-        description="Apply the setting keep (tensors that are stored for backward) only to layer 1 and to every "
-        "(interval + 1)-th layer after it. All other layers use keep=none. 0 = apply keep to every layer. In a HybridModel, "
-        "each character of the pattern is a layer",
+        description="Apply the setting keep (tensors that are stored for backward) only to the first attention layer and to "
+        "every (interval + 1)-th attention layer after it. All other layers use keep=none. 0 = apply keep to every layer. "
+        "Layers of all pipeline stages are counted. In a HybridModel, layers without attention are not counted",
     )
 
     @model_validator(mode="after")
@@ -108,17 +109,25 @@ def _has_interval(args: KeepArgs, world: World) -> bool:
     return args.interval > 0
 
 
+def _attention_layers(args: KeepArgs, world: World) -> dict[str, int]:
+    """Return the number of attention layers of the model."""
+    return {"layers": world.pattern.count(ATTENTION) if world.is_hybrid else world.num_layers}
+
+
 @condition(
-    "the setting interval={args.interval} skips {args.interval} layers after each layer to which the setting keep applies. "
-    "With num_layers={world.num_layers}, keep would apply only to the first layer. With interval=0, it applies to every layer",
+    "the setting interval={args.interval} skips {args.interval} attention layers after each one to which the setting keep "
+    "applies. The model has {layers} attention layers, so keep would apply only to the first one. With interval=0, it applies "
+    "to every attention layer",
     fix=(GiveSetting("interval", 0),),
     when=_has_interval,
+    values=_attention_layers,
 )
 def interval_is_inside(args: KeepArgs, world: World) -> bool:
-    """Check that the interval is smaller than the model."""
-    return bool(args.interval < world.num_layers)
+    """Check that the interval is smaller than the number of attention layers."""
+    return args.interval < _attention_layers(args, world)["layers"]
 
 
-def keeps(layer_number: int, interval: int) -> bool:
-    """Return whether a layer, counted from 1 over all stages, keeps tensors: ``interval`` layers lie between two that do."""
-    return interval == 0 or layer_number % (interval + 1) == 1
+def keeps(attention_number: int, interval: int) -> bool:
+    """Return whether an attention layer, counted from 1 over all stages, keeps tensors: ``interval`` of them lie between two
+    that do."""
+    return interval == 0 or attention_number % (interval + 1) == 1

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mindspeed.context_parallel.documents import are_documents, ends_of_packed, ends_of_rows, is_padded
 from mindspeed.context_parallel.position_bias import PositionBias
+from mindspeed.job.hybrid_pattern import ATTENTION
 from mindspeed.ops.attention_mask import AttentionVisibility, attention_visibility
 from mindspeed.plugins import Feature, MindSpeedError, Problem, with_modules
 from mindspeed.plugins.fixes import GiveField
@@ -47,10 +48,15 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
         *,
         feature: Feature[Any],
     ) -> None:
-        """``feature`` is the instance whose layer this is; `with_core_attention` puts it into the parameters of the spec."""
+        """``feature`` is the instance whose layer this is; `with_core_attention` puts it into the parameters of the spec.
+
+        ``attention_number`` counts the attention layers of the model from 1, over all pipeline stages.
+        """
         super().__init__(config=config)
         self.feature = feature
         self.layer_number = max(1, layer_number)
+        pattern = feature.world.pattern
+        self.attention_number = max(1, pattern.count(ATTENTION, layer_number)) if pattern.layers else self.layer_number
         self.attn_mask_type = attn_mask_type
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.scale = softmax_scale

@@ -7,7 +7,6 @@ numbers are those of the model, whatever layout or kernels compute it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from mindspeed.job.config import world_of_config
@@ -173,10 +172,9 @@ def _counted(layers: str) -> LayerCounts:
 
 def counts_per_chunk(world: World) -> tuple[LayerCounts, ...]:
     """Count the layers of each model chunk, in the order of the model; those of a transformer all have experts or none has."""
-    sizes = world.layers_per_chunk
     if world.is_hybrid:
-        ends = accumulate(sizes)
-        return tuple(_counted(world.pattern.layers[end - size : end]) for size, end in zip(sizes, ends, strict=True))
+        return tuple(map(_counted, world.pattern_per_chunk))
+    sizes = world.layers_per_chunk
     return tuple(LayerCounts(size, 0, size) if world.num_experts else LayerCounts(size, size, 0) for size in sizes)
 
 

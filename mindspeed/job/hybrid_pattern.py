@@ -53,9 +53,9 @@ class HybridPattern:
         """Layers of each segment; empty where Megatron deals them out in equal shares."""
         return tuple(map(len, self.segments)) if len(self.segments) > 1 else ()
 
-    def count(self, kinds: str) -> int:
-        """Count the layers of the decoder that have one of these characters."""
-        return sum(layer in kinds for layer in self.layers)
+    def count(self, kinds: str, until: int | None = None) -> int:
+        """Count the layers of the decoder that have one of these characters, up to layer ``until`` where that is given."""
+        return sum(layer in kinds for layer in self.layers[:until])
 
     @property
     def transformer_layers(self) -> int:

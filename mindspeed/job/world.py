@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict
@@ -115,6 +116,12 @@ class World(Fields, BaseModel):
         chunks[0] -= self.embedding_is_layer
         chunks[-1] -= self.loss_is_layer
         return tuple(chunks)
+
+    @property
+    def pattern_per_chunk(self) -> tuple[str, ...]:
+        """The layers of each model chunk of a hybrid model, in the order of the model, one character each."""
+        sizes = self.layers_per_chunk
+        return tuple(self.pattern.layers[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True))
 
     def need(self, *names: str) -> None:
         """Raise `UnknownValue` with all of these fields that are not set."""

@@ -24,9 +24,10 @@ def has_own_activation(layer: Any) -> bool:
     from megatron.core.transformer.mlp import MLP
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
-    if not isinstance(layer.mlp, MoELayer):
-        return isinstance(layer.mlp, MLP)
-    experts = layer.mlp.experts
+    mlp = getattr(layer, "mlp", None)
+    if not isinstance(mlp, MoELayer):
+        return isinstance(mlp, MLP)
+    experts = mlp.experts
     return not _are_grouped(experts) or all(
         hasattr(experts, name) for name in ("activation_recompute", "activation_func_with_probs")
     )

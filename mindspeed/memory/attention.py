@@ -24,7 +24,7 @@ def swap_attention(swap: LayerSwap, chunks: Sequence[Any], modules: Sequence[str
         layers = chosen_layers([chunk], None, "self_attention")
         ends = any(getattr(module, "post_process", False) for module in chunk.modules())
         for number, layer in enumerate(layers):
-            names = () if ends and layer is layers[-1] else modules
+            names = () if ends and layer is layers[-1] else [name for name in modules if hasattr(layer.self_attention, name)]
             swapped.append(SwappedLayer(swap, layer, names, owner, begins=number == 0))
     return swapped
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from mindspeed.job.hybrid_pattern import ATTENTION, EXPERTS, KINDS, MLP
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import ModelCondition, condition, unset
 from mindspeed.plugins.fixes import Advice, DropSetting, GiveField, GiveSetting, RemoveFeature
@@ -30,21 +31,40 @@ def _has_blocks(args: Any, world: World) -> bool:
     return world.recompute_granularity == "full" and world.recompute_method == "block"
 
 
-def _smallest_chunk(world: World) -> int:
-    return min(filter(None, world.layers_per_chunk), default=0)
+_PARTS: Final = {
+    "": ("".join(KINDS), "layers"),
+    "self_attention": (ATTENTION, "attention layers"),
+    "mlp": (MLP + EXPERTS, "layers with an MLP or experts"),
+}
+"""Layers of a hybrid model that have a part, by their characters and in words."""
 
 
-def _layers_left(args: Any, world: World) -> Mapping[str, int]:
-    """Return the layers of the smallest model chunk that are wanted, there, and left by block recomputation."""
-    layers = _smallest_chunk(world)
-    left = max(0, layers - world.recompute_num_layers)
+def _places(args: Any, world: World) -> list[list[int]]:
+    """Return for each model chunk the places of the layers that a feature acts on, without chunks that have none.
+
+    A layer of a hybrid model has one part; ``part`` of the arguments is the one that the feature acts on, if not all.
+    """
+    if not world.is_hybrid:
+        return [list(range(size)) for size in world.layers_per_chunk if size]
+    kinds, _ = _PARTS[getattr(args, "part", "")]
+    chunks = ([at for at, layer in enumerate(chunk) if layer in kinds] for chunk in world.pattern_per_chunk)
+    return [places for places in chunks if places]
+
+
+def _layers_left(args: Any, world: World) -> Mapping[str, Any]:
+    """Return the layers wanted of each model chunk, and those of the chunk in which block recomputation leaves the fewest."""
+    chunks = _places(args, world) or [[]]
+    taken = world.recompute_num_layers if _has_blocks(args, world) else 0
     wanted = getattr(args, "num_layers", None) or 1
-    return {"wanted": wanted, "layers": layers, "left": left, "most": max(0, layers - wanted)}
+    left, number = min((sum(at >= taken for at in places), len(places)) for places in chunks)
+    most = min((places[-wanted:] or [0])[0] for places in chunks)
+    _, words = _PARTS[getattr(args, "part", "") if world.is_hybrid else ""]
+    return {"wanted": wanted, "number": number, "layers": f"{number} {words}", "left": left, "most": most}
 
 
 @condition(
-    "--recompute-method block recomputes layers as a whole, and leaves {left} of the {layers} layers of a model chunk. "
-    "{feature} works only in layers that are left, and needs at least {wanted} of them",
+    "--recompute-method block recomputes layers as a whole, and leaves {left} of the {layers} of a model chunk. {feature} "
+    "works only in layers that are left, and needs at least {wanted} of them",
     fix=(GiveField("recompute_num_layers", note="at most {most}"), _REMOVE),
     when=_has_blocks,
     values=_layers_left,
@@ -52,7 +72,7 @@ def _layers_left(args: Any, world: World) -> Mapping[str, int]:
 def blocks_leave_layers(args: Any, world: World) -> bool:
     """Check that block recomputation leaves as many layers of each model chunk as are wanted."""
     numbers = _layers_left(args, world)
-    return numbers["wanted"] <= numbers["left"]
+    return bool(numbers["wanted"] <= numbers["left"])
 
 
 def _counts_layers(args: Any, world: World) -> bool:
@@ -61,14 +81,14 @@ def _counts_layers(args: Any, world: World) -> bool:
 
 
 @condition(
-    "the setting num_layers={args.num_layers} is greater than the {layers} layers of a model chunk",
-    fix=(GiveSetting("num_layers", "{layers}"), DropSetting("num_layers")),
+    "the setting num_layers={args.num_layers} is greater than the {layers} of a model chunk",
+    fix=(GiveSetting("num_layers", "{number}"), DropSetting("num_layers")),
     when=_counts_layers,
     values=_layers_left,
 )
 def chunks_have_num_layers(args: Any, world: World) -> bool:
-    """Check that each model chunk has at least num_layers layers."""
-    return bool(args.num_layers <= _smallest_chunk(world))
+    """Check that each model chunk has at least num_layers layers of those that the feature acts on."""
+    return bool(args.num_layers <= min(map(len, _places(args, world)), default=0))
 
 
 LAYERS_OF_MODEL: Final = ModelCondition(

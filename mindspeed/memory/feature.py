@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from pydantic import Field
 
@@ -27,6 +27,9 @@ ATTENTION: Final = {
 
 
 class LayersArgs(FeatureArgs):
+    part: ClassVar[str] = ""
+    """The part that a layer needs, where layers of a hybrid model have one each."""
+
     num_layers: int | None = Field(
         None,
         ge=1,
@@ -36,13 +39,14 @@ class LayersArgs(FeatureArgs):
     )
 
 
-class PartRecompute(Feature[LayersArgs], ABC):
+LayersArgsT = TypeVar("LayersArgsT", bound=LayersArgs)
+
+
+class PartRecompute(Feature[LayersArgsT], ABC):
     """Recompute a part of the first layers of each model chunk that no block recomputation takes."""
 
     recomputed_tensors: ClassVar[Sequence[str]]
     """The tensors that are not kept."""
-    part: ClassVar[str] = ""
-    """The part that a layer needs, where layers of a hybrid model have one each."""
 
     @abstractmethod
     def recompute(self, layer: Any) -> object:
@@ -56,5 +60,5 @@ class PartRecompute(Feature[LayersArgs], ABC):
     def model_built(self, chunks: Sequence[Any]) -> None:
         from mindspeed.memory.model_layers import chosen_layers
 
-        for layer in chosen_layers(chunks, self.args.num_layers, self.part):
+        for layer in chosen_layers(chunks, self.args.num_layers, self.args.part):
             self.recompute(layer)

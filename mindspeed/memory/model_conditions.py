@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mindspeed.memory.model_layers import blocks_of, fully_recomputed
+from mindspeed.memory.model_layers import blocks_of, fully_recomputed, has_part
 from mindspeed.plugins.feature import Feature
 
 
@@ -14,10 +14,11 @@ def missing_layers(feature: Feature[Any], chunks: Sequence[Any]) -> Iterator[str
     modules = [module for chunk in chunks for module in chunk.modules()]
     if any(type(module).__name__.endswith("FullyShardedDataParallel") for module in modules):
         yield f"weights are fully sharded (FSDP) and not gathered when {feature.spec.name} needs them"
-    wanted = getattr(feature.args, "num_layers", None) or 1
+    wanted, part = getattr(feature.args, "num_layers", None) or 1, getattr(feature.args, "part", "")
     for block in blocks_of(chunks):
-        count, taken = len(block.layers), min(fully_recomputed(block.config), len(block.layers))
-        if wanted > count - taken:
+        counted = [has_part(layer, part) for layer in block.layers]
+        count, taken = sum(counted), sum(counted[: fully_recomputed(block.config)])
+        if count and wanted > count - taken:
             yield (f"{wanted} layers are needed, but a model chunk has {count}, and {taken} of them are in block recomputation")
 
 

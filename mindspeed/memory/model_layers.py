@@ -15,23 +15,29 @@ def chosen_layers(chunks: Sequence[Any], count: int | None, part: str = "") -> l
 
     Of a hybrid model, whose layers have one part each, those with ``part`` count: ``self_attention`` or ``mlp``.
     """
-    from megatron.core.transformer.identity_op import IdentityOp
-
     chosen: list[Any] = []
     for block in blocks_of(chunks):
         layers = list(block.layers)[fully_recomputed(block.config) :]
-        chosen += [layer for layer in layers if not part or not isinstance(getattr(layer, part), IdentityOp)][:count]
+        chosen += [layer for layer in layers if has_part(layer, part)][:count]
     return chosen
 
 
+def has_part(layer: Any, part: str) -> bool:
+    """Return whether a layer has a part; every layer has the part without a name."""
+    from megatron.core.transformer.identity_op import IdentityOp
+
+    return not part or not isinstance(getattr(layer, part, None), IdentityOp | None)
+
+
 def blocks_of(chunks: Sequence[Any]) -> list[Any]:
-    """Return every transformer block with layers, and every stack of a hybrid model."""
+    """Return every transformer block with layers, and every stack of a hybrid model but those of multi-token prediction."""
     from megatron.core.transformer.transformer_block import TransformerBlock
 
     hybrid = sys.modules.get("megatron.core.models.hybrid.hybrid_block")
     kinds = (TransformerBlock, hybrid.HybridStack) if hybrid is not None else TransformerBlock
     modules = [module for chunk in chunks for module in chunk.modules()]
-    return [module for module in modules if isinstance(module, kinds) and len(module.layers)]
+    blocks = [module for module in modules if isinstance(module, kinds) and len(module.layers)]
+    return [block for block in blocks if not getattr(block, "is_mtp_layer", False)]
 
 
 def fully_recomputed(config: Any) -> int:

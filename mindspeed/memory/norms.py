@@ -9,11 +9,11 @@ from mindspeed.memory.region_checkpoint import make_region
 
 
 def norms_of(layer: Any) -> dict[str, Any]:
-    """Return the two norms of a layer; none where one is part of a fused linear layer."""
+    """Return the two norms of a layer; none where it lacks one, or one is part of a fused linear layer."""
     from megatron.core.transformer.identity_op import IdentityOp
 
-    norms = {name: getattr(layer, name) for name in ("input_layernorm", "pre_mlp_layernorm")}
-    return {} if any(isinstance(norm, IdentityOp) for norm in norms.values()) else norms
+    norms = {name: getattr(layer, name, None) for name in ("input_layernorm", "pre_mlp_layernorm")}
+    return {} if any(isinstance(norm, IdentityOp | None) for norm in norms.values()) else norms
 
 
 def recompute_norms(layer: Any, owner: str) -> list[Region]:

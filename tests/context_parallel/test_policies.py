@@ -1,15 +1,19 @@
 """Policies for backward: what is kept and what is sent again are their closed forms, and not one bit of a result changes."""
 
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from megatron.core.transformer.enums import AttnMaskType
 
 import mindspeed
 from mindspeed.context_parallel import costs
 from mindspeed.context_parallel.conditions import keeps
 from mindspeed.context_parallel.layout import contiguous, zigzag
+from mindspeed.features.ring_attention.layers import RingCoreAttention
+from mindspeed.plugins import World
 from mindspeed.verification.pool import WorkerPool
 from tests.context_parallel.policies import Run, runs
 from tests.context_parallel.shards import made, shape
@@ -92,3 +96,20 @@ def test_what_ulysses_saves_is_the_copies_of_key_heads() -> None:
 @pytest.mark.parametrize(("interval", "layers"), [(0, [1, 2, 3, 4, 5, 6, 7]), (1, [1, 3, 5, 7]), (2, [1, 4, 7]), (6, [1])])
 def test_an_interval_leaves_layers_out(interval: int, layers: list[int]) -> None:
     assert [number for number in range(1, 8) if keeps(number, interval)] == layers
+
+
+@pytest.mark.parametrize(
+    ("pattern", "numbers"),
+    [
+        ("", {1: 1, 2: 2, 3: 3}),
+        ("*-*-|*-*-", {1: 1, 3: 2, 5: 3, 7: 4}),
+        ("-*|-*-*", {2: 1, 4: 2, 6: 3}),
+        ("M-M*/*-", {4: 1, 1: 1}),  # a layer of multi-token prediction has a number of its own
+    ],
+)
+def test_attention_layers_of_a_pattern_are_counted_over_all_stages(pattern: str, numbers: dict[int, int]) -> None:
+    config, groups = SimpleNamespace(attention_dropout=0.0), SimpleNamespace(cp=object())
+    feature: Any = SimpleNamespace(world=World({"hybrid_layer_pattern": pattern}))
+    kind = (AttnMaskType.causal, "self")
+    cores = {at: RingCoreAttention(config, at, *kind, pg_collection=groups, feature=feature) for at in numbers}
+    assert {at: core.attention_number for at, core in cores.items()} == numbers

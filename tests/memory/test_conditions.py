@@ -7,6 +7,7 @@ import pytest
 
 from mindspeed.engine.runtime import session
 from mindspeed.job.config import world_of_config
+from mindspeed.job.hybrid_pattern import pattern_of
 from mindspeed.megatron.hook_wrappers import get_megatron_optimizer
 from mindspeed.memory.model_conditions import unsuited_optimizers
 from mindspeed.plugins import MindSpeedError, World
@@ -19,6 +20,7 @@ SETTINGS: dict[str, dict[str, Any]] = {ADAPTIVE: {"budget_mb": 1000}}
 UNIFORM = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 BLOCK = UNIFORM | {"recompute_method": "block"}
 FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
+PARTS = {"modules": ("core_attention", "linear_proj")}
 SELECTIVE = {"recompute_granularity": "selective"}
 
 OF_PARTS: list[tuple[dict[str, Any], str]] = [
@@ -47,6 +49,10 @@ ATTENTION_TAKEN = (
     "recompute_modules contains core_attn, which then keeps no activations to offload | --recompute-modules N (N = your "
     "list of modules, without core_attn), or remove {name}"
 )
+LAST_ATTENTION = (
+    "no attention layer can be offloaded: the last one keeps its activations on the device, and the model has no other | "
+    "remove {name}"
+)
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *((name, job, text) for name in (NORM, ACTIVATION, SWAP, ADAPTIVE) for job, text in OF_PARTS),
     *((name, {"dtype": "bf16", "optimizer": "muon"}, MUON) for name in (REUSE, HOST)),
@@ -72,7 +78,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         SWAP,
         {"num_layers": 1},
-        ("the model has one layer, so no other layer can overlap with its transfers | remove {name}"),
+        LAST_ATTENTION,
     ),
 ]
 
@@ -145,6 +151,64 @@ def test_what_another_feature_recomputes_is_refused_when_the_plan_is_made(
 def test_a_count_that_every_chunk_has_is_accepted(name: str, count: int, job: dict[str, Any]) -> None:
     assert refusals(name, settings={name: {"num_layers": count}}, **job) == []
     assert refusals(name, settings={name: {"num_layers": count + 1}}, **job) != []
+
+
+def messages(name: str, settings: dict[str, Any], **job: Any) -> list[str]:
+    """Return what the conditions of a feature say of a job with a hybrid model."""
+    feature = CATALOG.feature(name)
+    pattern = pattern_of(job["hybrid_layer_pattern"])
+    world = World(MODEL | {"num_layers": len(pattern.layers)} | job)
+    failures = [failure(one, name, feature.Args(**settings), world) for one in conditions(feature.spec.constraints)]
+    return [one.message for one in failures if one is not None]
+
+
+@pytest.mark.parametrize(
+    ("count", "pattern", "job", "layers"),
+    [
+        (2, "*-*-", {}, None),
+        (3, "*-*-", {}, "2 layers with an MLP or experts"),
+        (2, "*-*E|*-", {"pp": 2}, "1 layers with an MLP or experts"),
+        (2, "*---*-", {"pp": 2}, None),
+        (1, "*-|**", {"pp": 2}, None),
+    ],
+)
+def test_a_count_of_layers_of_a_pattern_is_of_those_with_the_part(
+    count: int, pattern: str, job: dict[str, Any], layers: str | None
+) -> None:
+    text = f"the setting num_layers={count} is greater than the {layers} of a model chunk"
+    assert messages(ACTIVATION, {"num_layers": count}, hybrid_layer_pattern=pattern, **job) == ([text] if layers else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "pattern", "taken", "texts"),
+    [
+        (SWAP, PARTS, "*-*-*-", 2, None),
+        (SWAP, PARTS, "*-*---", 3, ("leaves 0 of the 2 attention layers", "least 1")),
+        (ACTIVATION, {"num_layers": 2}, "*-*-*-", 3, None),
+        (ACTIVATION, {"num_layers": 2}, "*-*-*-", 4, ("leaves 1 of the 3 layers with an MLP or experts", "least 2")),
+        (ADAPTIVE, {"budget_mb": 1000}, "-*-*", 3, ("leaves 0 of the 2 layers with an MLP or experts", "least 1")),
+        (ADAPTIVE, {"budget_mb": 1000, "swap": True}, "-*-*", 3, None),
+    ],
+)
+def test_block_recomputation_of_a_pattern_leaves_layers_with_the_part(
+    name: str, settings: dict[str, Any], pattern: str, taken: int, texts: tuple[str, str] | None
+) -> None:
+    found = messages(name, settings, hybrid_layer_pattern=pattern, **BLOCK | {"recompute_num_layers": taken})
+    left, least = texts or ("", "")
+    text = (
+        f"--recompute-method block recomputes layers as a whole, and {left} of a model chunk. {name} works only in layers "
+        f"that are left, and needs at {least} of them"
+    )
+    assert found == ([text] if texts else [])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "pp", "offloads"),
+    [("*-", 1, False), ("*-*-", 1, True), ("-", 1, False), ("*-|--", 2, True), ("--|*-", 2, False)],
+)
+def test_attention_of_a_pattern_is_offloaded_but_the_last_of_the_last_stage(pattern: str, pp: int, offloads: bool) -> None:
+    found = messages(SWAP, PARTS, hybrid_layer_pattern=pattern, pp=pp)
+    assert found == ([] if offloads else [LAST_ATTENTION.partition(" | ")[0]])
 
 
 def test_the_configuration_of_an_optimizer_is_judged_before_megatron_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The layers of a model that features choose, and parts of layers that cannot leave."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +45,23 @@ class Block(TransformerBlock):
         self.config: Any = SimpleNamespace(**full if taken else dict.fromkeys(full))
 
 
+class MambaLayer(torch.nn.Module):
+    layer_number = 1
+
+
+def hybrid_block(pattern: str, taken: int = 0) -> Block:
+    """Return a chunk with single layers, of which those of Mamba have neither attention nor an MLP."""
+    block = Block(len(pattern), taken)
+    for at, kind in enumerate(pattern):
+        if kind == "M":
+            block.layers[at] = MambaLayer()
+        elif kind == "*":
+            block.layers[at].mlp = block.layers[at].pre_mlp_layernorm = IdentityOp()
+        else:
+            block.layers[at].self_attention = block.layers[at].input_layernorm = IdentityOp()
+    return block
+
+
 class FullyShardedDataParallel(torch.nn.Module):
     pass
 
@@ -66,6 +84,34 @@ def test_a_count_that_a_chunk_does_not_have_is_refused():
     ]
     assert found(missing_layers, Block(taken=4)) == [
         "1 layers are needed, but a model chunk has 4, and 4 of them are in block recomputation"
+    ]
+
+
+def test_layers_of_a_hybrid_model_are_those_with_the_part():
+    block = hybrid_block("*-M*-")
+    attention, mlp, mamba, *_ = block.layers
+    assert chosen_layers([block], None, "self_attention") == [attention, block.layers[3]]
+    assert chosen_layers([block], 1, "mlp") == [mlp]
+    assert chosen_layers([block], None) == [*block.layers]
+    assert [recompute_norms(layer, "acme") for layer in block.layers] == [[]] * 5
+    assert recompute_activations(mamba, "acme") == []
+    assert found(fused_parts, block) == ["every norm and every activation is fused into another function"]
+
+
+def test_layers_of_a_hybrid_models_prediction_are_left_alone(monkeypatch):
+    class HybridStack(Block):
+        is_mtp_layer = False
+
+    monkeypatch.setitem(sys.modules, "megatron.core.models.hybrid.hybrid_block", SimpleNamespace(HybridStack=HybridStack))
+    decoder, prediction = HybridStack(), HybridStack()
+    prediction.is_mtp_layer = True
+    assert chosen_layers([torch.nn.ModuleList([decoder, prediction])], None) == [*decoder.layers]
+
+
+def test_a_count_that_a_chunk_of_a_hybrid_model_does_not_have_is_refused():
+    assert found(missing_layers, hybrid_block("*-*-"), hybrid_block("**"), num_layers=2, part="mlp") == []
+    assert found(missing_layers, hybrid_block("*-*-M", taken=2), num_layers=2, part="mlp") == [
+        "2 layers are needed, but a model chunk has 2, and 1 of them are in block recomputation"
     ]
 
 

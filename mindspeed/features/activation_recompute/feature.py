@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed.memory.conditions import LOCAL_LAYERS, NO_SHARED_EXPERT_OVERLAP, PARTS_OF_LAYERS, chunks_have_num_layers
-from mindspeed.memory.feature import ACTIVATIONS, PartRecompute
+from mindspeed.memory.feature import ACTIVATIONS, LayersArgs, PartRecompute
 from mindspeed.plugins import (
     After,
     Category,
@@ -35,7 +35,11 @@ def mlp_is_not_recomputed(args: Any, world: World) -> bool:
     return not (world.recompute_granularity == "selective" and "mlp" in world.recompute_modules)
 
 
-class ActivationRecompute(PartRecompute):
+class ActivationRecomputeArgs(LayersArgs):
+    part = "mlp"
+
+
+class ActivationRecompute(PartRecompute[ActivationRecomputeArgs]):
     """Recompute activation functions in backward.
 
     The input of an MLP's second linear layer is freed in forward, and recomputed from the output of the first one.
@@ -59,7 +63,6 @@ class ActivationRecompute(PartRecompute):
         numerics=Numerics.exact(),
     )
     recomputed_tensors = ACTIVATIONS
-    part = "mlp"
 
     @hookimpl
     def patches(self) -> list[Patch]:

@@ -44,6 +44,11 @@ class AdaptiveRecomputeArgs(FeatureArgs):
     )
     swap: bool = Field(False, description="Offload attention activations that exceed the budget; false = never offload these")
 
+    @property
+    def part(self) -> str:
+        """The part that a layer of a hybrid model needs, of which norms are not recomputed."""
+        return "" if self.swap else "mlp"
+
 
 @condition(
     "budget_mb is not set, but {feature} needs the maximum device memory of a rank",

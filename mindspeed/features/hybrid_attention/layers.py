@@ -42,7 +42,7 @@ class HybridCoreAttention(CoreAttention):
                 groups.outer,
                 **attention_kwargs,
                 window=args.window,
-                keep=args.keep if keeps(self.layer_number, args.interval) else "none",
+                keep=args.keep if keeps(self.attention_number, args.interval) else "none",
                 layout=zigzag(groups.outer.size()),
             )
 

@@ -6,9 +6,11 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
+from mindspeed.features.moe_zero_memory.counting import counted_layers
 from mindspeed.plugins import (
     Category,
     Conflicts,
+    DropSetting,
     Feature,
     FeatureArgs,
     FeatureSpec,
@@ -39,8 +41,9 @@ class MoeZeroMemoryArgs(FeatureArgs):
         None,
         ge=0,
         description="With level=level1: number of layers per pipeline stage that keep no expert activations (default: all "
-        "layers). The other layers keep the output of the first linear layer of the experts, as with level0. In a HybridModel, "
-        "each character of the pattern is a layer, also one without experts",
+        "layers). The other layers keep the output of the first linear layer of the experts, as with level0. The first layer "
+        "of every model chunk of a stage is counted before the second ones. In a HybridModel, only layers with experts are "
+        "counted",
     )
 
     @model_validator(mode="after")
@@ -55,14 +58,22 @@ def _has_number_of_layers(args: MoeZeroMemoryArgs, world: World) -> bool:
     return args.num_layers is not None
 
 
+def _layers_of_stage(args: MoeZeroMemoryArgs, world: World) -> dict[str, Any]:
+    """Return the most layers of a stage that num_layers counts, as a number and in words."""
+    chunks = counted_layers(world)
+    most = max(sum(map(len, chunks[stage :: world.pp])) for stage in range(world.pp))
+    return {"most": most, "layers": f"{most} layers with experts" if world.is_hybrid else f"{most} layers"}
+
+
 @condition(
-    "num_layers={args.num_layers} is greater than the {world.num_layers} / pp={world.pp} layers of a stage",
-    fix=(GiveSetting("num_layers", note="smaller than {args.num_layers}"),),
+    "num_layers={args.num_layers} is greater than the {layers} of a stage",
+    fix=(GiveSetting("num_layers", "{most}"), DropSetting("num_layers")),
     when=_has_number_of_layers,
+    values=_layers_of_stage,
 )
 def stage_has_layers(args: MoeZeroMemoryArgs, world: World) -> bool:
     """Check that a stage has as many layers as level1 takes."""
-    return bool((args.num_layers or 0) <= world.num_layers // world.pp)
+    return bool((args.num_layers or 0) <= _layers_of_stage(args, world)["most"])
 
 
 @condition(

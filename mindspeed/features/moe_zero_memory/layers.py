@@ -11,12 +11,14 @@ import torch
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from torch import Tensor
 
+from mindspeed.features.moe_zero_memory.counting import counted_layers
 from mindspeed.features.moe_zero_memory.recomputed import answers, do_first
+from mindspeed.job.config import world_of_config
 from mindspeed.memory.checkpoint import Checkpoint
 from mindspeed.moe.grouped_experts import activation, with_expert_mixin
 from mindspeed.moe.overlap import Redispatch
 from mindspeed.moe.products import Weight
-from mindspeed.plugins import active_feature, with_parts
+from mindspeed.plugins import World, active_feature, with_parts
 
 
 class Leveled:
@@ -28,12 +30,12 @@ class Leveled:
     @functools.cached_property
     def keeps_first(self) -> bool:
         """Return True where this layer has level0."""
-        args, config = active_feature("moe-zero-memory").args, self.config
-        if args.level == "level0" or self.layer_number is None:
+        feature = active_feature("moe-zero-memory")
+        args, world = feature.args, feature.world
+        if args.level == "level0" or self.layer_number is None or args.num_layers is None:
             return bool(args.level == "level0")
-        stages = config.pipeline_model_parallel_size
-        chunks = config.virtual_pipeline_model_parallel_size or 1
-        return not has_level1(self.layer_number, config.num_layers, stages, chunks, args.num_layers)
+        job = World(world.known() | world_of_config(self.config), world.layer_split)
+        return not has_level1(self.layer_number, job, args.num_layers)
 
 
 class ForgettingExperts(Leveled):
@@ -102,16 +104,18 @@ def with_forgetting_experts(spec: Any) -> Any:
     return with_parts(with_expert_mixin(spec, ForgettingExperts), exchanged)
 
 
-def has_level1(number: int, layers: int, stages: int, chunks: int, limit: int | None) -> bool:
-    """Return whether layer ``number``, from 1 on, is among the first ``limit`` of its stage; all without a limit.
+def has_level1(number: int, world: World, limit: int) -> bool:
+    """Return whether layer ``number``, from 1 on, is among the first ``limit`` of its stage that `counted_layers` has.
 
-    Layers count by their place in their chunk first: the first of every chunk, then the second of every chunk.
+    Layers count by their place in their chunk first: the first of every chunk, then the second of every chunk. One of
+    multi-token prediction, which has a number of its own, counts as a first one.
     """
-    if limit is None:
-        return True
-    per_chunk = layers // (stages * chunks)
-    place, chunk = (number - 1) % per_chunk, (number - 1) // (layers // chunks)
-    return place * chunks + chunk < limit
+    chunks = counted_layers(world)
+    at = next((at for at, chunk in enumerate(chunks) if number in chunk), None)
+    if at is None:
+        return limit > 0
+    place, of_stage = chunks[at].index(number), chunks[at % world.pp :: world.pp]
+    return sum(min(len(chunk), place + (turn < at // world.pp)) for turn, chunk in enumerate(of_stage)) < limit
 
 
 def numbering_experts(original: Callable[..., None]) -> Callable[..., None]:

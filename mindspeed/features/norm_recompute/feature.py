@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed.memory.conditions import LOCAL_LAYERS, PARTS_OF_LAYERS, chunks_have_num_layers
-from mindspeed.memory.feature import NORMS, PartRecompute
+from mindspeed.memory.feature import NORMS, LayersArgs, PartRecompute
 from mindspeed.plugins import (
     Category,
     FeatureSpec,
@@ -32,7 +32,7 @@ def norms_are_modules(args: Any, world: World) -> bool:
     return not world.is_set("engine_over_local")
 
 
-class NormRecompute(PartRecompute):
+class NormRecompute(PartRecompute[LayersArgs]):
     """Recompute norms in backward.
 
     Outputs and saved tensors of the two norms of a layer are freed in forward and recomputed from the norm's input.

@@ -29,7 +29,7 @@ class RingCoreAttention(CoreAttention):
             self.group,
             **self.attention_kwargs(visibility, query.device),
             window=args.window,
-            keep=args.keep if keeps(self.layer_number, args.interval) else "none",
+            keep=args.keep if keeps(self.attention_number, args.interval) else "none",
             second_group=self.feature.second_group,
             layout=zigzag(self.group.size()),
         )

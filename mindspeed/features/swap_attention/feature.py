@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from mindspeed.job.hybrid_pattern import ATTENTION
 from mindspeed.memory.conditions import PARTS_OF_LAYERS
-from mindspeed.memory.feature import ATTENTION
+from mindspeed.memory.feature import ATTENTION as MODULES_OF_ATTENTION
 from mindspeed.plugins import (
     Category,
     Conflicts,
@@ -31,10 +32,13 @@ from mindspeed.plugins import (
 if TYPE_CHECKING:
     from mindspeed.memory.swap import LayerSwap
 
-MODULES = tuple(ATTENTION)
+MODULES = tuple(MODULES_OF_ATTENTION)
 
 
 class SwapAttentionArgs(FeatureArgs):
+    part: ClassVar[str] = "self_attention"
+    """The part that a layer of a hybrid model needs."""
+
     modules: tuple[str, ...] = Field(
         MODULES,
         min_length=1,
@@ -43,10 +47,16 @@ class SwapAttentionArgs(FeatureArgs):
     )
 
 
-@condition("the model has one layer, so no other layer can overlap with its transfers", fix=(RemoveFeature(),))
-def model_has_layers_between(args: SwapAttentionArgs, world: World) -> bool:
-    """Check that there is a layer whose forward or backward overlaps with transfers."""
-    return bool(world.num_layers > 1)
+@condition(
+    "no attention layer can be offloaded: the last one keeps its activations on the device, and the model has no other",
+    fix=(RemoveFeature(),),
+)
+def offloads_attention(args: SwapAttentionArgs, world: World) -> bool:
+    """Check that there is an attention layer besides the last one of the last model chunk."""
+    if not world.is_hybrid:
+        return bool(world.num_layers > 1)
+    last = world.pattern_per_chunk[-1]
+    return world.pattern.count(ATTENTION) > any(layer in ATTENTION for layer in last)
 
 
 @condition(
@@ -84,7 +94,7 @@ class SwapAttention(Feature[SwapAttentionArgs]):
         name="swap-attention",
         category=Category.MEMORY,
         constraints=(
-            model_has_layers_between,
+            offloads_attention,
             core_attention_is_not_recomputed,
             linear_qkv_has_no_norm,
             *PARTS_OF_LAYERS,
@@ -108,7 +118,7 @@ class SwapAttention(Feature[SwapAttentionArgs]):
     @hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         """Return what is left: all but the layer before the loss are offloaded, and one is prefetched for backward."""
-        names = [tensor for module in self.args.modules for tensor in ATTENTION.get(module, ())]
+        names = [tensor for module in self.args.modules for tensor in MODULES_OF_ATTENTION.get(module, ())]
         return in_backward(leave(tensors, names, "swapped", self.spec.name, spare=1), self.spec.name)
 
     @hookimpl

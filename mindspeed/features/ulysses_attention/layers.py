@@ -30,7 +30,7 @@ class UlyssesCoreAttention(CoreAttention):
             value,
             self.group,
             **self.attention_kwargs(visibility, query.device),
-            keep=args.keep if keeps(self.layer_number, args.interval) else "none",
+            keep=args.keep if keeps(self.attention_number, args.interval) else "none",
             kv_allgather=args.kv_allgather,
         )
 

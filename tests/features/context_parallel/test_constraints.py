@@ -150,13 +150,14 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     *(
         (
             name,
-            cached(name, interval=8, keep="half"),
-            {"cp": 8},
-            f"MS304 {name}: the setting interval=8 skips 8 layers after each layer to which the setting keep applies. With "
-            "num_layers=8, keep would apply only to the first layer. With interval=0, it applies to every layer | --set "
-            f"{name}.interval=0",
+            cached(name, interval=interval, keep="half"),
+            {"cp": 8} | model,
+            f"MS304 {name}: the setting interval={interval} skips {interval} attention layers after each one to which the "
+            f"setting keep applies. The model has {interval} attention layers, so keep would apply only to the first one. "
+            f"With interval=0, it applies to every attention layer | --set {name}.interval=0",
         )
         for name in (RING, ULYSSES, HYBRID)
+        for interval, model in ((8, {}), (4, {"hybrid_layer_pattern": "*-*-*-*-"}))
     ),
     (
         RING,

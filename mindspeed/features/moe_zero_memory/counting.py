@@ -1,0 +1,15 @@
+"""The layers that num_layers counts. Light."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from mindspeed.job.hybrid_pattern import EXPERTS
+from mindspeed.plugins import World
+
+
+def counted_layers(world: World) -> list[list[int]]:
+    """Return the numbers, from 1 on, of the layers of each model chunk; of a hybrid model those with experts."""
+    sizes, pattern = world.layers_per_chunk, world.pattern.layers
+    chunks = [range(end - size + 1, end + 1) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    return [[number for number in chunk if not pattern or pattern[number - 1] in EXPERTS] for chunk in chunks]
