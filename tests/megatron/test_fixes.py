@@ -37,6 +37,19 @@ def test_processes_stay_on_their_cores_without_a_gpu():
     assert psutil.Process().cpu_affinity() == cores
 
 
+@pytest.mark.parametrize(("layer", "answer"), [(torch.nn.Linear, True), (torch.nn.ReLU, False), (None, False)])
+def test_no_module_is_a_mock_of_a_missing_layer(monkeypatch, layer, answer):
+    from megatron.core.tensor_parallel import inference_layers
+
+    from mindspeed.megatron.fixes.layers import is_no_mock
+
+    def original(module):
+        return isinstance(module, inference_layers.InferenceColumnParallelLinear)
+
+    monkeypatch.setattr(inference_layers, "InferenceColumnParallelLinear", layer, raising=False)
+    assert is_no_mock(original, torch.nn.Linear(1, 1)) is answer
+
+
 def test_norms_under_sequence_parallelism_are_marked_and_the_config_stays():
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.torch_norm import WrappedTorchNorm

@@ -66,3 +66,11 @@ def near_its_gpu(original: Function) -> None:
     active = session.current()
     if active is None or active.plan.environment.get("platform") == "cuda":
         original()
+
+
+@wrapper
+def is_no_mock(original: Function, module: Any) -> bool:
+    """Wrap ``is_inference_column_parallel_linear(module)``: without Transformer Engine its classes are mocks, no types."""
+    from megatron.core.tensor_parallel import inference_layers
+
+    return isinstance(inference_layers.InferenceColumnParallelLinear, type) and bool(original(module))
