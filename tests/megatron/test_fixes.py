@@ -47,7 +47,7 @@ def test_no_module_is_a_mock_of_a_missing_layer(monkeypatch, layer, answer):
         return isinstance(module, inference_layers.InferenceColumnParallelLinear)
 
     monkeypatch.setattr(inference_layers, "InferenceColumnParallelLinear", layer, raising=False)
-    assert is_no_mock(original, torch.nn.Linear(1, 1)) is answer
+    assert is_no_mock(original)(torch.nn.Linear(1, 1)) is answer
 
 
 def test_norms_under_sequence_parallelism_are_marked_and_the_config_stays():
