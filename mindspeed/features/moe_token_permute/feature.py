@@ -51,9 +51,9 @@ class MoeTokenPermute(Feature[FeatureArgs]):
                 reason="copies each token once per selected expert and sorts the copies by expert, with a fused operator",
                 optional=True,
             ),
-            Replace(
+            Wrap(
                 f"{_UTILS}:unpermute",
-                f"{_LAYERS}:unpermute",
+                f"{_LAYERS}:with_sums",
                 reason="sums the expert outputs of each token in fp32 by a fused operator",
                 optional=True,
             ),

@@ -109,15 +109,41 @@ def _of_rows(probs: Tensor, token_EC: Tensor) -> Tensor:
 
 
 def with_operator(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Put `permute` in the place of Megatron's, which since 0.17 also returns padding offsets and the rows of each expert."""
+    """Put `permute` in the place of Megatron's, which since 0.17 also returns padding offsets and the rows of each expert.
+
+    The map that batch-invariant sums of Megatron 0.20 need is only in Megatron's own result.
+    """
     if "tokens_per_expert" not in inspect.signature(original).parameters:
         return permute
 
     @functools.wraps(original)
-    def permute_unpadded(*args: Any, tokens_per_expert: Any = None, align_size: int = 0, **kwargs: Any) -> tuple[Any, ...]:
+    def permute_unpadded(
+        *args: Any,
+        tokens_per_expert: Any = None,
+        align_size: int = 0,
+        return_batch_invariant_inverse_map: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        if return_batch_invariant_inverse_map:
+            answer: tuple[Any, ...] = original(*args, return_batch_invariant_inverse_map=True, **kwargs)
+            return answer
         return (*permute(*args, **kwargs), None, tokens_per_expert)
 
     return permute_unpadded
+
+
+def with_sums(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Put `unpermute` in the place of Megatron's, which since 0.20 also sums by a map of batch-invariant rows."""
+    if "batch_invariant_inverse_map" not in inspect.signature(original).parameters:
+        return unpermute
+
+    @functools.wraps(original)
+    def unpermute_rows(*args: Any, batch_invariant_inverse_map: Tensor | None = None, **kwargs: Any) -> Any:
+        if batch_invariant_inverse_map is not None:
+            return original(*args, batch_invariant_inverse_map=batch_invariant_inverse_map, **kwargs)
+        return unpermute(*args, **kwargs)
+
+    return unpermute_rows
 
 
 def without_transformer_engine(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -77,7 +77,7 @@ class TEDotProductAttention(DotProductAttention, LocalAttention):  # type: ignor
         if v_channels is not None:
             self.hidden_size_per_partition = self.num_attention_heads_per_partition * v_channels
         self._tp_group = getattr(self, "tp_group", None)
-        self.window_size = _window(self.scale_mask_softmax.window_size, attn_mask_type)
+        self.window_size = _window(self._local_window(), attn_mask_type)
         self.qkv_format = "sbhd"
         accept_missing_extra_state(self)
 
@@ -105,15 +105,15 @@ class TEDotProductAttention(DotProductAttention, LocalAttention):  # type: ignor
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, kind: AttnMaskType, packed: Any) -> Tensor:
         """Attend within each of the packed sequences; padding behind one counts as its last tokens."""
-        if self.config.softmax_type != "vanilla":
-            text = f"does not support softmax_type {self.config.softmax_type} for packed sequences"
+        if (kind_of_softmax := getattr(self.config, "softmax_type", "vanilla")) != "vanilla":
+            text = f"does not support softmax_type {kind_of_softmax} for packed sequences"
             refuse("TEDotProductAttention", text, "use one sequence per row")
         causal = kind in _CAUSAL_KINDS
         if not causal and is_padded(packed):
             text = "does not support padded packed sequences with attention that is not causal"
             refuse("TEDotProductAttention", text, "give packed sequences without padding")
         sparse = SparseMode(CAUSAL) if causal else SparseMode(ALL)
-        if (window := self.scale_mask_softmax.window_size) is not None:
+        if (window := self._local_window()) is not None:
             before, after = (UNBOUNDED if side < 0 else side for side in window)
             sparse = SparseMode(BAND, before, after)
         keep = 1 - self.attention_dropout.p if self.training else 1.0
@@ -156,9 +156,20 @@ class TEDotProductAttention(DotProductAttention, LocalAttention):  # type: ignor
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Return the learnable softmax offset, split over tensor-parallel ranks; nothing without one."""
-        learnable = self.config.softmax_type == "learnable"
+        learnable = getattr(self.config, "softmax_type", "vanilla") == "learnable"  # a field since Megatron 0.15
         state: dict[str, Any] | None = None if learnable else {}
         return sharded_parameters(self, {"softmax_offset": 0}, prefix, sharded_offsets, metadata, state)
+
+    def _local_window(self) -> tuple[int, int] | None:
+        """Return the window of this layer; local attention has none before Megatron 0.15."""
+        if hasattr(self.scale_mask_softmax, "window_size"):
+            window: tuple[int, int] | None = self.scale_mask_softmax.window_size
+            return window
+        if self.config.window_size is not None:
+            refuse(
+                "TEDotProductAttention", "does not support window_size with this Megatron", "use megatron-core 0.15 or newer"
+            )
+        return None
 
 
 def _window(given: tuple[int, int] | None, kind: AttnMaskType) -> tuple[int, int]:

@@ -128,3 +128,16 @@ def test_rows_of_other_dispatchers_are_theirs_with_sums_that_are_rounded_once(to
         assert ours.dtype == dtype
         torch.testing.assert_close(ours, exact.to(dtype), rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=0)
     assert torch.equal(results[0][0], results[1][0].to(dtype))
+
+
+def test_batch_invariant_sums_stay_megatrons():
+    def their_permute(tokens, routing_map, tokens_per_expert=None, return_batch_invariant_inverse_map=False):
+        return "permuted", return_batch_invariant_inverse_map
+
+    def their_unpermute(rows, indices, restore_shape, batch_invariant_inverse_map=None):
+        return "summed", batch_invariant_inverse_map
+
+    copied = layers.with_operator(their_permute)(None, None, return_batch_invariant_inverse_map=True)
+    assert copied == ("permuted", True)
+    assert layers.with_sums(their_unpermute)(None, None, (1, 1), batch_invariant_inverse_map="map") == ("summed", "map")
+    assert layers.with_sums(lambda rows, indices, restore_shape: rows) is layers.unpermute

@@ -34,6 +34,11 @@ train: {style: llama, train_iters: 2, decay_iters: 6, lr: 1.0e-3, warmup_iters: 
 """
 
 
+GROUPED = ("--ep", "2", "--pp", "2", "--num-experts", "4", "--grouped-experts")
+OWN_EXPERTS = ("--features", "moe-grouped-gemm")
+"""Optimization level 1 adds the feature to the GPTModel alone, and the state of its optimizer is its own."""
+
+
 def pretrain(megatron: Megatron, *arguments: str) -> dict[str, Any]:
     return json.loads(megatron.run("-m", "mindspeed", "pretrain", *arguments, "--json").splitlines()[-1])
 
@@ -75,7 +80,7 @@ def losses(run: Path) -> dict[int, float]:
     [
         (("--tp", "2", "--pp", "2"), ("--tp", "2", "--pp", "2"), "-"),
         (("--tp", "2", "--pp", "1"), ("--tp", "1", "--pp", "2"), "-"),
-        (("--ep", "2", "--pp", "2", "--num-experts", "4", "--grouped-experts"), ("--ep", "2", "--pp", "2"), "E"),
+        ((*GROUPED, *OWN_EXPERTS), ("--ep", "2", "--pp", "2", *OWN_EXPERTS), "E"),
     ],
     ids=["tp2-pp2", "tp2 to pp2", "ep2-pp2"],
 )
