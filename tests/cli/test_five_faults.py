@@ -33,7 +33,7 @@ PROBLEMS = {
         "recompute.num_layers is 0: input should be greater than or equal to 1",
         (
             "--set recompute.num_layers=1 (With full granularity: number of layers per group (method uniform), or number of "
-            "recomputed layers per model chunk (method block))"
+            "recomputed layers per model chunk (method block). In a HybridModel, each character of the pattern is a layer)"
         ),
     ),
     (

@@ -13,6 +13,7 @@ PUBLIC = (
     "mindspeed.ops",
     "mindspeed.job.arithmetic",
     "mindspeed.job.config",
+    "mindspeed.job.hybrid_pattern",
     "mindspeed.plugins.fixes",
     "mindspeed.plugins.shared_conditions",
     "packaging",

@@ -170,4 +170,4 @@ def test_the_fix_of_a_missing_feature_is_the_option_of_megatron_that_switches_it
     with pytest.raises(ResolutionError) as caught:
         plan(f"--num-layers 8 {MOE} --tensor-model-parallel-size 2")
     (problem,) = caught.value.problems
-    assert problem.fix_text == "--sequence-parallel"
+    assert caught.value.words(problem.fix) == "--sequence-parallel"

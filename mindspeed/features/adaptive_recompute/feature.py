@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from mindspeed.features.adaptive_recompute.least import NAME, least_saved
+from mindspeed.features.adaptive_recompute.least import NAME, budget_is_given, least_saved
 from mindspeed.memory.conditions import LOCAL_LAYERS, NO_SHARED_EXPERT_OVERLAP, PARTS_OF_LAYERS
 from mindspeed.plugins import (
     After,
@@ -16,18 +16,14 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
-    GiveSetting,
     Mixin,
     ModelCondition,
     Numerics,
     Patch,
-    RemoveFeature,
     SavedTensors,
     Slot,
     VerifyWith,
-    World,
     Wrap,
-    condition,
     hookimpl,
 )
 
@@ -48,15 +44,6 @@ class AdaptiveRecomputeArgs(FeatureArgs):
     def part(self) -> str:
         """The part that a layer of a hybrid model needs, of which norms are not recomputed."""
         return "" if self.swap else "mlp"
-
-
-@condition(
-    "budget_mb is not set, but {feature} needs the maximum device memory of a rank",
-    fix=(GiveSetting("budget_mb", note="MiB of device memory for training, weights and optimizer included"), RemoveFeature()),
-)
-def budget_is_given(args: AdaptiveRecomputeArgs, world: World) -> bool:
-    """Check that a budget is given."""
-    return args.budget_mb is not None
 
 
 class AdaptiveRecompute(Feature[AdaptiveRecomputeArgs]):

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from mindspeed.memory.feature import ACTIVATIONS, ATTENTION, NORMS
-from mindspeed.plugins import SavedTensors, in_backward, leave
+from mindspeed.plugins import GiveSetting, RemoveFeature, SavedTensors, World, condition, in_backward, leave
 
 MIB: Final = 2**20
 NAME: Final = "adaptive-recompute"
 SWAPPED: Final = ("core_attention", "linear_proj")
 """Parts of attention that may be on the host. The input of linear_qkv is the output of a norm, which is recomputed."""
+
+
+@condition(
+    "budget_mb is not set, but {feature} needs the maximum device memory of a rank",
+    fix=(GiveSetting("budget_mb", note="MiB of device memory for training, weights and optimizer included"), RemoveFeature()),
+)
+def budget_is_given(args: Any, world: World) -> bool:
+    """Check that a budget is given."""
+    return args.budget_mb is not None
 
 
 def least_saved(swap: bool, fused_norms: bool, tensors: SavedTensors) -> SavedTensors:

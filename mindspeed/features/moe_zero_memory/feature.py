@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from mindspeed.features.moe_zero_memory.counting import counted_layers
+from mindspeed.features.moe_zero_memory.counting import layers_of_stage
 from mindspeed.plugins import (
     Category,
     Conflicts,
@@ -58,22 +58,15 @@ def _has_number_of_layers(args: MoeZeroMemoryArgs, world: World) -> bool:
     return args.num_layers is not None
 
 
-def _layers_of_stage(args: MoeZeroMemoryArgs, world: World) -> dict[str, Any]:
-    """Return the most layers of a stage that num_layers counts, as a number and in words."""
-    chunks = counted_layers(world)
-    most = max(sum(map(len, chunks[stage :: world.pp])) for stage in range(world.pp))
-    return {"most": most, "layers": f"{most} layers with experts" if world.is_hybrid else f"{most} layers"}
-
-
 @condition(
     "num_layers={args.num_layers} is greater than the {layers} of a stage",
     fix=(GiveSetting("num_layers", "{most}"), DropSetting("num_layers")),
     when=_has_number_of_layers,
-    values=_layers_of_stage,
+    values=layers_of_stage,
 )
 def stage_has_layers(args: MoeZeroMemoryArgs, world: World) -> bool:
     """Check that a stage has as many layers as level1 takes."""
-    return bool((args.num_layers or 0) <= _layers_of_stage(args, world)["most"])
+    return bool((args.num_layers or 0) <= layers_of_stage(args, world)["most"])
 
 
 @condition(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mindspeed.job.hybrid_pattern import ATTENTION
+from mindspeed.features.swap_attention.layers_to_offload import offloads_attention
 from mindspeed.memory.conditions import PARTS_OF_LAYERS
 from mindspeed.memory.feature import ATTENTION as MODULES_OF_ATTENTION
 from mindspeed.plugins import (
@@ -45,18 +45,6 @@ class SwapAttentionArgs(FeatureArgs):
         description="Modules of self-attention whose activations are offloaded. core_attention: all tensors that it saves "
         "for backward; linear_qkv and linear_proj: their input",
     )
-
-
-@condition(
-    "no attention layer can be offloaded: the last one keeps its activations on the device, and the model has no other",
-    fix=(RemoveFeature(),),
-)
-def offloads_attention(args: SwapAttentionArgs, world: World) -> bool:
-    """Check that there is an attention layer besides the last one of the last model chunk."""
-    if not world.is_hybrid:
-        return bool(world.num_layers > 1)
-    last = world.pattern_per_chunk[-1]
-    return world.pattern.count(ATTENTION) > any(layer in ATTENTION for layer in last)
 
 
 @condition(

@@ -57,6 +57,10 @@ QUICK_GEGLU = {
 RESHARDABLE = {(f"{OPTIMIZER}.sharded_state_dict", "mindspeed.megatron.fixes.optimizer:reshardable")}
 ONLY_SINCE_0_16 = {
     ("importlib.machinery:PathFinder.find_spec", "mindspeed.megatron.fixes.kernels:import_without_triton"),
+    (
+        "megatron.core.pipeline_parallel.utils:set_ideal_affinity_for_current_gpu",
+        "mindspeed.megatron.fixes.layers:near_its_gpu",
+    ),
     ("megatron.core.transformer.attention:Attention._apply_output_gate", UNCOMPILED),
     (f"{MOE}.router:TopKRouter._apply_expert_bias", UNCOMPILED),
     (f"{MOE}.token_dispatcher:MoEFlexTokenDispatcher.dispatch_preprocess", UNCOMPILED),
@@ -93,6 +97,12 @@ ROUTER_LOSSES = {
 HYBRID_MODEL = {
     ("megatron.core.models.hybrid.hybrid_model:HybridModel.__init__", "mindspeed.megatron.hook_wrappers:hybrid_model_init"),
 }
+WITHOUT_INFERENCE = {
+    (
+        "megatron.core.tensor_parallel.inference_layers:is_inference_column_parallel_linear",
+        "mindspeed.megatron.fixes.layers:is_no_mock",
+    ),
+}
 _SINCE_0_16 = QUICK_GEGLU | RESHARDABLE | ONLY_SINCE_0_16
 GUARDED = {
     "0.14.0": NUMPY | ROUTER_LOSSES | ONLY_IN_0_14 | ONLY_BEFORE_0_17,
@@ -101,7 +111,7 @@ GUARDED = {
     "0.17.1": _SINCE_0_16 | ROUTER_LOSSES | SYNCHRONOUS_SINCE_0_17,
     "0.18.2": _SINCE_0_16 | ROUTER_LOSSES | SYNCHRONOUS_SINCE_0_17,
     "0.19.1": _SINCE_0_16 | HYBRID_MODEL | SYNCHRONOUS_SINCE_0_17,
-    "0.20.0": _SINCE_0_16 | HYBRID_MODEL | SYNCHRONOUS_SINCE_0_17,
+    "0.20.0": _SINCE_0_16 | HYBRID_MODEL | SYNCHRONOUS_SINCE_0_17 | WITHOUT_INFERENCE,
 }
 """The patches ``(target, value)`` that some versions have and others have not."""
 
