@@ -1,4 +1,4 @@
-"""Whether a model has attention that can be offloaded. Light."""
+"""The condition that a model has attention that can be offloaded. Light."""
 
 from __future__ import annotations
 
