@@ -58,7 +58,7 @@ _PURPOSE: Final = "so that layer specs for Transformer Engine work without Trans
 
 def role_patches() -> list[Patch]:
     """Return the patches that put each role in the place of Transformer Engine's."""
-    since = {"TEActivationOp": When(">=0.15")}
+    since = {"TEActivationOp": When(">=0.15"), "cpu_offload": When(">=0.16")}
     patches: list[Patch] = [
         Set(
             f"{_EXTENSION}:{name}",
