@@ -17,8 +17,8 @@ from torch import Tensor
 import mindspeed
 from benchmarks._moe_layer import Kept
 from benchmarks._virtual_time import virtual_time
+from mindspeed.megatron.module_specs import with_parts
 from mindspeed.moe import transfer
-from mindspeed.plugins import with_parts
 
 TOKENS, HIDDEN, EXPERTS = 24, 32, 4
 MASK = 2048 * 2048
@@ -75,7 +75,7 @@ def build(full: bool, tokens: int = TOKENS, hidden: int = HIDDEN, width: int = 4
     from megatron.core.transformer.enums import AttnMaskType
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from mindspeed.verification.placement import fill_weights
+    from mindspeed.workbench.verification.placement import fill_weights
 
     model_parallel_cuda_manual_seed(1, force_reset_rng=True)
     config = TransformerConfig(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.diagnostics.job_memory import options_of, stages_of
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.verification.case import build_case
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.diagnostics.job_memory import options_of, stages_of
+from mindspeed.workbench.verification.case import build_case
+from mindspeed.workbench.verification.pool import WorkerPool
 
 Settings = dict[str, dict[str, Any]]
 Job = tuple[tuple[str, ...], int, dict[str, Any], Settings]

@@ -63,7 +63,7 @@ def build(shape: Shape, dtype: torch.dtype) -> Any:
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from mindspeed.verification.placement import fill_weights
+    from mindspeed.workbench.verification.placement import fill_weights
 
     model_parallel_cuda_manual_seed(1, force_reset_rng=True)
     config = TransformerConfig(

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks._moe_layer import Shape, build, plan_of
 from benchmarks._virtual_time import Event, virtual_time
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 SHAPE = Shape(shared=96)
 NAMES = {

@@ -14,10 +14,10 @@ from benchmarks.table import Row
 from mindspeed.job.arithmetic import parameters, rank_parameters, shape_of_world
 from mindspeed.job.world import World
 from mindspeed.plugins.discovery import discover
-from mindspeed.tuning.layout_jobs import FixedRequest
-from mindspeed.tuning.search import Question, Scores
-from mindspeed.tuning.space import SIZES, Choice, Layouts
-from mindspeed.tuning.time import DEFAULTS, Machine
+from mindspeed.workbench.tuning.layout_jobs import FixedRequest
+from mindspeed.workbench.tuning.search import Question, Scores
+from mindspeed.workbench.tuning.space import SIZES, Choice, Layouts
+from mindspeed.workbench.tuning.time import DEFAULTS, Machine
 
 COMMAND: Final = "python -m benchmarks.tuning"
 LLAMA: Final[dict[str, Any]] = {

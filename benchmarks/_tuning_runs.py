@@ -20,18 +20,18 @@ import numpy as np
 
 from benchmarks.table import Row
 from mindspeed import registry
-from mindspeed.diagnostics.job_memory import peaks
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.ops.availability import running
 from mindspeed.plugins import MindSpeedError
 from mindspeed.plugins.discovery import discover
-from mindspeed.tuning.layout_jobs import FixedRequest
-from mindspeed.tuning.measure import telling
-from mindspeed.tuning.search import Configuration, Question, Resolved, search
-from mindspeed.tuning.space import Layouts, candidates, choices
-from mindspeed.tuning.time import DEFAULTS, KINDS, Machine, fit, step_seconds
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import LLAMA, MOE, Recipe
+from mindspeed.workbench.diagnostics.job_memory import peaks
+from mindspeed.workbench.tuning.layout_jobs import FixedRequest
+from mindspeed.workbench.tuning.measure import telling
+from mindspeed.workbench.tuning.search import Configuration, Question, Resolved, search
+from mindspeed.workbench.tuning.space import Layouts, candidates, choices
+from mindspeed.workbench.tuning.time import DEFAULTS, KINDS, Machine, fit, step_seconds
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import LLAMA, MOE, Recipe
 
 COMMAND: Final = "python -m benchmarks.tuning --measure SECONDS"
 LARGE: Final = {"hidden_size": 128, "ffn_hidden_size": 352, "num_attention_heads": 8, "seq_length": 128, "vocab_size": 512}
@@ -66,8 +66,8 @@ def _started(recipe: Recipe) -> Any:
     import torch
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-    from mindspeed.verification.record import RankResult
-    from mindspeed.verification.training import _Run
+    from mindspeed.workbench.verification.record import RankResult
+    from mindspeed.workbench.verification.training import _Run
 
     torch.manual_seed(recipe.seed)
     model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)

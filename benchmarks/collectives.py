@@ -15,7 +15,7 @@ import torch.distributed as dist
 import mindspeed
 from benchmarks._sockets import bytes_on_sockets
 from benchmarks.table import Row, main
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 COMMAND: Final = "python -m benchmarks.collectives"
 RANKS: Final = (2, 4)

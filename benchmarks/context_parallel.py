@@ -15,7 +15,7 @@ from typing import Final
 from benchmarks.sequences.ranks import NAIVE_RING, ONE, SHARE, measured
 from benchmarks.sequences.turns import Sample
 from benchmarks.table import Row, main
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 COMMAND: Final = "python -m benchmarks.context_parallel"
 RANKS: Final = (2, 4)

@@ -135,7 +135,7 @@ def trainer_of(level: int, dtype: str, folder: str) -> Any:
     from mindspeed import registry
     from mindspeed.engine.resolution.request import Layer
     from mindspeed.registry import probe
-    from mindspeed.training.job import make_job
+    from mindspeed.workbench.training.job import make_job
 
     train = {"benchmark": {"run": folder, "log_interval": 1, "train_iters": 1000, "lr": 1e-3}}
     job = make_job([Layer("benchmark", world=SHAPE | {"dtype": dtype}, level=level)], train, probe())
@@ -144,7 +144,7 @@ def trainer_of(level: int, dtype: str, folder: str) -> Any:
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    from mindspeed.training.trainer import Trainer, _seed
+    from mindspeed.workbench.training.trainer import Trainer, _seed
 
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()

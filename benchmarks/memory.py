@@ -21,12 +21,12 @@ from typing import Any, Final
 from benchmarks._memory_jobs import JOBS, foretold_and_measured
 from benchmarks.table import Row, main
 from mindspeed import registry
-from mindspeed.diagnostics.job_memory import options_of, stages_of
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.features.adaptive_recompute.knapsack import EXACT, Option, choose
-from mindspeed.verification.case import build_case
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import GptShape, Recipe
+from mindspeed.workbench.diagnostics.job_memory import options_of, stages_of
+from mindspeed.workbench.verification.case import build_case
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import GptShape, Recipe
 
 COMMAND: Final = "python -m benchmarks.memory"
 PARTS: Final = 16
@@ -183,8 +183,8 @@ def train(recipe: Recipe) -> dict[str, Any]:
     from megatron.core import tensor_parallel
 
     from mindspeed.memory.optimizer_windows import main_weights, members, resting_bytes
-    from mindspeed.verification import training
-    from mindspeed.verification.record import RankResult
+    from mindspeed.workbench.verification import training
+    from mindspeed.workbench.verification.record import RankResult
 
     torch.manual_seed(recipe.seed)
     tensor_parallel.model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)

@@ -28,7 +28,7 @@ from benchmarks import _units_layer as units
 from benchmarks._moe_layer import Outcome, Shape, plan_of
 from benchmarks.table import Row, main
 from mindspeed.features.expert_parallel import costs
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.moe import closed_forms
 
 COMMAND: Final = "python -m benchmarks.moe"

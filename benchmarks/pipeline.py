@@ -21,7 +21,7 @@ from benchmarks.table import Row, main
 from mindspeed.pipeline.operations import PipelineShape
 from mindspeed.pipeline.simulator import judge
 from mindspeed.pipeline.synthesis import delayed, megatron
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 COMMAND: Final = "python -m benchmarks.pipeline"
 NAP: Final = 0.02

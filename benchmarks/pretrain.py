@@ -55,7 +55,7 @@ def measure(kind: str) -> float:
 def _trainer() -> Any:
     from mindspeed import registry
     from mindspeed.registry import probe
-    from mindspeed.training.job import make_job
+    from mindspeed.workbench.training.job import make_job
 
     folder = Path(tempfile.mkdtemp())
     train = {"benchmark": {"run": str(folder), "log_interval": 10, "train_iters": 1000}}
@@ -65,7 +65,7 @@ def _trainer() -> Any:
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    from mindspeed.training.trainer import Trainer, _seed
+    from mindspeed.workbench.training.trainer import Trainer, _seed
 
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()

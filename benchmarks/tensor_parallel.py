@@ -28,7 +28,7 @@ from benchmarks._linear_layers import (
 from benchmarks.table import Row, main
 from mindspeed.features.tensor_parallel_2d import costs
 from mindspeed.plugins import World
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 COMMAND: Final = "python -m benchmarks.tensor_parallel"
 MEGATRONS: Final = "megatron.core.tensor_parallel.layers:ColumnParallelLinear,RowParallelLinear"

@@ -24,10 +24,10 @@ from mindspeed.features.profiler.feature import ProfilerArgs
 from mindspeed.features.profiler.window import TraceWindow
 from mindspeed.features.tflops.meter import StepMeter
 from mindspeed.plugins.discovery import discover
-from mindspeed.tuning.layout_jobs import FixedRequest
-from mindspeed.tuning.search import Question, Resolved, search
-from mindspeed.tuning.space import Layouts, candidates, choices
-from mindspeed.tuning.time import DEFAULTS, Machine
+from mindspeed.workbench.tuning.layout_jobs import FixedRequest
+from mindspeed.workbench.tuning.search import Question, Resolved, search
+from mindspeed.workbench.tuning.space import Layouts, candidates, choices
+from mindspeed.workbench.tuning.time import DEFAULTS, Machine
 
 COMMAND = "python -m benchmarks.tuning"
 MODEL: dict[str, Any] = {

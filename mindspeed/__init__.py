@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from mindspeed._version import __version__
@@ -14,7 +15,10 @@ __all__ = ["__version__", "activate", "deactivate", "defaults", "plan", "report"
 
 
 class _OldNames:
-    """Find modules of MindSpeed with a prefix, or say what does their work here."""
+    """Find modules of MindSpeed and former modules of ours with a prefix, or say what does their work here.
+
+    They are found by functions ``find_spec(name)`` in the entry-point group ``mindspeed.old_names``.
+    """
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -22,9 +26,8 @@ class _OldNames:
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if not name.startswith(self._prefix):
             return None
-        from mindspeed.legacy import imports
-
-        return imports.find_spec(name)
+        found = (entry.load()(name) for entry in entry_points(group="mindspeed.old_names"))
+        return next((spec for spec in found if spec is not None), None)
 
 
 sys.meta_path.append(_OldNames("mindspeed."))  # asked where nothing else finds a module

@@ -11,14 +11,15 @@ import os
 import sys
 from collections.abc import MutableSequence
 from dataclasses import replace
+from pkgutil import resolve_name
 
 from mindspeed import registry
 from mindspeed.engine.planning.lock import LOCK_VARIABLE, read_lock, require_match
 from mindspeed.engine.runtime import rendezvous, session, uncaught
 from mindspeed.engine.runtime.session import ActivationReport
-from mindspeed.megatron_lm.locked_command import argument_facts
+from mindspeed.megatron_lm.given_arguments import argument_facts
 from mindspeed.megatron_lm.training_plan import plan_training, report_beside
-from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.problems.problem import MindSpeedError
 
 
 def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
@@ -48,20 +49,18 @@ def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
     return report
 
 
-__path__: list[str] = []  # `mindspeed.legacy.imports` is asked for the names that are not here
+__path__: list[str] = []  # the finder of old names is asked for the names that are not here
+_OLD_NAMES = {
+    "repatch": "mindspeed.compat.activation:repatch",
+    "get_mindspeed_args": "mindspeed.compat.arguments:get_mindspeed_args",
+}
 
 
 def __getattr__(name: str) -> object:
     """MindSpeed's other names of this module."""
-    if name == "repatch":
-        from mindspeed.legacy.activation import repatch
-
-        return repatch
-    if name == "get_mindspeed_args":
-        from mindspeed.legacy.arguments import get_mindspeed_args
-
-        return get_mindspeed_args
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _OLD_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return resolve_name(_OLD_NAMES[name])
 
 
 uncaught.install()

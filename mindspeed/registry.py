@@ -29,17 +29,17 @@ from mindspeed.engine.resolution.resolver import resolve as resolve_names
 from mindspeed.engine.runtime import rendezvous, session, uncaught
 from mindspeed.engine.runtime.effects import EffectReport
 from mindspeed.engine.runtime.session import ActivationReport, DeactivationReport, Surroundings, suspended
+from mindspeed.files.cache_folder import CACHE_VARIABLE
 from mindspeed.job.world import PLATFORMS
 from mindspeed.ops.variants import public_functions
 from mindspeed.plugins.answers import answer, implements
-from mindspeed.plugins.cache_folder import CACHE_VARIABLE
 from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover, features_beside_platforms
-from mindspeed.plugins.fixes import Advice, in_python
-from mindspeed.plugins.problems import MindSpeedError, PatchError, Problem, ResolutionError
-from mindspeed.plugins.process_variables import Variables, unset_variables, variable_problems
-from mindspeed.plugins.tracing import trace, tracing
-from mindspeed.plugins.watchdog import watched
+from mindspeed.problems.fixes import Advice, in_python
+from mindspeed.problems.problem import MindSpeedError, PatchError, Problem, ResolutionError
+from mindspeed.process.tracing import trace, tracing
+from mindspeed.process.variables import Variables, unset_variables, variable_problems
+from mindspeed.process.watchdog import watched
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.targets import PatchTarget

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import pytest
 
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.warm_processes import cpu_seconds
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -11,9 +11,9 @@ from hypothesis import settings
 
 import mindspeed
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.verification.case import build_case
-from mindspeed.verification.harness import Verdict, verify
-from mindspeed.verification.pool import SharedBroker, WorkerPool
+from mindspeed.workbench.verification.case import build_case
+from mindspeed.workbench.verification.harness import Verdict, verify
+from mindspeed.workbench.verification.pool import SharedBroker, WorkerPool
 from tests import covers, selection
 from tests.budgets import POOL, Budgets, Durations
 from tests.selection import Passed

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks._moe_layer import Shape, build, plan_of
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 SHAPE: Final = Shape(tokens=1024, hidden=512, width=512, experts=16)
 CHECKED: Final = Shape(tokens=96, hidden=32, width=48, experts=8)

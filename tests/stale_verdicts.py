@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Final
 
 PUBLISHED: Final = Path(__file__).resolve().parents[1] / "docs" / "matrix.json"
-TESTS: Final = "tests/verification/matrix/"
+TESTS: Final = "tests/workbench/verification/matrix/"
 """Counting takes two seconds: it is done after runs with these tests, as a whole run is."""
 
 
@@ -20,9 +20,9 @@ class StaleVerdicts:
 def summary(path: Path = PUBLISHED) -> str:
     """One line about the verdicts of a file."""
     from mindspeed import registry
-    from mindspeed.verification.matrix.page import published
-    from mindspeed.verification.matrix.reach import Sources
-    from mindspeed.verification.matrix.store import is_stale
+    from mindspeed.workbench.verification.matrix.page import published
+    from mindspeed.workbench.verification.matrix.reach import Sources
+    from mindspeed.workbench.verification.matrix.store import is_stale
 
     if not path.exists():
         return f"{path.name} does not exist: no verdict of the matrix is published"

@@ -15,8 +15,8 @@ from mindspeed.cli import main
 from mindspeed.megatron.indexed_data import read_index
 from mindspeed.ops import build_cache
 from mindspeed.plugins.found import installed
-from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.training.corpus import prepare
+from mindspeed.problems.problem import MindSpeedError
+from mindspeed.workbench.training.corpus import prepare
 from tests.ops.built import pretend_built
 
 ROOT = Path(__file__).parent.parent
@@ -168,8 +168,8 @@ def test_built_operators(tmp_path):
 
 
 def test_baselines(tmp_path, mark, monkeypatch):
-    from mindspeed.verification import baselines
-    from mindspeed.verification.shape import GPT, Recipe
+    from mindspeed.workbench.verification import baselines
+    from mindspeed.workbench.verification.shape import GPT, Recipe
 
     monkeypatch.setenv("MINDSPEED_CACHE", str(tmp_path / "cache"))
     plan, recipe = registry.plan(platform="cpu", level=0), Recipe(GPT, steps=1)
@@ -216,7 +216,7 @@ def refused(file, fix, read):
 
 
 def test_verdicts(cache):
-    from mindspeed.verification.matrix.store import VerdictStore, default_store
+    from mindspeed.workbench.verification.matrix.store import VerdictStore, default_store
 
     store = VerdictStore(default_store())
     with store.hold():
@@ -225,7 +225,7 @@ def test_verdicts(cache):
 
 
 def test_measurements(cache):
-    from mindspeed.tuning.store import Measurement, Store
+    from mindspeed.workbench.tuning.store import Measurement, Store
 
     store = Store(cache / "tuning", {"host": "a"}, {"num_layers": 1})
     file = store.file_of("one")
@@ -235,7 +235,7 @@ def test_measurements(cache):
 
 
 def test_prepared_library(cache, monkeypatch, tmp_path):
-    from mindspeed.training import corpus
+    from mindspeed.workbench.training import corpus
 
     library = tmp_path / "library"
     library.mkdir()
@@ -251,7 +251,7 @@ OF_CACHE = ["ops", "baselines", "matrix.jsonl", "tuning", "stdlib-x.bin", "megat
 @pytest.mark.parametrize("name", OF_CACHE)
 @pytest.mark.parametrize("planted", ["link", "mode", "owner", "mode of the cache"])
 def test_what_others_could_have_written_is_refused_everywhere_in_the_cache(cache, tmp_path, monkeypatch, name, planted):
-    from mindspeed.plugins.cache_folder import distrust
+    from mindspeed.files.cache_folder import distrust
 
     place = cache / name
     (tmp_path / "elsewhere").write_text("")

@@ -50,12 +50,12 @@ LAYERS, ENGINE = layers_of("the framework is layered"), layers_of("the engine is
 WORDS_OF_OTHERS = {
     "mindspeed.plugins.found",  # the entry point group, and the folders of features
     "mindspeed.megatron_lm.training_plan",  # modules that a script for Megatron-LM imports
-    "mindspeed.legacy.old_modules",
+    "mindspeed.compat.old_modules",
 }
 """Modules with words that look like names of modules, and are not imported."""
-TABLES_OF_FEATURES = ("mindspeed.features", "mindspeed.legacy", "mindspeed.megatron_lm.old_flags")
+TABLES_OF_FEATURES = ("mindspeed.features", "mindspeed.compat", "mindspeed.compat.old_flags")
 """Packages that name features: the features, and the tables of the features that old names and flags stand for."""
-CIRCLES_OF_OLD_NAMES = "mindspeed.legacy"
+CIRCLES_OF_OLD_NAMES = "mindspeed.compat"
 """Package that answers to MindSpeed's old names, whose managers, features and arguments refer to one another."""
 
 

@@ -176,7 +176,7 @@ def ranks_of(words: Sequence[str]) -> int:
 
 def _run(words: Sequence[str]) -> NoReturn:
     """``python SCRIPT ARGUMENT...`` or ``python -m MODULE ARGUMENT...``."""
-    from mindspeed.training.launch import end_process
+    from mindspeed.engine.runtime.launch import end_process
 
     rest = list(words[words[0] == "-u" :])
     is_module = rest[0] == "-m"
@@ -266,8 +266,8 @@ def warm() -> None:
 
     import mindspeed.cli.pretrain
     import mindspeed.cli.run
-    import mindspeed.training.trainer  # noqa: F401
-    from mindspeed.verification.worker import warm_up
+    import mindspeed.workbench.training.trainer  # noqa: F401
+    from mindspeed.workbench.verification.worker import warm_up
 
     warm_up()
 

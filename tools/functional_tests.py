@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import yaml
 
-from mindspeed.megatron_lm.launched_command import LaunchedCommand
-from mindspeed.megatron_lm.shell_script import Word
+from mindspeed.workbench.lint.launched_command import LaunchedCommand
+from mindspeed.workbench.lint.shell_script import Word
 
 FAMILIES: Final = ("gpt", "moe", "hybrid")
 _PROGRAM: Final = re.compile(r"TRAINING_SCRIPT_PATH=\\?\"?([\w./-]+\.py)")

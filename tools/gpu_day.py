@@ -131,10 +131,10 @@ def verified(names: Sequence[str], dry: bool) -> Iterator[tuple[str, str]]:
     import torch
 
     from mindspeed.engine.resolution.request import Layer
-    from mindspeed.plugins.problems import MindSpeedError
-    from mindspeed.verification.case import build_case
-    from mindspeed.verification.harness import verify
-    from mindspeed.verification.pool import WorkerPool
+    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.workbench.verification.case import build_case
+    from mindspeed.workbench.verification.harness import verify
+    from mindspeed.workbench.verification.pool import WorkerPool
 
     layer = Layer("gpu_day", platform="cpu" if dry else "cuda")
     with WorkerPool() as pool:
@@ -171,7 +171,9 @@ def publish(results: Path) -> None:
         raise click.ClickException("these are of a dry run on the CPU, which says nothing of a GPU")
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n{table(data)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-    click.echo("docs/support.md: change the row of the GPU in mindspeed/diagnostics/support_matrix.yaml, then make docs")
+    click.echo(
+        "docs/support.md: change the row of the GPU in mindspeed/workbench/diagnostics/support_matrix.yaml, then make docs"
+    )
 
 
 def table(data: Mapping[str, Any]) -> str:

@@ -19,11 +19,11 @@ from typing import Any, Final
 
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest
-from mindspeed.megatron_lm.launched_command import LaunchedCommand, command_of_words, commands_of_file
-from mindspeed.megatron_lm.lint import CheckedJob, check_jobs
-from mindspeed.megatron_lm.upstream.process import Checkout, find_checkout
-from mindspeed.megatron_lm.upstream.rules import Command, judge
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.workbench.lint.judgement import CheckedJob, check_jobs
+from mindspeed.workbench.lint.launched_command import LaunchedCommand, command_of_words, commands_of_file
+from mindspeed.workbench.lint.upstream.process import Checkout, find_checkout
+from mindspeed.workbench.lint.upstream.rules import Command, judge
 from tools.functional_tests import functional_tests
 from tools.published_commands import MEGATRON, reason_of
 

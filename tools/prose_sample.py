@@ -24,14 +24,14 @@ import yaml
 
 from mindspeed.cli import main as command_line
 from mindspeed.cli.request_options import TITLES
+from mindspeed.compat.provided_names import PROVIDED
 from mindspeed.job.world import World
-from mindspeed.legacy.provided_names import PROVIDED
 from mindspeed.plugins import fixes as fix_names
 from mindspeed.plugins.conditions import Condition
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.fixes import filled, on_command_line
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
+from mindspeed.problems.fixes import filled, on_command_line
 from tools.docs.features import MODEL, sentence, type_text
 from tools.prose import literal
 

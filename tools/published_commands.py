@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.resolution.environment import made_up
-from mindspeed.megatron_lm.dry_run import plan_command
-from mindspeed.megatron_lm.launched_command import LaunchedCommand, training_commands
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.workbench.lint.dry_run import plan_command
+from mindspeed.workbench.lint.launched_command import LaunchedCommand, training_commands
 
 RECORD: Final = Path(__file__).parent / "docs" / "published_commands.json"
 VARIABLES: Final = {"MindSpeed": "MINDSPEED_PATH", "MindSpeed-LLM": "MINDSPEED_LLM_PATH"}

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Final, NoReturn
 
-from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.problems.problem import MindSpeedError
 
 MODULE: Final = "-m"
 """First word of a program that is a module, as for Python itself."""
@@ -22,7 +22,7 @@ MODULE: Final = "-m"
 
 def main() -> NoReturn:
     from mindspeed.cli.output import exit_code
-    from mindspeed.training.launch import end_with_launcher, leave_problems
+    from mindspeed.engine.runtime.launch import end_with_launcher, leave_problems
 
     end_with_launcher()
     try:

@@ -13,13 +13,13 @@ import click
 from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 from mindspeed.cli.training_command import WORDS, PlansCommands, RuleOptions, plans_of_launched, rules_options
-from mindspeed.plugins.fixes import CommandLine, on_command_line
+from mindspeed.problems.fixes import CommandLine, on_command_line
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
-    from mindspeed.megatron_lm.launched_command import LaunchedCommand
-    from mindspeed.megatron_lm.traps import Trap
-    from mindspeed.plugins.problems import MindSpeedError, Problem
+    from mindspeed.problems.problem import MindSpeedError, Problem
+    from mindspeed.workbench.lint.launched_command import LaunchedCommand
+    from mindspeed.workbench.lint.traps import Trap
 
 _FORMATS: Final = ("text", "github", "sarif")
 
@@ -85,8 +85,8 @@ def check(request: Request, paths: tuple[str, ...], form: str, rules: RuleOption
 
 
 def _checked(request: Request, paths: tuple[str, ...], rules: RuleOptions) -> list[CheckedCommand]:
-    from mindspeed.megatron_lm.launched_command import command_of_words, commands_of_file
-    from mindspeed.plugins.problems import MindSpeedError
+    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.workbench.lint.launched_command import command_of_words, commands_of_file
 
     words: list[str] | None = click.get_current_context().meta.get(WORDS)
     found: list[LaunchedCommand | CheckedCommand] = []
@@ -113,9 +113,9 @@ def _files(paths: tuple[str, ...]) -> list[str]:
 def _of_command(
     command: LaunchedCommand, plan: ActivationPlan | MindSpeedError, traps: list[Trap], judge: str
 ) -> CheckedCommand:
-    from mindspeed.megatron_lm.argument_words import MegatronCommandLine
-    from mindspeed.megatron_lm.traps import STOPS
-    from mindspeed.plugins.problems import MindSpeedError
+    from mindspeed.megatron_lm.command_line_fixes import MegatronCommandLine
+    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.workbench.lint.traps import STOPS
 
     passing = tuple(trap for trap in traps if trap.consequence != STOPS)
     place = (command.source, command.line, command.program)
@@ -129,7 +129,7 @@ def _of_command(
 
 def _planned(request: Request) -> CheckedCommand:
     """Check a job file, or the job that options describe."""
-    from mindspeed.plugins.problems import MindSpeedError
+    from mindspeed.problems.problem import MindSpeedError
 
     try:
         return CheckedCommand(request.layers[0].source, 0, "job", plan=request.plan_of_run())
@@ -172,7 +172,7 @@ def _notes(one: CheckedCommand) -> Iterator[str]:
 
 def places_of_traps(checked: list[CheckedCommand]) -> dict[Trap, list[str]]:
     """Every trap with the commands that fall into it, the worst first."""
-    from mindspeed.megatron_lm.traps import CONSEQUENCES
+    from mindspeed.workbench.lint.traps import CONSEQUENCES
 
     places: dict[Trap, list[str]] = {}
     for one in checked:

@@ -10,8 +10,8 @@ from mindspeed._version import __version__
 
 if TYPE_CHECKING:
     from mindspeed.cli.check import CheckedCommand
-    from mindspeed.megatron_lm.traps import Trap
-    from mindspeed.plugins.problems import Problem
+    from mindspeed.problems.problem import Problem
+    from mindspeed.workbench.lint.traps import Trap
 
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -54,7 +54,7 @@ def _escaped(text: str, more: str = "") -> str:
 
 def sarif(checked: list[CheckedCommand]) -> str:
     """A log of SARIF 2.1.0 with one run."""
-    from mindspeed.plugins.problems import error_codes
+    from mindspeed.problems.problem import error_codes
 
     results = [_result(problem.code, "error", _text(one, problem), one, line) for one, problem, line in _located(checked)]
     for one, trap in _traps(checked):

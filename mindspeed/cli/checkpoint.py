@@ -12,11 +12,11 @@ import click
 from mindspeed.cli.lazy import Group
 from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_json, print_result, print_table, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, request_options
-from mindspeed.plugins.fixes import Advice
+from mindspeed.problems.fixes import Advice
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.checkpoint_layers import LayerKind
-    from mindspeed.training.checkpoints import Manifest
+    from mindspeed.workbench.training.checkpoints import Manifest
 
 KINDS: tuple[LayerKind, ...] = ("transformer-engine", "local")
 step_option = click.option(
@@ -38,8 +38,8 @@ def list_(run: str) -> None:
     The column state shows ok when every file of the checkpoint exists and has the size that it was saved with. To check
     the contents too, use mindspeed checkpoint verify.
     """
-    from mindspeed.plugins.problems import RunError
-    from mindspeed.training.checkpoints import checkpoint_path, find_checkpoint, read_manifest, saved_steps
+    from mindspeed.problems.problem import RunError
+    from mindspeed.workbench.training.checkpoints import checkpoint_path, find_checkpoint, read_manifest, saved_steps
 
     find_checkpoint(run)
     rows = []
@@ -72,7 +72,7 @@ def inspect(path: str, step: int | None) -> None:
     from mindspeed.engine.planning.checkpoint_layers import NAMES, layers_of, model_of
     from mindspeed.engine.planning.checkpoint_state import read_record
     from mindspeed.engine.planning.lock import facts_of
-    from mindspeed.training.checkpoints import MANIFEST, checkpoint_at, read_manifest
+    from mindspeed.workbench.training.checkpoints import MANIFEST, checkpoint_at, read_manifest
 
     folder = checkpoint_at(path, step)
     kind = layers_of(folder)
@@ -120,7 +120,7 @@ def convert(source: str, target: str, kind: LayerKind, step: int | None) -> None
     system.
     """
     from mindspeed.engine.planning.checkpoint_layers import NAMES
-    from mindspeed.training.conversion import convert
+    from mindspeed.workbench.training.conversion import convert
 
     folder = convert(Path(source), Path(target), kind, step)
     print_result({"checkpoint": str(folder), "layers": kind}, [f"{folder}: for {NAMES[kind]}"])
@@ -136,8 +136,8 @@ def verify(path: str, step: int | None) -> None:
     CHECKPOINT is the folder of a checkpoint, or of a run, whose newest checkpoint is used. The exit status is 1 when a file
     or a tensor is damaged, and the output names each of them.
     """
-    from mindspeed.plugins.problems import RunError
-    from mindspeed.training.checkpoints import checkpoint_at, damaged, damages, file_sizes, read_manifest
+    from mindspeed.problems.problem import RunError
+    from mindspeed.workbench.training.checkpoints import checkpoint_at, damaged, damages, file_sizes, read_manifest
 
     folder = checkpoint_at(path, step)
     read_manifest(folder)
@@ -165,9 +165,9 @@ def diff(request: Request, path: str, step: int | None) -> None:
     """
     from mindspeed import registry
     from mindspeed.engine.planning.checkpoint_state import FILE, changes, read_record
-    from mindspeed.plugins.problems import Problem, RunError
-    from mindspeed.training.checkpoints import MANIFEST, check_manifest, checkpoint_at, read_manifest
-    from mindspeed.training.shape import asked_model, saved_layer
+    from mindspeed.problems.problem import Problem, RunError
+    from mindspeed.workbench.training.checkpoints import MANIFEST, check_manifest, checkpoint_at, read_manifest
+    from mindspeed.workbench.training.shape import asked_model, saved_layer
 
     folder = checkpoint_at(path, step)
     record = read_record(folder)

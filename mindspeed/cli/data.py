@@ -33,8 +33,8 @@ def data() -> None:
 @json_option
 def prepare(inputs: tuple[str, ...], prefix: str, tokenizer: str, overwrite: bool) -> None:
     """Convert text files, and the files in folders, to Megatron's indexed format. Each file is one document."""
-    from mindspeed.training.corpus import prepare as prepare_text
-    from mindspeed.training.tokenizer import tokenizer_of
+    from mindspeed.workbench.training.corpus import prepare as prepare_text
+    from mindspeed.workbench.training.tokenizer import tokenizer_of
 
     index = prepare_text(inputs, prefix, tokenizer, overwrite)
     vocabulary = tokenizer_of(prefix).vocab_size

@@ -12,8 +12,8 @@ import click
 
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import names_argument, names_option
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.near_names import suggestion
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.near_names import suggestion
 
 if TYPE_CHECKING:
     from mindspeed.plugins.discovery import Catalog
@@ -85,7 +85,7 @@ def _write(folder: Path, built_in: bool) -> None:
     """Write the whole reference. Raises MindSpeedError where a built-in feature does not load: its page would be removed."""
     from mindspeed.cli import main
     from mindspeed.plugins.discovery import BUILT_IN, discover
-    from mindspeed.plugins.problems import MindSpeedError
+    from mindspeed.problems.problem import MindSpeedError
 
     catalog = discover(only=() if built_in else None)
     _require_generators()
@@ -102,7 +102,7 @@ def _has_generators() -> bool:
 
 def _require_generators() -> None:
     """Make ``tools.docs`` importable whatever the working directory. Raises PlatformError (MS501) outside a checkout."""
-    from mindspeed.plugins.problems import PlatformError, Problem
+    from mindspeed.problems.problem import PlatformError, Problem
 
     if not _has_generators():
         text = "documentation of a feature from another package can only be generated in a checkout of mindspeed"

@@ -11,7 +11,7 @@ from mindspeed.cli.output import end, exit_code, json_option, print_json, print_
 from mindspeed.cli.terminal import bold, columns, on_terminal
 
 if TYPE_CHECKING:
-    from mindspeed.diagnostics.finding import Finding
+    from mindspeed.workbench.diagnostics.finding import Finding
 
 
 @click.command()
@@ -30,7 +30,7 @@ def doctor(matrix: bool, peak: bool) -> None:
     if peak:
         _print_peaks()
         return
-    from mindspeed.diagnostics.doctor import examine
+    from mindspeed.workbench.diagnostics.doctor import examine
 
     findings = []
     for finding in examine():
@@ -57,8 +57,8 @@ def _lines(finding: Finding) -> Iterator[str]:
 
 
 def _print_peaks() -> None:
-    from mindspeed.diagnostics.peak import measure_peaks
     from mindspeed.registry import probe
+    from mindspeed.workbench.diagnostics.peak import measure_peaks
 
     platform = probe().platform
     peaks = measure_peaks(platform)
@@ -69,7 +69,7 @@ def _print_peaks() -> None:
 def _print_matrix() -> None:
     from dataclasses import astuple
 
-    from mindspeed.diagnostics.support_matrix import CELLS, COMBINATIONS, MEANING
+    from mindspeed.workbench.diagnostics.support_matrix import CELLS, COMBINATIONS, MEANING
 
     if wants_json():
         print_json({"cells": CELLS, "combinations": COMBINATIONS, "states": MEANING})

@@ -27,7 +27,7 @@ def explain(code: str) -> None:
 
 
 def _show_symptoms(text: str) -> None:
-    from mindspeed.diagnostics.known_errors import symptoms_in
+    from mindspeed.workbench.diagnostics.known_errors import symptoms_in
 
     symptoms = symptoms_in(text)
     if not symptoms and not wants_json():
@@ -41,8 +41,8 @@ def _show_symptoms(text: str) -> None:
 
 def show_code(code: str) -> None:
     """Print the paragraph of a code. Raises UsageError for one that does not exist."""
-    from mindspeed.plugins.near_names import near_names, suggestion
-    from mindspeed.plugins.problems import error_codes
+    from mindspeed.problems.near_names import near_names, suggestion
+    from mindspeed.problems.problem import error_codes
 
     codes, code = error_codes(), code.upper()
     if code not in codes:

@@ -13,8 +13,8 @@ from mindspeed.cli.output import OK, PROBLEMS, json_option, print_result, wants_
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
 
 if TYPE_CHECKING:
-    from mindspeed.verification.matrix.bisect import Culprits
-    from mindspeed.verification.matrix.verdicts import CaseResult
+    from mindspeed.workbench.verification.matrix.bisect import Culprits
+    from mindspeed.workbench.verification.matrix.verdicts import CaseResult
 
 
 @click.command(cls=JobCommand)
@@ -52,11 +52,11 @@ def bisect(
     mindspeed features bisect -f job.yaml --test 'mindspeed pretrain -f {job} --train-iters 20'
     """
     from mindspeed import registry
-    from mindspeed.plugins.cache_folder import cache_folder
-    from mindspeed.verification.matrix.bisect import Search, suspected_by, suspects_of
-    from mindspeed.verification.matrix.reach import Sources
-    from mindspeed.verification.matrix.store import VerdictStore, default_store
-    from mindspeed.verification.pool import TIME_LIMIT, WorkerPool
+    from mindspeed.files.cache_folder import cache_folder
+    from mindspeed.workbench.verification.matrix.bisect import Search, suspected_by, suspects_of
+    from mindspeed.workbench.verification.matrix.reach import Sources
+    from mindspeed.workbench.verification.matrix.store import VerdictStore, default_store
+    from mindspeed.workbench.verification.pool import TIME_LIMIT, WorkerPool
 
     request = request.naming(names)
     plan = request.plan_of_run()

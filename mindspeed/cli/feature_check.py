@@ -54,8 +54,8 @@ def check(request: Request, names: tuple[str, ...], script: str | None, device_m
         plan = replace(plan, rows=(*plan.rows, *_ambiguous_padding(plan, request.train)))
     plan = replace(plan, rows=(*plan.rows, *_unknown_megatron(plan)))
     if device_memory is not None:
-        from mindspeed.diagnostics.job_memory import over_budget
-        from mindspeed.plugins.problems import MindSpeedError
+        from mindspeed.problems.problem import MindSpeedError
+        from mindspeed.workbench.diagnostics.job_memory import over_budget
 
         if problems := over_budget(plan, device_memory / 2**20):
             raise MindSpeedError(problems)

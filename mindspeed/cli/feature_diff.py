@@ -28,7 +28,7 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
     mindspeed or Megatron-LM. For two run folders, the command also prints the first training step in which a logged value,
     such as the loss, differs. The exit status is 1 when the jobs differ.
     """
-    from mindspeed.training.comparison import differences, first_step_that_differs, not_compared, read_side
+    from mindspeed.workbench.training.comparison import differences, first_step_that_differs, not_compared, read_side
 
     a, b = read_side(first, _plan_of_job), read_side(second, _plan_of_job)
     found, step, left_out = differences(a, b), first_step_that_differs(a, b), not_compared(a, b)

@@ -124,7 +124,7 @@ def _active_json(explanation: Explanation, feature: Any, count: int) -> dict[str
 
 
 def _explain_inactive(request: Request | None, plan: ActivationPlan, known: Catalog, name: str) -> None:
-    from mindspeed.plugins.problems import Problem, ResolutionError
+    from mindspeed.problems.problem import Problem, ResolutionError
 
     row = next((row for row in known.rows if row.name == name), None)
     if row is None:

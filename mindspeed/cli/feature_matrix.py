@@ -14,8 +14,8 @@ from mindspeed.cli.output import OK, PROBLEMS, json_option, print_result, print_
 from mindspeed.cli.request_options import names_argument, names_option
 
 if TYPE_CHECKING:
-    from mindspeed.verification.matrix.cases import MatrixCase
-    from mindspeed.verification.matrix.verdicts import CaseResult
+    from mindspeed.workbench.verification.matrix.cases import MatrixCase
+    from mindspeed.workbench.verification.matrix.verdicts import CaseResult
 
 
 @click.group(cls=Group)
@@ -84,10 +84,10 @@ def run(
     reject the plan that mindspeed accepted before their start.
     """
     from mindspeed import registry
-    from mindspeed.verification.matrix.reach import Sources
-    from mindspeed.verification.matrix.run import judge_all, to_judge
-    from mindspeed.verification.matrix.store import VerdictStore, default_store, is_stale
-    from mindspeed.verification.matrix.verdicts import count
+    from mindspeed.workbench.verification.matrix.reach import Sources
+    from mindspeed.workbench.verification.matrix.run import judge_all, to_judge
+    from mindspeed.workbench.verification.matrix.store import VerdictStore, default_store, is_stale
+    from mindspeed.workbench.verification.matrix.verdicts import count
 
     kept, sources = VerdictStore(store or default_store()), Sources(registry.catalog())
     fresh = {name: result for name, result in kept.read().items() if not is_stale(result, sources)} if strength else {}
@@ -118,9 +118,9 @@ def show(names: tuple[str, ...], features: tuple[str, ...], layout: str, store: 
     For a single feature without --layout, show all of its results.
     """
     from mindspeed import registry
-    from mindspeed.verification.matrix.cases import MatrixCase
-    from mindspeed.verification.matrix.reach import Sources
-    from mindspeed.verification.matrix.store import VerdictStore, default_store, is_stale
+    from mindspeed.workbench.verification.matrix.cases import MatrixCase
+    from mindspeed.workbench.verification.matrix.reach import Sources
+    from mindspeed.workbench.verification.matrix.store import VerdictStore, default_store, is_stale
 
     names = (*names, *features)
     if not names:
@@ -165,10 +165,10 @@ def page(output: Path, store: Path | None) -> None:
     The results are those that mindspeed features matrix run has stored.
     """
     from mindspeed import registry
-    from mindspeed.plugins.text_files import write_files
-    from mindspeed.verification.matrix.page import as_json, html, summary
-    from mindspeed.verification.matrix.reach import Sources
-    from mindspeed.verification.matrix.store import VerdictStore, default_store
+    from mindspeed.files.text_files import write_files
+    from mindspeed.workbench.verification.matrix.page import as_json, html, summary
+    from mindspeed.workbench.verification.matrix.reach import Sources
+    from mindspeed.workbench.verification.matrix.store import VerdictStore, default_store
 
     data = summary(VerdictStore(store or default_store()).read(), registry.catalog(), Sources(registry.catalog()))
     files = {output / "matrix.html": html(data), output / "matrix.json": as_json(data)}
@@ -181,8 +181,8 @@ def _selected(
 ) -> list[MatrixCase]:
     """The cases that the options ask for: without any, all pairs and all layouts. ``known`` pairs are not planned again."""
     from mindspeed import registry
-    from mindspeed.verification.matrix.cases import FEATURE_LAYOUTS, MatrixCase, in_layouts, pairs, resolves
-    from mindspeed.verification.matrix.covering import by_verdicts, covering_sets
+    from mindspeed.workbench.verification.matrix.cases import FEATURE_LAYOUTS, MatrixCase, in_layouts, pairs, resolves
+    from mindspeed.workbench.verification.matrix.covering import by_verdicts, covering_sets
 
     names = registry.catalog().usable
     chosen = set(_names(only, names, "--only", ()))
@@ -197,7 +197,7 @@ def _selected(
 
 
 def _stock(switches: str | None, layouts: str | None) -> list[MatrixCase]:
-    from mindspeed.verification.matrix.cases import STOCK_LAYOUTS, SWITCHES, of_stock
+    from mindspeed.workbench.verification.matrix.cases import STOCK_LAYOUTS, SWITCHES, of_stock
 
     named = _names(switches, SWITCHES, "--switch", tuple(SWITCHES))
     return list(of_stock(named, _names(layouts, STOCK_LAYOUTS, "--layout", STOCK_LAYOUTS)))

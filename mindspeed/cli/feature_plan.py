@@ -69,7 +69,7 @@ def plan(
     data = {"problems": [], "plan": made}
     lines = [*(as_lines(sections(made, base)) if whole or base else (*brief_lines(made), *wrapped(_HINT)))]
     if memory:
-        from mindspeed.diagnostics.job_memory import peaks, summary
+        from mindspeed.workbench.diagnostics.job_memory import peaks, summary
 
         data["memory"] = peaks(made)
         lines += as_lines([("memory", summary(made))])

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mindspeed.cli.output import json_option, print_json
+from mindspeed.files.tables import table_beside
 from mindspeed.job.fields import FIELDS, PLATFORMS
-from mindspeed.plugins.tables import table_beside
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -37,7 +37,7 @@ def schema() -> None:
 
 def job_schema(known: Catalog) -> Schema:
     """The schema of a job file with the features of a catalog."""
-    from mindspeed.training.config import TrainConfig
+    from mindspeed.workbench.training.config import TrainConfig
 
     summaries = [known.feature(name).summary() for name in known.usable]  # shown by editors, unknown to checkers
     definitions: dict[str, Schema] = {"feature": {"enum": list(known.usable), "enumDescriptions": summaries}}

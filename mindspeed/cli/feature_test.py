@@ -11,8 +11,8 @@ from mindspeed.cli.matrix_options import budget_option, show_progress, store_opt
 from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_json, print_table, wants_json
 
 if TYPE_CHECKING:
-    from mindspeed.conformance.outcome import Outcome
-    from mindspeed.verification.matrix.verdicts import CaseResult
+    from mindspeed.workbench.conformance.outcome import Outcome
+    from mindspeed.workbench.verification.matrix.verdicts import CaseResult
 
 
 @click.command()
@@ -31,7 +31,7 @@ def test(name: str, parity: bool, pairs: bool, budget_seconds: float | None, sto
     only as declared. --pairs adds a table of all pairs, as mindspeed features matrix shows them.
     Results are stored, so a stopped run continues where it stopped. The exit status is 1 when a check or a pair fails.
     """
-    from mindspeed.conformance.suite import examine
+    from mindspeed.workbench.conformance.suite import examine
 
     outcomes: list[Outcome] = []
     for outcome in examine(name, parity):
@@ -60,10 +60,10 @@ def test(name: str, parity: bool, pairs: bool, budget_seconds: float | None, sto
 def _judged_pairs(name: str, budget_seconds: float | None, store: Path | None) -> tuple[list[CaseResult], int]:
     """The verdicts of the pairs of a distribution, and how many have none within the budget."""
     from mindspeed import registry
-    from mindspeed.conformance.pairs import pairs_of
-    from mindspeed.verification.matrix.reach import Sources
-    from mindspeed.verification.matrix.run import judge_all, to_judge
-    from mindspeed.verification.matrix.store import VerdictStore, default_store
+    from mindspeed.workbench.conformance.pairs import pairs_of
+    from mindspeed.workbench.verification.matrix.reach import Sources
+    from mindspeed.workbench.verification.matrix.run import judge_all, to_judge
+    from mindspeed.workbench.verification.matrix.store import VerdictStore, default_store
 
     cases = pairs_of(name)
     kept, sources = VerdictStore(store or default_store()), Sources(registry.catalog())

@@ -17,6 +17,6 @@ def html_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def write_page(file: Path, text: str) -> None:
     """Write a page. Raises PlatformError (MS516) for a place that cannot be written."""
-    from mindspeed.plugins.text_files import write_files
+    from mindspeed.files.text_files import write_files
 
     write_files({file: text}, fix="choose another --html FILE")

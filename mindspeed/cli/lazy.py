@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from mindspeed.plugins.gc_pause import collector_paused
-from mindspeed.plugins.near_names import near_names, suggestion
+from mindspeed.problems.near_names import near_names, suggestion
+from mindspeed.process.gc_pause import collector_paused
 
 
 class Group(click.Group):
@@ -71,7 +71,7 @@ class Main(Group):
             return super().__call__(*args, **options)
         except SystemExit as end:
             if "torch" in sys.modules and isinstance(end.code, int | None):
-                from mindspeed.training.launch import end_process
+                from mindspeed.engine.runtime.launch import end_process
 
                 end_process(end.code or 0)
             raise
@@ -86,7 +86,7 @@ class Main(Group):
         from mindspeed.cli.last_handler import INTERRUPTED, is_of_click
         from mindspeed.cli.output import exit_code, print_problems
         from mindspeed.cli.streams import status_of
-        from mindspeed.plugins.unforeseen import unforeseen
+        from mindspeed.process.unforeseen import unforeseen
 
         try:
             return self._invoke(ctx)
@@ -106,7 +106,7 @@ class Main(Group):
     def _invoke(self, ctx: click.Context) -> Any:
         from mindspeed.cli.output import exit_code, print_problems
         from mindspeed.cli.terminal import tolerate_any_text
-        from mindspeed.plugins.problems import MindSpeedError
+        from mindspeed.problems.problem import MindSpeedError
 
         tolerate_any_text()
         try:

@@ -7,7 +7,7 @@ import click
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import FeatureNames, Request, request_options, spelled_names
 from mindspeed.cli.training_command import PlansCommands, RuleOptions, command_named, plan_of_launched, rules_options
-from mindspeed.plugins.fixes import Advice
+from mindspeed.problems.fixes import Advice
 
 
 @click.command(cls=PlansCommands)
@@ -43,10 +43,11 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
     from mindspeed.engine.planning.fingerprint import kind_of
     from mindspeed.engine.planning.lock import Lock, facts_of, facts_to_lock
     from mindspeed.job.world import PARALLEL_SIZES
-    from mindspeed.megatron_lm.locked_command import COMMAND, argument_facts, importable, locked_command
+    from mindspeed.megatron_lm.given_arguments import argument_facts
     from mindspeed.ops.availability import can_run
-    from mindspeed.plugins.problems import MindSpeedError, Problem
-    from mindspeed.training.request_text import job_file
+    from mindspeed.problems.problem import MindSpeedError, Problem
+    from mindspeed.workbench.lint.locked_command import COMMAND, importable, locked_command
+    from mindspeed.workbench.training.request_text import job_file
 
     scripts = [word for word in words if "." in word or "/" in word]  # which no name of a feature has
     if len(scripts) > 1:

@@ -11,7 +11,7 @@ import click
 from mindspeed.cli.output import wants_json
 
 if TYPE_CHECKING:
-    from mindspeed.verification.matrix.run import Progress
+    from mindspeed.workbench.verification.matrix.run import Progress
 
 store_option = click.option(
     "--store", type=click.Path(path_type=Path), metavar="FILE", help="File in which test results are stored"

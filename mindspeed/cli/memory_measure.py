@@ -9,11 +9,11 @@ import click
 
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
-from mindspeed.diagnostics.job_memory import options_of, repeats, stages_of
+from mindspeed.workbench.diagnostics.job_memory import options_of, repeats, stages_of
 
 if TYPE_CHECKING:
     from mindspeed.memory.estimate import Stage
-    from mindspeed.verification.case import VerificationCase
+    from mindspeed.workbench.verification.case import VerificationCase
 
 
 PEAK: Final = "peak of a step"
@@ -42,8 +42,8 @@ def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bo
     memory. With --dry-run the requested model is built and trained with fake tensors, one rank per stage. The exit status is 1
     when an estimate differs from its measured value by more than 5 %. With --dry-run, the limit for peaks is 10 %.
     """
-    from mindspeed.verification.case import build_case, with_few_micro_batches
-    from mindspeed.verification.pool import WorkerPool
+    from mindspeed.workbench.verification.case import build_case, with_few_micro_batches
+    from mindspeed.workbench.verification.pool import WorkerPool
 
     layers = request.layers
     case = build_case(names, layers, [], nproc, request.environment())

@@ -13,7 +13,7 @@ from mindspeed.cli.html_option import html_option, write_page
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import FullJobCommand, Request, names_argument, request_options
 from mindspeed.cli.terminal import columns, rows_of_cells, wrapped
-from mindspeed.diagnostics.job_memory import MIB, options_of, shares, stages_of
+from mindspeed.workbench.diagnostics.job_memory import MIB, options_of, shares, stages_of
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -92,7 +92,7 @@ def brief_lines(stages: Sequence[Stage]) -> Iterator[str]:
 
 def memory_page(stages: Sequence[Stage]) -> str:
     """Return a page with a bar for each stage, and a table of its tensors."""
-    from mindspeed.plugins.html_page import bar, legend, page, paragraph, section, table
+    from mindspeed.workbench.html_page import bar, legend, page, paragraph, section, table
 
     most = max(stage.peak for stage in stages)
     parts = {stage.stage: [(name, size / MIB) for name, size in shares(stage).items() if name != "peak"] for stage in stages}
@@ -117,7 +117,7 @@ def _cheapest(request: Request, names: Sequence[str], made: ActivationPlan, opti
     """Return the features that make every stage fit and move the fewest bytes, none where nothing does."""
     from mindspeed import registry
     from mindspeed.plugins.answers import implements
-    from mindspeed.plugins.problems import MindSpeedError
+    from mindspeed.problems.problem import MindSpeedError
 
     known = registry.catalog()
     able = (name for name in sorted(known.usable) if implements(known.feature(name), "saved_tensors"))
@@ -159,7 +159,7 @@ def pairs(request: Request, names: tuple[str, ...]) -> None:
 
 def _refusal(request: Request, first: str, second: str) -> str:
     """The problems of a pair, none where both can be active."""
-    from mindspeed.plugins.problems import MindSpeedError
+    from mindspeed.problems.problem import MindSpeedError
 
     try:
         request.naming((first, second)).plan_of_run()

@@ -13,8 +13,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
-from mindspeed.plugins.fixes import CommandLine, on_command_line
-from mindspeed.plugins.problems import Problem
+from mindspeed.problems.fixes import CommandLine, on_command_line
+from mindspeed.problems.problem import Problem
 
 OK: Final = 0
 PROBLEMS: Final = 1

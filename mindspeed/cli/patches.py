@@ -147,8 +147,8 @@ def follow(
     from mindspeed.megatron.release_recording import record_release
     from mindspeed.plugins.discovery import discover
     from mindspeed.registry import megatron_targets
-    from mindspeed.verification import following
-    from mindspeed.verification.claims_on_checkout import Limits
+    from mindspeed.workbench.verification import following
+    from mindspeed.workbench.verification.claims_on_checkout import Limits
 
     catalog = discover(only=())
     verified = names or (sorted(catalog.specs) if claims else ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from mindspeed.plugins.html_page import page, paragraph, section, table
+from mindspeed.workbench.html_page import page, paragraph, section, table
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan

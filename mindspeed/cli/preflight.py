@@ -20,8 +20,8 @@ def preflight(path: str, run: str | None, free_disk: float, free_shm: float) -> 
     or settings of the node differ from the lock file. It is 3 when they are equal, but the
     machine lacks something, such as disk space.
     """
-    from mindspeed.diagnostics.preflight import checks
     from mindspeed.engine.planning.lock import read_lock
+    from mindspeed.workbench.diagnostics.preflight import checks
 
     made = read_lock(path)
     results = list(checks(made, run or made.job.get("train", {}).get("run") or ".", free_disk, free_shm))

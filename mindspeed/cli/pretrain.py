@@ -18,13 +18,13 @@ from mindspeed.cli.output import OK, end, json_option, print_alone, print_proble
 from mindspeed.cli.plan_text import as_lines, brief_lines
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, names_argument, request_options
 from mindspeed.engine.resolution.setting_validation import flag
-from mindspeed.plugins.fixes import GiveOption
-from mindspeed.training.config import JOB_FILE, TrainConfig
+from mindspeed.problems.fixes import GiveOption
+from mindspeed.workbench.training.config import JOB_FILE, TrainConfig
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
     from mindspeed.engine.resolution.environment import Environment
-    from mindspeed.training.job import Job
+    from mindspeed.workbench.training.job import Job
 
 
 def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,9 +74,9 @@ def pretrain(
     """
     if step is not None and resume is None:
         raise click.UsageError("--step selects a checkpoint of the run that --resume continues")
-    from mindspeed.plugins.problems import MindSpeedError
-    from mindspeed.training.job import make_job
-    from mindspeed.training.launch import joined
+    from mindspeed.engine.runtime.launch import joined
+    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.workbench.training.job import make_job
 
     request = request.naming(names)
     rank = joined(os.environ)
@@ -107,11 +107,11 @@ def _asked_plan(job_file: str, environment: Environment) -> ActivationPlan:
 
 def _start(job: Job, processes: Processes) -> int:
     """Train in processes of our own. Returns the exit status."""
+    from mindspeed.engine.runtime.launch import SIGNALLED, launch
     from mindspeed.registry import process_variables
-    from mindspeed.training.interruption import ended_unsaved
-    from mindspeed.training.job import write_job
-    from mindspeed.training.launch import SIGNALLED, launch
-    from mindspeed.training.run_folder import check_free
+    from mindspeed.workbench.training.interruption import ended_unsaved
+    from mindspeed.workbench.training.job import write_job
+    from mindspeed.workbench.training.run_folder import check_free
 
     if processes.nodes > 1:
         _check_shared_folder(job)
@@ -122,7 +122,7 @@ def _start(job: Job, processes: Processes) -> int:
     before = _modified(result)
     with tempfile.TemporaryDirectory(prefix="mindspeed-pretrain-") as folder:
         variables = write_job(job, folder) | process_variables(job.plan)
-        command = [sys.executable, "-m", "mindspeed.training.worker"]
+        command = [sys.executable, "-m", "mindspeed.workbench.training.worker"]
         status = launch(command, processes.per_node, variables, processes.passthrough)
     if _modified(result) != before:  # also after Ctrl-C, if there was time to save
         _print_result(job, "--nproc", str(processes.per_node), *processes.passthrough)
@@ -138,7 +138,7 @@ def _modified(path: Path) -> int:
 
 def _join(job: Job, rank: dict[str, str]) -> None:
     """Train in this process as one rank of the job that it belongs to."""
-    from mindspeed.training.worker import work
+    from mindspeed.workbench.training.worker import work
 
     _check_shared_folder(job)
     os.environ.update(rank)
@@ -151,7 +151,7 @@ def _join(job: Job, rank: dict[str, str]) -> None:
 
 def _show_dry_run(job: Job) -> None:
     """Print what a job would run, its parameters and memory, from which checkpoint, and into which folder."""
-    from mindspeed.diagnostics.job_memory import parameters_of, peaks, summary
+    from mindspeed.workbench.diagnostics.job_memory import parameters_of, peaks, summary
 
     request = {"run": job.run, "checkpoint": job.checkpoint, "changes": job.changes(), "notes": list(job.notes)}
     end = f"would train up to step {job.config.train_iters} in {job.run}; nothing was started or written"
@@ -167,7 +167,7 @@ def _changes(job: Job) -> Iterator[str]:
 
 
 def _check_shared_folder(job: Job) -> None:
-    from mindspeed.plugins.problems import MindSpeedError, Problem
+    from mindspeed.problems.problem import MindSpeedError, Problem
 
     if job.config.run is None:
         text = "processes that are started separately must use the same run folder"

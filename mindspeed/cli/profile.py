@@ -27,8 +27,8 @@ def profile(folder: Path, top: int) -> None:
     FOLDER contains the traces, one per rank. The time of a feature is the time inside its patches and hooks. The time of an
     operator does not include the operators that it calls.
     """
-    from mindspeed.diagnostics.traces import KINDS, summarize_folder
     from mindspeed.plugins.found import installed
+    from mindspeed.workbench.diagnostics.traces import KINDS, summarize_folder
 
     summaries = summarize_folder(folder, (row.name for row in installed()))
     if wants_json():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mindspeed.engine.resolution.environment import Environment
     from mindspeed.engine.resolution.request import Layer
     from mindspeed.plugins.discovery import Catalog
-    from mindspeed.plugins.problems import Problem
+    from mindspeed.problems.problem import Problem
 
 COMMAND_LINE: Final = "command line"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -78,9 +78,9 @@ class FeatureNames(click.ParamType):  # type: ignore[type-arg]
 
 def unknown_feature(known: Catalog, name: str) -> Problem:
     """Return the MS201 of a name that no feature has."""
-    from mindspeed.plugins.fixes import advice
-    from mindspeed.plugins.near_names import suggestion
-    from mindspeed.plugins.problems import Problem
+    from mindspeed.problems.fixes import advice
+    from mindspeed.problems.near_names import suggestion
+    from mindspeed.problems.problem import Problem
 
     fix = advice(suggestion(known.near(name), "mindspeed features list shows every name"))
     return Problem("MS201", f"the feature {name!r} does not exist", (name,), where=COMMAND_LINE, fix=fix)
@@ -183,11 +183,11 @@ class Request:
 
         Raises ResolutionError with every problem, those of the section included.
         """
-        from mindspeed.plugins.problems import ResolutionError
+        from mindspeed.problems.problem import ResolutionError
 
         if not self.train:
             return self.resolve()
-        from mindspeed.training.shape import trainer_request
+        from mindspeed.workbench.training.shape import trainer_request
 
         lowest, problems = trainer_request(self.layers, self.train, self.environment())
         try:
@@ -231,7 +231,7 @@ def _request(options: Mapping[str, Any]) -> Request:
     Raises ResolutionError with every unreadable part of the three.
     """
     from mindspeed.engine.resolution.request import JobFile, layer_from_environment
-    from mindspeed.plugins.problems import CollectedProblems, ResolutionError
+    from mindspeed.problems.problem import CollectedProblems, ResolutionError
 
     def job_file() -> JobFile:
         from mindspeed.engine.resolution.job_file import load_job_file

@@ -56,9 +56,9 @@ def run(request: Request, processes: Processes, lock: str | None, is_module: boo
     words = (MODULE, *words) if is_module else words
     _check_program(words)
     from mindspeed.cli import bootstrap
-    from mindspeed.diagnostics import doctor
-    from mindspeed.plugins.problems import MindSpeedError
-    from mindspeed.training.launch import joined
+    from mindspeed.engine.runtime.launch import joined
+    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.workbench.diagnostics import doctor
 
     if missing := doctor.problems():
         raise MindSpeedError(missing)
@@ -80,8 +80,8 @@ def run(request: Request, processes: Processes, lock: str | None, is_module: boo
 def _run(plan: ActivationPlan, words: tuple[str, ...], processes: Processes, job: dict[str, str] | None, alone: bool) -> int:
     """Become the program in this process, or start processes that do. Returns their exit status."""
     from mindspeed.cli import bootstrap
+    from mindspeed.engine.runtime.launch import JobError, launch
     from mindspeed.registry import PLAN_VARIABLE, process_variables, write_plan
-    from mindspeed.training.launch import JobError, launch
 
     with tempfile.TemporaryDirectory(prefix="mindspeed-run-") as folder:
         path = Path(folder) / "plan.json"
@@ -105,7 +105,7 @@ def _resolve(
 
     The arguments of Megatron-LM say more of the plan and lose our flags.
     """
-    from mindspeed.megatron_lm.locked_command import argument_facts
+    from mindspeed.megatron_lm.given_arguments import argument_facts
     from mindspeed.megatron_lm.training_plan import is_training_script, plan_training, report_beside
 
     script, *arguments = words

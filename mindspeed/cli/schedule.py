@@ -12,8 +12,8 @@ from mindspeed.cli.html_option import html_option, write_page
 from mindspeed.cli.lazy import Group
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import MindSpeedError, Problem
 
 if TYPE_CHECKING:
     from mindspeed.pipeline.drawing import Timeline
@@ -136,7 +136,7 @@ def show(
         f"activation sets kept at most: {', '.join(map(str, verdict.peak))}",
     ]
     if html is not None:
-        from mindspeed.plugins.html_page import page, paragraph, section
+        from mindspeed.workbench.html_page import page, paragraph, section
 
         drawing = as_svg(timelines)
         timeline_section = section("Timeline", drawing[drawing.index("<svg") :])

@@ -9,8 +9,8 @@ import sys
 from typing import Final
 
 from mindspeed.cli.output import PROBLEMS
-from mindspeed.plugins.fixes import advice
-from mindspeed.plugins.problems import Problem
+from mindspeed.problems.fixes import advice
+from mindspeed.problems.problem import Problem
 
 CLOSED_PIPE: Final = 128 + signal.SIGPIPE
 """Exit status when the reader of a pipe has gone, as a shell has it for a program that SIGPIPE ends."""

@@ -14,11 +14,11 @@ from mindspeed.cli.request_options import FullJobCommand, JobCommand, Request, g
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
-    from mindspeed.megatron_lm.launched_command import LaunchedCommand
-    from mindspeed.megatron_lm.lint import CheckedJob
-    from mindspeed.megatron_lm.traps import Trap
-    from mindspeed.megatron_lm.upstream.process import Checkout
-    from mindspeed.plugins.problems import MindSpeedError
+    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.workbench.lint.judgement import CheckedJob
+    from mindspeed.workbench.lint.launched_command import LaunchedCommand
+    from mindspeed.workbench.lint.traps import Trap
+    from mindspeed.workbench.lint.upstream.process import Checkout
 
 WORDS: Final = "mindspeed.training_command"
 
@@ -102,14 +102,14 @@ def command_named(script: str | None) -> LaunchedCommand | None:
         return None
     if words is not None and script is not None:
         raise click.UsageError("a script and a command after -- are two commands; give only one")
-    from mindspeed.megatron_lm.launched_command import command_of_file, command_of_words
+    from mindspeed.workbench.lint.launched_command import command_of_file, command_of_words
 
     return command_of_file(script, os.environ) if script is not None else command_of_words(words or ())
 
 
 def plan_of_launched(request: Request, command: LaunchedCommand, rules: RuleOptions) -> ActivationPlan:
     """The plan of a training command that was found. Raises MindSpeedError with every problem."""
-    from mindspeed.plugins.problems import MindSpeedError
+    from mindspeed.problems.problem import MindSpeedError
 
     ((plan, *_),) = plans_of_launched(request, [command], rules)
     if isinstance(plan, MindSpeedError):
@@ -121,12 +121,12 @@ def plans_of_launched(
     request: Request, commands: Sequence[LaunchedCommand], rules: RuleOptions
 ) -> list[tuple[ActivationPlan | MindSpeedError, list[Trap], str]]:
     """Return for each training command its plan, or the error with every problem, its traps, and who judges it."""
-    from mindspeed.megatron_lm.upstream.process import RulesProcess, find_checkout
+    from mindspeed.workbench.lint.upstream.process import RulesProcess, find_checkout
 
     found = [None if rules.static else find_checkout(command.program, os.environ, rules.checkout) for command in commands]
     first = next(filter(None, found), None)
     child = RulesProcess(first.folder, rules.arch) if first is not None else None  # works during the imports below
-    from mindspeed.megatron_lm.lint import check_jobs
+    from mindspeed.workbench.lint.judgement import check_jobs
 
     jobs = [_job(request, *named, rules) for named in zip(commands, found, strict=True)]
     checked = check_jobs(jobs, rules.arch, request.layers, child)
@@ -135,8 +135,8 @@ def plans_of_launched(
 
 def _job(request: Request, command: LaunchedCommand, found: Checkout | None, rules: RuleOptions) -> CheckedJob:
     """Return a command with the environment and the Megatron-LM that it will have."""
-    from mindspeed.megatron_lm.lint import CheckedJob
     from mindspeed.platforms import detect
+    from mindspeed.workbench.lint.judgement import CheckedJob
 
     *_, command_line = request.layers
     environment = request.environment(command_line.world.get("world_size"))

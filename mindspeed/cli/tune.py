@@ -22,13 +22,13 @@ from mindspeed.cli.request_options import (
     unknown_feature,
 )
 from mindspeed.cli.terminal import on_terminal
-from mindspeed.plugins.fixes import Advice, GiveField
+from mindspeed.problems.fixes import Advice, GiveField
 
 if TYPE_CHECKING:
-    from mindspeed.tuning.job import CountBytes, SearchJob
-    from mindspeed.tuning.search import Configuration, Found
-    from mindspeed.tuning.space import Choice
-    from mindspeed.tuning.time import Machine
+    from mindspeed.workbench.tuning.job import CountBytes, SearchJob
+    from mindspeed.workbench.tuning.search import Configuration, Found
+    from mindspeed.workbench.tuning.space import Choice
+    from mindspeed.workbench.tuning.time import Machine
 
 
 @click.command(cls=FullJobCommand)
@@ -107,10 +107,10 @@ def tune(
     The search varies parallel sizes, the micro-batch size, and every feature whose hook variants returns settings to try.
     Values given by the job or an option are fixed. Every printed row is a valid plan; --json also prints its job file.
     """
-    from mindspeed.plugins.cache_folder import cache_folder
-    from mindspeed.tuning.job import make_search
-    from mindspeed.tuning.output import HEADERS, as_json, table, write
-    from mindspeed.tuning.store import Store, machine_facts
+    from mindspeed.files.cache_folder import cache_folder
+    from mindspeed.workbench.tuning.job import make_search
+    from mindspeed.workbench.tuning.output import HEADERS, as_json, table, write
+    from mindspeed.workbench.tuning.store import Store, machine_facts
 
     request = request.naming(names)
     _require_known(request)
@@ -139,7 +139,7 @@ def tune(
 
 def _require_known(request: Request) -> None:
     """Raise ResolutionError with each requested name that no feature has; a search would only find no layout."""
-    from mindspeed.plugins.problems import ResolutionError
+    from mindspeed.problems.problem import ResolutionError
     from mindspeed.registry import catalog_for
 
     asked = list(dict.fromkeys(name for layer in request.layers for name in layer.features))
@@ -149,8 +149,8 @@ def _require_known(request: Request) -> None:
 
 
 def _ranks(request: Request) -> int:
-    from mindspeed.plugins.problems import Problem, ResolutionError
-    from mindspeed.training.shape import given_world
+    from mindspeed.problems.problem import Problem, ResolutionError
+    from mindspeed.workbench.training.shape import given_world
 
     if not (given := given_world(request.layers).get("world_size")):
         raise ResolutionError([Problem("MS301", "--world-size is not set", fix=GiveField("world_size"))])
@@ -159,9 +159,9 @@ def _ranks(request: Request) -> int:
 
 def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: float, limit: float) -> Machine:
     """The machine of the store, measured further where asked for; without measurements, orders of magnitude."""
-    from mindspeed.plugins.problems import Problem, RunError
-    from mindspeed.tuning.measure import measure
-    from mindspeed.tuning.time import DEFAULTS, Machine, fit
+    from mindspeed.problems.problem import Problem, RunError
+    from mindspeed.workbench.tuning.measure import measure
+    from mindspeed.workbench.tuning.time import DEFAULTS, Machine, fit
 
     cores = (os.cpu_count() or 1) if job.environment.platform == "cpu" else 0
     machine = Machine(DEFAULTS[job.environment.platform], cores)
@@ -187,7 +187,7 @@ def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: flo
 
 
 def _local_ranks(job: SearchJob) -> int:
-    from mindspeed.plugins.problems import Problem, RunError
+    from mindspeed.problems.problem import Problem, RunError
 
     ranks, cores = int(job.model["world_size"]), os.cpu_count() or 1
     if job.environment.platform == "cpu" and ranks > cores:
@@ -200,10 +200,10 @@ def _local_ranks(job: SearchJob) -> int:
 @contextmanager
 def _dry_runs(job: SearchJob) -> Iterator[CountBytes]:
     """Count the bytes of a configuration by dry runs, one rank of each pipeline stage."""
-    from mindspeed.plugins.problems import Problem, ResolutionError
-    from mindspeed.verification.case import with_few_micro_batches
-    from mindspeed.verification.pool import WorkerPool
-    from mindspeed.verification.shape import recipe_of
+    from mindspeed.problems.problem import Problem, ResolutionError
+    from mindspeed.workbench.verification.case import with_few_micro_batches
+    from mindspeed.workbench.verification.pool import WorkerPool
+    from mindspeed.workbench.verification.shape import recipe_of
 
     if (platform := job.environment.platform) != "cpu":
         text = f"a dry run uses the layers of platform cpu, but this job is for {platform}"
@@ -220,7 +220,7 @@ def _dry_runs(job: SearchJob) -> Iterator[CountBytes]:
 
 def _measured(job: SearchJob, found: Found, store: Any, steps: int, budget: float) -> Found:
     """The rows with their measured seconds, the fastest measured first."""
-    from mindspeed.tuning.measure import measure
+    from mindspeed.workbench.tuning.measure import measure
 
     known = measure(found.rows, job.job_of, store, _local_ranks(job), steps, budget, _say)
 

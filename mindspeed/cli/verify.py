@@ -13,8 +13,8 @@ from mindspeed.cli.request_options import JobCommand, Request, names_argument, r
 from mindspeed.cli.terminal import on_terminal
 
 if TYPE_CHECKING:
-    from mindspeed.verification.comparison import ComparisonResult
-    from mindspeed.verification.harness import Verdict
+    from mindspeed.workbench.verification.comparison import ComparisonResult
+    from mindspeed.workbench.verification.harness import Verdict
 
 
 @click.command(cls=JobCommand)
@@ -34,9 +34,9 @@ def verify(request: Request, names: tuple[str, ...], nproc: int | None) -> None:
     Give the features to verify as NAME. All features of --features and of the job file are then active in both runs. Without
     NAME, the features of --features are verified, and only features of the job file are active in both runs.
     """
-    from mindspeed.verification.case import build_case
-    from mindspeed.verification.harness import verify as prove
-    from mindspeed.verification.pool import WorkerPool
+    from mindspeed.workbench.verification.case import build_case
+    from mindspeed.workbench.verification.harness import verify as prove
+    from mindspeed.workbench.verification.pool import WorkerPool
 
     names, request = request.subject(names)
     also = [name for layer in request.layers for name in layer.features if name not in names]

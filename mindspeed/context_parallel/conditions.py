@@ -10,7 +10,7 @@ from mindspeed.job.hybrid_pattern import ATTENTION
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import condition
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.plugins.fixes import Advice, GiveField, GiveSetting, RemoveFeature, SettingsError
+from mindspeed.problems.fixes import Advice, GiveField, GiveSetting, RemoveFeature, SettingsError
 
 
 @condition(

@@ -17,9 +17,10 @@ from torch import Tensor
 from mindspeed.context_parallel.documents import are_documents, ends_of_packed, ends_of_rows, is_padded
 from mindspeed.context_parallel.position_bias import PositionBias
 from mindspeed.job.hybrid_pattern import ATTENTION
+from mindspeed.megatron.module_specs import with_modules
 from mindspeed.ops.attention_mask import AttentionVisibility, attention_visibility
-from mindspeed.plugins import Feature, MindSpeedError, Problem, with_modules
-from mindspeed.plugins.fixes import GiveField
+from mindspeed.plugins import Feature, MindSpeedError, Problem
+from mindspeed.problems.fixes import GiveField
 
 
 class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has no types

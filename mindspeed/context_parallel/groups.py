@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from mindspeed.ops.errors import OperatorError
 from mindspeed.plugins import Problem
-from mindspeed.plugins.fixes import Advice
+from mindspeed.problems.fixes import Advice
 
 
 @dataclass(frozen=True, slots=True)

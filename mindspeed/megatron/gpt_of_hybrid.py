@@ -9,8 +9,8 @@ from typing import Any
 
 from mindspeed.engine.planning.checkpoint_layers import model_of
 from mindspeed.job.hybrid_pattern import ATTENTION, pattern_of
-from mindspeed.plugins.fixes import advice
-from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.problems.fixes import advice
+from mindspeed.problems.problem import Problem, RunError
 
 
 def pattern_for_gpt(folder: Path, args: Any) -> str:

@@ -7,8 +7,8 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
-from mindspeed.plugins.fixes import RemoveFeature
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.problems.fixes import RemoveFeature
+from mindspeed.problems.problem import MindSpeedError, Problem
 
 
 def merged_options(group: str, answers: Sequence[tuple[str, Any]]) -> Any:

@@ -15,9 +15,9 @@ from mindspeed.engine.inspection.config_arguments import arguments_of
 from mindspeed.engine.inspection.contracts import ABSENT, contract_for
 from mindspeed.engine.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.engine.resolution.environment import version_in
+from mindspeed.files.tables import fields_of, json_beside
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.patches import Patch, Phase, When, Wrap
-from mindspeed.plugins.tables import fields_of, json_beside
 
 
 class MegatronHookPoints(Feature[FeatureArgs]):

@@ -16,11 +16,11 @@ from mindspeed.engine.runtime.job_conditions import features_without, features_w
 from mindspeed.job.config import world_of_config
 from mindspeed.megatron.argument_overrides import override_fields, override_parameters
 from mindspeed.megatron.group_options import merged_options
-from mindspeed.plugins.fixes import Advice
+from mindspeed.megatron.module_specs import with_parts
 from mindspeed.plugins.hookspecs import Unit
-from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.plugins.specs import with_parts
 from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import MindSpeedError, Problem
 
 _initialising: Final[set[int]] = set()
 """Identities of the configurations whose ``__post_init__`` is running."""

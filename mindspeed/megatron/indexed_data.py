@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from mindspeed.plugins.fixes import advice
-from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.problems.fixes import advice
+from mindspeed.problems.problem import Problem, RunError
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
 VERSION: Final = 1

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from mindspeed.engine.planning.plan import PlannedOverride
 from mindspeed.job.fact import Values
-from mindspeed.plugins.fixes import Advice, DropOption, RemoveFeature, Together
-from mindspeed.plugins.problems import GivenValue, Problem
+from mindspeed.problems.fixes import Advice, DropOption, RemoveFeature, Together
+from mindspeed.problems.problem import GivenValue, Problem
 
 
 def contradiction(planned: PlannedOverride, given: GivenValue, wanted: Any) -> Problem:

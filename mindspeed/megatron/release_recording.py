@@ -14,8 +14,8 @@ from mindspeed.engine.inspection.releases import FOLDER, Section, read_release, 
 from mindspeed.engine.planning.drift import Tree, read_targets
 from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, UNTESTED_MEGATRON, version_in
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import MindSpeedError, Problem
 
 
 def record_release(tree: Tree, targets: Sequence[PatchTarget], folder: Path = FOLDER) -> Path:

@@ -20,9 +20,9 @@ from mindspeed.job.world import World
 from mindspeed.megatron import gpt_of_hybrid
 from mindspeed.megatron.parsed_arguments import argument_fact, contradiction, unsupported_arguments
 from mindspeed.plugins.answers import completed
-from mindspeed.plugins.fixes import advice
-from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
 from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.problems.fixes import advice
+from mindspeed.problems.problem import MindSpeedError, Problem, RunError
 
 
 @dataclass(slots=True)

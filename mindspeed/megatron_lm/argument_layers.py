@@ -15,9 +15,9 @@ from mindspeed.job.world import FIELDS, PARALLEL_SIZES
 from mindspeed.megatron_lm.given_arguments import Given
 from mindspeed.plugins.constraints import RequiresSlot
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.megatron_flags import MegatronFlag
-from mindspeed.plugins.problems import GivenValue, Problem
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import GivenValue, Problem
 
 _PATTERN: Final = "hybrid_layer_pattern"
 

@@ -1,94 +1,104 @@
-"""Fixes in the arguments of Megatron-LM, found by what `mindspeed.job.megatron_arguments` declares of each field. Light."""
+"""The words of a command line while old flags are translated into Megatron-LM's own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain, combinations, product
-from typing import Any
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
 
-from mindspeed.engine.inspection.cli_arguments import Argument
-from mindspeed.job.megatron_arguments import dests_of, world_of
-from mindspeed.megatron_lm.given_arguments import constant, surface_or_nearest
-from mindspeed.plugins.fixes import CommandLine, Fix, GiveField
+from mindspeed.problems.fixes import Fix, FixStep
+from mindspeed.problems.problem import GivenValue, Problem
 
-
-@dataclass(frozen=True)
-class MegatronCommandLine(CommandLine):
-    """Say fixes in the arguments of Megatron-LM ``version``; ``given`` are the dests of those on the command line."""
-
-    version: str | None = None
-    given: frozenset[str] = frozenset()
-
-    def give_field(self, name: str, value: Any) -> str:
-        arguments = [argument for dest in dests_of(name) for argument in self._known(dest)]
-        if not arguments:
-            return super().give_field(name, value)
-        if value is None:
-            return f"{arguments[0].options[0]} N"
-        if world_of({}).get(name, (None,))[0] == value:
-            return self.drop_field(name)
-        for chosen in _few(arguments):
-            for values in _values(chosen, value):
-                if world_of(values).get(name, (None,))[0] == value:
-                    return " ".join(_option(argument, values[argument.dest]) for argument in chosen)
-        return self.drop_field(name)
-
-    def drop_field(self, name: str) -> str:
-        dests = [dest for dest in dests_of(name) if self._known(dest)]
-        named = [dest for dest in dests if dest in self.given] or dests
-        if not named:
-            return super().drop_field(name)
-        return f"remove {_listing([self._known(dest)[0].options[0] for dest in named])}"
-
-    def add_feature(self, name: str) -> str:
-        from mindspeed.registry import catalog_for
-
-        flags = catalog_for(()).specs[name].megatron_flags if name in catalog_for(()).specs else ()
-        options = (argument.options[0] for flag in flags if flag.switch == "on" for argument in self._known(flag.dest))
-        return next(options, super().add_feature(name))
-
-    def together(self, steps: Fix) -> str:
-        """Several fields may be one option: ``--activation silu --gated-linear-unit`` is ``--swiglu``."""
-        wanted = {step.field: step.value for step in steps if isinstance(step, GiveField)}
-        if len(wanted) == len(steps):
-            for dest in chain.from_iterable(map(dests_of, wanted)):
-                for argument in self._known(dest):
-                    for values in _values((argument,), True):
-                        world = world_of(values)
-                        if all(world.get(name, (None,))[0] == value for name, value in wanted.items()):
-                            return _option(argument, values[dest])
-        return super().together(steps)
-
-    def _known(self, dest: str) -> list[Argument]:
-        return [argument for argument in surface_or_nearest(self.version).by_dest.get(dest, ()) if argument.options]
+Count = int | Literal["+"]
+"""Number of values that an option takes."""
 
 
-def _few(arguments: Iterable[Argument]) -> Iterator[tuple[Argument, ...]]:
-    """Yield each argument alone, then each pair of different ones: grouped queries take a switch and a number."""
-    known = list(arguments)
-    yield from ((argument,) for argument in known)
-    yield from (pair for pair in combinations(known, 2) if pair[0].dest != pair[1].dest)
+def whole_number(text: str) -> int | None:
+    """The number that a text is, as bash reads it; None where it is none, or one of more than 18 digits."""
+    return int(text) if re.fullmatch(r"[-+]?[0-9]{1,18}", text) else None
 
 
-def _values(chosen: tuple[Argument, ...], value: Any) -> Iterator[dict[str, Any]]:
-    """Yield values of these arguments that may give a field ``value``: the value itself, the constant of a switch, a word."""
-    for values in product(*(list(_of_argument(argument, value)) for argument in chosen)):
-        yield {argument.dest: one for argument, one in zip(chosen, values, strict=True)}
+def problem_of_flags(
+    code: str, message: str, flags: Iterable[str], fix: Fix | FixStep, features: tuple[str, ...] = ()
+) -> Problem:
+    """A problem of flags on the command line."""
+    facts = (GivenValue(flag, source="command line", option=flag) for flag in flags)
+    return Problem(code, message, features, where="command line", fix=fix, facts=facts)
 
 
-def _of_argument(argument: Argument, value: Any) -> Iterator[Any]:
-    if not argument.takes_value:
-        yield constant(argument, argument.options[0])
-    elif argument.choices:
-        yield from (value,) if value in argument.choices else argument.choices
-    elif not isinstance(value, bool):
-        yield value
+@dataclass(slots=True)
+class ArgumentWords:
+    """Hold words and what was found in them: ``notes``, ``problems``, and in ``left_out`` what only strict requests refuse.
 
+    ``known`` are the options of Megatron's parser.
+    """
 
-def _listing(names: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    words: list[str]
+    known: Collection[str] = frozenset()
+    notes: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    left_out: list[Problem] = field(default_factory=list)
 
+    def has(self, flag: str) -> bool:
+        return any(word.partition("=")[0] == flag for word in self._options())
 
-def _option(argument: Argument, value: Any) -> str:
-    return f"{argument.options[0]} {value}" if argument.takes_value else argument.options[0]
+    def value(self, flag: str) -> str | None:
+        """The last value of an option; None where it stands without one, or not at all."""
+        found = None
+        words = self._options()
+        for word, after in pairwise([*words, "--"]):
+            name, equals, value = word.partition("=")
+            if name == flag:
+                found = value if equals else None if after.startswith("--") else after
+        return found
+
+    def number(self, flag: str) -> int | None:
+        """The last value of an option, if it is a whole number."""
+        value = self.value(flag)
+        return whole_number(value) if value is not None else None
+
+    def take(self, flag: str, count: Count) -> list[str] | None:
+        """Remove every occurrence of an option with its values, and return its last values; None if it is missing."""
+        return self.replace(flag, count, [])
+
+    def replace(self, flag: str, count: Count, by: Sequence[str]) -> list[str] | None:
+        """Put words in the place of an option; ``VALUE`` in them becomes its value. Return its last values."""
+        found = self.replace_all(flag, count, by)
+        return found[-1] if found else None
+
+    def replace_all(self, flag: str, count: Count, by: Sequence[str] = ()) -> list[list[str]]:
+        """Put words in the place of an option wherever it stands, and return its values at each place."""
+        kept: list[str] = []
+        found: list[list[str]] = []
+        words = self._options()
+        behind = self.words[len(words) :]
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.partition("=")
+            if name != flag:
+                kept.append(word)
+                continue
+            values = [value] if equals else []
+            while words and not equals and not words[0].startswith("--") and (count == "+" or len(values) < count):
+                values.append(words.pop(0))
+            kept += [" ".join(values) if new == "VALUE" else new for new in by]
+            found.append(values)
+        self.words = [*kept, *behind]
+        return found
+
+    def change(self, flag: str, value: str) -> None:
+        """Give another value to an option that has one, in the form in which it stands."""
+        before = ["", *self.words]
+        new = [f"{flag}={value}" if word.startswith(f"{flag}=") else word for word in self.words]
+        self.words = [value if last == flag else word for last, word in zip(before, new, strict=False)]
+
+    def put(self, *words: str) -> None:
+        """Add words behind all options."""
+        options = self._options()
+        self.words = [*options, *words, *self.words[len(options) :]]
+
+    def _options(self) -> list[str]:
+        """The words before ``--``."""
+        return self.words[: self.words.index("--")] if "--" in self.words else list(self.words)

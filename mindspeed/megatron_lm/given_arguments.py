@@ -6,16 +6,18 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from shlex import join
 from typing import Any, Final
 
 from mindspeed.engine.inspection.cli_arguments import Argument, Surface, surface
 from mindspeed.engine.inspection.releases import recorded_releases
+from mindspeed.engine.planning.fingerprint import text_of
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
+from mindspeed.megatron_lm.argument_words import ArgumentWords, Count
 from mindspeed.megatron_lm.field_options import with_field_options
-from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords, Count
 from mindspeed.plugins.megatron_flags import MegatronFlag
-from mindspeed.plugins.problems import GivenValue
+from mindspeed.problems.problem import GivenValue
 
 KINDS: Final = {"int": int, "float": float}
 """Types of values that are not text."""
@@ -108,6 +110,13 @@ def unknown_options(arguments: Sequence[str], known: Surface) -> list[str]:
     """Options on a command line that Megatron's parser does not have by itself."""
     options = (word.partition("=")[0] for word in arguments if word.startswith("--") and len(word) > 2)
     return [option for option in options if option not in known.by_option]
+
+
+def argument_facts(arguments: Sequence[str], version: str | None) -> dict[str, str]:
+    """The arguments of a command line as facts of a lock: those of Megatron-LM of this version, and all others together."""
+    given, others = arguments_and_others(arguments, surface_or_nearest(version))
+    facts = {f"option {dest}": text_of(argument.value) for dest, argument in given.items()}
+    return facts | ({"option others": join(others)} if others else {})
 
 
 @lru_cache(maxsize=8)

@@ -19,14 +19,14 @@ from mindspeed.engine.runtime.effects import REPORT_VARIABLE
 from mindspeed.job import megatron_arguments as flags
 from mindspeed.megatron.hook_points import MegatronHookPoints, hook_points_for
 from mindspeed.megatron.parsed_arguments import contradiction, unsupported_arguments
-from mindspeed.megatron_lm.argument_words import MegatronCommandLine
+from mindspeed.megatron_lm.command_line_fixes import MegatronCommandLine
 from mindspeed.megatron_lm.field_options import field_options_in
 from mindspeed.megatron_lm.given_arguments import Given, surface_or_nearest, without_option
 from mindspeed.megatron_lm.needed_packages import package_rows
 from mindspeed.megatron_lm.script_options import imported_names
 from mindspeed.megatron_lm.training_request import ScriptRequest, read_command_line
 from mindspeed.plugins.patches import ArgOverride
-from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError
+from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError
 
 SCRIPT_MODULES: Final = ("megatron.training", "mindspeed.megatron_adaptor")
 """A script that imports one of these is a Megatron-LM script."""

@@ -21,6 +21,8 @@ from mindspeed.engine.resolution.request import (
 )
 from mindspeed.megatron.pad_token_check import warning_of_arguments
 from mindspeed.megatron_lm.argument_layers import disagreements, layers_of, removable_flags, requested_holder
+from mindspeed.megatron_lm.argument_words import ArgumentWords
+from mindspeed.megatron_lm.dialects import Dialect, Translation, translations
 from mindspeed.megatron_lm.given_arguments import (
     Given,
     abbreviations,
@@ -29,12 +31,9 @@ from mindspeed.megatron_lm.given_arguments import (
     unknown_options,
     without_arguments,
 )
-from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
-from mindspeed.megatron_lm.old_flags.as_hybrid import as_hybrid
-from mindspeed.megatron_lm.old_flags.flags import read_old_flags
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.fixes import Advice, DropOption, GiveOption
-from mindspeed.plugins.problems import CollectedProblems, Problem, ResolutionError
+from mindspeed.problems.fixes import Advice, DropOption, GiveOption
+from mindspeed.problems.problem import CollectedProblems, Problem, ResolutionError
 
 COMMAND_LINE: Final = "command line"
 OWN_FLAGS: Final = {
@@ -92,16 +91,22 @@ def read_command_line(
     command_line = problems.collect(lambda: _command_line(own)) or Layer(COMMAND_LINE)
     known = surface_or_nearest(version)
     strict = bool(command_line.strict or (job is not None and job.layer.strict) or any(layer.strict for layer in also))
-    old, rest, old_notes, fallbacks = _old_flags(rest, known, catalog_for, problems, strict)
+    translated = _translated(rest, known, catalog_for)
+    rest = list(translated[-1][1].rest) if translated else rest
+    for _, translation in translated:
+        problems += [*translation.problems, *(translation.left_out if strict else ())]
     given = given_arguments(rest, known)
-    old_layers, job_layers = [old] if old is not None else [], [job.layer] if job is not None else []
+    job_layers = [job.layer] if job is not None else []
+    old_layers = [translation.layer for _, translation in translated]
     ours = [*old_layers, *also, command_line]
     others = [*below, environment, *job_layers, *ours]
     catalog = catalog_for(name for layer in others for name in layer.features)
-    if old is not None and fallbacks:
-        taken, added = _with_fallbacks(old, fallbacks, catalog, others)
-        others = [taken if layer is old else layer for layer in others]
-        old_layers, old_notes = [taken], [*old_notes, *added]
+    old_notes = _notes(translated)
+    for at, (_, translation) in enumerate(translated):
+        before = old_layers[at]
+        old_layers[at], added = _with_fallbacks(before, translation.fallbacks, catalog, others)
+        others = [old_layers[at] if layer is before else layer for layer in others]
+        old_notes += added
     given, rest, removed = without_arguments(given, rest, known, removable_flags(catalog), others)
     read = layers_of(_without_overridden(given, known), known, catalog, others, world_size)
     theirs, notes = list(read.given.values()), read.notes
@@ -111,10 +116,11 @@ def read_command_line(
     if job is not None and job.train:
         section = "the section train applies only to mindspeed pretrain; Megatron-LM has flags for these values"
         notes.append(PlanNote("note", "job file", section))
-    if text := warning_of_arguments({dest: argument.value for dest, argument in given.items()}, version):
+    values = {dest: argument.value for dest, argument in given.items()}
+    if text := warning_of_arguments(values, version):
         notes.append(PlanNote("warning", "megatron-lm", text))
-    if old is not None and (text := as_hybrid({dest: argument.value for dest, argument in given.items()}, version)):
-        old_notes = [*old_notes, PlanNote("note", "HybridModel", text)]
+    advices = (dialect.advice(values, version) for dialect, _ in translated)
+    old_notes += [PlanNote("note", "HybridModel", text) for text in advices if text]
     notes = [*notes, *removed, *abbreviations(rest, known), *old_notes]
     lowest, layers = (read.defaults, *old_layers), (*job_layers, environment, *theirs)
     return ScriptRequest(lowest, layers, command_line, tuple(rest), given, tuple(notes))
@@ -172,32 +178,29 @@ def _command_line(own: Mapping[str, list[str]]) -> Layer:
     )
 
 
-def _old_flags(
-    arguments: list[str],
-    known: Surface,
-    catalog_for: Callable[[Iterable[str]], Catalog],
-    problems: list[Problem],
-    strict: bool,
-) -> tuple[Layer | None, list[str], list[PlanNote], Sequence[tuple[str, str]]]:
-    """Read as flags of MindSpeed what Megatron's parser does not take: layer, rest, notes, features by default.
-
-    A ``strict`` request refuses what is left out.
-    """
+def _translated(
+    arguments: list[str], known: Surface, catalog_for: Callable[[Iterable[str]], Catalog]
+) -> list[tuple[Dialect, Translation]]:
+    """Translate what Megatron's parser does not take; empty if it takes everything."""
     given = given_arguments(arguments, known)
     unknown_values = any(_is_unknown(known, dest, argument.value) for dest, argument in given.items())
     if not unknown_values and not unknown_options(arguments, known):
-        return None, arguments, [], ()
-    old = read_old_flags(arguments, frozenset(known.by_option), catalog_for(()))
-    problems += [*old.problems, *(old.left_out if strict else ())]
-    notes = [PlanNote("note", "old flags", text) for text in old.notes]
-    notes += [PlanNote("warning", "old flags", problem.message) for problem in old.left_out]
-    return old.layer, list(old.rest), notes, old.fallbacks
+        return []
+    return translations(arguments, frozenset(known.by_option), catalog_for(()))
+
+
+def _notes(translated: Iterable[tuple[Dialect, Translation]]) -> list[PlanNote]:
+    notes = []
+    for dialect, translation in translated:
+        notes += [PlanNote("note", dialect.name, text) for text in translation.notes]
+        notes += [PlanNote("warning", dialect.name, problem.message) for problem in translation.left_out]
+    return notes
 
 
 def _with_fallbacks(
     old: Layer, fallbacks: Sequence[tuple[str, str]], catalog: Catalog, others: Sequence[Layer]
 ) -> tuple[Layer, list[PlanNote]]:
-    """The layer of old flags with the features that MindSpeed takes by itself, where no other holds their slots."""
+    """The layer of a dialect with the features that its program enables by itself, where no other holds their slots."""
     notes = []
     for name, reason in fallbacks:
         if name in catalog.specs and not requested_holder(set(catalog.specs[name].slots), catalog, others):

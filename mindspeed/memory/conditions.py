@@ -8,13 +8,13 @@ from typing import Any, Final
 from mindspeed.job.hybrid_pattern import ATTENTION, EXPERTS, KINDS, MLP
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import ModelCondition, condition, unset
-from mindspeed.plugins.fixes import Advice, DropSetting, GiveField, GiveSetting, RemoveFeature
 from mindspeed.plugins.shared_conditions import (
     NO_CPU_OFFLOADING,
     NO_FSDP,
     NO_OTHER_PASSES,
     NO_TRANSFORMER_ENGINE_LAYERS,
 )
+from mindspeed.problems.fixes import Advice, DropSetting, GiveField, GiveSetting, RemoveFeature
 
 _REMOVE: Final = RemoveFeature()
 _SELECTIVE: Final = GiveField("recompute_granularity", "selective")

@@ -9,8 +9,8 @@ from typing import Any
 from torch import UntypedStorage
 
 from mindspeed.platforms import runtime
-from mindspeed.plugins.fixes import advice
-from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.problems.fixes import advice
+from mindspeed.problems.problem import Problem, RunError
 
 
 @dataclass(slots=True, eq=False)

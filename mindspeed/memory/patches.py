@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from mindspeed.files.tables import table_beside
 from mindspeed.plugins.patches import Patch, Wrap
-from mindspeed.plugins.tables import table_beside
 
 _ROWS: Final[list[dict[str, Any]]] = table_beside(__file__)
 

@@ -18,9 +18,9 @@ from torch.nn import Parameter
 from mindspeed.memory.parked import LayerPart, Parked, Source
 from mindspeed.memory.randomness import RandomState, generators, replayed
 from mindspeed.memory.recomputation import recomputation
-from mindspeed.plugins.fixes import advice
-from mindspeed.plugins.problems import Problem, RunError
 from mindspeed.plugins.wrapping import Function
+from mindspeed.problems.fixes import advice
+from mindspeed.problems.problem import Problem, RunError
 
 StorageLayout = tuple[int, ...]
 

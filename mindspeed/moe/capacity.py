@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final, Literal
 
-from mindspeed.plugins import with_parts
+from mindspeed.megatron.module_specs import with_parts
 
 SHAPES: Final = 8
 """Different capacities of a run with padding."""

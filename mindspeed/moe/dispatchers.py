@@ -14,7 +14,7 @@ from mindspeed.moe.alltoall import AllToAllCall, Placement
 from mindspeed.moe.once_per_rank import OncePerRankCall
 from mindspeed.moe.overlap import OverlappedCall, send
 from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.plugins.fixes import Advice
+from mindspeed.problems.fixes import Advice
 
 
 class AllToAllDispatch:

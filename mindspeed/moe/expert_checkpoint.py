@@ -12,7 +12,7 @@ from megatron.core.transformer.utils import make_sharded_object_for_checkpoint
 from torch import Tensor
 
 from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.plugins.fixes import advice
+from mindspeed.problems.fixes import advice
 
 IGNORED_KEY: Final = "_extra_state"
 """Keys of the empty states that single linear layers add to checkpoints."""

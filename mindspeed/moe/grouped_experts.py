@@ -18,10 +18,10 @@ from megatron.core.transformer.moe import experts as megatron_experts
 from torch import Tensor
 from torch.nn.functional import silu
 
+from mindspeed.megatron.module_specs import with_parts
 from mindspeed.moe.expert_checkpoint import IGNORED_KEY, refuse_other_experts, sharded_experts
 from mindspeed.moe.overlap import ExpertCall, Redispatch
 from mindspeed.moe.products import Operands, Weight, deferred, grouped_product, weight_gradient
-from mindspeed.plugins import with_parts
 
 
 class ExpertProducts:

@@ -11,11 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from mindspeed.files.cache_folder import cache_folder, why_unwritable
 from mindspeed.ops import OPERATORS, build_cache
 from mindspeed.ops.compiler import find_compiler
 from mindspeed.ops.instruction_sets import missing, needed
 from mindspeed.ops.variants import has_variant, native_variants, python_variants, reference_only
-from mindspeed.plugins.cache_folder import cache_folder, why_unwritable
 
 REFERENCE: Final = "reference"
 CPP: Final = "C++"

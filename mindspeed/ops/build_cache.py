@@ -17,12 +17,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from mindspeed.files.cache_folder import cache_folder, distrust, untrusted
+from mindspeed.files.tables import table_beside
 from mindspeed.ops.instruction_sets import SETS, instructions
 from mindspeed.ops.sources import digest, sources_digest
 from mindspeed.ops.variants import SOURCES
-from mindspeed.plugins.cache_folder import cache_folder, distrust, untrusted
-from mindspeed.plugins.problems import Problem
-from mindspeed.plugins.tables import table_beside
+from mindspeed.problems.problem import Problem
 
 FLAGS: Final[tuple[str, ...]] = tuple(table_beside(__file__))
 """Flags of every source. A kernel that wants fused multiplication and addition calls it by name."""

@@ -22,15 +22,15 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
+from mindspeed.files.cache_folder import distrust, make_private
 from mindspeed.ops import build_cache
 from mindspeed.ops.build_cache import Built, Key
 from mindspeed.ops.compiler import CANDIDATES, Compiler, CompilerResult, compile_object, find_compiler, link, run
 from mindspeed.ops.instruction_sets import missing
 from mindspeed.ops.sources import digest, operator_files, source_digest, source_files
 from mindspeed.ops.variants import SOURCES
-from mindspeed.plugins.cache_folder import distrust, make_private
-from mindspeed.plugins.fixes import Advice, RunCommand, advice
-from mindspeed.plugins.problems import PlatformError, Problem
+from mindspeed.problems.fixes import Advice, RunCommand, advice
+from mindspeed.problems.problem import PlatformError, Problem
 
 Say = Callable[[str], None]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import MindSpeedError, Problem
 
 
 class OperatorError(MindSpeedError, ValueError):

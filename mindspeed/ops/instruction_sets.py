@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from mindspeed.plugins.tables import table_beside
+from mindspeed.files.tables import table_beside
 
 _TABLE: Final = table_beside(__file__)
 SETS: Final[dict[str, tuple[str, ...]]] = {name: tuple(flags) for name, flags in _TABLE["sets"].items()}

@@ -10,8 +10,8 @@ import torch
 from mindspeed.ops import build_cache
 from mindspeed.ops.build_cache import Built
 from mindspeed.ops.variants import native_variants, reference_only
-from mindspeed.plugins.fixes import Advice, advice
-from mindspeed.plugins.problems import Problem
+from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.problem import Problem
 
 BUILD: Final = "mindspeed ops build"
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import ModelCondition, condition, unset
-from mindspeed.plugins.fixes import Advice, GiveField, RemoveFeature
 from mindspeed.plugins.shared_conditions import NO_OTHER_PASSES, NO_TRANSFORMER_ENGINE_LAYERS
+from mindspeed.problems.fixes import Advice, GiveField, RemoveFeature
 
 _REMOVE: Final = RemoveFeature()
 

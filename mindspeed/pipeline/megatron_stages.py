@@ -24,9 +24,9 @@ from mindspeed.pipeline.operations import Op, Schedule
 from mindspeed.pipeline.running_step import RunningStep
 from mindspeed.pipeline.weight_gradients import WeightGradients
 from mindspeed.plugins.discovery import discover
-from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.patches import ArgOverride
-from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.problem import Problem, RunError
 
 if TYPE_CHECKING:
     from mindspeed.pipeline.megatron import Engine

@@ -20,9 +20,9 @@ from mindspeed.pipeline.synthesis import megatron
 from mindspeed.plugins.answers import answer, changed_tensors, implements
 from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.fixes import Advice, advice
-from mindspeed.plugins.problems import Problem, ResolutionError
 from mindspeed.plugins.saved_tensors import SavedTensors
+from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.problem import Problem, ResolutionError
 
 MIB: Final = 2**20
 

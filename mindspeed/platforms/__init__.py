@@ -12,8 +12,8 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.job.world import PLATFORMS
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.problems import PlatformError, Problem
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import PlatformError, Problem
 
 if TYPE_CHECKING:
     from mindspeed.plugins.feature import Feature

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
 
+from mindspeed.files.tables import table_beside
 from mindspeed.plugins import (
     ArgOverride,
     Category,
@@ -30,7 +31,6 @@ from mindspeed.plugins import (
     hookimpl,
     unset,
 )
-from mindspeed.plugins.tables import table_beside
 
 _HERE: Final = "mindspeed.platforms"
 _C10D: Final = "torch.distributed.distributed_c10d"

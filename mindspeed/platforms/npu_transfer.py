@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from mindspeed.plugins.fixes import advice
-from mindspeed.plugins.problems import PlatformError, Problem
+from mindspeed.problems.fixes import advice
+from mindspeed.problems.problem import PlatformError, Problem
 
 try:
     import torch_npu

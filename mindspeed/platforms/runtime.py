@@ -13,8 +13,8 @@ import torch
 
 from mindspeed import platforms
 from mindspeed.platforms.collectives import traffic
-from mindspeed.plugins.fixes import advice
-from mindspeed.plugins.problems import PlatformError, Problem
+from mindspeed.problems.fixes import advice
+from mindspeed.problems.problem import PlatformError, Problem
 
 __all__ = ["backend", "device", "device_module", "platform", "take_device", "traffic"]
 

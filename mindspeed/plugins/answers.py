@@ -11,8 +11,8 @@ from mindspeed.job.fields import FIELDS
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hook_answers import asked, wrong_answer
-from mindspeed.plugins.problems import MindSpeedError
 from mindspeed.plugins.saved_tensors import SavedTensors
+from mindspeed.problems.problem import MindSpeedError
 
 Contribution = tuple[tuple[str, Any], ...]
 """Fields of the job that active features set, and `LAYER_SPLIT`."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed.job.world import FIELDS, UnknownValue, World
-from mindspeed.plugins.fixes import Fix, GiveField, RemoveFeature, filled
-from mindspeed.plugins.watchdog import RUNNING
+from mindspeed.problems.fixes import Fix, GiveField, RemoveFeature, filled
+from mindspeed.process.watchdog import RUNNING
 
 Predicate = Callable[..., bool]
 """``(args, world) -> bool``; reads only the feature's own arguments and the job."""

@@ -30,12 +30,12 @@ from mindspeed.plugins.constraints import (
 from mindspeed.plugins.declared_types import DeclarationError
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.found import BUILT_IN, DiscoveredFeature, installed, of_folders
-from mindspeed.plugins.gc_pause import collector_paused
-from mindspeed.plugins.near_names import near_names
-from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.plugins.providers import note_provider
-from mindspeed.plugins.tracing import trace
-from mindspeed.plugins.watchdog import running, watched
+from mindspeed.problems.near_names import near_names
+from mindspeed.problems.problem import MindSpeedError
+from mindspeed.process.gc_pause import collector_paused
+from mindspeed.process.providers import note_provider
+from mindspeed.process.tracing import trace
+from mindspeed.process.watchdog import running, watched
 
 __all__ = ["BUILT_IN", "Catalog", "DiscoveredFeature", "discover", "features_beside_platforms"]
 

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from mindspeed.files.tables import table_beside
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, PLATFORMS, World
 from mindspeed.plugins.conditions import Condition
 from mindspeed.plugins.constraints import SERVED_SIZES, Constraint
 from mindspeed.plugins.declared_types import DeclarationError, require_types
 from mindspeed.plugins.megatron_flags import MegatronFlag
-from mindspeed.plugins.tables import table_beside
 
 FLAGS: Final = tuple(name for name, declared in FIELDS.items() if declared.kind is bool)
 """Fields of a job that are true or false."""

@@ -11,8 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from mindspeed.plugins.fixes import advice
-from mindspeed.plugins.problems import Problem
+from mindspeed.problems.fixes import Fix, advice
+from mindspeed.problems.problem import Problem
 
 if TYPE_CHECKING:
     from mindspeed.plugins.feature import Feature
@@ -57,8 +57,13 @@ class DiscoveredFeature:
 
     def broken(self, code: str, message: str) -> DiscoveredFeature:
         """The same row with a problem, whose fix is to repair or uninstall the distribution."""
-        fix = f"fix or uninstall {self.distribution}" if self.distribution != BUILT_IN else "reinstall mindspeed"
-        return replace(self, feature=None, problem=Problem(code, message, (self.name,), where=self.where, fix=advice(fix)))
+        problem = Problem(code, message, (self.name,), where=self.where, fix=broken_fix(self.distribution))
+        return replace(self, feature=None, problem=problem)
+
+
+def broken_fix(distribution: str) -> Fix:
+    """Return what to do about a distribution that cannot be loaded."""
+    return advice(f"fix or uninstall {distribution}" if distribution != BUILT_IN else "reinstall mindspeed")
 
 
 def declared_at(feature: type[Feature[Any]]) -> str:
@@ -126,6 +131,19 @@ def _named_by(provider: metadata.Distribution) -> Iterator[DiscoveredFeature]:
             if not (name and version):
                 raise ValueError("METADATA has no Name or no Version")
             yield DiscoveredFeature(entry.name, name, version, entry.value.partition("[")[0].replace(" ", ""))
+
+
+def allowed_distributions() -> Iterator[tuple[str, str, metadata.Distribution]]:
+    """Yield name, version and metadata of each distribution that MINDSPEED_PLUGINS allows, and always of mindspeed itself."""
+    wanted = os.environ.get(PLUGINS_VARIABLE, "").strip() or "all"
+    allowed = {_plain(name) for name in wanted.split(",")} | {BUILT_IN}
+    seen = set()
+    for provider in metadata.distributions():
+        name = getattr(provider, "_normalized_name", None)
+        if name is not None and name not in seen:
+            seen.add(name)
+            if wanted == "all" or _plain(name) in allowed:
+                yield _plain(name), provider.version, provider
 
 
 def unmatched(rows: Iterable[DiscoveredFeature]) -> list[str]:

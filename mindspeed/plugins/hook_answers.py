@@ -12,11 +12,11 @@ from typing import Any, Final, get_type_hints
 from mindspeed.job.world import Signal
 from mindspeed.plugins import hookspecs
 from mindspeed.plugins.declared_types import Test, test_of, words_of
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.problems import MindSpeedError, Problem, brief
-from mindspeed.plugins.providers import provider_of
-from mindspeed.plugins.tracing import trace_error
-from mindspeed.plugins.watchdog import RUNNING, is_watched
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import MindSpeedError, Problem, brief
+from mindspeed.process.providers import provider_of
+from mindspeed.process.tracing import trace_error
+from mindspeed.process.watchdog import RUNNING, is_watched
 
 _PLUGINS: Final = os.path.join(os.path.dirname(__file__), "")
 
@@ -47,11 +47,12 @@ def asked(hook: str, feature: Any, ask: Callable[[], Any]) -> Any:
 @cache
 def _type_of(hook: str) -> tuple[Test, str]:
     """A test for the answers of a hook, from the specification, and the type in words."""
-    from mindspeed.plugins import constraints, estimates, patches, process_variables, saved_tensors
+    from mindspeed.plugins import constraints, estimates, patches, saved_tensors
+    from mindspeed.process import variables
 
     names = {
         name: value
-        for module in (constraints, estimates, patches, process_variables, saved_tensors)
+        for module in (constraints, estimates, patches, variables, saved_tensors)
         for name, value in vars(module).items()
     }
     specification = next(getattr(hooks, hook) for hooks in hookspecs.HOOK_CLASSES if hasattr(hooks, hook))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from mindspeed.plugins.constraints import Cost
     from mindspeed.plugins.estimates import Estimate
     from mindspeed.plugins.patches import ArgOverride, Patch, Phase
-    from mindspeed.plugins.process_variables import ProcessVariable
     from mindspeed.plugins.saved_tensors import SavedTensors
+    from mindspeed.process.variables import ProcessVariable
 
 PROJECT: Final = "mindspeed"
 hookimpl = pluggy.HookimplMarker(PROJECT)

@@ -13,13 +13,13 @@ import pluggy
 
 from mindspeed.plugins.active import MakeRange
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.fixes import advice
 from mindspeed.plugins.hook_answers import asked
 from mindspeed.plugins.hookspecs import HOOK_CLASSES, HOOKS, PROJECT, HookFacts
-from mindspeed.plugins.near_names import near_names, suggestion
-from mindspeed.plugins.problems import MindSpeedError, Problem
 from mindspeed.plugins.snapshot import snapshot
-from mindspeed.plugins.tracing import trace
+from mindspeed.problems.fixes import advice
+from mindspeed.problems.near_names import near_names, suggestion
+from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.process.tracing import trace
 
 _MARK: Final = f"{PROJECT}_impl"
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import condition, unset
-from mindspeed.plugins.fixes import GiveField, RemoveFeature
+from mindspeed.problems.fixes import GiveField, RemoveFeature
 
 _REMOVE: Final = RemoveFeature()
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import ModelCondition, condition, unset
-from mindspeed.plugins.fixes import GiveField, RemoveFeature
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
+from mindspeed.problems.fixes import GiveField, RemoveFeature
 
 
 @condition(

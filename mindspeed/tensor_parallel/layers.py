@@ -9,8 +9,8 @@ from typing import Any, Final
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor
 
-from mindspeed.plugins import Feature, with_parts
-from mindspeed.plugins.specs import class_for
+from mindspeed.megatron.module_specs import class_for, with_parts
+from mindspeed.plugins import Feature
 from mindspeed.tensor_parallel.linear import Products, linear
 from mindspeed.tensor_parallel.weight_gradient import weight_gradient
 

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from mindspeed.diagnostics import doctor
+from mindspeed.workbench.diagnostics import doctor
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.diagnostics import ascend, doctor
-from mindspeed.diagnostics.ascend import AscendHost
+from mindspeed.workbench.diagnostics import ascend, doctor
+from mindspeed.workbench.diagnostics.ascend import AscendHost
 
 CANN = "usr/local/Ascend/ascend-toolkit/latest"
 

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from mindspeed.cli.plan_html import expert_group
-from mindspeed.plugins.html_page import bar, chart, page, table
+from mindspeed.workbench.html_page import bar, chart, page, table
 
 MODEL = shlex.split(
     "--platform npu --megatron 0.16.1 --num-layers 8 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 8"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mindspeed.diagnostics.known_errors import SYMPTOMS, symptoms_in
+from mindspeed.workbench.diagnostics.known_errors import SYMPTOMS, symptoms_in
 
 TEXTS = [
     "AttributeError: 'Parameter' object has no attribute 'main_grad'",

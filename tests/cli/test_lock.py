@@ -9,7 +9,7 @@ import pytest
 from mindspeed import registry
 from mindspeed.engine.planning.lock import Lock, read_lock, require_match
 from mindspeed.engine.resolution.environment import made_up
-from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.problems.problem import MindSpeedError
 from tests.cli.conftest import LAPTOP
 
 JOB = """
@@ -126,7 +126,7 @@ def test_a_size_that_only_the_launcher_knows_is_no_difference():
 def test_a_job_that_is_not_the_locked_one_does_not_start(mindspeed, verb, tmp_path, monkeypatch):
     script, path = tmp_path / "script.py", tmp_path / "job.lock"
     script.write_text("raise SystemExit('the script was started')")
-    monkeypatch.setattr("mindspeed.training.launch.launch", lambda *words: pytest.fail("the job was started"))
+    monkeypatch.setattr("mindspeed.engine.runtime.launch.launch", lambda *words: pytest.fail("the job was started"))
     request = ["--platform", "cpu", "--features", "swiglu", "--activation", "silu", "--gated-linear-unit"]
     assert mindspeed("lock", "-o", path, *request, "--seq-length", "64").exit_code == 0
     rest = ["--", script] if verb == "run" else ["--run", tmp_path / "run"]
@@ -138,7 +138,7 @@ def test_a_job_that_is_not_the_locked_one_does_not_start(mindspeed, verb, tmp_pa
 def test_the_locked_job_starts(mindspeed, tmp_path, monkeypatch):
     path = tmp_path / "job.lock"
     assert mindspeed("lock", "-o", path, "--platform", "cpu", "--world-size", "2").exit_code == 0
-    monkeypatch.setattr("mindspeed.training.launch.launch", lambda *words: 7)
+    monkeypatch.setattr("mindspeed.engine.runtime.launch.launch", lambda *words: 7)
     done = mindspeed("run", "--lock", path, "--platform", "cpu", "--nproc", "2", "--", __file__)
     assert (done.exit_code, done.stderr) == (7, "")
 
@@ -146,7 +146,7 @@ def test_the_locked_job_starts(mindspeed, tmp_path, monkeypatch):
 def test_the_locked_job_of_the_trainer_starts_whatever_the_trainer_adds(mindspeed, tmp_path, monkeypatch):
     path, request = tmp_path / "job.lock", ["--platform", "cpu", "--features", "rms-norm", "--normalization", "RMSNorm"]
     assert mindspeed("lock", "-o", path, *request).exit_code == 0
-    monkeypatch.setattr("mindspeed.training.launch.launch", lambda *words: 7)
+    monkeypatch.setattr("mindspeed.engine.runtime.launch.launch", lambda *words: 7)
     done = mindspeed("pretrain", "--lock", path, *request, "--run", tmp_path / "run")
     assert (done.exit_code, done.stderr) == (7, "")
 
@@ -164,7 +164,7 @@ WORDS = shlex.split(
 @pytest.fixture
 def megatron_script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mindspeed.training.launch.launch", lambda *words: 7)
+    monkeypatch.setattr("mindspeed.engine.runtime.launch.launch", lambda *words: 7)
     (tmp_path / "pretrain_gpt.py").write_text(
         "import argparse\nfrom megatron.training import pretrain\nargparse.ArgumentParser().add_argument('--own')\n"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed.cli.memory_measure import accurate
-from mindspeed.diagnostics.job_memory import options_of, stages_of
+from mindspeed.workbench.diagnostics.job_memory import options_of, stages_of
 from tests.cli.conftest import LAPTOP
 
 SIZES = {
@@ -154,7 +154,7 @@ def test_measure_ends_with_1_where_a_prediction_is_off(mindspeed, monkeypatch, m
         most = max(stages, key=lambda stage: stage.activations)
         return [(measured or most.activations, most.peak)]
 
-    monkeypatch.setattr("mindspeed.verification.pool.WorkerPool.measure", counted)
+    monkeypatch.setattr("mindspeed.workbench.verification.pool.WorkerPool.measure", counted)
     done = mindspeed("memory", "measure", "norm-recompute", "--nproc", 1, "--platform", "cpu", "--json")
     assert (done.exit_code, json.loads(done.stdout)["accurate"]) == (code, not code)
 

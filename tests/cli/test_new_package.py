@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from mindspeed.cli import main
-from mindspeed.conformance.suite import CHECKS
+from mindspeed.workbench.conformance.suite import CHECKS
 from tests.plugins.test_third_party import Environment
 
 ALGORITHM = '''

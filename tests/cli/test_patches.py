@@ -8,7 +8,7 @@ import pytest
 from mindspeed.engine.inspection.contracts import BASELINE
 from mindspeed.engine.inspection.releases import read_release, recorded_releases, release_file
 from tests.engine.inspection.megatron_copies import copy_megatron, edit
-from tests.verification.test_following import tree
+from tests.workbench.verification.test_following import tree
 
 STATE = "megatron.core.parallel_state"
 

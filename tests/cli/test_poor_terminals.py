@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mindspeed.cli.doctor import _lines
-from mindspeed.diagnostics.finding import Finding
+from mindspeed.workbench.diagnostics.finding import Finding
 
 LIST = [sys.executable, "-c", "from mindspeed.cli import main; main()", "features", "list", "--wide"]
 

@@ -10,8 +10,8 @@ from importlib import metadata
 
 import pytest
 
-from mindspeed.diagnostics import preflight
 from mindspeed.ops import availability, variants
+from mindspeed.workbench.diagnostics import preflight
 from tests.cli.test_doctor import fake_megatron
 from tests.ops.built import pretend_built
 

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from mindspeed.diagnostics import doctor
+from mindspeed.workbench.diagnostics import doctor
 from tests.warm_processes import warm_python
 
 RUN = ["-m", "mindspeed", "run", "--platform", "cpu"]

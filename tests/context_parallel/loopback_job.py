@@ -11,7 +11,7 @@ import torch
 
 import mindspeed
 from mindspeed.context_parallel import costs
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.algorithms import algorithms
 from tests.context_parallel.shards import made
 from tests.context_parallel.watched import on_the_wire

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mindspeed.context_parallel.costs import copies
 from mindspeed.context_parallel.layout import contiguous, zigzag
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.shards import assert_like_dense, attend, causal, document_numbers, made, reference, refusals
 
 RING = "mindspeed.features.ring_attention.attention:ring_attention"

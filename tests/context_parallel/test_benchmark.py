@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.context_parallel import rows_of
 from benchmarks.sequences.ranks import ONE, measured
 from benchmarks.sequences.turns import Sample
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 
 def test_ranks_take_turns_between_their_waits_and_are_right(pool: WorkerPool, tmp_path: Path) -> None:

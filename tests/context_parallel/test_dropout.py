@@ -19,7 +19,7 @@ from mindspeed.features.hybrid_attention.attention import hybrid_attention
 from mindspeed.features.kv_allgather_cp.attention import kv_allgather_attention
 from mindspeed.features.ring_attention.attention import ring_attention
 from mindspeed.features.ulysses_attention.attention import ulysses_attention
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.shards import causal, made
 
 KEEP = 0.5

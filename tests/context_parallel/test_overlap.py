@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mindspeed
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.algorithms import Algorithm, algorithms
 from tests.context_parallel.shards import made
 from tests.context_parallel.watched import DELAY, Run, all_recorded, results

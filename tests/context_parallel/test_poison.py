@@ -9,9 +9,9 @@ from mindspeed.engine.planning.patch_checks import with_sites
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.patches import Wrap
-from mindspeed.verification.case import build_case
-from mindspeed.verification.harness import verify
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.case import build_case
+from mindspeed.workbench.verification.harness import verify
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.conftest import Prove
 
 LONG = pytest.mark.long

@@ -14,7 +14,7 @@ from mindspeed.context_parallel.conditions import keeps
 from mindspeed.context_parallel.layout import contiguous, zigzag
 from mindspeed.features.ring_attention.layers import RingCoreAttention
 from mindspeed.plugins import World
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.policies import Run, runs
 from tests.context_parallel.shards import made, shape
 

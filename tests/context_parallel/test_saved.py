@@ -6,12 +6,12 @@ import pytest
 
 from mindspeed.cli.memory_measure import accurate, compared
 from mindspeed.context_parallel.saved import INPUTS
-from mindspeed.diagnostics.job_memory import options_of, stages_of
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.registry import resolve
-from mindspeed.verification.case import build_case
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.diagnostics.job_memory import options_of, stages_of
+from mindspeed.workbench.verification.case import build_case
+from mindspeed.workbench.verification.pool import WorkerPool
 
 JOB = {
     "num_layers": 4,

@@ -7,7 +7,7 @@ import torch
 
 import mindspeed
 from mindspeed.context_parallel import costs
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.algorithms import Algorithm, algorithms
 from tests.context_parallel.shards import made, shape
 from tests.context_parallel.watched import Sent, counted, kept_bytes, on_the_wire

@@ -9,18 +9,18 @@ import pytest
 
 from mindspeed import ops
 from mindspeed.cli import main
-from mindspeed.diagnostics import support_matrix
 from mindspeed.engine.inspection.sites import find_site
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, made_up, version_in
 from mindspeed.engine.resolution.request import JOB_KEYS, Layer
 from mindspeed.engine.resolution.resolver import resolve
 from mindspeed.engine.resolution.variables import variables
+from mindspeed.files.tables import table_beside
 from mindspeed.plugins import FeatureSpec, World
 from mindspeed.plugins import feature as feature_module
 from mindspeed.plugins.discovery import BUILT_IN, Catalog, DiscoveredFeature, discover
-from mindspeed.plugins.problems import error_codes
-from mindspeed.plugins.tables import table_beside
+from mindspeed.problems.problem import error_codes
 from mindspeed.registry import catalog
+from mindspeed.workbench.diagnostics import support_matrix
 from tests import transcripts
 from tools.docs.operators import forward_only
 from tools.docs.pages import pages, write

@@ -12,7 +12,7 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.runtime import session
 from mindspeed.job.world import World
 from mindspeed.plugins.manager import FeatureManager
-from mindspeed.training import job
+from mindspeed.workbench.training import job
 from tests.engine.patching.patch_cases import STATE, wrap
 from tests.engine.patching.patch_fixtures import fake_megatron  # noqa: F401
 from tests.features.resolving import CATALOG, MODEL, ask

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from mindspeed import registry
-from mindspeed.verification.matrix.cases import MatrixCase
-from mindspeed.verification.matrix.page import as_json, summary
-from mindspeed.verification.matrix.reach import Sources
-from mindspeed.verification.matrix.verdicts import CaseOutcome, CaseResult
+from mindspeed.workbench.verification.matrix.cases import MatrixCase
+from mindspeed.workbench.verification.matrix.page import as_json, summary
+from mindspeed.workbench.verification.matrix.reach import Sources
+from mindspeed.workbench.verification.matrix.verdicts import CaseOutcome, CaseResult
 from tools.docs.together import together
 
 RESULTS = [

@@ -5,9 +5,9 @@ from unittest import mock
 import numpy as np
 from megatron.core import tensor_parallel
 
-from mindspeed.verification import model
-from mindspeed.verification.placement import pieces_of, placed_parameters
-from mindspeed.verification.shape import Recipe
+from mindspeed.workbench.verification import model
+from mindspeed.workbench.verification.placement import pieces_of, placed_parameters
+from mindspeed.workbench.verification.shape import Recipe
 
 SEED = 1234
 

@@ -14,7 +14,7 @@ PUBLIC = (
     "mindspeed.job.arithmetic",
     "mindspeed.job.config",
     "mindspeed.job.hybrid_pattern",
-    "mindspeed.plugins.fixes",
+    "mindspeed.problems.fixes",
     "mindspeed.plugins.shared_conditions",
     "packaging",
     "mindspeed.context_parallel",

@@ -10,8 +10,8 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.plugins import MindSpeedError
 from mindspeed.plugins.discovery import discover
-from mindspeed.verification.case import VerificationCase, build_case
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.case import VerificationCase, build_case
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.features.initial_weights import initial_weights
 
 GROUPED = ("moe-adaptive-recompute", "moe-grouped-gemm", "moe-zero-memory")

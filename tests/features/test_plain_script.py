@@ -12,7 +12,7 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins import MindSpeedError
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.features.plain_training import GPT2, LLAMA, train
 from tests.warm_processes import warm_python
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from mindspeed import registry
-from mindspeed.verification.case import VerificationCase, build_case
-from mindspeed.verification.harness import verify
-from mindspeed.verification.pool import SharedBroker, WorkerPool
+from mindspeed.workbench.verification.case import VerificationCase, build_case
+from mindspeed.workbench.verification.harness import verify
+from mindspeed.workbench.verification.pool import SharedBroker, WorkerPool
 from tests.budgets import FEATURE_LIMIT, slowness
 from tests.features.test_claims import STEPS
 

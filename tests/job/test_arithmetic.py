@@ -7,9 +7,9 @@ import pytest
 from mindspeed import registry
 from mindspeed.job.arithmetic import LatentAttention, ModelShape, model_flops, parameters, shape_of_world
 from mindspeed.plugins import UnknownValue, World
-from mindspeed.training.config import train_config
-from mindspeed.training.shape import trainer_layer
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.training.config import train_config
+from mindspeed.workbench.training.shape import trainer_layer
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.arithmetic_job import MODELS, SAMPLES, measure
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 import mindspeed
-from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.problems.problem import MindSpeedError
 
 ADAPTOR: Final = "megatron_adaptor"
 MODULE: Final = "megatron.core.fusions.fused_bias_swiglu"

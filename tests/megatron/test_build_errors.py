@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
-from mindspeed.plugins.fixes import RemoveFeature
-from mindspeed.plugins.problems import MindSpeedError, PlatformError, Problem
+from mindspeed.problems.fixes import RemoveFeature
+from mindspeed.problems.problem import MindSpeedError, PlatformError, Problem
 
 PROBLEM = Problem("MS304", "some-feature: the layer cannot be built", ("some-feature",), fix=RemoveFeature("some-feature"))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed.megatron import gpt_of_hybrid
-from mindspeed.plugins.problems import RunError
+from mindspeed.problems.problem import RunError
 
 HYBRID = b"decoder.layers.0.mlp decoder.final_norm.weight decoder.final_norm._extra_state"
 

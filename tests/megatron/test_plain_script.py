@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mindspeed import plan
 from mindspeed.context_parallel.conditions import predicts_one_token
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.warm_processes import warm_python
 
 SCRIPT = Path(__file__).with_name("plain_script.py")

@@ -7,11 +7,11 @@ import pytest
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.megatron_lm.dry_run import plan_command
-from mindspeed.megatron_lm.launched_command import command_of_words
-from mindspeed.megatron_lm.lint import CheckedJob, check_jobs
-from mindspeed.megatron_lm.shell_script import Word
-from mindspeed.plugins.problems import ResolutionError
+from mindspeed.problems.problem import ResolutionError
+from mindspeed.workbench.lint.dry_run import plan_command
+from mindspeed.workbench.lint.judgement import CheckedJob, check_jobs
+from mindspeed.workbench.lint.launched_command import command_of_words
+from mindspeed.workbench.lint.shell_script import Word
 
 MODEL = "--hidden-size 64 --num-attention-heads 8 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --lr 1e-4"
 MOE = "--num-experts 8 --moe-router-topk 2 --disable-bias-linear"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mindspeed.megatron_lm.argument_words import MegatronCommandLine
-from mindspeed.plugins.fixes import DropField, GiveField, GiveSetting, Together
+from mindspeed.megatron_lm.command_line_fixes import MegatronCommandLine
+from mindspeed.problems.fixes import DropField, GiveField, GiveSetting, Together
 
 WORDS = MegatronCommandLine("0.16.1")
 

@@ -32,7 +32,7 @@ _MODULES: Final = (
     "megatron.core.datasets.gpt_dataset",
     "megatron.core.optimizer",
     "mindspeed.megatron_lm.training_plan",
-    "mindspeed.megatron_lm.locked_command",
+    "mindspeed.workbench.lint.locked_command",
 )
 """Modules that are imported once: not those of HybridModel, which keep the classes of Transformer Engine that they find."""
 NAMES: Final = [name for name, root in checkouts().items() if minor_version(root) >= 19] or [

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from mindspeed.megatron_lm.shell_script import shell_commands
-from mindspeed.megatron_lm.shell_words import ShellLimit
+from mindspeed.workbench.lint.shell_script import shell_commands
+from mindspeed.workbench.lint.shell_words import ShellLimit
 
 
 def words(script, *arguments, **environ):

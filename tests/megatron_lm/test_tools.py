@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.diagnostics.traces import summarize_folder
+from mindspeed.workbench.diagnostics.traces import summarize_folder
 from tests.megatron_lm.checkout import LLAMA, Checkout
 
 pytestmark = pytest.mark.long

@@ -5,9 +5,9 @@ import pytest
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest
-from mindspeed.megatron_lm.launched_command import training_commands
-from mindspeed.megatron_lm.lint import CheckedJob, check_jobs
-from mindspeed.megatron_lm.traps import CONSEQUENCES, known_traps, traps_of
+from mindspeed.workbench.lint.judgement import CheckedJob, check_jobs
+from mindspeed.workbench.lint.launched_command import training_commands
+from mindspeed.workbench.lint.traps import CONSEQUENCES, known_traps, traps_of
 
 PER_TOKEN = "--calculate-per-token-loss --num-experts 8 --moe-aux-loss-coeff 1e-2 --context-parallel-size 2"
 Z_LOSS = "--calculate-per-token-loss --num-experts 8 --moe-z-loss-coeff 1e-3 --tensor-model-parallel-size 2"

@@ -40,7 +40,7 @@ _MODULES: Final = (
     "gpt_builders",
     "model_provider",
     "mindspeed.megatron_lm.training_plan",
-    "mindspeed.megatron_lm.locked_command",
+    "mindspeed.workbench.lint.locked_command",
 )
 
 

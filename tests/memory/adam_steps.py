@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.verification.case import build_case
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import Recipe
+from mindspeed.workbench.verification.case import build_case
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import Recipe
 
 
 @dataclass
@@ -38,8 +38,8 @@ def adam_run(recipe: Recipe) -> Iterator[Any]:
     """Build the model and the optimizer of a recipe."""
     from megatron.core import tensor_parallel
 
-    from mindspeed.verification import training
-    from mindspeed.verification.record import RankResult
+    from mindspeed.workbench.verification import training
+    from mindspeed.workbench.verification.record import RankResult
 
     torch.manual_seed(recipe.seed)
     tensor_parallel.model_parallel_cuda_manual_seed(recipe.seed, force_reset_rng=True)

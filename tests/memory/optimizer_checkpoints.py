@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mindspeed.verification.shape import Recipe
+from mindspeed.workbench.verification.shape import Recipe
 from tests.memory.adam_steps import adam_run, record
 
 

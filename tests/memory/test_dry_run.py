@@ -7,11 +7,11 @@ import pytest
 
 from benchmarks._memory_jobs import BF16, LLAMA
 from benchmarks._memory_jobs import LARGER as LARGER_MODEL
-from mindspeed.diagnostics.job_memory import options_of, stages_of
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.plugins.problems import RunError
-from mindspeed.verification.case import build_case, with_few_micro_batches
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.problems.problem import RunError
+from mindspeed.workbench.diagnostics.job_memory import options_of, stages_of
+from mindspeed.workbench.verification.case import build_case, with_few_micro_batches
+from mindspeed.workbench.verification.pool import WorkerPool
 
 SHORT: dict[str, Any] = {"global_batch_size": 4}
 LARGER: dict[str, Any] = SHORT | LARGER_MODEL
@@ -73,7 +73,7 @@ def test_a_feature_that_reads_values_is_refused_with_the_operator(pool: WorkerPo
 def nonzero_of_fakes() -> None:
     import torch
 
-    from mindspeed.verification.dry_run import fake_tensors
+    from mindspeed.workbench.verification.dry_run import fake_tensors
 
     with fake_tensors():
         torch.nonzero(torch.rand(3, device="cuda"))

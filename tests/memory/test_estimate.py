@@ -9,7 +9,7 @@ from mindspeed.memory.layer_tensors import JobOptions
 from mindspeed.plugins.answers import changed_tensors
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.saved_tensors import SavedTensor, in_backward, leave, resized
-from mindspeed.verification.shape import GPT, LLAMA, MOE, GptShape
+from mindspeed.workbench.verification.shape import GPT, LLAMA, MOE, GptShape
 
 MLA = replace(GPT, multi_latent_attention=True)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks._memory_jobs import JOBS, Job, foretold_and_measured
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 pytestmark = pytest.mark.long
 

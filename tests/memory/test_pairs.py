@@ -6,8 +6,8 @@ from itertools import combinations
 import pytest
 
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.plugins.problems import ResolutionError
-from mindspeed.verification.case import build_case
+from mindspeed.problems.problem import ResolutionError
+from mindspeed.workbench.verification.case import build_case
 from tests.conftest import Prove, differences
 from tests.memory.test_layer_parts import SIX
 

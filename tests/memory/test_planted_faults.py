@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.plugins.problems import RunError
-from mindspeed.verification.case import build_case
-from mindspeed.verification.harness import verify
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.problems.problem import RunError
+from mindspeed.workbench.verification.case import build_case
+from mindspeed.workbench.verification.harness import verify
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.memory.test_layer_parts import ACTIVATION, ADAPTIVE, HOST, NORM, POISON, REUSE, SWAP
-from tests.verification.test_verification import each_long_but, failing, planted
+from tests.workbench.verification.test_verification import each_long_but, failing, planted
 
 PARKED, MAIN = "mindspeed.memory.parked:Parked", "mindspeed.memory.windows:MainWeight"
 FAULTS = "tests.memory.faults"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks._moe_layer import Shape, plan_of
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.moe import closed_forms, grouped_layer
 from tests.moe.grouped_layer import GROUPS, TOKENS, Seen, whole
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks import _moe_layer as layer
 from benchmarks._moe_layer import Outcome, Shape, plan_of
 from mindspeed.features.expert_parallel import costs
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.moe import closed_forms
 
 LEVEL1 = {"moe-zero-memory": {"level": "level1"}}

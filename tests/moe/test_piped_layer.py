@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mindspeed.features.deepspeed_moe.units import Step, schedule
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.moe import piped
 from tests.moe.piped import Measured, Run, plan
 from tests.moe.test_units import flat

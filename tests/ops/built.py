@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mindspeed.files.cache_folder import make_private
 from mindspeed.ops import build_cache
 from mindspeed.ops.build_cache import Built, Key
 from mindspeed.ops.sources import operator_files
 from mindspeed.ops.variants import SOURCES
-from mindspeed.plugins.cache_folder import make_private
 
 TINY = '#include <cstdio>\n__attribute__((constructor)) static void hello() {{ std::puts("{name} is loaded"); }}\n'
 

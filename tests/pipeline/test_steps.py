@@ -9,7 +9,7 @@ import pytest
 
 from mindspeed import registry
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 pytestmark = pytest.mark.long
 

@@ -17,7 +17,7 @@ from mindspeed.features.device_emulation.base import DeviceEmulation, DeviceEmul
 from mindspeed.megatron.fixes.feature import MegatronFixes
 from mindspeed.platforms.cpu import CpuPlatform
 from mindspeed.plugins import FeatureArgs, World
-from mindspeed.plugins.problems import PlatformError
+from mindspeed.problems.problem import PlatformError
 
 
 @pytest.fixture

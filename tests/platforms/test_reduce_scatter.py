@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 import mindspeed
 from benchmarks._sockets import bytes_on_sockets
 from mindspeed.platforms.cpu_reduce_scatter import FutureWork
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 LONG = pytest.mark.long
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

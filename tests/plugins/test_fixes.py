@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mindspeed.plugins.fixes import (
+from mindspeed.problems.fixes import (
     AddFeature,
     Advice,
     DropField,
@@ -25,7 +25,7 @@ from mindspeed.plugins.fixes import (
     in_python,
     on_command_line,
 )
-from mindspeed.plugins.problems import GivenValue, Problem, ResolutionError
+from mindspeed.problems.problem import GivenValue, Problem, ResolutionError
 
 EVERY_KIND: Fix = (
     GiveField("tp", 2),

@@ -2,7 +2,7 @@
 
 import gc
 
-from mindspeed.plugins.gc_pause import collector_paused
+from mindspeed.process.gc_pause import collector_paused
 
 
 def test_what_is_made_meanwhile_is_not_walked_when_the_collector_goes_on() -> None:

@@ -10,7 +10,7 @@ from mindspeed.plugins import hook_answers, watchdog
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.found import installed
 from mindspeed.plugins.hookspecs import HOOKS
-from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.problems.problem import MindSpeedError
 
 FEATURE = """
 import os, sys, threading, time

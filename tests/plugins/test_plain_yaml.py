@@ -5,7 +5,7 @@ import time
 import pytest
 import yaml
 
-from mindspeed.plugins.plain_yaml import PlainDataError, read_plain
+from mindspeed.files.plain_yaml import PlainDataError, read_plain
 
 JOB = """
 features: [a, b]            # a comment

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import mindspeed
-from mindspeed.plugins.tables import fields_of, table_beside
+from mindspeed.files.tables import fields_of, table_beside
 
 TABLES = sorted(file for file in Path(mindspeed.__file__).parent.rglob("*.yaml") if file.with_suffix(".py").is_file())
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.plugins.problems import PlatformError
-from mindspeed.plugins.text_files import write_files
+from mindspeed.files.text_files import write_files
+from mindspeed.problems.problem import PlatformError
 
 
 def test_folders_are_made_and_a_link_stays_a_link(tmp_path):

@@ -20,7 +20,7 @@ def main() -> None:
     failed: list[str] = []
     names = [module.name for module in pkgutil.walk_packages(mindspeed.__path__, "mindspeed.", onerror=failed.append)]
     for name in names:
-        if name in RUN or name.startswith("mindspeed.legacy"):
+        if name in RUN or name.startswith("mindspeed.compat"):
             continue
         try:
             importlib.import_module(name)

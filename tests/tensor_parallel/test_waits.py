@@ -17,7 +17,7 @@ from mindspeed.features.coc.products import GatheredProducts, ScatteredProducts
 from mindspeed.features.tensor_parallel_2d.products import Overlap, column_products, row_products
 from mindspeed.tensor_parallel.fused import FusedGatheredProducts
 from mindspeed.tensor_parallel.linear import Products, plain_weight_gradient
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 LONG = pytest.mark.long
 COLLECTIVES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from mindspeed.diagnostics.support_matrix import ENGINE_RESULTS, engine_results
+from mindspeed.workbench.diagnostics.support_matrix import ENGINE_RESULTS, engine_results
 
 
 def taken_over(results: dict[str, str], folder: Path) -> dict[str, str]:

@@ -30,9 +30,9 @@ from mindspeed.plugins.constraints import (
 )
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec, Numerics
-from mindspeed.plugins.fixes import RemoveFeature, filled, on_command_line
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.patches import ArgOverride, Patch, Ref, When
+from mindspeed.problems.fixes import RemoveFeature, filled, on_command_line
 from tools.docs.drawing import Picture
 from tools.docs.markdown import code, page, table
 from tools.docs.readme_sections import Section, sections

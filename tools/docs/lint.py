@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from mindspeed.megatron_lm.traps import known_traps
+from mindspeed.workbench.lint.traps import known_traps
 from tools.docs.markdown import code, page, table
 
 RECORD = Path(__file__).with_name("lint_results.json")
@@ -52,7 +52,7 @@ def lint_page() -> str:
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     return page(
         "Checking commands",
-        "tools/docs/lint_results.json, which python -m tools.lint_results writes, and mindspeed/megatron_lm/traps.yaml",
+        "tools/docs/lint_results.json, which python -m tools.lint_results writes, and mindspeed/workbench/lint/traps.yaml",
         [_WORDS, "", *_COMMANDS],
         ["## Rules of Megatron-LM", "", _RULES, "", _RECORD, "", *_rules_table(record)],
         ["## Speed", "", _speed(record["speed"])],

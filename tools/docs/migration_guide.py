@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from mindspeed.legacy.old_modules import OLD_MODULES, replacement
-from mindspeed.megatron_lm.old_flags.flags import OLD_FLAGS
-from mindspeed.megatron_lm.old_flags.model_arguments import RULES
-from mindspeed.megatron_lm.old_flags.other_flags import flag_groups
+from mindspeed.compat.old_flags.flags import OLD_FLAGS
+from mindspeed.compat.old_flags.model_arguments import RULES
+from mindspeed.compat.old_flags.other_flags import flag_groups
+from mindspeed.compat.old_modules import OLD_MODULES, replacement
 from mindspeed.plugins.discovery import Catalog
 
 PUBLISHED = Path(__file__).with_name("published_commands.json")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from mindspeed.diagnostics import support_matrix
+from mindspeed.files.text_files import write_files
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.text_files import write_files
+from mindspeed.workbench.diagnostics import support_matrix
 from tools.docs.drawing import svg
 from tools.docs.drift import drift_page
 from tools.docs.features import feature_page, index_page, pictures
@@ -63,7 +63,7 @@ def support_page(catalog: Catalog) -> str:
     npu = "The rows for npu follow the pairs that [Ascend/pytorch](https://gitcode.com/Ascend/pytorch) publishes."
     return page(
         "Support",
-        "mindspeed/diagnostics/support_matrix.yaml",
+        "mindspeed/workbench/diagnostics/support_matrix.yaml",
         [words, "", *states],
         ["## One by one", "", *cells],
         ["## Together", "", npu, "", *together],

@@ -1,6 +1,7 @@
 """Take over what `make test-pythons` found: ``python -m tools.docs.python_results build/python-results``.
 
-It is kept in mindspeed/diagnostics/python_results.json: for each Python its exact version, its torch, the checks and, for
+It is kept in mindspeed/workbench/diagnostics/python_results.json:
+for each Python its exact version, its torch, the checks and, for
 each Megatron, ``passed`` or the reason why the claims were not verified, and its row of the support matrix.
 """
 
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 from packaging.version import Version
 
-from mindspeed.diagnostics.support_matrix import PYTHON_RESULTS, python_results
+from mindspeed.workbench.diagnostics.support_matrix import PYTHON_RESULTS, python_results
 from tools.docs.markdown import table
 
 NOT_AT_HAND: Final = "not at hand when it was run"

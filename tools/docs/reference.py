@@ -17,7 +17,7 @@ from mindspeed.job.world import FIELDS, PLATFORMS
 from mindspeed.megatron.hook_points import CORE_HOOK_POINTS, TRAINING_HOOK_POINTS
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.hookspecs import HOOK_CLASSES, HOOKS, Answers, Caller, TrainState, Unit
-from mindspeed.plugins.problems import error_codes
+from mindspeed.problems.problem import error_codes
 from tools.docs.features import settings_table, type_text
 from tools.docs.markdown import code, page, table
 
@@ -51,7 +51,7 @@ def errors_page() -> str:
     for digit, name in GROUPS.items():
         codes = [f"### {key}\n\n{text}\n" for key, text in error_codes().items() if key[2] == digit]
         parts.append([f"## {name}", "", "\n".join(codes).rstrip()])
-    return page("Error codes", "mindspeed/plugins/error_codes.yaml", *parts)
+    return page("Error codes", "mindspeed/problems/error_codes.yaml", *parts)
 
 
 CALLERS: Final[dict[Caller, str]] = {
@@ -141,7 +141,7 @@ def _prose(function: Any) -> str:
 def settings_page(catalog: Catalog) -> str:
     """Everything that can be set, and where."""
     from mindspeed.registry import base_features
-    from mindspeed.training.config import TrainConfig
+    from mindspeed.workbench.training.config import TrainConfig
 
     order = (
         "Sources of a value, low to high: default, job file, environment variable, command line, API. "

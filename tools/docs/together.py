@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from mindspeed.verification.matrix.cases import FEATURE_LAYOUTS
-from mindspeed.verification.matrix.page import published
-from mindspeed.verification.matrix.verdicts import CaseOutcome, CaseResult
+from mindspeed.workbench.verification.matrix.cases import FEATURE_LAYOUTS
+from mindspeed.workbench.verification.matrix.page import published
+from mindspeed.workbench.verification.matrix.verdicts import CaseOutcome, CaseResult
 from tools.docs.markdown import code
 
 PUBLISHED: Final = Path(__file__).parents[2] / "docs" / "matrix.json"

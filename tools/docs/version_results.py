@@ -1,6 +1,7 @@
 """Results of `make test-versions` and `make test-hybrid` as a table: ``python -m tools.docs.version_results FOLDER`` fills it.
 
-They are kept in mindspeed/diagnostics/version_results.json: for each version its Python and torch, and for each feature
+They are kept in mindspeed/workbench/diagnostics/version_results.json:
+for each version its Python and torch, and for each feature
 ``passed`` or the reason why not.
 """
 
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 from packaging.version import Version
 
-from mindspeed.diagnostics.support_matrix import engine_results
+from mindspeed.workbench.diagnostics.support_matrix import engine_results
 from tools.docs.markdown import table
 
 FILE: Final = Path(__file__).parents[2] / "mindspeed" / "diagnostics" / "version_results.json"

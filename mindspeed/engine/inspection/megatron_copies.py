@@ -17,8 +17,8 @@ from typing import Final
 
 from packaging.specifiers import SpecifierSet
 
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.problems import Problem
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import Problem
 
 _PYTHON: Final = re.compile(r"""^requires-python *= *["']([^"']+)""", re.MULTILINE)
 _CONSTANT: Final = re.compile(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) *= *['"]?(\w+)""", re.MULTILINE)

@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Final
 
-from mindspeed.plugins.gc_pause import collector_paused
+from mindspeed.process.gc_pause import collector_paused
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from weakref import WeakSet
 
 from mindspeed.engine.inspection.sites import TREE, inside_tree
 from mindspeed.engine.patching.journal import ATTRIBUTE, ELEMENT, HEAP_TYPE, ITEM, KEY, MEMBER, PARTIAL, SLOT, Accessor, Journal
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.problems import PatchError, Problem
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import PatchError, Problem
 
 
 class Substitution(NamedTuple):

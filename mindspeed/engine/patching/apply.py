@@ -30,11 +30,11 @@ from mindspeed.engine.patching.site_patch import (
 from mindspeed.engine.patching.stale_references import stale_holders
 from mindspeed.engine.planning.patch_checks import missing_target
 from mindspeed.engine.planning.plan import PlannedPatch
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.gc_pause import collector_paused
 from mindspeed.plugins.patches import Set
-from mindspeed.plugins.problems import PatchError, Problem
-from mindspeed.plugins.tracing import trace
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import PatchError, Problem
+from mindspeed.process.gc_pause import collector_paused
+from mindspeed.process.tracing import trace
 
 _lock = threading.RLock()
 

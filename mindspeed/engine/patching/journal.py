@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.problems import PatchError, Problem
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import PatchError, Problem
 
 ABSENT: Final = type("ABSENT", (), {"__slots__": (), "__repr__": lambda self: "ABSENT"})()
 """The value of a name that did not exist before."""

@@ -18,12 +18,12 @@ from mindspeed.plugins.conditions import Condition, ModelCondition
 from mindspeed.plugins.constraints import Constraint
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.fixes import GiveOption, RemoveFeature, RunCommand
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import ArgOverride, Patch, Replace
-from mindspeed.plugins.problems import Problem, ResolutionError
-from mindspeed.plugins.providers import provider_of
+from mindspeed.problems.fixes import GiveOption, RemoveFeature, RunCommand
+from mindspeed.problems.problem import Problem, ResolutionError
+from mindspeed.process.providers import provider_of
 
 HookPatches = Callable[[Collection[str], Collection[str], Environment, bool, frozenset[str]], Sequence[tuple[str, Patch]]]
 """``(hooks, overridden arguments, environment, proven, asked) -> [(owner, patch)]``.

@@ -20,8 +20,8 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.planned_feature import PlannedFeature
 from mindspeed.plugins.feature import CheckpointState, Feature, ResumeVerdict
-from mindspeed.plugins.fixes import Advice, advice
-from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.problem import Problem, RunError
 
 FILE: Final = "features.json"
 FORMAT: Final = 1

@@ -27,8 +27,8 @@ from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.engine.inspection.source import only_tree, trees_kept
 from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.engine.resolution.environment import version_in
-from mindspeed.plugins.fixes import Advice, RunCommand, advice
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.problems.fixes import Advice, RunCommand, advice
+from mindspeed.problems.problem import MindSpeedError, Problem
 
 FAILED: Final = ("changed", "gone")
 """Verdicts that a feature does not survive without a look at it."""

@@ -19,9 +19,9 @@ from typing import Final
 from mindspeed.engine.inspection.source import find_module
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import installed_version
+from mindspeed.files.tables import table_beside
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.patches import ArgOverride
-from mindspeed.plugins.tables import table_beside
 
 Content = Mapping[str, str]
 VariantsOf = Callable[[Iterable[str], str], Mapping[str, str]]

@@ -10,8 +10,8 @@ from typing import Final
 
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.request import Layer, split_names
-from mindspeed.plugins.fixes import advice
-from mindspeed.plugins.problems import Problem, ResolutionError
+from mindspeed.problems.fixes import advice
+from mindspeed.problems.problem import Problem, ResolutionError
 
 DISABLE_VARIABLE: Final = "MINDSPEED_DISABLE"
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, is_of_machine, kind_of
 from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
-from mindspeed.plugins.fixes import Advice, advice
-from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.plugins.text_files import write_files
+from mindspeed.files.text_files import write_files
+from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.problem import MindSpeedError, Problem
 
 FORMAT: Final = 1
 LOCK_VARIABLE: Final = "MINDSPEED_LOCK"

@@ -14,10 +14,10 @@ from mindspeed.engine.inspection.target_info import TargetInfo, find_places, is_
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, UNTESTED_MEGATRON, version_in
 from mindspeed.engine.resolution.planned_feature import PlanNote
-from mindspeed.plugins.fixes import Advice, advice
-from mindspeed.plugins.near_names import suggestion
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
-from mindspeed.plugins.problems import Problem
+from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.near_names import suggestion
+from mindspeed.problems.problem import Problem
 
 Places = Mapping[str, TargetInfo]
 """The place of every target, and of every cache to be cleared, of some patches: what `target_infos_of` gives."""

@@ -11,8 +11,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from mindspeed.job.world import PLATFORMS
-from mindspeed.plugins.fixes import Advice, GiveField, RunCommand
-from mindspeed.plugins.problems import Problem
+from mindspeed.problems.fixes import Advice, GiveField, RunCommand
+from mindspeed.problems.problem import Problem
 
 SUPPORTED_MEGATRON: Final = ">=0.14,<0.21"
 """Range of megatron-core that the built-in features are proven on."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from mindspeed.engine.resolution.request import JobFile, job_from_data
-from mindspeed.plugins.fixes import Advice, advice
-from mindspeed.plugins.plain_yaml import SIZE, PlainDataError, read_plain
-from mindspeed.plugins.problems import Problem, ResolutionError
+from mindspeed.files.plain_yaml import SIZE, PlainDataError, read_plain
+from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.problem import Problem, ResolutionError
 
 
 def load_job_file(path: str | Path) -> JobFile:

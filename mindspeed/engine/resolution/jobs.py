@@ -2,7 +2,7 @@
 
 A set of jobs is a whole number whose bit ``i`` stands for job ``i``, so that the resolver is written once: a decision about one
 job has the set 1 or 0. What a function of the world says of many jobs is asked once for each combination of the fields that it
-reads (`mindspeed.tuning.layout_jobs`).
+reads (`mindspeed.workbench.tuning.layout_jobs`).
 """
 
 from __future__ import annotations

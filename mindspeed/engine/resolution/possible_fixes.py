@@ -7,7 +7,7 @@ from typing import Any
 
 from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import World
-from mindspeed.plugins.fixes import Advice, Fix, FixStep, GiveField, Together
+from mindspeed.problems.fixes import Advice, Fix, FixStep, GiveField, Together
 
 
 def possible_fix(fix: Fix | FixStep, world: World) -> Fix:

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.variables import unknown_variables, value_problems
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.near_names import near_names, suggestion
-from mindspeed.plugins.problems import MindSpeedError, Problem, ResolutionError, brief
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.near_names import near_names, suggestion
+from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError, brief
 
 MEGATRON_DEFAULTS: Final = "Megatron's defaults"
 """Source of values that are only defaults of Megatron-LM's parser."""
@@ -198,7 +198,7 @@ def parse_assignments(assignments: list[str] | tuple[str, ...], where: str) -> d
 
 
 def _scalar(text: str) -> Any:
-    from mindspeed.plugins.plain_yaml import PlainDataError, read_plain
+    from mindspeed.files.plain_yaml import PlainDataError, read_plain
 
     try:
         return read_plain(text)

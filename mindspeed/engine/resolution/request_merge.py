@@ -13,9 +13,9 @@ from mindspeed.job.fact import Field
 from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import FIELDS, World, size_name
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.fixes import Advice, DropField, GiveField, GiveOption
-from mindspeed.plugins.near_names import near_names, suggestion
-from mindspeed.plugins.problems import GivenValue, Problem, brief
+from mindspeed.problems.fixes import Advice, DropField, GiveField, GiveOption
+from mindspeed.problems.near_names import near_names, suggestion
+from mindspeed.problems.problem import GivenValue, Problem, brief
 
 Settings = dict[str, dict[str, Value]]
 LAUNCH: Final = "WORLD_SIZE"

@@ -19,9 +19,9 @@ from mindspeed.plugins.conditions import Condition, ConditionError, Predicate, i
 from mindspeed.plugins.constraints import Relation, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.plugins.fixes import Advice, Fix, FixStep, GiveField, GiveSetting, RemoveFeature, advice, named_in
-from mindspeed.plugins.near_names import suggestion
-from mindspeed.plugins.problems import GivenValue, Problem
+from mindspeed.problems.fixes import Advice, Fix, FixStep, GiveField, GiveSetting, RemoveFeature, advice, named_in
+from mindspeed.problems.near_names import suggestion
+from mindspeed.problems.problem import GivenValue, Problem
 
 HasVariant = Callable[[str, str], bool]
 """``(op, platform) -> bool``: whether an operator has more than its reference there."""

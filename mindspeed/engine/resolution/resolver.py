@@ -32,10 +32,10 @@ from mindspeed.job.world import FIELDS, PARALLEL_SIZES, World, size_name
 from mindspeed.plugins.constraints import After, Before, Requires, Supersedes
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.plugins.fixes import AddFeature, Advice, DropOption, Fix, GiveField, GiveOption, RemoveFeature
-from mindspeed.plugins.gc_pause import collector_paused
-from mindspeed.plugins.near_names import suggestion
-from mindspeed.plugins.problems import Problem
+from mindspeed.problems.fixes import AddFeature, Advice, DropOption, Fix, GiveField, GiveOption, RemoveFeature
+from mindspeed.problems.near_names import suggestion
+from mindspeed.problems.problem import Problem
+from mindspeed.process.gc_pause import collector_paused
 
 
 @dataclass(slots=True)

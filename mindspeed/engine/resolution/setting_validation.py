@@ -11,9 +11,9 @@ from pydantic.fields import FieldInfo
 from mindspeed.engine.resolution.planned_feature import Value
 from mindspeed.engine.resolution.request_merge import Settings
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.plugins.fixes import Advice, GiveSetting, RunCommand, filled
-from mindspeed.plugins.near_names import near_names, suggestion
-from mindspeed.plugins.problems import GivenValue, Problem, brief
+from mindspeed.problems.fixes import Advice, GiveSetting, RunCommand, filled
+from mindspeed.problems.near_names import near_names, suggestion
+from mindspeed.problems.problem import GivenValue, Problem, brief
 
 
 class Arguments:

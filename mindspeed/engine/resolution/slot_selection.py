@@ -18,8 +18,8 @@ from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.conditions import conditions, failure
 from mindspeed.plugins.constraints import AUTO, Conflicts, Cost, Relation, RequiresCapability, RequiresSlot
-from mindspeed.plugins.fixes import Advice, GiveField, GiveSetting, RemoveFeature, Together
-from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.problems.fixes import Advice, GiveField, GiveSetting, RemoveFeature, Together
+from mindspeed.problems.problem import MindSpeedError
 
 Root = tuple[str, Reason, JobSet]
 """A feature that becomes active, with the reason and the jobs."""

@@ -8,10 +8,10 @@ from functools import cache
 from typing import Final
 
 from mindspeed.engine.resolution.planned_feature import PlanNote
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.near_names import near_names, suggestion
-from mindspeed.plugins.problems import Problem
-from mindspeed.plugins.tables import table_beside
+from mindspeed.files.tables import table_beside
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.near_names import near_names, suggestion
+from mindspeed.problems.problem import Problem
 
 
 @cache

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, digest_of
 from mindspeed.engine.runtime.presence import do_without
-from mindspeed.plugins.fixes import Advice, advice
-from mindspeed.plugins.problems import Problem, RunError
+from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.problem import Problem, RunError
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 from mindspeed.engine.planning.plan import ActivationPlan, PlannedPatch
 from mindspeed.engine.runtime.call_count import CallCount
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.fixes import Advice, advice
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Mixin, Phase, Replace
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.problem import MindSpeedError, Problem
 
 if TYPE_CHECKING:
     from mindspeed.engine.patching.apply import AppliedPatches

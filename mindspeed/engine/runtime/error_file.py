@@ -9,8 +9,8 @@ import traceback
 from pathlib import Path
 from typing import Final
 
-from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.plugins.tracing import tracing
+from mindspeed.problems.problem import MindSpeedError
+from mindspeed.process.tracing import tracing
 
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 """Environment variable in which torchrun names the file for a process's last words."""

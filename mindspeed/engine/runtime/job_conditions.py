@@ -17,8 +17,8 @@ from mindspeed.plugins.active import report_problem
 from mindspeed.plugins.conditions import ConditionError, ModelCondition, conditions, failure
 from mindspeed.plugins.constraints import Requires
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.fixes import Advice, Fix, GiveOption, RemoveFeature
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.problems.fixes import Advice, Fix, GiveOption, RemoveFeature
+from mindspeed.problems.problem import MindSpeedError, Problem
 
 Wrong = tuple[Feature[Any], str, Fix]
 """A feature, the sentence that says what it cannot run with, and the fix."""

@@ -18,10 +18,10 @@ from mindspeed.engine.runtime.call_count import CodeSwap
 from mindspeed.engine.runtime.effects import EffectReport, EffectTracker, FunctionsOf
 from mindspeed.plugins.active import ActiveFeatures, MakeRange, set_active
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.fixes import Advice
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Phase
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import MindSpeedError, Problem
 
 
 @dataclass(frozen=True, slots=True)

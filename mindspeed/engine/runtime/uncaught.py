@@ -11,10 +11,10 @@ from typing import Any, Final
 from mindspeed.engine.runtime import rendezvous
 from mindspeed.engine.runtime.agreement import name_ranks
 from mindspeed.engine.runtime.error_file import leave_problems
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.problems import MindSpeedError, Problem
-from mindspeed.plugins.tracing import trace_error
-from mindspeed.plugins.unforeseen import unforeseen
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.process.tracing import trace_error
+from mindspeed.process.unforeseen import unforeseen
 
 _DOORS: Final = {
     *(("mindspeed", "registry", function) for function in ("plan", "activate", "activate_from_environment", "activate_child")),

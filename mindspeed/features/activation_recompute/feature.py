@@ -4,33 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed import plugins as ms
 from mindspeed.memory.conditions import LOCAL_LAYERS, NO_SHARED_EXPERT_OVERLAP, PARTS_OF_LAYERS, chunks_have_num_layers
 from mindspeed.memory.feature import ACTIVATIONS, LayersArgs, PartRecompute
-from mindspeed.plugins import (
-    After,
-    Category,
-    FeatureSpec,
-    GiveField,
-    Mixin,
-    ModelCondition,
-    Numerics,
-    Patch,
-    RemoveFeature,
-    Slot,
-    World,
-    Wrap,
-    condition,
-    hookimpl,
-)
 
 _LAYERS = "mindspeed.features.activation_recompute.layers"
 
 
-@condition(
+@ms.condition(
     "recompute_modules contains mlp, which already recomputes the activation function",
-    fix=(GiveField("recompute_modules", note="N = your list of modules, without mlp"), RemoveFeature()),
+    fix=(ms.GiveField("recompute_modules", note="N = your list of modules, without mlp"), ms.RemoveFeature()),
 )
-def mlp_is_not_recomputed(args: Any, world: World) -> bool:
+def mlp_is_not_recomputed(args: Any, world: ms.World) -> bool:
     """Check that selective recomputation does not take the whole MLP."""
     return not (world.recompute_granularity == "selective" and "mlp" in world.recompute_modules)
 
@@ -45,34 +30,34 @@ class ActivationRecompute(PartRecompute[ActivationRecomputeArgs]):
     The input of an MLP's second linear layer is freed in forward, and recomputed from the output of the first one.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="activation-recompute",
-        category=Category.MEMORY,
+        category=ms.Category.MEMORY,
         constraints=(
             *PARTS_OF_LAYERS,
             chunks_have_num_layers,
             mlp_is_not_recomputed,
             NO_SHARED_EXPERT_OVERLAP,
-            ModelCondition(
+            ms.ModelCondition(
                 "mindspeed.features.activation_recompute.model_conditions:fused_activations",
                 "the activation function of every layer is a separate call that can be recomputed",
                 fix=LOCAL_LAYERS,
             ),
-            After(Slot.MOE_DISPATCHER),
+            ms.After(ms.Slot.MOE_DISPATCHER),
         ),
-        numerics=Numerics.exact(),
+        numerics=ms.Numerics.exact(),
     )
     recomputed_tensors = ACTIVATIONS
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         return [
-            Wrap(
+            ms.Wrap(
                 "megatron.core.transformer.mlp:MLP.forward",
                 "mindspeed.memory.activations:with_region",
                 reason="recomputes in backward the output of the activation function between the two linear layers of an MLP",
             ),
-            Mixin(
+            ms.Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedActivation",
                 reason="reuses the autograd graph of the forward pass when activations of grouped experts are recomputed, so "

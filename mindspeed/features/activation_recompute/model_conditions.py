@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mindspeed import plugins as ms
 from mindspeed.memory.activations import has_own_activation
 from mindspeed.memory.model_layers import chosen_layers
-from mindspeed.plugins import Feature
 
 
-def fused_activations(feature: Feature[Any], chunks: Sequence[Any]) -> Iterator[str]:
+def fused_activations(feature: ms.Feature[Any], chunks: Sequence[Any]) -> Iterator[str]:
     """Yield a sentence for each layer whose activation is a part of another function."""
     for layer in chosen_layers(chunks, getattr(feature.args, "num_layers", None), "mlp"):
         if not has_own_activation(layer):

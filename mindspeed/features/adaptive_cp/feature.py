@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mindspeed import plugins as ms
 from mindspeed.context_parallel.conditions import degree_splits_heads, degree_splits_ranks, predicts_one_token
 from mindspeed.context_parallel.costs import Attention
 from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature
@@ -16,19 +17,6 @@ from mindspeed.features.adaptive_cp.conditions import (
     plans_outside_of_graphs,
     reads_masks,
     stages_get_the_mask,
-)
-from mindspeed.plugins import (
-    ArgOverride,
-    Capability,
-    Category,
-    Conflicts,
-    FeatureSpec,
-    Numerics,
-    Patch,
-    Requires,
-    SavedTensors,
-    Slot,
-    hookimpl,
 )
 
 if TYPE_CHECKING:
@@ -46,21 +34,21 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
     completely are neither sent nor computed.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="adaptive-cp",
-        category=Category.CONTEXT_PARALLEL,
-        slots={Slot.CONTEXT_PARALLEL},
-        provides={Capability.SHARED_MASK},
+        category=ms.Category.CONTEXT_PARALLEL,
+        slots={ms.Slot.CONTEXT_PARALLEL},
+        provides={ms.Capability.SHARED_MASK},
         constraints=(
             *ALGORITHM,
             predicts_one_token,
-            Requires(
+            ms.Requires(
                 "shared-attention-mask",
                 reason="adaptive-cp balances work for one mask that is known before training (not required with --set "
                 "adaptive-cp.dynamic_mask=true, which reads the mask of each batch)",
                 when=has_one_mask,
             ),
-            Conflicts(
+            ms.Conflicts(
                 "shared-attention-mask",
                 reason="with dynamic_mask=true the mask comes from each batch; use --set adaptive-cp.dynamic_mask=false for "
                 "a shared mask",
@@ -71,17 +59,17 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
             degree_splits_ranks,
             degree_splits_heads,
         ),
-        numerics=Numerics.reordered(reason="the softmax is summed block by block"),
+        numerics=ms.Numerics.reordered(reason="the softmax is summed block by block"),
     )
 
-    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
+    def kept(self, tensors: ms.SavedTensors, a: Attention) -> ms.SavedTensors:
         if self.args.ulysses_degree > 1:
             return with_heads_exchanged(tensors, a, self.args.ulysses_degree)
         return with_blocks(tensors, a, compact_inputs(a))
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
-        mask = ArgOverride(
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
+        mask = ms.ArgOverride(
             "create_attention_mask_in_dataloader",
             True,
             "attention reads its mask from each batch, so the data loader must create it",
@@ -91,14 +79,14 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
     plans: Plans
     """Plans of masks that came with batches: a plan follows from its mask alone, so any micro-batch finds its own."""
 
-    @hookimpl
+    @ms.hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
         from mindspeed.features.adaptive_cp.plans import Plans
 
         super().groups_created(sizes, get_group)
         self.plans = Plans()
 
-    @hookimpl
+    @ms.hookimpl
     def groups_destroyed(self) -> None:
         from mindspeed.features.adaptive_cp.layers import plan_of_rule
 
@@ -111,5 +99,5 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
 
         return AdaptiveCoreAttention
 
-    def slicing(self) -> list[Patch]:
+    def slicing(self) -> list[ms.Patch]:
         return [*sliced_by(f"{_LAYERS}:share_of_batch", f"{_LAYERS}:share_of_table", _REASON), any_length()]

@@ -10,6 +10,7 @@ import torch
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
+from mindspeed import plugins as ms
 from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
 from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.groups import require_groups
@@ -19,7 +20,6 @@ from mindspeed.context_parallel.slicing import batch_share, batch_slicer, table_
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, plan_mask
 from mindspeed.features.adaptive_cp.masks import Mask, RuleMask, WholeMask
 from mindspeed.ops.attention_mask import AttentionVisibility
-from mindspeed.plugins import Advice, MindSpeedError, Problem, active_feature
 
 if TYPE_CHECKING:
     from mindspeed.features.adaptive_cp.conditions import AdaptiveCpArgs
@@ -37,7 +37,7 @@ def plan_of_rule(rule: MaskRule, args: AdaptiveCpArgs, tokens: int, ranks: int, 
 
 
 def _shared_plan(args: AdaptiveCpArgs, tokens: int, ranks: int, device: torch.device) -> AdaptivePlan:
-    shared = active_feature("shared-attention-mask").args
+    shared = ms.active_feature("shared-attention-mask").args
     return plan_of_rule(MaskRule(shared.kind, shared.width, shared.prefix), args, tokens, ranks, device)
 
 
@@ -97,7 +97,7 @@ def _layout_of(whole: Tensor, dim: int) -> Callable[[int], Layout]:
     """Give the layout of a tensor with all tokens in a dimension, as a function of the number of ranks."""
 
     def layout(ranks: int) -> Layout:
-        args: AdaptiveCpArgs = active_feature(_NAME).args
+        args: AdaptiveCpArgs = ms.active_feature(_NAME).args
         outer = ranks // args.ulysses_degree
         order = contiguous(outer) if args.dynamic_mask else _shared_plan(args, whole.shape[dim], outer, whole.device).layout
         return nested(order, args.ulysses_degree)
@@ -105,5 +105,5 @@ def _layout_of(whole: Tensor, dim: int) -> Callable[[int], Layout]:
     return layout
 
 
-def _refused(sentence: str, fix: str) -> MindSpeedError:
-    return MindSpeedError([Problem("MS333", f"{_NAME}: {sentence}", (_NAME,), fix=Advice(fix))])
+def _refused(sentence: str, fix: str) -> ms.MindSpeedError:
+    return ms.MindSpeedError([ms.Problem("MS333", f"{_NAME}: {sentence}", (_NAME,), fix=ms.Advice(fix))])

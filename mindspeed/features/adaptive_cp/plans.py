@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from torch import Tensor
 
+from mindspeed import plugins as ms
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, plan_mask
-from mindspeed.plugins import Advice, MindSpeedError, Problem
 
 _KEPT: Final = 4
 """Masks, and plans, that are kept: each mask has a byte for every pair of tokens."""
@@ -69,5 +69,5 @@ def _agreed(mask: Tensor, tokens: int) -> Tensor:
     return rows[0]
 
 
-def _refused(sentence: str, fix: str) -> MindSpeedError:
-    return MindSpeedError([Problem("MS333", f"adaptive-cp: {sentence}", ("adaptive-cp",), fix=Advice(fix))])
+def _refused(sentence: str, fix: str) -> ms.MindSpeedError:
+    return ms.MindSpeedError([ms.Problem("MS333", f"adaptive-cp: {sentence}", ("adaptive-cp",), fix=ms.Advice(fix))])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from mindspeed import plugins as ms
 from mindspeed.memory.feature import ACTIVATIONS, ATTENTION, NORMS
-from mindspeed.plugins import GiveSetting, RemoveFeature, SavedTensors, World, condition, in_backward, leave
 
 MIB: Final = 2**20
 NAME: Final = "adaptive-recompute"
@@ -13,22 +13,25 @@ SWAPPED: Final = ("core_attention", "linear_proj")
 """Parts of attention that may be on the host. The input of linear_qkv is the output of a norm, which is recomputed."""
 
 
-@condition(
+@ms.condition(
     "budget_mb is not set, but {feature} needs the maximum device memory of a rank",
-    fix=(GiveSetting("budget_mb", note="MiB of device memory for training, weights and optimizer included"), RemoveFeature()),
+    fix=(
+        ms.GiveSetting("budget_mb", note="MiB of device memory for training, weights and optimizer included"),
+        ms.RemoveFeature(),
+    ),
 )
-def budget_is_given(args: Any, world: World) -> bool:
+def budget_is_given(args: Any, world: ms.World) -> bool:
     """Check that a budget is given."""
     return args.budget_mb is not None
 
 
-def least_saved(swap: bool, fused_norms: bool, tensors: SavedTensors) -> SavedTensors:
+def least_saved(swap: bool, fused_norms: bool, tensors: ms.SavedTensors) -> ms.SavedTensors:
     """Return what is kept where every part leaves, as in the profiling steps; the run fills what a budget has above that.
 
     Norms that are fused into linear layers stay.
     """
     if swap:
         names = [tensor for module in SWAPPED for tensor in ATTENTION[module]]
-        tensors = in_backward(leave(tensors, names, "swapped", NAME, spare=1), NAME)
+        tensors = ms.in_backward(ms.leave(tensors, names, "swapped", NAME, spare=1), NAME)
     recomputed = ACTIVATIONS if fused_norms else (*NORMS, *ACTIVATIONS)
-    return leave(tensors, recomputed, "recomputed", NAME)
+    return ms.leave(tensors, recomputed, "recomputed", NAME)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from mindspeed import plugins as ms
 from mindspeed.features.adaptive_recompute.knapsack import Option, choose
 from mindspeed.features.adaptive_recompute.least import MIB, NAME, SWAPPED
 from mindspeed.memory.activations import recompute_activations
@@ -19,8 +20,7 @@ from mindspeed.memory.parked import LayerPart
 from mindspeed.memory.region_checkpoint import RegionCheckpoint
 from mindspeed.memory.step_memory import StepMemory, largest_of_ranks
 from mindspeed.memory.swap import LayerSwap
-from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.plugins.fixes import advice
+from mindspeed.problems.fixes import advice
 
 if TYPE_CHECKING:
     from mindspeed.features.adaptive_recompute.feature import AdaptiveRecomputeArgs
@@ -167,7 +167,7 @@ class Policy:
                 "recomputation of whole layers: --features recompute --set recompute.granularity=full --set "
                 "recompute.method=uniform --set recompute.num_layers=1"
             )
-            raise MindSpeedError([Problem("MS304", f"{NAME}: {text}", (NAME,), fix=advice(fix))])
+            raise ms.MindSpeedError([ms.Problem("MS304", f"{NAME}: {text}", (NAME,), fix=advice(fix))])
         for choice, index in zip(self._choices, chosen, strict=True):
             choice.part.active = index != 0
         self._predicted = self._least + sum(group[index].bytes for group, index in zip(groups, chosen, strict=True))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mindspeed.context_parallel.position_bias import Form, PositionBias
 from mindspeed.features.alibi.slopes import slopes
-from mindspeed.plugins import class_for, is_unpatched, with_parts
+from mindspeed.megatron.module_specs import class_for, is_unpatched, with_parts
 
 if TYPE_CHECKING:
     from mindspeed.features.alibi.conditions import AlibiArgs

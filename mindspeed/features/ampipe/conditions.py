@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from mindspeed import plugins as ms
 from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, NO_FORCED_BALANCING, experts_are_spread
-from mindspeed.plugins import (
-    Condition,
-    DropSetting,
-    FeatureArgs,
-    Field,
-    GiveField,
-    GiveSetting,
-    RemoveFeature,
-    World,
-    condition,
-    unset,
-)
 from mindspeed.plugins.shared_conditions import (
     NO_CPU_OFFLOADING,
     NO_FINE_GRAINED_OFFLOADING,
@@ -24,87 +13,87 @@ from mindspeed.plugins.shared_conditions import (
     has_experts,
 )
 
-_REMOVE: Final = RemoveFeature()
+_REMOVE: Final = ms.RemoveFeature()
 
 
-class AmpipeArgs(FeatureArgs):
-    parts: int = Field(
+class AmpipeArgs(ms.FeatureArgs):
+    parts: int = ms.Field(
         2,
         ge=2,
         description="Number of chunks of a sequence. Attention of one chunk overlaps with the all-to-all of the chunk "
         "before. More chunks = more overlap, but smaller operations",
     )
-    overlap: bool = Field(
+    overlap: bool = ms.Field(
         False,
         description="Also overlap the collectives of tensor-parallel ranks that share an expert (true), or only the "
         "all-to-alls (false)",
     )
 
 
-def overlaps(args: AmpipeArgs, world: World) -> bool:
+def overlaps(args: AmpipeArgs, world: ms.World) -> bool:
     """Return whether transfers of tensor-parallel ranks are overlapped too."""
     return args.overlap
 
 
-@condition(
+@ms.condition(
     "seq_length={world.seq_length} is not divisible by parts x tp = {args.parts} x {world.tp}, so chunks would have different "
     "lengths",
-    fix=(GiveSetting("parts", note="a divisor of {world.seq_length} / {world.tp}"),),
+    fix=(ms.GiveSetting("parts", note="a divisor of {world.seq_length} / {world.tp}"),),
 )
-def parts_divide_sequence(args: AmpipeArgs, world: World) -> bool:
+def parts_divide_sequence(args: AmpipeArgs, world: ms.World) -> bool:
     """Check that chunks are of equal size on every tensor-parallel rank."""
     return bool(world.seq_length % (args.parts * world.tp) == 0)
 
 
-@condition(
+@ms.condition(
     "deepspeed-moe.groups={other.groups} is not a multiple of ampipe.parts x tp = {args.parts} x {world.tp}. A group of "
     "tokens that shares an expert capacity would span several chunks of the sequence or several ranks",
-    fix=(GiveSetting("deepspeed-moe.groups", note="a multiple of {args.parts} x {world.tp}"),),
+    fix=(ms.GiveSetting("deepspeed-moe.groups", note="a multiple of {args.parts} x {world.tp}"),),
     of="deepspeed-moe",
 )
-def parts_divide_groups(args: AmpipeArgs, world: World, other: Any) -> bool:
+def parts_divide_groups(args: AmpipeArgs, world: ms.World, other: Any) -> bool:
     """Check that every chunk on every tensor-parallel rank has separate groups."""
     return bool((other.groups or 1) % (args.parts * world.tp) == 0)
 
 
-@condition(
+@ms.condition(
     "selective recomputation expects modules that run once per layer, but {feature} runs them once per chunk",
-    fix=(GiveSetting("recompute.granularity", "full"), _REMOVE),
+    fix=(ms.GiveSetting("recompute.granularity", "full"), _REMOVE),
 )
-def modules_are_kept(args: AmpipeArgs, world: World) -> bool:
+def modules_are_kept(args: AmpipeArgs, world: ms.World) -> bool:
     """Check that Megatron does not recompute modules of a layer."""
     return world.recompute_granularity != "selective"
 
 
-@condition(
+@ms.condition(
     "overlap=true overlaps transfers between tensor-parallel ranks, but tensor parallelism is off (tp={world.tp})",
-    fix=(GiveField("tp", 2, or_more=True), DropSetting("overlap")),
+    fix=(ms.GiveField("tp", 2, or_more=True), ms.DropSetting("overlap")),
     when=overlaps,
 )
-def tensor_ranks_share_experts(args: AmpipeArgs, world: World) -> bool:
+def tensor_ranks_share_experts(args: AmpipeArgs, world: ms.World) -> bool:
     """Check that there are several tensor-parallel ranks."""
     return world.tp > 1
 
 
-@condition(
+@ms.condition(
     "context parallelism splits keys over ranks (cp={world.cp}), but {feature} needs all keys on each rank",
-    fix=(GiveField("cp", 1), _REMOVE),
+    fix=(ms.GiveField("cp", 1), _REMOVE),
 )
-def ranks_have_all_keys(args: AmpipeArgs, world: World) -> bool:
+def ranks_have_all_keys(args: AmpipeArgs, world: ms.World) -> bool:
     """Check that context parallelism is off."""
     return world.cp == 1
 
 
-@condition(
+@ms.condition(
     "the router balances experts by sinkhorn over all tokens, but {feature} routes tokens chunk by chunk",
-    fix=(GiveField("router_balancing", "aux_loss"), _REMOVE),
+    fix=(ms.GiveField("router_balancing", "aux_loss"), _REMOVE),
 )
-def routing_is_by_token(args: AmpipeArgs, world: World) -> bool:
+def routing_is_by_token(args: AmpipeArgs, world: ms.World) -> bool:
     """Check that the router does not balance all tokens together."""
     return "sinkhorn" not in world.router_balancing
 
 
-CONDITIONS: Final[tuple[Condition, ...]] = (
+CONDITIONS: Final[tuple[ms.Condition, ...]] = (
     has_experts,
     experts_are_spread,
     parts_divide_sequence,
@@ -113,10 +102,10 @@ CONDITIONS: Final[tuple[Condition, ...]] = (
     tensor_ranks_share_experts,
     ranks_have_all_keys,
     routing_is_by_token,
-    unset("multi_latent_attention", "attention is multi-latent, which {feature} does not support"),
-    unset("windowed_attention", "attention has a sliding window, but {feature} supports only causal and full attention"),
-    unset("gated_attention", "the attention output is gated, which {feature} does not support"),
-    unset(
+    ms.unset("multi_latent_attention", "attention is multi-latent, which {feature} does not support"),
+    ms.unset("windowed_attention", "attention has a sliding window, but {feature} supports only causal and full attention"),
+    ms.unset("gated_attention", "the attention output is gated, which {feature} does not support"),
+    ms.unset(
         "expert_capacity_factor",
         "Megatron limits the tokens per expert (expert_capacity_factor={world.expert_capacity_factor}), which {feature} "
         "does not support",

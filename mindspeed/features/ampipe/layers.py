@@ -15,12 +15,13 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor
 
+from mindspeed import plugins as ms
 from mindspeed.features.ampipe.attention import Heads, Segment, attend, heads_of, segments_of
 from mindspeed.features.ampipe.experts import ChunkedRouting, overlapped_steps
 from mindspeed.features.ampipe.order import pipelined
+from mindspeed.megatron.module_specs import with_parts
 from mindspeed.moe.chunks import Steps
 from mindspeed.moe.dispatchers import OverlappedAllToAll
-from mindspeed.plugins import MindSpeedError, Problem, RemoveFeature, with_parts
 
 
 class ChunkedLayer:
@@ -130,5 +131,5 @@ def check_length(rows: int, parts: int) -> None:
 
 def _refuse(sentences: list[str]) -> None:
     if sentences:
-        problem = partial(Problem, "MS304", features=("ampipe",), fix=RemoveFeature("ampipe"))
-        raise MindSpeedError([problem(f"ampipe: {sentence}") for sentence in sentences])
+        problem = partial(ms.Problem, "MS304", features=("ampipe",), fix=ms.RemoveFeature("ampipe"))
+        raise ms.MindSpeedError([problem(f"ampipe: {sentence}") for sentence in sentences])

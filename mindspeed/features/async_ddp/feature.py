@@ -6,23 +6,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from mindspeed.plugins import (
-    ArgOverride,
-    Category,
-    Estimate,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    MegatronFlag,
-    Numerics,
-    Requires,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 
 
-class AsyncDdpArgs(FeatureArgs):
-    bucket_size: int | None = Field(
+class AsyncDdpArgs(ms.FeatureArgs):
+    bucket_size: int | None = ms.Field(
         None,
         ge=1,
         description="Number of parameters whose gradients are reduced together (default: Megatron's choice). Smaller = "
@@ -30,54 +18,54 @@ class AsyncDdpArgs(FeatureArgs):
     )
 
 
-class AsyncDdp(Feature[AsyncDdpArgs]):
+class AsyncDdp(ms.Feature[AsyncDdpArgs]):
     """Overlap gradient reduction with backward.
 
     A bucket of gradients is reduced as soon as the backward pass of the last micro-batch has computed all gradients in
     it.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="async-ddp",
-        category=Category.MEGATRON,
+        category=ms.Category.MEGATRON,
         level=0,
         constraints=(
-            Requires("data-parallel", reason="async-ddp overlaps the gradient reduction over data-parallel replicas"),
+            ms.Requires("data-parallel", reason="async-ddp overlaps the gradient reduction over data-parallel replicas"),
         ),
         megatron_flags=(
-            MegatronFlag("overlap_grad_reduce", switch="on"),
-            MegatronFlag("ddp_bucket_size", "bucket_size"),
+            ms.MegatronFlag("overlap_grad_reduce", switch="on"),
+            ms.MegatronFlag("ddp_bucket_size", "bucket_size"),
         ),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="each replica sums gradients over its samples, and the sums are added over replicas. One process sums "
             "over all samples at once"
         ),
     )
 
-    @hookimpl
-    def estimate(self) -> Estimate:
-        return Estimate(overlap_gradients=True, bucket_size=self.args.bucket_size)
+    @ms.hookimpl
+    def estimate(self) -> ms.Estimate:
+        return ms.Estimate(overlap_gradients=True, bucket_size=self.args.bucket_size)
 
-    @hookimpl
+    @ms.hookimpl
     def variants(self) -> Sequence[Mapping[str, Any]]:
         return [{}]
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         overrides = [
-            ArgOverride(
+            ms.ArgOverride(
                 "overlap_grad_reduce", True, "reduces a bucket of gradients as soon as it is complete, while backward goes on"
             )
         ]
         if self.args.bucket_size is not None:
             overrides.append(
-                ArgOverride(
+                ms.ArgOverride(
                     "bucket_size", self.args.bucket_size, "async-ddp.bucket_size sets the number of parameters in a bucket"
                 )
             )
         return overrides
 
-    @hookimpl
+    @ms.hookimpl
     def around_schedule(self, chunks: Sequence[Any]) -> AbstractContextManager[None]:
         from mindspeed.features.async_ddp.schedule import held_back_reduction
 

@@ -8,22 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from mindspeed.plugins import (
-    Advice,
-    Capability,
-    Category,
-    DropSetting,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    Numerics,
-    RunCommand,
-    VerifyWith,
-    World,
-    condition,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 
 WARM_UP = 3
 """Steps of this process that are not measured."""
@@ -31,29 +16,29 @@ SAVED_EVERY = 10
 """Measured steps from one writing of their median to the next."""
 
 
-class AutoTuningArgs(FeatureArgs):
-    predicted_seconds: float | None = Field(
+class AutoTuningArgs(ms.FeatureArgs):
+    predicted_seconds: float | None = ms.Field(
         None,
         gt=0,
         description="Predicted step time in seconds, which mindspeed tune writes into job.yaml. The run logs it next to the "
         "measured time",
     )
-    prediction: str | None = Field(
+    prediction: str | None = ms.Field(
         None,
         description="Path of the prediction.json that mindspeed tune --output wrote. Measured step times are added to the "
         "measurements of mindspeed tune, and later searches use them for predictions",
     )
-    mode: Literal["white", "mixed", "black"] | None = Field(
+    mode: Literal["white", "mixed", "black"] | None = ms.Field(
         None,
         description="No effect; accepted for MindSpeed's scripts. To choose the search method, use mindspeed tune --mode: "
         "white predicts step times, mixed also measures the best configurations, black measures all",
     )
-    folder: str | None = Field(
+    folder: str | None = ms.Field(
         None,
         description="No effect; accepted for MindSpeed's scripts. To choose the output folder of a search, use mindspeed "
         "tune --output",
     )
-    ranks: int | None = Field(
+    ranks: int | None = ms.Field(
         None,
         ge=1,
         description="No effect; accepted for MindSpeed's scripts. To choose the number of ranks of a search, use mindspeed "
@@ -61,48 +46,48 @@ class AutoTuningArgs(FeatureArgs):
     )
 
 
-@condition(
+@ms.condition(
     "predicted_seconds is not set, so there is no prediction to compare with the measured step time",
-    fix=(RunCommand("mindspeed tune --world-size N --output FOLDER, then train with -f FOLDER/job.yaml"),),
+    fix=(ms.RunCommand("mindspeed tune --world-size N --output FOLDER, then train with -f FOLDER/job.yaml"),),
 )
-def prediction_is_given(args: AutoTuningArgs, world: World) -> bool:
+def prediction_is_given(args: AutoTuningArgs, world: ms.World) -> bool:
     """Check that a step time was predicted."""
     return args.predicted_seconds is not None
 
 
-@condition(
+@ms.condition(
     "file {args.prediction} does not exist, so measured step times are not stored for later searches",
-    fix=(DropSetting("prediction"), Advice("create the file by mindspeed tune --output FOLDER")),
+    fix=(ms.DropSetting("prediction"), ms.Advice("create the file by mindspeed tune --output FOLDER")),
     otherwise="warn",
 )
-def prediction_file_exists(args: AutoTuningArgs, world: World) -> bool:
+def prediction_file_exists(args: AutoTuningArgs, world: ms.World) -> bool:
     """Check that the file of the prediction exists."""
     return args.prediction is None or Path(args.prediction).is_file()
 
 
-class AutoTuning(Feature[AutoTuningArgs]):
+class AutoTuning(ms.Feature[AutoTuningArgs]):
     """Report measured and predicted step times.
 
     The step times of a run are compared with the prediction that `mindspeed tune` made when it chose the layout.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="auto-tuning",
-        category=Category.TOOL,
+        category=ms.Category.TOOL,
         level=0,
         constraints=(prediction_is_given, prediction_file_exists),
-        provides={Capability.PREDICTION_REPORT},
-        numerics=Numerics.exact(),
-        verify_with=VerifyWith(settings={"auto-tuning": {"predicted_seconds": 1.0}}),
+        provides={ms.Capability.PREDICTION_REPORT},
+        numerics=ms.Numerics.exact(),
+        verify_with=ms.VerifyWith(settings={"auto-tuning": {"predicted_seconds": 1.0}}),
     )
     steps = 0
     seconds: list[float]
 
-    @hookimpl
+    @ms.hookimpl
     def activated(self) -> None:
         self.steps, self.seconds = 0, []
 
-    @hookimpl
+    @ms.hookimpl
     @contextmanager
     def around_train_step(self, state: Any) -> Iterator[None]:
         start = time.perf_counter()
@@ -111,7 +96,7 @@ class AutoTuning(Feature[AutoTuningArgs]):
         if self.steps > WARM_UP:
             self.seconds.append(time.perf_counter() - start)
 
-    @hookimpl
+    @ms.hookimpl
     def step_metrics(self, state: Any) -> Mapping[str, float] | None:
         if not self.seconds or self.args.predicted_seconds is None:
             return None

@@ -5,86 +5,72 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from mindspeed.plugins import (
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveSetting,
-    Numerics,
-    Requires,
-    Slot,
-    VerifyWith,
-    World,
-    condition,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
 from mindspeed.tensor_parallel.pipeline import parts_that_fit
 from mindspeed.tensor_parallel.variants import describe_fused_products
 
 
-class CocArgs(FeatureArgs):
-    parts: Literal[1, 2, 4, 8] = Field(
+class CocArgs(ms.FeatureArgs):
+    parts: Literal[1, 2, 4, 8] = ms.Field(
         4,
         description="Number of row chunks of a matrix product. More chunks overlap more, but start more and smaller "
         "collectives",
     )
-    mode: Literal[-1, 0, 1, 2] = Field(
+    mode: Literal[-1, 0, 1, 2] = ms.Field(
         -1,
         description="Implementation of linear layers. 0 = Megatron's, without overlap. 1 = coc's with one chunk, without "
         "overlap, for comparison. 2 = coc's with coc.parts chunks. -1 = automatic: 0 if coc.parts is 1 and coc.fused is false, "
         "otherwise 2",
     )
-    fused: bool = Field(
+    fused: bool = ms.Field(
         False,
         description="Run a matrix product and its collective as one fused operator (true), or overlap them chunk by chunk "
         "(false)",
     )
 
 
-def _fuses(args: CocArgs, world: World) -> bool:
+def _fuses(args: CocArgs, world: ms.World) -> bool:
     """Return whether fused is set."""
     return args.fused
 
 
-@condition(
-    "the operator for fused products has no variant on {world.platform}", fix=(GiveSetting("fused", False),), when=_fuses
+@ms.condition(
+    "the operator for fused products has no variant on {world.platform}", fix=(ms.GiveSetting("fused", False),), when=_fuses
 )
-def operator_has_a_variant(args: CocArgs, world: World) -> bool:
+def operator_has_a_variant(args: CocArgs, world: ms.World) -> bool:
     """Check that the platform has the operator of fused products."""
     return bool(world.platform == "npu")
 
 
-class Coc(Feature[CocArgs]):
+class Coc(ms.Feature[CocArgs]):
     """Overlap linear layers with their collectives.
 
     Tensor-parallel matrix products are split into chunks of rows. While one chunk is gathered or reduced over ranks,
     the next one is computed.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="coc",
-        category=Category.COMMUNICATION,
-        slots={Slot.LINEAR},
+        category=ms.Category.COMMUNICATION,
+        slots={ms.Slot.LINEAR},
         constraints=(
-            Requires("tensor-parallel", reason="coc overlaps the collectives of tensor-parallel linear layers"),
+            ms.Requires("tensor-parallel", reason="coc overlaps the collectives of tensor-parallel linear layers"),
             *LINEAR_LAYERS,
             operator_has_a_variant,
         ),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="only because coc requires tensor-parallel, which splits sums over ranks. coc itself splits only rows, "
             "which changes no sum"
         ),
-        verify_with=VerifyWith(
+        verify_with=ms.VerifyWith(
             algorithm=("mindspeed.features.coc.products", "mindspeed.tensor_parallel.fused"),
             features=("sequence-parallel",),
             world={"tp": 2, "seq_length": 32, "global_batch_size": 4},
         ),
     )
 
-    @hookimpl
+    @ms.hookimpl
     def notes(self) -> Iterable[str]:
         return describe_fused_products(self.world) if self.args.fused else []
 
@@ -93,7 +79,7 @@ class Coc(Feature[CocArgs]):
         asked = 1 if self.args.mode == 1 else self.args.parts
         return parts_that_fit("coc", asked, rows, fix="--set coc.parts={parts}")
 
-    @hookimpl
+    @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         if self.args.mode == 0 or (self.args.mode == -1 and self.args.parts == 1 and not self.args.fused):
             return spec

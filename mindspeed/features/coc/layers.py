@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mindspeed import plugins as ms
 from mindspeed.features.coc.products import FusedReducedProducts, GatheredProducts, ReducedProducts, ScatteredProducts
-from mindspeed.plugins import active_feature
 from mindspeed.tensor_parallel.fused import FusedGatheredProducts, FusedScatteredProducts
 from mindspeed.tensor_parallel.layers import ColumnLinear, RowLinear
 from mindspeed.tensor_parallel.linear import Products
@@ -41,5 +41,5 @@ class CocRowParallelLinear(RowLinear):
 
 def _feature() -> Coc | None:
     """The active feature; a model that outlives its plan multiplies as Megatron does."""
-    feature: Coc | None = active_feature("coc")
+    feature: Coc | None = ms.active_feature("coc")
     return feature

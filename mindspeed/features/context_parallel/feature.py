@@ -4,84 +4,65 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from mindspeed.plugins import (
-    ArgOverride,
-    Category,
-    CheckpointState,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveField,
-    Numerics,
-    Patch,
-    RequiresSlot,
-    Slot,
-    VerifyWith,
-    When,
-    World,
-    Wrap,
-    condition,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 
 
-class ContextParallelArgs(FeatureArgs):
-    size: int = Field(1, ge=1, description="Number of ranks over which each sequence is split (context-parallel size)")
-    algorithm: str | None = Field(
+class ContextParallelArgs(ms.FeatureArgs):
+    size: int = ms.Field(1, ge=1, description="Number of ranks over which each sequence is split (context-parallel size)")
+    algorithm: str | None = ms.Field(
         None,
         description="Algorithm of attention over the context-parallel ranks: the name of a feature such as ring-attention, or "
         "auto = the one that sends the fewest bytes. Not needed if the job requests such a feature",
     )
 
 
-def _needs_algorithm(args: ContextParallelArgs, world: World) -> bool:
+def _needs_algorithm(args: ContextParallelArgs, world: ms.World) -> bool:
     """Return whether context parallelism is on without Transformer Engine's attention."""
     is_local = world.knows("transformer_engine_layers") and not world.transformer_engine_layers
     has_engine = world.is_set("engine_installed") and not world.is_set("engine_over_local") and not is_local
     return args.size > 1 and not has_engine
 
 
-def _is_spread(args: ContextParallelArgs, world: World) -> bool:
+def _is_spread(args: ContextParallelArgs, world: ms.World) -> bool:
     """Return whether cp is greater than 1."""
     return args.size > 1
 
 
-@condition(
+@ms.condition(
     "sequence length {world.seq_length} is not divisible by cp={args.size}",
-    fix=(GiveField("seq_length", note="a multiple of {args.size}"),),
+    fix=(ms.GiveField("seq_length", note="a multiple of {args.size}"),),
     when=_is_spread,
 )
-def sequence_divides(args: ContextParallelArgs, world: World) -> bool:
+def sequence_divides(args: ContextParallelArgs, world: ms.World) -> bool:
     """Check that each rank gets as many tokens."""
     return bool(world.seq_length % args.size == 0)
 
 
-@condition(
+@ms.condition(
     "hybrid_context_parallel assigns a group of ranks to each sample, but cp={args.size} splits every sample over the "
     "same ranks",
-    fix=(GiveField("hybrid_context_parallel", False), GiveField("cp", 1)),
+    fix=(ms.GiveField("hybrid_context_parallel", False), ms.GiveField("cp", 1)),
     when=_is_spread,
 )
-def samples_share_a_group(args: ContextParallelArgs, world: World) -> bool:
+def samples_share_a_group(args: ContextParallelArgs, world: ms.World) -> bool:
     """Check that Megatron does not spread samples over ranks by their length."""
     return not world.hybrid_context_parallel
 
 
-class ContextParallel(Feature[ContextParallelArgs]):
+class ContextParallel(ms.Feature[ContextParallelArgs]):
     """Split sequences over ranks by a chosen algorithm.
 
     The setting `algorithm` names the feature that computes attention over the ranks, such as ring-attention. The loss
     is averaged over the unmasked tokens of all ranks, so it equals the loss of one process.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="context-parallel",
-        category=Category.CONTEXT_PARALLEL,
+        category=ms.Category.CONTEXT_PARALLEL,
         sizes={"cp": "size"},
         constraints=(
-            RequiresSlot(
-                Slot.CONTEXT_PARALLEL,
+            ms.RequiresSlot(
+                ms.Slot.CONTEXT_PARALLEL,
                 reason="each rank has only a part of the keys, so attention needs an algorithm such as ring-attention or "
                 "ulysses-attention",
                 when=_needs_algorithm,
@@ -90,55 +71,57 @@ class ContextParallel(Feature[ContextParallelArgs]):
             sequence_divides,
             samples_share_a_group,
         ),
-        numerics=Numerics.reordered(reason="gradients are summed first over the tokens of each rank and then over ranks"),
-        state=CheckpointState("resharded", "every context-parallel rank holds the same weights"),
-        verify_with=VerifyWith(settings={"context-parallel": {"algorithm": "auto"}}, world={"cp": 2}),
+        numerics=ms.Numerics.reordered(reason="gradients are summed first over the tokens of each rank and then over ranks"),
+        state=ms.CheckpointState("resharded", "every context-parallel rank holds the same weights"),
+        verify_with=ms.VerifyWith(settings={"context-parallel": {"algorithm": "auto"}}, world={"cp": 2}),
     )
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         return [
-            ArgOverride("context_parallel_size", self.args.size, "context-parallel.size sets the number of ranks per sequence")
+            ms.ArgOverride(
+                "context_parallel_size", self.args.size, "context-parallel.size sets the number of ranks per sequence"
+            )
         ]
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         if self.args.size == 1:
             return []
         calc_loss = "megatron.core.pipeline_parallel.schedules:forward_step_calc_loss"
         further = "megatron.core.transformer.multi_token_prediction"
         loss = "mindspeed.features.context_parallel.loss"
         return [
-            Wrap(
+            ms.Wrap(
                 calc_loss,
                 f"{loss}:with_loss_of_all_ranks",
                 "divides the loss by the number of tokens of all context-parallel ranks; Megatron divides by a rank's "
                 "local tokens",
                 optional=True,
             ),
-            Wrap(
+            ms.Wrap(
                 calc_loss,
                 f"{loss}:with_router_losses_of_all_ranks",
                 "corrects the weight of the experts' auxiliary losses, which Megatron scales by 1 / cp",
-                when=When("<0.16"),
+                when=ms.When("<0.16"),
                 optional=True,
             ),
-            Wrap(
+            ms.Wrap(
                 f"{further}:roll_tensor",
                 f"{loss}:with_tokens_of_all_ranks",
                 "divides the losses of multi-token prediction by the tokens of all ranks instead of a rank's local tokens",
                 optional=True,
             ),
-            Wrap(
+            ms.Wrap(
                 f"{further}:process_mtp_loss",
                 f"{loss}:with_shares_of_tokens",
                 "multiplies the losses of multi-token prediction by the tokens of all ranks instead of a rank's local tokens",
-                when=When(">=0.17"),
+                when=ms.When(">=0.17"),
                 optional=True,
             ),
         ]
 
-    @hookimpl
+    @ms.hookimpl
     def around_schedule(self, forward_only: bool) -> AbstractContextManager[None] | None:
         if forward_only:
             return None

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from mindspeed.plugins import Advice, Problem, report_problem
+from mindspeed import plugins as ms
 from mindspeed.plugins.wrapping import Function, wrapper
 
 _NAME: Final = "context-parallel"
@@ -78,7 +78,7 @@ def _check_two_values(losses: Any, loss: Tensor) -> None:
             "shows it)"
         )
         fix = "return three values: the sum of the losses of this rank's tokens, their number (an int tensor), and the report"
-        report_problem(Problem("MS343", f"{_NAME}: {text}", (_NAME,), fix=Advice(fix)), log=_first())
+        ms.report_problem(ms.Problem("MS343", f"{_NAME}: {text}", (_NAME,), fix=ms.Advice(fix)), log=_first())
 
 
 def _first() -> bool:

@@ -2,59 +2,48 @@
 
 from __future__ import annotations
 
-from mindspeed.plugins import (
-    ArgOverride,
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveField,
-    MegatronFlag,
-    Numerics,
-    World,
-    condition,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 
 
-class DataParallelArgs(FeatureArgs):
-    reduce_in_fp32: bool = Field(
+class DataParallelArgs(ms.FeatureArgs):
+    reduce_in_fp32: bool = ms.Field(
         False, description="Accumulate and reduce gradients in fp32 (true), or in the data type of the model (false)"
     )
 
 
-@condition(
+@ms.condition(
     "global batch size {world.global_batch_size} is not divisible by "
     "micro batch size x dp = {world.micro_batch_size} x {world.dp}",
-    fix=(GiveField("global_batch_size", note="a multiple of {world.micro_batch_size} x {world.dp}"),),
+    fix=(ms.GiveField("global_batch_size", note="a multiple of {world.micro_batch_size} x {world.dp}"),),
 )
-def batch_divides(args: DataParallelArgs, world: World) -> bool:
+def batch_divides(args: DataParallelArgs, world: ms.World) -> bool:
     """Check that replicas have equal numbers of micro-batches."""
     return bool(world.global_batch_size % (world.micro_batch_size * world.dp) == 0)
 
 
-class DataParallel(Feature[DataParallelArgs]):
+class DataParallel(ms.Feature[DataParallelArgs]):
     """Replicate the model and reduce gradients.
 
     Each replica processes a share of the batch. The number of replicas is world size / (tp * pp * cp).
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="data-parallel",
-        category=Category.MEGATRON,
+        category=ms.Category.MEGATRON,
         level=0,
         sizes={"dp": None},
         constraints=(batch_divides,),
-        megatron_flags=(MegatronFlag("accumulate_allreduce_grads_in_fp32", "reduce_in_fp32"),),
-        numerics=Numerics.reordered(
+        megatron_flags=(ms.MegatronFlag("accumulate_allreduce_grads_in_fp32", "reduce_in_fp32"),),
+        numerics=ms.Numerics.reordered(
             reason="each replica sums gradients over its samples, and the sums are added over replicas. One process sums "
             "over all samples at once"
         ),
     )
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         if not self.args.reduce_in_fp32:
             return []
-        return [ArgOverride("grad_reduce_in_fp32", True, "data-parallel.reduce_in_fp32=true sums gradients over ranks in fp32")]
+        return [
+            ms.ArgOverride("grad_reduce_in_fp32", True, "data-parallel.reduce_in_fp32=true sums gradients over ranks in fp32")
+        ]

@@ -5,24 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from mindspeed import plugins as ms
 from mindspeed.features.deepspeed_moe.conditions import CONDITIONS, has_expert_ranks, has_tensor_ranks
 from mindspeed.features.deepspeed_moe.settings import DeepspeedMoeArgs, describe_masks, shares
-from mindspeed.plugins import (
-    ArgOverride,
-    Category,
-    CheckpointState,
-    Conflicts,
-    Feature,
-    FeatureSpec,
-    GiveSetting,
-    MindSpeedError,
-    Numerics,
-    Problem,
-    Requires,
-    Slot,
-    VerifyWith,
-    hookimpl,
-)
 
 _OWN_TRANSFERS = (
     "deepspeed-moe exchanges tokens itself and never calls Megatron's token dispatcher, so features that change or use this "
@@ -31,43 +16,43 @@ _OWN_TRANSFERS = (
 _DISPATCHERS = ("moe-allgather-dispatcher", "moe-alltoall-dispatcher", "moe-zero-memory", "moe-tp-extend-ep")
 
 
-class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
+class DeepspeedMoe(ms.Feature[DeepspeedMoeArgs]):
     """Give experts a fixed capacity, as DeepSpeed does.
 
     Each expert accepts a fixed number of tokens and drops the rest, so all-to-alls have equal sizes on all ranks.
     The first choices of all tokens take places in the experts before any second choice does.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="deepspeed-moe",
-        category=Category.DEEPSPEED_MOE,
-        slots={Slot.MOE_LAYER},
+        category=ms.Category.DEEPSPEED_MOE,
+        slots={ms.Slot.MOE_LAYER},
         megatron=">=0.14,<0.17",
         constraints=(
             *CONDITIONS,
-            Requires(
+            ms.Requires(
                 "sequence-parallel",
                 reason="Megatron trains MoE layers with tp > 1 only with sequence parallelism",
                 when=has_tensor_ranks,
             ),
-            *(Conflicts(name, reason=_OWN_TRANSFERS) for name in (Slot.MOE_DISPATCHER, *_DISPATCHERS)),
-            Conflicts(
+            *(ms.Conflicts(name, reason=_OWN_TRANSFERS) for name in (ms.Slot.MOE_DISPATCHER, *_DISPATCHERS)),
+            ms.Conflicts(
                 "dynamic-shapes",
                 reason="all ranks must exchange equal numbers of tokens, but with dynamic-shapes their micro-batches have "
                 "different lengths",
                 when=has_expert_ranks,
             ),
-            Conflicts(
+            ms.Conflicts(
                 "moe-token-permute",
                 reason="moe-token-permute changes Megatron's dispatcher, which deepspeed-moe does not use",
             ),
         ),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="the baseline is a run with deepspeed-moe.reference=true, which drops the same tokens. "
             "Compared with that run, the summation order differs. Megatron's MoE layer is no baseline, because it keeps the "
             "tokens that deepspeed-moe drops"
         ),
-        state=CheckpointState(
+        state=ms.CheckpointState(
             "own",
             "the number of groups decides which tokens are dropped",
             added="safe",
@@ -76,38 +61,38 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
             settings={"groups": "refused"},
         ),
         reference={"reference": True},
-        verify_with=VerifyWith(settings={"deepspeed-moe": {"groups": 4}}, world={"ep": 2}),
+        verify_with=ms.VerifyWith(settings={"deepspeed-moe": {"groups": 4}}, world={"ep": 2}),
     )
 
-    @hookimpl
+    @ms.hookimpl
     def notes(self) -> Iterable[str]:
         return describe_masks(self.args, self.world) if self.world.num_experts and not self.args.reference else ()
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         interval = self.args.interval
         if interval == 1:
             return []
         layers = tuple(int(number % interval == 0) for number in range(1, self.world.num_layers + 1))
         return [
-            ArgOverride(
+            ms.ArgOverride(
                 "moe_layer_freq",
                 layers,
                 "deepspeed-moe.interval selects the layers with experts: 1 = a layer with experts, 0 = a dense layer",
             )
         ]
 
-    @hookimpl
+    @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.deepspeed_moe.spec import with_capacity
 
         return with_capacity(spec, self.args)
 
-    @hookimpl
+    @ms.hookimpl
     def save_extra(self, state: Any) -> dict[str, Any]:
         return {"groups": self.args.groups or shares(self.world)}
 
-    @hookimpl
+    @ms.hookimpl
     def load_extra(self, state: Any, data: dict[str, Any]) -> None:
         here, before = self.args.groups or shares(self.world), data["groups"]
         if here != before:
@@ -115,4 +100,6 @@ class DeepspeedMoe(Feature[DeepspeedMoeArgs]):
                 f"deepspeed-moe: the checkpoint was trained with {before} groups of tokens per micro-batch, but this "
                 f"run has {here}"
             )
-            raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix=GiveSetting("deepspeed-moe.groups", before))])
+            raise ms.MindSpeedError(
+                [ms.Problem("MS304", text, ("deepspeed-moe",), fix=ms.GiveSetting("deepspeed-moe.groups", before))]
+            )

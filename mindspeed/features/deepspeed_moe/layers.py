@@ -15,14 +15,14 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, save_to_aux_losses_tracker
 from torch import Tensor
 
+from mindspeed import plugins as ms
 from mindspeed.features.deepspeed_moe.gating import Choices, Routing, admit, choose, highest
 from mindspeed.features.deepspeed_moe.tables import ExpertRanks, RowOrder, combine_by_masks, dispatch_by_masks
 from mindspeed.features.deepspeed_moe.units import UnitCall, Units
 from mindspeed.moe.capacity import CapacityOptions
 from mindspeed.moe.chunks import Steps, finished
 from mindspeed.moe.grouped_experts import GroupedExperts
-from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.plugins.fixes import RemoveFeature, advice
+from mindspeed.problems.fixes import RemoveFeature, advice
 
 JITTER: Final = 1e-2
 """Largest relative change of an input of the gate, as DeepSpeed has it."""
@@ -45,7 +45,7 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         if padding_mask is not None or intermediate_tensors is not None:
             what = "a padding mask" if padding_mask is not None else "parts of a layer captured as CUDA graphs"
             text = f"deepspeed-moe: a MoE layer received {what}, which the gate does not support"
-            raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix=RemoveFeature("deepspeed-moe"))])
+            raise ms.MindSpeedError([ms.Problem("MS304", text, ("deepspeed-moe",), fix=RemoveFeature("deepspeed-moe"))])
         if self.moe_layer_recompute:
             return tensor_parallel.checkpoint(self.run, False, hidden_states), None
         return self.run(hidden_states), None
@@ -126,7 +126,7 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
                 "ranks x token chunks per rank)"
             )
             fix = f"--set deepspeed-moe.groups={shares}"
-            raise MindSpeedError([Problem("MS304", text, ("deepspeed-moe",), fix=advice(fix))])
+            raise ms.MindSpeedError([ms.Problem("MS304", text, ("deepspeed-moe",), fix=advice(fix))])
         return groups // shares
 
     def with_losses(self, choices: Choices, chunks: int) -> Tensor:

@@ -6,51 +6,51 @@ from typing import Literal
 
 from pydantic import field_validator
 
+from mindspeed import plugins as ms
 from mindspeed.moe.capacity import capacity_of
-from mindspeed.plugins import FeatureArgs, Field, World
 
 
-class DeepspeedMoeArgs(FeatureArgs):
-    capacity_factor: float = Field(
+class DeepspeedMoeArgs(ms.FeatureArgs):
+    capacity_factor: float = ms.Field(
         1.0,
         gt=0,
         description="Capacity of an expert, as a multiple of its balanced share of the tokens. Tokens above the "
         "capacity are dropped",
     )
-    eval_capacity_factor: float | None = Field(
+    eval_capacity_factor: float | None = ms.Field(
         None, gt=0, description="Capacity factor in evaluation (default: capacity_factor)"
     )
-    min_capacity: int = Field(
+    min_capacity: int = ms.Field(
         4,
         ge=1,
         description="Minimum capacity: every expert accepts at least this number of tokens of each group (setting groups)",
     )
-    noise: Literal["none", "jitter", "rsample"] = Field(
+    noise: Literal["none", "jitter", "rsample"] = ms.Field(
         "none",
         description="Noise of the router in training. jitter = multiply the router's input by random factors near 1. "
         "rsample = add Gumbel noise to the router's logits (top-1 only). DeepSpeed's names Jitter and RSample also work",
     )
-    random_priority: bool = Field(
+    random_priority: bool = ms.Field(
         False, description="In training with one expert per token: fill expert capacity in random order instead of token order"
     )
-    sinkhorn: bool = Field(
+    sinkhorn: bool = ms.Field(
         False,
         description="Balance the router's logits by Sinkhorn iterations before experts are chosen. Expert outputs "
         "are still weighted by the original scores",
     )
-    groups: int | None = Field(
+    groups: int | None = ms.Field(
         None,
         ge=1,
         description="Number of groups of consecutive tokens in a micro-batch, each with a separate expert capacity (default: "
         "one per tensor- and context-parallel rank)",
     )
-    interval: int = Field(
+    interval: int = ms.Field(
         1,
         ge=1,
         description="Distance between MoE layers: with N, layers N, 2N, 3N ... have experts and the others are dense (layers "
         "count from 1)",
     )
-    reference: bool = Field(
+    reference: bool = ms.Field(
         False,
         description="For verification only: run every expert on every token, in one process. mindspeed features verify uses "
         "it as the baseline",
@@ -62,17 +62,17 @@ class DeepspeedMoeArgs(FeatureArgs):
         return value.lower() if isinstance(value, str) else value
 
 
-def shares(world: World) -> int:
+def shares(world: ms.World) -> int:
     """Count the ranks that share the tokens of a micro-batch."""
     return int(world.tp * world.cp)
 
 
-def group_tokens(args: DeepspeedMoeArgs, world: World) -> int:
+def group_tokens(args: DeepspeedMoeArgs, world: ms.World) -> int:
     """Count the tokens of one group."""
     return int(world.seq_length * world.micro_batch_size // (args.groups or shares(world)))
 
 
-def describe_masks(args: DeepspeedMoeArgs, world: World) -> list[str]:
+def describe_masks(args: DeepspeedMoeArgs, world: ms.World) -> list[str]:
     """Return the bytes that the masks of dispatch and combination keep, and what does without them."""
     tokens = group_tokens(args, world)
     capacity = capacity_of(tokens, world.num_experts, world.router_topk, args.capacity_factor, args.min_capacity)

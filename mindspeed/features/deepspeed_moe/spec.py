@@ -8,8 +8,8 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from mindspeed.features.deepspeed_moe.layers import CapacityMoELayer
+from mindspeed.megatron.module_specs import with_modules
 from mindspeed.moe.capacity import CapacityOptions
-from mindspeed.plugins import with_modules
 
 
 def with_capacity(spec: Any, args: Any) -> Any:

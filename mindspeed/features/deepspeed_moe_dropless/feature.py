@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.plugins import (
-    After,
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    Numerics,
-    Requires,
-    VerifyWith,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 
 
-class DeepspeedMoeDroplessArgs(FeatureArgs):
-    padding: bool = Field(
+class DeepspeedMoeDroplessArgs(ms.FeatureArgs):
+    padding: bool = ms.Field(
         False,
         description="Limit the number of different expert input sizes in a run to 8, so that freed memory is reused. For this, "
         "the capacity of experts is rounded up to a multiple of 1/8 of the tokens in a group (deepspeed-moe.groups). Example: "
@@ -27,30 +16,30 @@ class DeepspeedMoeDroplessArgs(FeatureArgs):
     )
 
 
-class DeepspeedMoeDropless(Feature[DeepspeedMoeDroplessArgs]):
+class DeepspeedMoeDropless(ms.Feature[DeepspeedMoeDroplessArgs]):
     """Grow expert capacity so that no token is dropped.
 
     The capacity of deepspeed-moe's experts becomes the largest number of tokens that any expert receives.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="deepspeed-moe-dropless",
-        category=Category.DEEPSPEED_MOE,
+        category=ms.Category.DEEPSPEED_MOE,
         megatron=">=0.14,<0.17",
         constraints=(
-            Requires("deepspeed-moe", reason="deepspeed-moe-dropless sets the capacity of the deepspeed-moe layer"),
-            After("deepspeed-moe"),
+            ms.Requires("deepspeed-moe", reason="deepspeed-moe-dropless sets the capacity of the deepspeed-moe layer"),
+            ms.After("deepspeed-moe"),
         ),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="compared with deepspeed-moe at a fixed capacity that is large enough to drop no token, expert inputs have "
             "less padding. The matrix products are smaller, so they sum in a different order"
         ),
-        verify_with=VerifyWith(
+        verify_with=ms.VerifyWith(
             features=("deepspeed-moe",), settings={"deepspeed-moe": {"capacity_factor": 8.0, "groups": 4}}, world={"ep": 2}
         ),
     )
 
-    @hookimpl
+    @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.moe.capacity import with_options
 

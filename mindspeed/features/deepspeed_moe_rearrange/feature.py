@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed.plugins import After, Category, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, VerifyWith, hookimpl
+from mindspeed import plugins as ms
 
 
-class DeepspeedMoeRearrange(Feature[FeatureArgs]):
+class DeepspeedMoeRearrange(ms.Feature[ms.FeatureArgs]):
     """Copy tokens to experts by index, not by matmul.
 
     The experts of deepspeed-moe get their tokens by indexing instead of a matrix product with a one-hot mask.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="deepspeed-moe-rearrange",
-        category=Category.DEEPSPEED_MOE,
+        category=ms.Category.DEEPSPEED_MOE,
         megatron=">=0.14,<0.17",
         ops=("npu_fused_moe_token_permute", "npu_fused_moe_token_unpermute"),
         constraints=(
-            Requires(
+            ms.Requires(
                 "deepspeed-moe",
                 reason="deepspeed-moe-rearrange copies tokens into and out of the expert inputs of the deepspeed-moe layer",
             ),
-            After("deepspeed-moe"),
+            ms.After("deepspeed-moe"),
         ),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="the expert outputs of a token are summed in fp32, instead of by a product with a mostly zero matrix"
         ),
-        verify_with=VerifyWith(features=("deepspeed-moe",), settings={"deepspeed-moe": {"groups": 4}}),
+        verify_with=ms.VerifyWith(features=("deepspeed-moe",), settings={"deepspeed-moe": {"groups": 4}}),
     )
 
-    @hookimpl
+    @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.moe.capacity import with_options
 

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from mindspeed.plugins import Problem, report_problem
-from mindspeed.plugins.fixes import Advice
+from mindspeed import plugins as ms
+from mindspeed.problems.fixes import Advice
 
 BITS: Final = 48
 """Bits of a digest: a float of a log holds them exactly."""
@@ -35,8 +35,8 @@ class Digests:
                 f"after step {step} the {len(replicas)} data-parallel replicas, which must hold equal parameters, have "
                 f"{len(set(replicas))} different versions of them"
             )
-            report_problem(
-                Problem(
+            ms.report_problem(
+                ms.Problem(
                     "MS615",
                     text,
                     ("deterministic",),

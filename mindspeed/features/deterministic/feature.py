@@ -6,18 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
-from mindspeed.plugins import (
-    ArgOverride,
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    MegatronFlag,
-    Numerics,
-    ProcessVariable,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 
 if TYPE_CHECKING:
     from mindspeed.features.deterministic.digests import Digests
@@ -25,20 +14,20 @@ if TYPE_CHECKING:
 
 
 _VARIABLES: Final = {
-    "CUBLAS_WORKSPACE_CONFIG": ProcessVariable(":4096:8", ":16:8"),
-    "NCCL_ALGO": ProcessVariable("Ring", r"Tree|CollnetDirect|CollnetChain|\^NVLS"),
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ProcessVariable("0"),
-    "HCCL_DETERMINISTIC": ProcessVariable("true", r"(?i)true|strict"),
-    "LCCL_DETERMINISTIC": ProcessVariable("1"),
-    "CLOSE_MATMUL_K_SHIFT": ProcessVariable("1"),
-    "ATB_MATMUL_SHUFFLE_K_ENABLE": ProcessVariable("0"),
-    "PYTHONHASHSEED": ProcessVariable("0", r"\d+"),
+    "CUBLAS_WORKSPACE_CONFIG": ms.ProcessVariable(":4096:8", ":16:8"),
+    "NCCL_ALGO": ms.ProcessVariable("Ring", r"Tree|CollnetDirect|CollnetChain|\^NVLS"),
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ms.ProcessVariable("0"),
+    "HCCL_DETERMINISTIC": ms.ProcessVariable("true", r"(?i)true|strict"),
+    "LCCL_DETERMINISTIC": ms.ProcessVariable("1"),
+    "CLOSE_MATMUL_K_SHIFT": ms.ProcessVariable("1"),
+    "ATB_MATMUL_SHUFFLE_K_ENABLE": ms.ProcessVariable("0"),
+    "PYTHONHASHSEED": ms.ProcessVariable("0", r"\d+"),
 }
 """Each library below torch has a switch of its own."""
 
 
-class DeterministicArgs(FeatureArgs):
-    digest_interval: int = Field(
+class DeterministicArgs(ms.FeatureArgs):
+    digest_interval: int = ms.Field(
         0,
         ge=0,
         description="Interval in steps at which digests of weights and gradients are logged and compared across "
@@ -46,64 +35,64 @@ class DeterministicArgs(FeatureArgs):
     )
 
 
-class Deterministic(Feature[DeterministicArgs]):
+class Deterministic(ms.Feature[DeterministicArgs]):
     """Make reruns bitwise identical, also on resume.
 
     Every order of summation is fixed through Megatron's options, torch's deterministic algorithms, and environment
     variables of other libraries.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="deterministic",
-        category=Category.TOOL,
+        category=ms.Category.TOOL,
         level=0,
-        megatron_flags=(MegatronFlag("deterministic_mode", switch="on"),),
-        numerics=Numerics.reordered(
+        megatron_flags=(ms.MegatronFlag("deterministic_mode", switch="on"),),
+        numerics=ms.Numerics.reordered(
             reason="the embedding gradient is summed in a fixed order, which differs from Megatron's order"
         ),
     )
     settings: TorchSettings | None = None
     digests: Digests | None = None
 
-    @hookimpl
-    def process_variables(self) -> Mapping[str, ProcessVariable]:
+    @ms.hookimpl
+    def process_variables(self) -> Mapping[str, ms.ProcessVariable]:
         return _VARIABLES
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         return [
-            ArgOverride(
+            ms.ArgOverride(
                 "deterministic_mode",
                 True,
                 "makes Megatron use deterministic implementations where it also has faster ones that are not",
             )
         ]
 
-    @hookimpl
+    @ms.hookimpl
     def activated(self) -> None:
         from mindspeed.features.deterministic.torch_settings import TorchSettings
 
         self.settings = TorchSettings.make_deterministic()
 
-    @hookimpl
+    @ms.hookimpl
     def deactivated(self) -> None:
         if self.settings is not None:
             self.settings.restore()
 
-    @hookimpl
+    @ms.hookimpl
     def model_built(self, chunks: Sequence[Any]) -> None:
         if self.args.digest_interval:
             from mindspeed.features.deterministic.digests import Digests
 
             self.digests = Digests(chunks)
 
-    @hookimpl
+    @ms.hookimpl
     def around_train_step(self, state: Any) -> AbstractContextManager[None]:
         from mindspeed.features.deterministic.torch_settings import refusals_named
 
         return refusals_named()
 
-    @hookimpl
+    @ms.hookimpl
     def step_metrics(self, state: Any) -> Mapping[str, float] | None:
         if self.digests is None or state.step % self.args.digest_interval:
             return None

@@ -11,8 +11,8 @@ from typing import Final
 
 import torch
 
-from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.plugins.fixes import advice
+from mindspeed import plugins as ms
+from mindspeed.problems.fixes import advice
 
 _REFUSAL: Final = re.compile(r"^(\S+) does not have a deterministic implementation")
 _FEATURE: Final = re.compile(r"mindspeed/features/(\w+)/")
@@ -66,4 +66,4 @@ def refusals_named() -> Iterator[None]:
         where = f"{frames[-1].filename}:{frames[-1].lineno}"
         fix = f"remove {caller or NAME}"
         names = tuple(dict.fromkeys((NAME, caller or NAME)))
-        raise MindSpeedError([Problem("MS616", text, names, where=where, fix=advice(fix))]) from error
+        raise ms.MindSpeedError([ms.Problem("MS616", text, names, where=where, fix=advice(fix))]) from error

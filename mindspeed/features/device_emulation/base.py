@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Final
 
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Replace, Set, Wrap, hookimpl
+from mindspeed import plugins as ms
 
 _HERE: Final = "mindspeed.features.device_emulation"
 _COPIES: Final = "mindspeed.memory.transfers:transfer"
@@ -13,59 +13,59 @@ _PARKED: Final = "mindspeed.memory.parked:Parked"
 _C10D: Final = "torch.distributed.distributed_c10d"
 
 
-class DeviceEmulationArgs(FeatureArgs):
-    poison: bool = Field(
+class DeviceEmulationArgs(ms.FeatureArgs):
+    poison: bool = ms.Field(
         False,
         description="Fill outputs of asynchronous collectives and offloaded tensors with NaN until they are waited for",
     )
-    collective_log: str = Field(
+    collective_log: str = ms.Field(
         "",
         description="File that logs launch, wait and first use of asynchronous collectives and transfers, one file per "
         "rank. {rank} in the name is replaced by the rank; without it .RANK is appended",
     )
-    transfer_delay: float = Field(
+    transfer_delay: float = ms.Field(
         0.0,
         ge=0,
         description="Minimum time of a copy between device and host in milliseconds, to check that compute overlaps it",
     )
-    link_ms: float = Field(
+    link_ms: float = ms.Field(
         0.0,
         ge=0,
         description="Latency of every transfer on an emulated link in milliseconds; 0 together with "
         "link_gbps=0 = no emulated link",
     )
-    link_gbps: float = Field(0.0, ge=0, description="Bandwidth of a rank on an emulated link in Gbit/s; 0 = unlimited")
+    link_gbps: float = ms.Field(0.0, ge=0, description="Bandwidth of a rank on an emulated link in Gbit/s; 0 = unlimited")
 
 
-class DeviceEmulation(Feature[DeviceEmulationArgs]):
+class DeviceEmulation(ms.Feature[DeviceEmulationArgs]):
     """Emulate on the CPU how a device overlaps collectives and copies with compute."""
 
-    spec = FeatureSpec(name="device-emulation", category=Category.PLATFORM, level=0, platforms={"cpu"})
+    spec = ms.FeatureSpec(name="device-emulation", category=ms.Category.PLATFORM, level=0, platforms={"cpu"})
 
     _guard: AbstractContextManager[None] | None = None
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         """Return the wraps of collectives, inside out: launch/wait log, emulated link, poison."""
         from mindspeed.platforms.cpu import COLLECTIVES
 
         args = self.args
-        patches: list[Patch] = []
+        patches: list[ms.Patch] = []
         if args.transfer_delay:
             reason = "delays copies between device and host"
-            patches.append(Set(f"{_HERE}.transfers:DELAY", args.transfer_delay / 1e3, reason))
-            patches.append(Wrap(_COPIES, f"{_HERE}.transfers:delayed", reason))
+            patches.append(ms.Set(f"{_HERE}.transfers:DELAY", args.transfer_delay / 1e3, reason))
+            patches.append(ms.Wrap(_COPIES, f"{_HERE}.transfers:delayed", reason))
         if args.collective_log:
             reason = "logs launch, wait and first use of asynchronous collectives"
-            patches.append(Set(f"{_HERE}.collective_log:PATH", args.collective_log, reason))
+            patches.append(ms.Set(f"{_HERE}.collective_log:PATH", args.collective_log, reason))
             patches += _wraps("collective_log:logged", reason, *COLLECTIVES)
             patches += _wraps("collective_log:logged_group", reason, "_coalescing_manager")
             patches += _wraps("collective_log:watching", reason, "init_process_group")
-            patches.append(Wrap(_COPIES, f"{_HERE}.transfers:logged", "logs copies between device and host"))
+            patches.append(ms.Wrap(_COPIES, f"{_HERE}.transfers:logged", "logs copies between device and host"))
         if args.link_ms or args.link_gbps:
             reason = "delays transfers as on the emulated link"
-            patches.append(Set(f"{_HERE}.link:LATENCY", args.link_ms / 1e3, reason))
-            patches.append(Set(f"{_HERE}.link:BYTES_PER_SECOND", args.link_gbps * 1e9 / 8 or float("inf"), reason))
+            patches.append(ms.Set(f"{_HERE}.link:LATENCY", args.link_ms / 1e3, reason))
+            patches.append(ms.Set(f"{_HERE}.link:BYTES_PER_SECOND", args.link_gbps * 1e9 / 8 or float("inf"), reason))
             patches += _wraps("link:delayed", reason, *COLLECTIVES)
             patches += _wraps("link:delayed_group", reason, "_coalescing_manager")
         if args.poison:
@@ -73,20 +73,20 @@ class DeviceEmulation(Feature[DeviceEmulationArgs]):
             patches += _wraps("poison:poisoned", reason, *COLLECTIVES)
             patches += _wraps("poison:poisoned_group", reason, "_coalescing_manager")
             patches.append(
-                Wrap(
+                ms.Wrap(
                     _COPIES,
                     f"{_HERE}.transfers:poisoned",
                     "fills the target of a copy between device and host with NaN until the copy is waited for",
                 )
             )
             ended = "a device synchronization completes every collective"
-            patches.append(Wrap("torch.cuda:synchronize", f"{_HERE}.poison:synchronized", ended))
+            patches.append(ms.Wrap("torch.cuda:synchronize", f"{_HERE}.poison:synchronized", ended))
             away = "fills offloaded tensors with NaN until their transfer is waited for"
-            patches.append(Replace(f"{_PARKED}.free", f"{_HERE}.absent:fill_with_poison", away))
-            patches.append(Wrap(f"{_PARKED}.give", f"{_HERE}.absent:present_again", away))
+            patches.append(ms.Replace(f"{_PARKED}.free", f"{_HERE}.absent:fill_with_poison", away))
+            patches.append(ms.Wrap(f"{_PARKED}.give", f"{_HERE}.absent:present_again", away))
         return patches
 
-    @hookimpl
+    @ms.hookimpl
     def activated(self) -> None:
         if self.args.poison:
             from mindspeed.features.device_emulation.absent import reads_refused
@@ -94,7 +94,7 @@ class DeviceEmulation(Feature[DeviceEmulationArgs]):
             self._guard = reads_refused()
             self._guard.__enter__()
 
-    @hookimpl
+    @ms.hookimpl
     def deactivated(self) -> None:
         if self.args.collective_log:
             from mindspeed.features.device_emulation.collective_log import stop_watching
@@ -105,5 +105,5 @@ class DeviceEmulation(Feature[DeviceEmulationArgs]):
             self._guard = None
 
 
-def _wraps(wrapper: str, reason: str, *names: str) -> list[Patch]:
-    return [Wrap(f"{_C10D}:{name}", f"{_HERE}.{wrapper}", reason) for name in names]
+def _wraps(wrapper: str, reason: str, *names: str) -> list[ms.Patch]:
+    return [ms.Wrap(f"{_C10D}:{name}", f"{_HERE}.{wrapper}", reason) for name in names]

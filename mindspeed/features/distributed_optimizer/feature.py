@@ -5,37 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed.plugins import (
-    ArgOverride,
-    Category,
-    CheckpointState,
-    Estimate,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    MegatronFlag,
-    Numerics,
-    Requires,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 
 
-class DistributedOptimizer(Feature[FeatureArgs]):
+class DistributedOptimizer(ms.Feature[ms.FeatureArgs]):
     """Shard optimizer state over data-parallel ranks.
 
     Gradients are reduce-scattered, each replica updates its shard, and weights are all-gathered.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="distributed-optimizer",
-        category=Category.MEGATRON,
+        category=ms.Category.MEGATRON,
         level=0,
         constraints=(
-            Requires("data-parallel", reason="distributed-optimizer shards the optimizer state over data-parallel replicas"),
+            ms.Requires("data-parallel", reason="distributed-optimizer shards the optimizer state over data-parallel replicas"),
         ),
-        megatron_flags=(MegatronFlag("use_distributed_optimizer", switch="on"),),
-        numerics=Numerics.reordered(reason="gradients are reduced by reduce-scatter instead of all-reduce"),
-        state=CheckpointState(
+        megatron_flags=(ms.MegatronFlag("use_distributed_optimizer", switch="on"),),
+        numerics=ms.Numerics.reordered(reason="gradients are reduced by reduce-scatter instead of all-reduce"),
+        state=ms.CheckpointState(
             "resharded",
             "Megatron saves sharded and replicated optimizers in formats that cannot load each other",
             added="refused",
@@ -43,19 +31,19 @@ class DistributedOptimizer(Feature[FeatureArgs]):
         ),
     )
 
-    @hookimpl
-    def estimate(self) -> Estimate:
+    @ms.hookimpl
+    def estimate(self) -> ms.Estimate:
         from mindspeed.job.arithmetic import optimizer_bytes, rank_parameters
 
         dense, experts = rank_parameters(self.world)
         replicas = self.world.dp * self.world.cp
         saved = dense * (1 - 1 / replicas) + experts * (1 - self.world.ep / replicas)
-        return Estimate(optimizer=-saved * optimizer_bytes(self.world), gathers_weights=True)
+        return ms.Estimate(optimizer=-saved * optimizer_bytes(self.world), gathers_weights=True)
 
-    @hookimpl
+    @ms.hookimpl
     def variants(self) -> Sequence[Mapping[str, Any]]:
         return [{}]
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("use_distributed_optimizer", True, "shards optimizer states over the data-parallel ranks")]
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
+        return [ms.ArgOverride("use_distributed_optimizer", True, "shards optimizer states over the data-parallel ranks")]

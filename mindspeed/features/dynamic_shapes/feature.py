@@ -2,63 +2,50 @@
 
 from __future__ import annotations
 
+from mindspeed import plugins as ms
 from mindspeed.pipeline.conditions import has_stages
-from mindspeed.plugins import (
-    Advice,
-    ArgOverride,
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Numerics,
-    Requires,
-    VerifyWith,
-    World,
-    condition,
-    hookimpl,
-)
 
 
-def _splits_sequences(args: FeatureArgs, world: World) -> bool:
+def _splits_sequences(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Return whether context parallelism splits sequences."""
     return bool(world.cp > 1)
 
 
-@condition(
+@ms.condition(
     "a sequence of {world.seq_length} tokens cannot be split into 2 x cp = 2 x {world.cp} equal chunks",
-    fix=(Advice("pad every micro-batch to a multiple of 2 x {world.cp} tokens"),),
+    fix=(ms.Advice("pad every micro-batch to a multiple of 2 x {world.cp} tokens"),),
     when=_splits_sequences,
 )
-def sequences_divide(args: FeatureArgs, world: World) -> bool:
+def sequences_divide(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that sequences divide into the chunks of context parallelism."""
     return bool(world.seq_length % (2 * world.cp) == 0)
 
 
-class DynamicShapes(Feature[FeatureArgs]):
+class DynamicShapes(ms.Feature[ms.FeatureArgs]):
     """Support micro-batches of different lengths.
 
     Each pipeline stage sends the shape of a tensor to the next stage before the tensor itself.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="dynamic-shapes",
-        category=Category.PARALLEL,
+        category=ms.Category.PARALLEL,
         constraints=(
-            Requires("pipeline-parallel", reason="dynamic-shapes changes the messages between pipeline stages"),
+            ms.Requires("pipeline-parallel", reason="dynamic-shapes changes the messages between pipeline stages"),
             has_stages,
             sequences_divide,
         ),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="the first and the last stage sum the gradient of tied embeddings, so the summation order differs from "
             "training in one process"
         ),
-        verify_with=VerifyWith(world={"pp": 2}),
+        verify_with=ms.VerifyWith(world={"pp": 2}),
     )
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         why = "Megatron requires this dispatcher with variable_seq_lengths, even if the model has no experts"
         return [
-            ArgOverride("variable_seq_lengths", True, "pipeline stages send the shape of a tensor before the tensor"),
-            ArgOverride("moe_token_dispatcher_type", "alltoall", why),
+            ms.ArgOverride("variable_seq_lengths", True, "pipeline stages send the shape of a tensor before the tensor"),
+            ms.ArgOverride("moe_token_dispatcher_type", "alltoall", why),
         ]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mindspeed.plugins import MindSpeedError, Problem, active_feature
-from mindspeed.plugins.fixes import advice
+from mindspeed import plugins as ms
+from mindspeed.problems.fixes import advice
 
 if TYPE_CHECKING:
     from mindspeed.features.eod_reset.conditions import EodResetArgs
@@ -25,7 +25,7 @@ def ends_of_positions(positions_BS: Tensor) -> Tensor:
     if not bool(first[:, 0].all()):
         text = "a row of position ids does not begin with 0, but every document must begin at position 0"
         fix = "give the position ids of whole rows, before they are split for context parallelism"
-        raise MindSpeedError([Problem("MS335", text, fix=advice(fix))])
+        raise ms.MindSpeedError([ms.Problem("MS335", text, fix=advice(fix))])
     length = first.shape[1]
     rows = [[*row.nonzero().flatten().tolist()[1:], length] for row in first]
     most = max(map(len, rows))
@@ -33,7 +33,7 @@ def ends_of_positions(positions_BS: Tensor) -> Tensor:
 
 
 def _args() -> EodResetArgs:
-    args: EodResetArgs = active_feature("eod-reset").args
+    args: EodResetArgs = ms.active_feature("eod-reset").args
     return args
 
 

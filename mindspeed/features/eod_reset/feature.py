@@ -4,25 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed import plugins as ms
 from mindspeed.features.eod_reset.conditions import CONDITIONS, EodResetArgs
-from mindspeed.plugins import (
-    After,
-    ArgOverride,
-    Capability,
-    Category,
-    Conflicts,
-    Feature,
-    FeatureSpec,
-    MegatronFlag,
-    Numerics,
-    Patch,
-    Replace,
-    RequiresCapability,
-    Slot,
-    When,
-    Wrap,
-    hookimpl,
-)
 
 _LAYERS = "mindspeed.features.eod_reset.layers"
 _BATCHES = "mindspeed.features.eod_reset.batches"
@@ -32,75 +15,77 @@ _MODELS = (("gpt.gpt_model:GPTModel", ""), ("hybrid.hybrid_model:HybridModel", "
 _STAGES = "every pipeline stage reads the document ends, so only activations are sent between stages"
 
 
-class EodReset(Feature[EodResetArgs]):
+class EodReset(ms.Feature[EodResetArgs]):
     """Separate packed documents in attention.
 
     Tokens attend only to tokens of the same document, also under context parallelism. Attention receives the ends of
     the documents, which are read from the position ids of each batch. No mask is created.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="eod-reset",
-        category=Category.SCENARIO,
+        category=ms.Category.SCENARIO,
         constraints=(
             *CONDITIONS,
-            RequiresCapability(
-                Slot.CONTEXT_PARALLEL,
-                Capability.DOCUMENTS,
+            ms.RequiresCapability(
+                ms.Slot.CONTEXT_PARALLEL,
+                ms.Capability.DOCUMENTS,
                 reason="attention must know where documents end. ring-attention, ulysses-attention, hybrid-attention and "
                 "kv-allgather-cp have this capability",
             ),
-            Conflicts("shared-attention-mask", reason="attention receives the document ends of each batch instead of a mask"),
-            After("flash-attention"),
-            After("alibi"),
-            After(Slot.CONTEXT_PARALLEL),
+            ms.Conflicts(
+                "shared-attention-mask", reason="attention receives the document ends of each batch instead of a mask"
+            ),
+            ms.After("flash-attention"),
+            ms.After("alibi"),
+            ms.After(ms.Slot.CONTEXT_PARALLEL),
         ),
         megatron_flags=(
-            MegatronFlag("reset_attention_mask", switch="on"),
-            MegatronFlag("reset_position_ids", "reset_position_ids", follows_default=True),
+            ms.MegatronFlag("reset_attention_mask", switch="on"),
+            ms.MegatronFlag("reset_position_ids", "reset_position_ids", follows_default=True),
         ),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="the softmax is summed over the keys of one document instead of over all keys with a mask"
         ),
     )
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         return [
-            ArgOverride("reset_attention_mask", True, "tokens of different documents must not attend to each other"),
-            ArgOverride(
+            ms.ArgOverride("reset_attention_mask", True, "tokens of different documents must not attend to each other"),
+            ms.ArgOverride(
                 "reset_position_ids",
                 self.args.reset_position_ids,
                 "eod-reset.reset_position_ids sets whether position ids restart with every document",
             ),
-            ArgOverride(
+            ms.ArgOverride(
                 "create_attention_mask_in_dataloader", False, "attention receives the ends of documents instead of a mask"
             ),
         ]
 
-    @hookimpl
+    @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.eod_reset.layers import with_documents
 
         return with_documents(spec, self)
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
-        patches: list[Patch] = [
-            Wrap(
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
+        patches: list[ms.Patch] = [
+            ms.Wrap(
                 f"{_DATASET}:GPTDatasetConfig.__post_init__",
                 f"{_BATCHES}:with_documents_kept",
                 "makes the dataset create position ids that mark where documents begin, instead of an attention mask",
                 phase="build",
                 optional=True,
             ),
-            Wrap(
+            ms.Wrap(
                 f"{_DATASET}:_get_ltor_masks_and_position_ids",
                 f"{_BATCHES}:with_positions_anew",
                 "restarts the position ids of a sample at 0 with every document",
                 optional=True,
             ),
-            Wrap(
+            ms.Wrap(
                 "megatron.core.utils:get_batch_on_this_cp_rank",
                 f"{_BATCHES}:with_documents",
                 "reads the ends of documents from the position ids of a whole row, before the row is split over "
@@ -108,11 +93,11 @@ class EodReset(Feature[EodResetArgs]):
                 optional=True,
             ),
             *(
-                Wrap(
+                ms.Wrap(
                     f"megatron.core.models.{model}.forward",
                     f"{_LAYERS}:with_documents_required",
                     "stops with an error when a batch has no document ends, because attention would mix documents",
-                    when=When(megatron=versions),
+                    when=ms.When(megatron=versions),
                     optional=True,
                 )
                 for model, versions in _MODELS
@@ -121,20 +106,20 @@ class EodReset(Feature[EodResetArgs]):
         if self.world.pp > 1:
             patches += [
                 *(
-                    Wrap(
+                    ms.Wrap(
                         f"{module}:get_batch_on_this_tp_rank",
                         f"{_BATCHES}:with_positions_everywhere",
                         _STAGES,
-                        when=When(megatron=versions),
+                        when=ms.When(megatron=versions),
                         optional=True,
                     )
                     for module, versions in ((_TRAINING, "<0.18"), ("megatron.core.utils", ">=0.18"))
                 ),
-                Replace(
+                ms.Replace(
                     f"{_TRAINING}:is_first_or_last_pipeline_stage",
                     f"{_BATCHES}:every_stage",
                     _STAGES,
-                    when=When(megatron=">=0.15"),
+                    when=ms.When(megatron=">=0.15"),
                     optional=True,
                 ),
             ]

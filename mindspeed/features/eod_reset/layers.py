@@ -10,13 +10,14 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from mindspeed import plugins as ms
 from mindspeed.context_parallel.blocks import Scoring
 from mindspeed.context_parallel.core_attention import CoreAttention, with_core_attention
 from mindspeed.context_parallel.documents import are_documents
 from mindspeed.context_parallel.local_attention import attention
 from mindspeed.features.eod_reset.batches import ends_of_positions, for_model
+from mindspeed.megatron.module_specs import with_parts
 from mindspeed.ops.attention_mask import AttentionVisibility
-from mindspeed.plugins import Advice, Feature, MindSpeedError, Problem, active_feature, with_parts
 
 _NAME = "eod-reset"
 
@@ -31,16 +32,16 @@ class DocumentAttention(CoreAttention):
         return attention(query, key, value, scoring, whole, whole)
 
 
-def with_documents(spec: Any, feature: Feature[Any]) -> Any:
+def with_documents(spec: Any, feature: ms.Feature[Any]) -> Any:
     """The spec of a block in which no core attention ignores documents: Megatron's own is exchanged."""
     return with_core_attention(spec, DocumentAttention, feature) if _ranks() == 1 and _ignorant(spec) else spec
 
 
-def attention_without_documents(feature: Feature[Any], spec: Any, config: Any) -> Iterator[str]:
+def attention_without_documents(feature: ms.Feature[Any], spec: Any, config: Any) -> Iterator[str]:
     """Name the core attentions of a spec that ignore documents, and that no feature exchanges for one that does not."""
     for name in sorted(_ignorant(with_core_attention(spec, DocumentAttention, feature))):
         yield f"the core attention {name} of the model ignores document ends"
-    if _ranks() == 1 and config.window_size is not None and active_feature("flash-attention") is None:
+    if _ranks() == 1 and config.window_size is not None and ms.active_feature("flash-attention") is None:
         yield "window_size is set, but packed documents with a sliding window need flash-attention"
 
 
@@ -72,20 +73,20 @@ def with_documents_required(forward: Callable[..., Any]) -> Callable[..., Any]:
         infers = named.get("inference_context") is not None or named.get("inference_params") is not None
         if not says and not infers:
             if position_ids is None or _ranks() > 1:
-                raise MindSpeedError([_unknown()])
+                raise ms.MindSpeedError([_unknown()])
             attention_mask, position_ids = ends_of_positions(position_ids), for_model(position_ids)
         return forward(model, input_ids, position_ids, attention_mask, *rest, **named)
 
     return wrapped
 
 
-def _unknown() -> Problem:
+def _unknown() -> ms.Problem:
     text = "the model received a batch without document ends"
     fix = (
         "call megatron.core.utils.get_batch_on_this_cp_rank(batch) on every stage. In batch, give position_ids, and None as "
         "attention_mask. The function returns the document ends as attention_mask; pass this attention_mask to the model"
     )
-    return Problem("MS335", text, (_NAME,), fix=Advice(fix))
+    return ms.Problem("MS335", text, (_NAME,), fix=ms.Advice(fix))
 
 
 def _ranks() -> int:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
+from mindspeed import plugins as ms
 from mindspeed.features.expert_parallel import costs
-from mindspeed.plugins import FeatureArgs, Field
 
 NEEDED: Final = ("num_experts", "router_topk", "hidden_size", "seq_length", "micro_batch_size", "dtype")
 
 
-class ExpertParallelArgs(FeatureArgs):
-    size: int = Field(
+class ExpertParallelArgs(ms.FeatureArgs):
+    size: int = ms.Field(
         1, ge=1, description="Number of ranks over which the experts of a MoE layer are distributed (expert-parallel size)"
     )
-    dispatcher: Literal["alltoall", "allgather", "flex", "auto"] = Field(
+    dispatcher: Literal["alltoall", "allgather", "flex", "auto"] = ms.Field(
         "alltoall",
         description="Collective that sends tokens to experts: allgather, alltoall, flex (DeepEP or HybridEP), or auto = "
         "allgather or alltoall, whichever sends fewer bytes",
     )
-    expert_tensor_size: int | None = Field(
+    expert_tensor_size: int | None = ms.Field(
         None, ge=1, description="Number of ranks that share one expert (default: the tensor-parallel size)"
     )
 

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from mindspeed.plugins import (
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveField,
-    Numerics,
-    RemoveFeature,
-    SavedTensors,
-    World,
-    condition,
-    hookimpl,
-    resized,
-    unset,
-)
+from mindspeed import plugins as ms
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 
-class FlashAttentionArgs(FeatureArgs):
-    sparse_mode: Literal[0, 1, 2, 3, 4, 7, 8] | None = Field(
+class FlashAttentionArgs(ms.FeatureArgs):
+    sparse_mode: Literal[0, 1, 2, 3, 4, 7, 8] | None = ms.Field(
         None,
         description="Keys that a query attends to. 0 = those that mask and window (pre_tokens, next_tokens) allow, 1 = those "
         "that the mask allows, 4 = those in the window. 2 = causal, top-left aligned: query i attends to keys 0 to i. 3 = "
@@ -32,55 +17,55 @@ class FlashAttentionArgs(FeatureArgs):
         "aligned, but the last sequence uses the window. 8 = causal, top-left aligned, but the first sequence uses the window. "
         "Default: the pattern that the mask of the layer requires",
     )
-    pre_tokens: int = Field(
+    pre_tokens: int = ms.Field(
         65536,
         description="Size of the window: number of keys before a query that the query attends to. Applies only if "
         "sparse_mode is 0, 4, 7 or 8. With 7 it applies only to the last packed sequence, with 8 only to the first one",
     )
-    next_tokens: int = Field(
+    next_tokens: int = ms.Field(
         0,
         description="Size of the window: number of keys after a query that the query attends to. Applies only if "
         "sparse_mode is 0, 4, 7 or 8. With 7 it applies only to the last packed sequence, with 8 only to the first one",
     )
 
 
-@condition(
+@ms.condition(
     "cp is {world.cp}, and the context-parallel algorithm already calls the same attention operator",
-    fix=(RemoveFeature(),),
+    fix=(ms.RemoveFeature(),),
     otherwise="idle",
 )
-def one_rank_has_the_sequence(args: FlashAttentionArgs, world: World) -> bool:
+def one_rank_has_the_sequence(args: FlashAttentionArgs, world: ms.World) -> bool:
     """Check that core attention is not that of context parallelism."""
     return bool(world.cp == 1)
 
 
-@condition(
+@ms.condition(
     "softmax_type is {world.softmax_type}, but the operator computes only the vanilla softmax",
-    fix=(GiveField("softmax_type", "vanilla"), RemoveFeature()),
+    fix=(ms.GiveField("softmax_type", "vanilla"), ms.RemoveFeature()),
 )
-def softmax_is_vanilla(args: FlashAttentionArgs, world: World) -> bool:
+def softmax_is_vanilla(args: FlashAttentionArgs, world: ms.World) -> bool:
     """Check that the softmax of attention has no offset and learns none."""
     return bool(world.softmax_type == "vanilla")
 
 
-NO_QK_CLIP: Final = unset("qk_clip", "qk_clip needs the largest attention logits, which the operator does not return")
-NO_LOGGED_LOGITS: Final = unset(
+NO_QK_CLIP: Final = ms.unset("qk_clip", "qk_clip needs the largest attention logits, which the operator does not return")
+NO_LOGGED_LOGITS: Final = ms.unset(
     "logged_attention_logits",
     "log_max_attention_logit (--logged-attention-logits) needs the largest attention logits, which the operator does not "
     "return",
 )
 
 
-class FlashAttention(Feature[FlashAttentionArgs]):
+class FlashAttention(ms.Feature[FlashAttentionArgs]):
     """Compute attention without the score matrix.
 
     Core attention calls the operator ``mindspeed::fusion_attention``, for causal, windowed, masked and packed attention. No
     S x S tensor is kept. Under context parallelism, the chosen algorithm calls the same operator for its blocks.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="flash-attention",
-        category=Category.COMPUTE,
+        category=ms.Category.COMPUTE,
         level=1,
         ops=("fusion_attention",),
         constraints=(
@@ -90,11 +75,13 @@ class FlashAttention(Feature[FlashAttentionArgs]):
             NO_LOGGED_LOGITS,
             NO_TRANSFORMER_ENGINE_LAYERS,
         ),
-        numerics=Numerics.reordered(reason="the softmax is summed block by block. Attention dropout uses other random numbers"),
+        numerics=ms.Numerics.reordered(
+            reason="the softmax is summed block by block. Attention dropout uses other random numbers"
+        ),
     )
 
-    @hookimpl
-    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
+    @ms.hookimpl
+    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors | None:
         """Count queries, keys and values without copies for each group, and two numbers of each row of scores."""
         if self.world.cp > 1:
             return None
@@ -105,9 +92,9 @@ class FlashAttention(Feature[FlashAttentionArgs]):
             "attention: queries, keys, values": tokens * width * (4 if world.dtype == "fp32" else 2),
             "attention: softmax": 8 * heads // world.tp * tokens,
         }
-        return resized(tensors, sizes | {"attention: softmax dropout": 0, "attention: score buffer": 0})
+        return ms.resized(tensors, sizes | {"attention: softmax dropout": 0, "attention: score buffer": 0})
 
-    @hookimpl
+    @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         if self.world.cp > 1:
             return spec

@@ -11,12 +11,13 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 
+from mindspeed import plugins as ms
 from mindspeed.context_parallel.documents import Ends, are_documents, ends_of_packed, ends_of_rows, is_padded
 from mindspeed.context_parallel.fused_attention import ALL, BAND, CAUSAL, FULL_MASK, SparseMode, attend, attend_packed
 from mindspeed.context_parallel.position_bias import PositionBias
+from mindspeed.megatron.module_specs import is_unpatched, with_modules
 from mindspeed.ops.fusion_attention import UNBOUNDED
 from mindspeed.ops.numerics import unflatten
-from mindspeed.plugins import Advice, MindSpeedError, Problem, is_unpatched, with_modules
 
 if TYPE_CHECKING:
     from mindspeed.features.flash_attention.feature import FlashAttentionArgs
@@ -60,19 +61,19 @@ class FlashCoreAttention(DotProductAttention):  # type: ignore[misc]  # megatron
     ) -> Tensor:
         """``query`` is [S, B, N, D], key and value [T, B, K, D | E]; of packed sequences [T, N, D]. Gives [S, B, N * E]."""
         if attention_bias is not None:
-            raise MindSpeedError([_problem("the model adds a bias to its attention scores", "remove flash-attention")])
+            raise ms.MindSpeedError([_problem("the model adds a bias to its attention scores", "remove flash-attention")])
         kind = self.attn_mask_type if attn_mask_type is None else attn_mask_type
         keep = 1 - self.attention_dropout.p if self.training else 1.0
         rows = are_documents(attention_mask)
         packed = rows or (packed_seq_params is not None and query.dim() == 3)
         if packed and self.position_bias is not None and self.position_bias.matrix:
             sentence = "packed sequences support a position bias from slopes, but not from a matrix"
-            raise MindSpeedError([_problem(sentence, "--set alibi.fused_type=2, without square, opposite and fill")])
+            raise ms.MindSpeedError([_problem(sentence, "--set alibi.fused_type=2, without square, opposite and fill")])
         sparse = self._sparse_mode(kind, None if rows else attention_mask, packed)
         if packed and not rows and sparse.mode == ALL and is_padded(packed_seq_params):
             text = "flash-attention: packed sequences contain padding, which non-causal attention would include"
-            raise MindSpeedError(
-                [Problem("MS337", text, ("flash-attention",), fix=Advice("give packed sequences without padding"))]
+            raise ms.MindSpeedError(
+                [ms.Problem("MS337", text, ("flash-attention",), fix=ms.Advice("give packed sequences without padding"))]
             )
         with self._random(keep):
             if are_documents(attention_mask):
@@ -117,5 +118,5 @@ def _behind_one_another(rows: Ends) -> list[int]:
     return [number * row[-1] + end for number, row in enumerate(rows) for end in row]
 
 
-def _problem(sentence: str, fix: str) -> Problem:
-    return Problem("MS304", f"flash-attention: {sentence}", ("flash-attention",), fix=Advice(fix))
+def _problem(sentence: str, fix: str) -> ms.Problem:
+    return ms.Problem("MS304", f"flash-attention: {sentence}", ("flash-attention",), fix=ms.Advice(fix))

@@ -2,94 +2,75 @@
 
 from __future__ import annotations
 
-from mindspeed.plugins import (
-    ArgOverride,
-    Before,
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveField,
-    ModelCondition,
-    Numerics,
-    Patch,
-    RemoveFeature,
-    Replace,
-    VerifyWith,
-    World,
-    Wrap,
-    condition,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 from mindspeed.plugins.shared_conditions import NO_FSDP
 
 _OPTIMIZER = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
 _STATE = "mindspeed.features.gloo_free_checkpoint.state"
 
 
-class GlooFreeCheckpointArgs(FeatureArgs):
-    slice: int = Field(
+class GlooFreeCheckpointArgs(ms.FeatureArgs):
+    slice: int = ms.Field(
         10_485_760,
         ge=1,
         description="Number of elements of an optimizer shard per message. Smaller = less temporary memory, more messages",
     )
 
 
-@condition(
+@ms.condition(
     "the optimizer {world.optimizer} has states other than exp_avg and exp_avg_sq, but {feature} saves only these",
-    fix=(GiveField("optimizer", "adam"), RemoveFeature()),
+    fix=(ms.GiveField("optimizer", "adam"), ms.RemoveFeature()),
 )
-def optimizer_is_adam(args: GlooFreeCheckpointArgs, world: World) -> bool:
+def optimizer_is_adam(args: GlooFreeCheckpointArgs, world: ms.World) -> bool:
     """Check that the optimizer is Adam; one that is not known passes until it is built."""
     return not world.knows("optimizer") or bool(world.optimizer == "adam")
 
 
-class GlooFreeCheckpoint(Feature[GlooFreeCheckpointArgs]):
+class GlooFreeCheckpoint(ms.Feature[GlooFreeCheckpointArgs]):
     """Save the distributed optimizer without gloo.
 
     Rank 0 gathers the optimizer shards slice by slice over the device's process groups (NCCL or HCCL) and scatters them
     when loading. The job creates no gloo groups.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="gloo-free-checkpoint",
-        category=Category.COMMUNICATION,
+        category=ms.Category.COMMUNICATION,
         constraints=(
             optimizer_is_adam,
             NO_FSDP,
-            ModelCondition(
+            ms.ModelCondition(
                 "mindspeed.features.gloo_free_checkpoint.model_conditions:unsuited_shards",
                 "each optimizer shard is on one rank only, in Megatron's flat buffers",
                 subject="optimizer",
             ),
             # Both show main weights and states to a method before it runs.
-            Before("reuse-fp32-param"),
-            Before("swap-optimizer"),
+            ms.Before("reuse-fp32-param"),
+            ms.Before("swap-optimizer"),
         ),
-        numerics=Numerics.exact(),
-        verify_with=VerifyWith(features=("distributed-optimizer",)),
+        numerics=ms.Numerics.exact(),
+        verify_with=ms.VerifyWith(features=("distributed-optimizer",)),
     )
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         return [
-            ArgOverride(
+            ms.ArgOverride(
                 "create_gloo_process_groups",
                 False,
                 "checkpoints are gathered over NCCL or HCCL, so Megatron needs no gloo groups",
             ),
-            ArgOverride(
+            ms.ArgOverride(
                 "use_gloo_process_groups",
                 False,
                 "the optimizer gathers its state for checkpoints over NCCL or HCCL instead of gloo",
             ),
         ]
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         return [
-            Wrap(
+            ms.Wrap(
                 f"{_OPTIMIZER}.get_parameter_state_dp_zero",
                 f"{_STATE}:gathered_state",
                 reason="gathers the optimizer shards on rank 0 slice by slice over NCCL or HCCL, where Megatron gathers them "
@@ -97,7 +78,7 @@ class GlooFreeCheckpoint(Feature[GlooFreeCheckpointArgs]):
                 phase="checkpoint",
                 optional=True,
             ),
-            Replace(
+            ms.Replace(
                 f"{_OPTIMIZER}.load_parameter_state_from_dp_zero",
                 f"{_STATE}:scatter_state",
                 reason="scatters the loaded optimizer state from rank 0 slice by slice over NCCL or HCCL, where Megatron "

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mindspeed.plugins import Feature
+from mindspeed import plugins as ms
 
 
-def unsuited_shards(feature: Feature[Any], optimizer: Any) -> Iterator[str]:
+def unsuited_shards(feature: ms.Feature[Any], optimizer: Any) -> Iterator[str]:
     """Yield a sentence for each deviation of a distributed optimizer, chained or not, from one shard in buffers per rank."""
     members = getattr(optimizer, "chained_optimizers", [optimizer])
     configs = [config for member in members if (config := getattr(member, "ddp_config", None)) is not None]

@@ -13,9 +13,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from mindspeed import plugins as ms
 from mindspeed.features.gloo_free_checkpoint import slices
-from mindspeed.plugins import MindSpeedError, Problem, active_feature
-from mindspeed.plugins.fixes import advice
+from mindspeed.problems.fixes import advice
 
 _KEYS: Final = ("param", "exp_avg", "exp_avg_sq")
 
@@ -102,9 +102,9 @@ def _shard(optimizer: Any, bucket: Any) -> Tensor:
 
 def _way(optimizer: Any, bucket: Any) -> tuple[Any, int, torch.device]:
     """Group, elements of a slice and device of a transfer."""
-    feature: Any = active_feature("gloo-free-checkpoint")
+    feature: Any = ms.active_feature("gloo-free-checkpoint")
     return optimizer.data_parallel_group, feature.args.slice, bucket.grad_data.device
 
 
-def _refused(text: str, fix: str) -> MindSpeedError:
-    return MindSpeedError([Problem("MS602", text, ("gloo-free-checkpoint",), fix=advice(fix))])
+def _refused(text: str, fix: str) -> ms.MindSpeedError:
+    return ms.MindSpeedError([ms.Problem("MS602", text, ("gloo-free-checkpoint",), fix=advice(fix))])

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed import plugins as ms
 from mindspeed.moe.conditions import experts_are_grouped
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Requires, hookimpl
 
 
-class GroupedMatmulAdd(Feature[FeatureArgs]):
+class GroupedMatmulAdd(ms.Feature[ms.FeatureArgs]):
     """Fuse gradient accumulation of grouped experts.
 
     The grouped matrix product of backward adds weight gradients directly to their fp32 buffer.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="grouped-matmul-add",
-        category=Category.COMPUTE,
+        category=ms.Category.COMPUTE,
         level=1,
         ops=("npu_gmm", "npu_groupmatmul_add_fp32"),
         constraints=(
-            Requires(
+            ms.Requires(
                 "moe-grouped-gemm",
                 reason="grouped-matmul-add computes the weight gradients of the experts that moe-grouped-gemm groups",
             ),
             experts_are_grouped,
         ),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="each product is added to the gradient of earlier micro-batches before rounding. Megatron first rounds the "
             "product to the type of the weight"
         ),
     )
 
-    @hookimpl
+    @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.grouped_matmul_add.layers import with_accumulating_experts
 

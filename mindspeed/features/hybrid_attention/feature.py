@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import gcd
 from typing import TYPE_CHECKING, Literal
 
+from mindspeed import plugins as ms
 from mindspeed.context_parallel.conditions import (
     KeepArgs,
     degree_splits_heads,
@@ -18,23 +19,6 @@ from mindspeed.context_parallel.costs import Attention, attention_of, between, c
 from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature
 from mindspeed.context_parallel.patches import packed_in, sliced_by
 from mindspeed.context_parallel.saved import blocks_of_ring, with_heads_exchanged
-from mindspeed.plugins import (
-    Capability,
-    Category,
-    Cost,
-    FeatureSpec,
-    Field,
-    GiveSetting,
-    MegatronFlag,
-    Numerics,
-    Patch,
-    SavedTensors,
-    Slot,
-    VerifyWith,
-    World,
-    condition,
-    hookimpl,
-)
 
 if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
@@ -44,43 +28,43 @@ _REASON = "its part of the sequence, which is split over the ring first and then
 
 
 class HybridAttentionArgs(KeepArgs):
-    ulysses_degree: int | None = Field(
+    ulysses_degree: int | None = ms.Field(
         None,
         ge=2,
         description="Number of neighbouring ranks that exchange tokens for attention heads by all-to-all (Ulysses). Best: "
         "the number of ranks of a node. Required",
     )
-    window: int = Field(
+    window: int = ms.Field(
         1, ge=1, description="Number of ring ranks in an inner ring, such as those of a node; 1 = one ring of all ring ranks"
     )
-    keep: Literal["none", "half", "full"] = Field(
+    keep: Literal["none", "half", "full"] = ms.Field(
         "none",
         description="Received blocks that are kept for backward: none (all are received again), half (keys are kept) or full "
         "(keys and values). Keeping blocks saves transfers but uses memory",
     )
 
 
-@condition(
+@ms.condition(
     "ulysses_degree, the number of ranks that exchange tokens for heads, is not set",
-    fix=(GiveSetting("ulysses_degree", 2, "or more, ideally the number of ranks of a node"),),
+    fix=(ms.GiveSetting("ulysses_degree", 2, "or more, ideally the number of ranks of a node"),),
 )
-def degree_is_given(args: HybridAttentionArgs, world: World) -> bool:
+def degree_is_given(args: HybridAttentionArgs, world: ms.World) -> bool:
     """Check that the number of neighbours is given."""
     return args.ulysses_degree is not None
 
 
-def _has_window(args: HybridAttentionArgs, world: World) -> bool:
+def _has_window(args: HybridAttentionArgs, world: ms.World) -> bool:
     """Return whether ranks of the ring form inner rings."""
     return args.ulysses_degree is not None and args.window > 1
 
 
-@condition(
+@ms.condition(
     "the ring of cp={world.cp} / ulysses_degree={args.ulysses_degree} ranks cannot be split into two or more inner rings of "
     "window={args.window} ranks",
-    fix=(GiveSetting("window", 1), GiveSetting("window", note="a smaller divisor of the ring size")),
+    fix=(ms.GiveSetting("window", 1), ms.GiveSetting("window", note="a smaller divisor of the ring size")),
     when=_has_window,
 )
-def window_divides_ring(args: HybridAttentionArgs, world: World) -> bool:
+def window_divides_ring(args: HybridAttentionArgs, world: ms.World) -> bool:
     """Check that inner rings are of equal size, and several."""
     degree = (args.ulysses_degree or 1) * args.window
     return bool(world.cp % degree == 0 and degree < world.cp)
@@ -98,11 +82,11 @@ class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
     (Ulysses). Between groups, key/value blocks pass around a ring.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="hybrid-attention",
-        category=Category.CONTEXT_PARALLEL,
-        slots={Slot.CONTEXT_PARALLEL},
-        provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
+        category=ms.Category.CONTEXT_PARALLEL,
+        slots={ms.Slot.CONTEXT_PARALLEL},
+        provides={ms.Capability.DOCUMENTS, ms.Capability.POSITION_BIAS},
         constraints=(
             *ALGORITHM,
             predicts_one_token,
@@ -114,11 +98,11 @@ class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
             interval_is_inside,
         ),
         megatron_flags=(
-            MegatronFlag("cp_comm_type", switch="on", values=("a2a+p2p",), size="cp"),
-            MegatronFlag("hierarchical_context_parallel_sizes", "ulysses_degree", convert=_first),
+            ms.MegatronFlag("cp_comm_type", switch="on", values=("a2a+p2p",), size="cp"),
+            ms.MegatronFlag("hierarchical_context_parallel_sizes", "ulysses_degree", convert=_first),
         ),
-        numerics=Numerics.reordered(reason="the softmax is summed block by block"),
-        verify_with=VerifyWith(settings={"hybrid-attention": {"ulysses_degree": 2}}, world={"cp": 4}),
+        numerics=ms.Numerics.reordered(reason="the softmax is summed block by block"),
+        verify_with=ms.VerifyWith(settings={"hybrid-attention": {"ulysses_degree": 2}}, world={"cp": 4}),
     )
 
     def core_attention(self) -> type[CoreAttention]:
@@ -126,11 +110,11 @@ class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
 
         return HybridCoreAttention
 
-    def slicing(self) -> list[Patch]:
+    def slicing(self) -> list[ms.Patch]:
         return [*sliced_by(f"{_LAYERS}:share_of_batch", f"{_LAYERS}:share_of_table", _REASON), *packed_in(_LAYERS)]
 
-    @hookimpl
-    def cost(self) -> Cost:
+    @ms.hookimpl
+    def cost(self) -> ms.Cost:
         """Count the bytes with the given neighbours, or else with the number that minimizes them."""
         world, degree = self.world, self.args.ulysses_degree
         a = attention_of(world)
@@ -143,7 +127,7 @@ class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
             found.append(cost(ring(head_all_to_all(a, inner), world.cp // inner), sent, across, **settings))
         return min(found, key=lambda one: one.amounts)
 
-    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
+    def kept(self, tensors: ms.SavedTensors, a: Attention) -> ms.SavedTensors:
         degree = self.args.ulysses_degree or 1
         received = blocks_of_ring(head_all_to_all(a, degree), self.world.cp // degree, self.args.keep)
         return with_heads_exchanged(tensors, a, degree, received, self.args.interval)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from mindspeed import plugins as ms
 from mindspeed.context_parallel.conditions import keeps
 from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.groups import Groups, require_groups
@@ -16,7 +17,6 @@ from mindspeed.context_parallel.ring import ring_attention
 from mindspeed.context_parallel.slicing import batch_share, batch_slicer, table_share
 from mindspeed.features.hybrid_attention.attention import hybrid_attention, nested
 from mindspeed.ops.attention_mask import AttentionVisibility
-from mindspeed.plugins import active_feature
 
 if TYPE_CHECKING:
     from mindspeed.features.hybrid_attention.feature import HybridAttention
@@ -63,7 +63,7 @@ def share_of_table(pos_emb: Tensor, seq_dim: int, cp_group: Any) -> Tensor:
 
 
 def _groups() -> Groups:
-    feature: HybridAttention | None = active_feature("hybrid-attention")
+    feature: HybridAttention | None = ms.active_feature("hybrid-attention")
     return require_groups(None if feature is None else feature.groups, _OP)
 
 

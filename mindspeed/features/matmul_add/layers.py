@@ -13,11 +13,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from mindspeed import plugins as ms
 from mindspeed.ops.npu_matmul_add_fp32 import npu_matmul_add_fp32
-from mindspeed.plugins import Advice, MindSpeedError, Problem, RemoveFeature, active_feature, report_problem
 
 _NO_BUFFER: Final = "a weight has no fp32, fp16 or bf16 main_grad buffer of Megatron's data parallelism"
-_WRAPPED: Final = (Advice("wrap the model in Megatron's DistributedDataParallel"), RemoveFeature("matmul-add"))
+_WRAPPED: Final = (ms.Advice("wrap the model in Megatron's DistributedDataParallel"), ms.RemoveFeature("matmul-add"))
 
 
 def wgrad_gemm_accum_fp32(total_input: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
@@ -93,13 +93,13 @@ def takes_sum(weight: Tensor) -> bool:
     buffer = getattr(weight, "main_grad", None)
     if buffer is not None and buffer.dtype in _BUFFER_TYPES and hasattr(weight, "grad_added_to_main_grad"):
         return True
-    feature = active_feature("matmul-add")
+    feature = ms.active_feature("matmul-add")
     if feature is not None and weight.requires_grad and torch.is_grad_enabled():
         if feature.requested:
-            raise MindSpeedError([Problem("MS304", f"matmul-add: {_NO_BUFFER}", ("matmul-add",), fix=_WRAPPED)])
+            raise ms.MindSpeedError([ms.Problem("MS304", f"matmul-add: {_NO_BUFFER}", ("matmul-add",), fix=_WRAPPED)])
         text = f"matmul-add: {_NO_BUFFER}. Training continues: Megatron adds up the gradient of this weight without fusion"
-        report_problem(
-            Problem("MS413", text, ("matmul-add",), fix=Advice("--without matmul-add removes this warning")),
+        ms.report_problem(
+            ms.Problem("MS413", text, ("matmul-add",), fix=ms.Advice("--without matmul-add removes this warning")),
             log=os.environ.get("RANK", "0") == "0",
         )
     return False

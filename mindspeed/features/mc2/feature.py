@@ -5,52 +5,42 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mindspeed.plugins import (
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Numerics,
-    Requires,
-    Slot,
-    VerifyWith,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
 from mindspeed.tensor_parallel.variants import describe_fused_products
 
 
-class Mc2(Feature[FeatureArgs]):
+class Mc2(ms.Feature[ms.FeatureArgs]):
     """Fuse linear layers with their collectives.
 
     With sequence parallelism, one operator computes the all-gather and the matrix product after it. Another one
     computes a matrix product and its reduce-scatter. Both are in `mindspeed.ops.lcal_coc`.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="mc2",
-        category=Category.COMMUNICATION,
-        slots={Slot.LINEAR},
+        category=ms.Category.COMMUNICATION,
+        slots={ms.Slot.LINEAR},
         ops=("lcal_coc",),
         constraints=(
-            Requires(
+            ms.Requires(
                 "sequence-parallel",
                 reason="mc2 fuses the all-gather and reduce-scatter of sequence parallelism with matrix products",
             ),
             *LINEAR_LAYERS,
         ),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="Megatron rounds the partial product of each rank before it sums over ranks. The fused operators of mc2 sum "
             "first and round once. Tensor parallelism, which mc2 requires, splits these sums over ranks"
         ),
-        verify_with=VerifyWith(world={"tp": 2}),
+        verify_with=ms.VerifyWith(world={"tp": 2}),
     )
 
-    @hookimpl
+    @ms.hookimpl
     def notes(self) -> Iterable[str]:
         return describe_fused_products(self.world)
 
-    @hookimpl
+    @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.mc2.layers import Mc2ColumnParallelLinear, Mc2RowParallelLinear
         from mindspeed.tensor_parallel.layers import with_linear_layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed.plugins import active_feature
+from mindspeed import plugins as ms
 from mindspeed.tensor_parallel.fused import FusedGatheredProducts, FusedScatteredProducts
 from mindspeed.tensor_parallel.layers import ColumnLinear, RowLinear
 from mindspeed.tensor_parallel.linear import Products
@@ -24,4 +24,4 @@ class Mc2RowParallelLinear(RowLinear):
 
 def _applies(sequence_parallel: bool, ranks: int) -> bool:
     """A model that outlives its plan multiplies as Megatron does."""
-    return sequence_parallel and ranks > 1 and active_feature("mc2") is not None
+    return sequence_parallel and ranks > 1 and ms.active_feature("mc2") is not None

@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed.plugins import (
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    Numerics,
-    Patch,
-    Requires,
-    Wrap,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 from mindspeed.plugins.shared_conditions import NO_CUDA_GRAPHS
 
 
-class MoeAdaptiveRecomputeArgs(FeatureArgs):
-    scale: float = Field(
+class MoeAdaptiveRecomputeArgs(ms.FeatureArgs):
+    scale: float = ms.Field(
         2.0,
         ge=0,
         description="Threshold: the experts of a rank are recomputed in backward when they receive more than scale times "
@@ -29,24 +18,24 @@ class MoeAdaptiveRecomputeArgs(FeatureArgs):
     )
 
 
-class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
+class MoeAdaptiveRecompute(ms.Feature[MoeAdaptiveRecomputeArgs]):
     """Recompute experts that receive too many tokens.
 
     Local experts are recomputed in backward when they receive more tokens than a threshold.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="moe-adaptive-recompute",
-        category=Category.MOE,
+        category=ms.Category.MOE,
         constraints=(
-            Requires(
+            ms.Requires(
                 "moe-grouped-gemm",
                 reason="moe-grouped-gemm makes the experts of a rank one module, which moe-adaptive-recompute recomputes as a "
                 "whole",
             ),
             NO_CUDA_GRAPHS,
         ),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="moe-grouped-gemm, which this feature requires, may sum in a different order than one product per expert. "
             "Recomputation itself is bitwise exact"
         ),
@@ -56,17 +45,17 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
         super().__init__(args, world)
         self.calls = self.fires = 0
 
-    @hookimpl
+    @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.moe_adaptive_recompute.layers import RecomputingExperts
         from mindspeed.moe.grouped_experts import with_expert_mixin
 
         return with_expert_mixin(spec, RecomputingExperts)
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         return [
-            Wrap(
+            ms.Wrap(
                 "megatron.core.transformer.moe.moe_layer:MoELayer.forward",
                 "mindspeed.features.moe_adaptive_recompute.layers:counting_tokens",
                 reason="computes the number of tokens that a rank's experts receive if all experts receive equally many. "
@@ -74,6 +63,6 @@ class MoeAdaptiveRecompute(Feature[MoeAdaptiveRecomputeArgs]):
             )
         ]
 
-    @hookimpl
+    @ms.hookimpl
     def step_metrics(self, state: Any) -> Mapping[str, float]:
         return {"recomputed": self.fires, "calls": self.calls}

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mindspeed.plugins import active_feature
+from mindspeed import plugins as ms
 
 
 class RecomputingExperts:
@@ -22,7 +22,7 @@ class RecomputingExperts:
 
         The number of rows is a shape: nothing is read from the device. Ranks decide for themselves, no transfer is repeated.
         """
-        feature = active_feature("moe-adaptive-recompute")
+        feature = ms.active_feature("moe-adaptive-recompute")
         feature.calls += 1
         compute = super().products  # type: ignore[misc]
         share = len(rest[1]) / self.num_local_experts

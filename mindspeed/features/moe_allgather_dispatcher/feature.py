@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from mindspeed import plugins as ms
 from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, needs_dispatcher
 from mindspeed.moe.feature import REORDERED, DispatcherFeature
-from mindspeed.plugins import Category, FeatureArgs, FeatureSpec, Requires, unset
 from mindspeed.plugins.shared_conditions import has_experts
 
 
-class MoeAllgatherDispatcher(DispatcherFeature[FeatureArgs]):
+class MoeAllgatherDispatcher(DispatcherFeature[ms.FeatureArgs]):
     """Gather tokens and top-k routes asynchronously.
 
     Replaces Megatron's all-gather dispatcher. Per token, only the ids and probabilities of the k selected experts are
@@ -17,12 +17,12 @@ class MoeAllgatherDispatcher(DispatcherFeature[FeatureArgs]):
 
     target = "MoEAllGatherTokenDispatcher"
     mixin = "mindspeed.moe.dispatchers:AllGatherDispatch"
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="moe-allgather-dispatcher",
-        category=Category.MOE,
+        category=ms.Category.MOE,
         slots={"token-permutation"},
         constraints=(
-            Requires(
+            ms.Requires(
                 "expert-parallel",
                 reason="moe-allgather-dispatcher replaces Megatron's all-gather dispatcher, which expert-parallel selects",
                 settings={"dispatcher": "allgather"},
@@ -30,7 +30,7 @@ class MoeAllgatherDispatcher(DispatcherFeature[FeatureArgs]):
             has_experts,
             needs_dispatcher("allgather"),
             *DISPATCHER_CONDITIONS,
-            unset("padded_experts", "expert inputs are padded to a capacity, which {feature} does not support"),
+            ms.unset("padded_experts", "expert inputs are padded to a capacity, which {feature} does not support"),
         ),
         numerics=REORDERED,
     )

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from mindspeed import plugins as ms
 from mindspeed.moe.conditions import experts_are_spread, keeps_modules_whole, shared_experts_are_kept
 from mindspeed.moe.feature import REORDERED, OverlapFeature
-from mindspeed.plugins import After, Category, FeatureArgs, FeatureSpec, Mixin, Patch, Requires, Slot, hookimpl
 
 
-class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
+class MoeAllgatherOverlap(OverlapFeature[ms.FeatureArgs]):
     """Overlap token gathers with shared experts.
 
     While tokens are gathered from other ranks and scattered back, shared experts and weight gradients are computed.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="moe-allgather-overlap",
-        category=Category.MOE,
-        slots={Slot.MOE_DISPATCHER},
+        category=ms.Category.MOE,
+        slots={ms.Slot.MOE_DISPATCHER},
         constraints=(
-            After("moe-shared-experts"),  # it knows their size
-            Requires(
+            ms.After("moe-shared-experts"),  # it knows their size
+            ms.Requires(
                 "moe-allgather-dispatcher", reason="moe-allgather-overlap overlaps the gathers and scatters of that dispatcher"
             ),
-            Requires(
+            ms.Requires(
                 "moe-grouped-gemm",
                 reason="only the experts of moe-grouped-gemm are written for the overlap: they start before the gather has "
                 "finished, and defer their weight gradients",
@@ -34,10 +34,10 @@ class MoeAllgatherOverlap(OverlapFeature[FeatureArgs]):
         numerics=REORDERED,
     )
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         return [
-            Mixin(
+            ms.Mixin(
                 "megatron.core.transformer.moe.token_dispatcher:MoEAllGatherTokenDispatcher",
                 "mindspeed.features.moe_allgather_overlap.layers:OverlappedAllGather",
                 reason="starts the gather of tokens and waits for it only just before the experts need them, so that shared "

@@ -4,77 +4,66 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed import plugins as ms
 from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, needs_dispatcher
 from mindspeed.moe.feature import REORDERED, DispatcherFeature
-from mindspeed.plugins import (
-    Category,
-    DropSetting,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveField,
-    GiveSetting,
-    Requires,
-    World,
-    condition,
-)
 from mindspeed.plugins.shared_conditions import has_experts
 
-_DROP = DropSetting("once_per_rank")
+_DROP = ms.DropSetting("once_per_rank")
 
 
-class MoeAlltoallDispatcherArgs(FeatureArgs):
-    once_per_rank: bool = Field(
+class MoeAlltoallDispatcherArgs(ms.FeatureArgs):
+    once_per_rank: bool = ms.Field(
         False,
         description="false = send a token once to each of its experts; true = send a token only once to each rank. A rank "
         "that has several of its experts sums their outputs",
     )
 
 
-def _sends_once(args: MoeAlltoallDispatcherArgs, world: World) -> bool:
+def _sends_once(args: MoeAlltoallDispatcherArgs, world: ms.World) -> bool:
     """Return whether a token is sent once to each rank."""
     return args.once_per_rank
 
 
-@condition(
+@ms.condition(
     "once_per_rank reduces transfers between expert-parallel ranks, but expert parallelism is off (ep={world.ep})",
-    fix=(GiveField("ep", 2, or_more=True), _DROP),
+    fix=(ms.GiveField("ep", 2, or_more=True), _DROP),
     when=_sends_once,
 )
-def experts_are_on_several_ranks(args: MoeAlltoallDispatcherArgs, world: World) -> bool:
+def experts_are_on_several_ranks(args: MoeAlltoallDispatcherArgs, world: ms.World) -> bool:
     """Check that tokens are sent between ranks."""
     return world.ep > 1
 
 
-@condition(
+@ms.condition(
     "once_per_rank sends a token once to a rank with several of its experts, but each token has {world.router_topk} expert",
     fix=(_DROP,),
     when=_sends_once,
 )
-def tokens_have_several_experts(args: MoeAlltoallDispatcherArgs, world: World) -> bool:
+def tokens_have_several_experts(args: MoeAlltoallDispatcherArgs, world: ms.World) -> bool:
     """Check that a token has more than one expert."""
     return bool(world.router_topk > 1)
 
 
-@condition(
+@ms.condition(
     "once_per_rank=true sums the expert outputs of a token on one rank, but tensor-parallel ranks split each expert, so no "
     "rank has complete outputs",
-    fix=(GiveSetting("expert-parallel.expert_tensor_size", 1), _DROP),
+    fix=(ms.GiveSetting("expert-parallel.expert_tensor_size", 1), _DROP),
     when=_sends_once,
     of="expert-parallel",
 )
-def experts_are_whole(args: MoeAlltoallDispatcherArgs, world: World, experts: Any) -> bool:
+def experts_are_whole(args: MoeAlltoallDispatcherArgs, world: ms.World, experts: Any) -> bool:
     """Check that every expert is on one rank."""
     return bool((experts.expert_tensor_size or world.tp) == 1)
 
 
-@condition(
+@ms.condition(
     "once_per_rank=true sends a token only once to each rank, but expert inputs that are padded to a capacity "
     "(padded_experts) need a copy for each expert",
-    fix=(GiveField("padded_experts", False), _DROP),
+    fix=(ms.GiveField("padded_experts", False), _DROP),
     when=_sends_once,
 )
-def experts_are_not_padded(args: MoeAlltoallDispatcherArgs, world: World) -> bool:
+def experts_are_not_padded(args: MoeAlltoallDispatcherArgs, world: ms.World) -> bool:
     """Check that experts have no rows without a token."""
     return not world.is_set("padded_experts")
 
@@ -88,12 +77,12 @@ class MoeAlltoallDispatcher(DispatcherFeature[MoeAlltoallDispatcherArgs]):
 
     target = "MoEAlltoAllTokenDispatcher"
     mixin = "mindspeed.features.moe_alltoall_dispatcher.layers:Dispatch"
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="moe-alltoall-dispatcher",
-        category=Category.MOE,
+        category=ms.Category.MOE,
         slots={"token-permutation"},
         constraints=(
-            Requires(
+            ms.Requires(
                 "expert-parallel",
                 reason="moe-alltoall-dispatcher replaces Megatron's all-to-all dispatcher, which expert-parallel selects",
                 settings={"dispatcher": "alltoall"},

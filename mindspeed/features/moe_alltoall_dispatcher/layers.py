@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed import plugins as ms
 from mindspeed.moe.dispatchers import AllToAllDispatch
-from mindspeed.plugins import active_feature
 
 
 class Dispatch(AllToAllDispatch):
@@ -13,4 +13,4 @@ class Dispatch(AllToAllDispatch):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.once_per_rank = active_feature("moe-alltoall-dispatcher").args.once_per_rank
+        self.once_per_rank = ms.active_feature("moe-alltoall-dispatcher").args.once_per_rank

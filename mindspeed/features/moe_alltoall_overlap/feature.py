@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
+from mindspeed import plugins as ms
 from mindspeed.moe.conditions import experts_are_spread, keeps_modules_whole, shared_experts_are_kept
 from mindspeed.moe.feature import OverlapFeature
-from mindspeed.plugins import (
-    After,
-    Category,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveSetting,
-    Mixin,
-    Numerics,
-    Patch,
-    Requires,
-    Slot,
-    World,
-    condition,
-    hookimpl,
-)
 
 
-class MoeAlltoallOverlapArgs(FeatureArgs):
-    parts: int = Field(
+class MoeAlltoallOverlapArgs(ms.FeatureArgs):
+    parts: int = ms.Field(
         1,
         ge=1,
         description="Number of groups into which the experts of a rank are split. With 2 or more, the all-to-all of one group "
@@ -31,17 +16,17 @@ class MoeAlltoallOverlapArgs(FeatureArgs):
     )
 
 
-def _has_parts(args: MoeAlltoallOverlapArgs, world: World) -> bool:
+def _has_parts(args: MoeAlltoallOverlapArgs, world: ms.World) -> bool:
     """Return whether local experts are split into chunks."""
     return args.parts > 1
 
 
-@condition(
+@ms.condition(
     "the number of experts of a rank ({world.num_experts} experts / ep={world.ep}) is not divisible by parts={args.parts}",
-    fix=(GiveSetting("parts", 1),),
+    fix=(ms.GiveSetting("parts", 1),),
     when=_has_parts,
 )
-def parts_divide_experts(args: MoeAlltoallOverlapArgs, world: World) -> bool:
+def parts_divide_experts(args: MoeAlltoallOverlapArgs, world: ms.World) -> bool:
     """Check that every chunk has equally many experts."""
     return bool(world.num_experts // world.ep % args.parts == 0)
 
@@ -53,14 +38,14 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
     than 1, the experts of a rank are split into groups. The all-to-all of one group overlaps with the computation of another.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="moe-alltoall-overlap",
-        category=Category.MOE,
-        slots={Slot.MOE_DISPATCHER},
+        category=ms.Category.MOE,
+        slots={ms.Slot.MOE_DISPATCHER},
         constraints=(
-            After("moe-shared-experts"),  # it knows their size
-            Requires("moe-alltoall-dispatcher", reason="moe-alltoall-overlap overlaps the all-to-alls of that dispatcher"),
-            Requires(
+            ms.After("moe-shared-experts"),  # it knows their size
+            ms.Requires("moe-alltoall-dispatcher", reason="moe-alltoall-overlap overlaps the all-to-alls of that dispatcher"),
+            ms.Requires(
                 "moe-grouped-gemm",
                 reason="only the experts of moe-grouped-gemm are written for the overlap: they start before all tokens have "
                 "arrived, and defer their weight gradients",
@@ -70,16 +55,16 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
             keeps_modules_whole("adaptive-recompute"),
             parts_divide_experts,
         ),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="gradients of a layer's input are summed in a different order than in Megatron. With the setting parts > 1, "
             "outputs are also summed in a different order"
         ),
     )
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         return [
-            Mixin(
+            ms.Mixin(
                 "megatron.core.transformer.moe.token_dispatcher:MoEAlltoAllTokenDispatcher",
                 "mindspeed.features.moe_alltoall_overlap.layers:OverlappedDispatch",
                 reason="starts the all-to-alls of the MoE layer asynchronously, and waits for them only when their results "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed import plugins as ms
 from mindspeed.moe.dispatchers import OverlappedAllToAll
-from mindspeed.plugins import active_feature
 
 
 class OverlappedDispatch(OverlappedAllToAll):
@@ -13,4 +13,4 @@ class OverlappedDispatch(OverlappedAllToAll):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.parts = active_feature("moe-alltoall-overlap").args.parts
+        self.parts = ms.active_feature("moe-alltoall-overlap").args.parts

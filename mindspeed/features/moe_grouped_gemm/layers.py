@@ -6,8 +6,8 @@ from typing import Any
 
 from megatron.core.transformer.moe import experts as megatron_experts
 
+from mindspeed.megatron.module_specs import with_parts
 from mindspeed.moe.grouped_experts import ExpertProducts, GroupedExperts, SeparateExperts
-from mindspeed.plugins import with_parts
 
 
 def foreign_experts(feature: Any, spec: Any, config: Any) -> list[str]:

@@ -5,31 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mindspeed import plugins as ms
 from mindspeed.features.moe_shared_experts import conditions
 from mindspeed.features.moe_shared_experts.conditions import MoeSharedExpertsArgs, width
 from mindspeed.moe.conditions import NO_LINEAR_BIAS
-from mindspeed.plugins import (
-    ArgOverride,
-    Category,
-    Feature,
-    FeatureSpec,
-    MegatronFlag,
-    Numerics,
-    VerifyWith,
-    hookimpl,
-)
 from mindspeed.plugins.shared_conditions import has_experts
 
 
-class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
+class MoeSharedExperts(ms.Feature[MoeSharedExpertsArgs]):
     """Add shared experts that see every token.
 
     Their outputs are added to those of the routed experts, with an optional gate.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="moe-shared-experts",
-        category=Category.MOE,
+        category=ms.Category.MOE,
         level=0,
         constraints=(
             has_experts,
@@ -40,29 +31,29 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
             conditions.transfers_are_alltoalls,
         ),
         megatron_flags=(
-            MegatronFlag("moe_shared_expert_intermediate_size", "size"),
-            MegatronFlag("moe_shared_expert_overlap", "overlap"),
+            ms.MegatronFlag("moe_shared_expert_intermediate_size", "size"),
+            ms.MegatronFlag("moe_shared_expert_overlap", "overlap"),
         ),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="with the setting overlap, gradients of a layer's input are summed in a different order than without it"
         ),
         reference={"overlap": False},
-        verify_with=VerifyWith(settings={"moe-shared-experts": {"count": 1, "overlap": True}}, world={"ep": 2}),
+        verify_with=ms.VerifyWith(settings={"moe-shared-experts": {"count": 1, "overlap": True}}, world={"ep": 2}),
     )
 
-    @hookimpl
+    @ms.hookimpl
     def job_values(self) -> Mapping[str, Any]:
         size = width(self.args, self.world)
         sized = {} if size is None else {"shared_expert_hidden_size": size}
         return sized | ({"shared_expert_overlap": True} if self.args.overlap else {})
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         overrides, size = [], width(self.args, self.world)
         if size is not None:
             setting = "size" if self.args.count is None else "count"
             overrides.append(
-                ArgOverride(
+                ms.ArgOverride(
                     "moe_shared_expert_intermediate_size",
                     size,
                     f"moe-shared-experts.{setting} sets the width of shared experts",
@@ -70,7 +61,7 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
             )
         if self.args.overlap:
             overrides.append(
-                ArgOverride(
+                ms.ArgOverride(
                     "moe_shared_expert_overlap",
                     True,
                     "moe-shared-experts.overlap=true overlaps shared experts with all-to-alls",
@@ -78,14 +69,14 @@ class MoeSharedExperts(Feature[MoeSharedExpertsArgs]):
             )
         return overrides
 
-    @hookimpl
+    @ms.hookimpl
     def config_ready(self, config: Any) -> None:
         if self.args.count is not None:  # the plan may not know the width of a routed expert
             config.moe_shared_expert_intermediate_size = self.args.count * config.moe_ffn_hidden_size
         if self.args.gate != "none" and hasattr(config, "moe_shared_expert_gate"):
             config.moe_shared_expert_gate = True
 
-    @hookimpl
+    @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         if self.args.gate == "none":
             return spec

@@ -8,7 +8,7 @@ import torch
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from mindspeed.plugins import with_modules, with_parts
+from mindspeed.megatron.module_specs import with_modules, with_parts
 
 
 class HiddenGate(SharedExpertMLP):  # type: ignore[misc]

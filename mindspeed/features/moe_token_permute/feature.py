@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed.plugins import (
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    MegatronFlag,
-    Numerics,
-    Patch,
-    Replace,
-    Wrap,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 from mindspeed.plugins.shared_conditions import has_experts
 
 _UTILS = "megatron.core.transformer.moe.moe_utils"
@@ -21,7 +10,7 @@ _LAYERS = "mindspeed.features.moe_token_permute.layers"
 _LIBRARY = "mindspeed.moe.routing"
 
 
-class MoeTokenPermute(Feature[FeatureArgs]):
+class MoeTokenPermute(ms.Feature[ms.FeatureArgs]):
     """Permute tokens by operators that sum in fp32.
 
     Before the experts, ``mindspeed::npu_fused_moe_token_permute`` copies each token once per selected expert and sorts the
@@ -29,55 +18,55 @@ class MoeTokenPermute(Feature[FeatureArgs]):
     saved for backward.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="moe-token-permute",
-        category=Category.COMPUTE,
+        category=ms.Category.COMPUTE,
         level=1,
         ops=("npu_fused_moe_token_permute", "npu_fused_moe_token_unpermute"),
         constraints=(has_experts,),
-        megatron_flags=(MegatronFlag("moe_permute_fusion", switch="on"),),
-        numerics=Numerics.reordered(
+        megatron_flags=(ms.MegatronFlag("moe_permute_fusion", switch="on"),),
+        numerics=ms.Numerics.reordered(
             reason="the expert outputs of a token are summed in fp32 and rounded once. Megatron by default sums in the data "
             "type of the outputs, such as bf16, and rounds after each addition"
         ),
     )
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         return [
-            Wrap(
+            ms.Wrap(
                 f"{_UTILS}:permute",
                 f"{_LAYERS}:with_operator",
                 reason="copies each token once per selected expert and sorts the copies by expert, with a fused operator",
                 optional=True,
             ),
-            Wrap(
+            ms.Wrap(
                 f"{_UTILS}:unpermute",
                 f"{_LAYERS}:with_sums",
                 reason="sums the expert outputs of each token in fp32 by a fused operator",
                 optional=True,
             ),
-            Replace(
+            ms.Replace(
                 f"{_LIBRARY}:take_rows",
                 f"{_LAYERS}:take_rows",
                 reason="copies each token once per selected expert and sorts the copies by expert, with a fused operator. This "
                 "patch is for dispatchers that other features define, such as moe-alltoall-dispatcher",
                 optional=True,
             ),
-            Replace(
+            ms.Replace(
                 f"{_LIBRARY}:sum_rows",
                 f"{_LAYERS}:sum_rows",
                 reason="sums the expert outputs of each token in fp32 with a fused operator. This patch is for dispatchers "
                 "that other features define, such as moe-alltoall-dispatcher",
                 optional=True,
             ),
-            Wrap(
+            ms.Wrap(
                 f"{_UTILS}:sort_chunks_by_idxs",
                 f"{_LAYERS}:without_transformer_engine",
                 reason="reorders tokens of experts by plain copies, because Transformer Engine's fused kernel may be missing",
                 optional=True,
             ),
-            Wrap(
+            ms.Wrap(
                 "megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
                 f"{_LAYERS}:with_permute_fusion",
                 reason="skips Megatron's check that --moe-permute-fusion is used only where Transformer Engine is installed, "

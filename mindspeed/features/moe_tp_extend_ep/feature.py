@@ -5,62 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed.plugins import (
-    Advice,
-    ArgOverride,
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    GiveField,
-    MindSpeedError,
-    Numerics,
-    Problem,
-    RemoveFeature,
-    Requires,
-    VerifyWith,
-    World,
-    condition,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 
 
-def _has_tensor_ranks(args: FeatureArgs, world: World) -> bool:
+def _has_tensor_ranks(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Return whether there are several tensor-parallel ranks."""
     return world.tp > 1
 
 
-@condition(
+@ms.condition(
     "tensor parallelism is off (tp={world.tp}), so every expert is already whole and moe-tp-extend-ep has nothing to do",
-    fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
+    fix=(ms.GiveField("tp", 2, or_more=True), ms.RemoveFeature()),
 )
-def experts_would_be_split(args: FeatureArgs, world: World) -> bool:
+def experts_would_be_split(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that there are several tensor-parallel ranks."""
     return world.tp > 1
 
 
-@condition(
+@ms.condition(
     "ep={world.ep} is not a multiple of tp={world.tp}, but an expert-parallel group must consist of whole tensor-parallel "
     "groups, because every tensor-parallel rank holds experts",
-    fix=(GiveField("ep", note="a multiple of {world.tp}"), RemoveFeature()),
+    fix=(ms.GiveField("ep", note="a multiple of {world.tp}"), ms.RemoveFeature()),
     when=_has_tensor_ranks,
 )
-def tensor_ranks_hold_experts(args: FeatureArgs, world: World) -> bool:
+def tensor_ranks_hold_experts(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that experts can be spread over the tensor-parallel ranks too."""
     return bool(world.ep % world.tp == 0)
 
 
-class MoeTpExtendEp(Feature[FeatureArgs]):
+class MoeTpExtendEp(ms.Feature[ms.FeatureArgs]):
     """Place whole experts on tensor-parallel ranks.
 
     Each expert is stored whole on one rank instead of being split over tensor-parallel ranks.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="moe-tp-extend-ep",
-        category=Category.MOE,
+        category=ms.Category.MOE,
         constraints=(
-            Requires(
+            ms.Requires(
                 "expert-parallel",
                 reason="expert-parallel distributes experts over ranks and, with expert_tensor_size=1 (set by "
                 "moe-tp-extend-ep), stores each expert whole on one rank",
@@ -69,17 +52,17 @@ class MoeTpExtendEp(Feature[FeatureArgs]):
             experts_would_be_split,
             tensor_ranks_hold_experts,
         ),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="each expert receives tokens from several ranks, so its gradient sums them in a different order"
         ),
-        verify_with=VerifyWith(world={"tp": 2, "ep": 2}),
+        verify_with=ms.VerifyWith(world={"tp": 2, "ep": 2}),
     )
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride("expert_tensor_parallel_size", 1, "every expert is stored whole on one rank")]
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
+        return [ms.ArgOverride("expert_tensor_parallel_size", 1, "every expert is stored whole on one rank")]
 
-    @hookimpl
+    @ms.hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
         if (ranks := get_group("expt_tp").size()) > 1:
             name = self.spec.name
@@ -87,5 +70,5 @@ class MoeTpExtendEp(Feature[FeatureArgs]):
                 f"{name}: process groups split every expert over {ranks} tensor-parallel ranks, but the feature keeps "
                 "experts whole"
             )
-            fix = (Advice("remove the expert_tensor_parallel_size that the script sets"), RemoveFeature(name))
-            raise MindSpeedError([Problem("MS304", text, (name,), fix=fix)])
+            fix = (ms.Advice("remove the expert_tensor_parallel_size that the script sets"), ms.RemoveFeature(name))
+            raise ms.MindSpeedError([ms.Problem("MS304", text, (name,), fix=fix)])

@@ -11,14 +11,15 @@ import torch
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from torch import Tensor
 
+from mindspeed import plugins as ms
 from mindspeed.features.moe_zero_memory.counting import counted_layers
 from mindspeed.features.moe_zero_memory.recomputed import answers, do_first
 from mindspeed.job.config import world_of_config
+from mindspeed.megatron.module_specs import with_parts
 from mindspeed.memory.checkpoint import Checkpoint
 from mindspeed.moe.grouped_experts import activation, with_expert_mixin
 from mindspeed.moe.overlap import Redispatch
 from mindspeed.moe.products import Weight
-from mindspeed.plugins import World, active_feature, with_parts
 
 
 class Leveled:
@@ -30,11 +31,11 @@ class Leveled:
     @functools.cached_property
     def keeps_first(self) -> bool:
         """Return True where this layer has level0."""
-        feature = active_feature("moe-zero-memory")
+        feature = ms.active_feature("moe-zero-memory")
         args, world = feature.args, feature.world
         if args.level == "level0" or self.layer_number is None or args.num_layers is None:
             return bool(args.level == "level0")
-        job = World(world.known() | world_of_config(self.config), world.layer_split)
+        job = ms.World(world.known() | world_of_config(self.config), world.layer_split)
         return not has_level1(self.layer_number, job, args.num_layers)
 
 
@@ -104,7 +105,7 @@ def with_forgetting_experts(spec: Any) -> Any:
     return with_parts(with_expert_mixin(spec, ForgettingExperts), exchanged)
 
 
-def has_level1(number: int, world: World, limit: int) -> bool:
+def has_level1(number: int, world: ms.World, limit: int) -> bool:
     """Return whether layer ``number``, from 1 on, is among the first ``limit`` of its stage that `counted_layers` has.
 
     Layers count by their place in their chunk first: the first of every chunk, then the second of every chunk. One of

@@ -5,42 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mindspeed import plugins as ms
 from mindspeed.pipeline.conditions import KEEPS_PASSES
 from mindspeed.pipeline.declarations import WAITING_WEIGHTS, ScheduleArgs
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.recomputation import least_limit
-from mindspeed.plugins import (
-    Before,
-    Category,
-    FeatureSpec,
-    Field,
-    GiveSetting,
-    Numerics,
-    Patch,
-    Requires,
-    Slot,
-    VerifyWith,
-    World,
-    condition,
-    hookimpl,
-)
 
 
 class NanoPipeArgs(ScheduleArgs):
-    lag: float = Field(
+    lag: float = ms.Field(
         1.0,
         ge=0,
         le=4,
         description="Delay of weight gradients: pipeline rank r computes them ceil(lag * r) backward passes after their "
         "input gradients. Larger = smaller bubbles, more memory",
     )
-    output_layer: bool = Field(
+    output_layer: bool = ms.Field(
         False,
         description="Also defer the weight gradient of the output layer. The gradient of a micro-batch's logits is kept in "
         "memory until this weight gradient is computed",
     )
-    swap: bool = Field(
+    swap: bool = ms.Field(
         False,
         description="Offload to host memory the tensors that deferred weight gradients need. The device keeps those of at "
         "most two backward passes",
@@ -53,24 +39,27 @@ def _planned(args: NanoPipeArgs, shape: PipelineShape) -> Schedule:
     return delayed(megatron(shape), lag_by_rank(args.lag, shape.pp))
 
 
-def _least_listed(args: NanoPipeArgs, world: World) -> int:
+def _least_listed(args: NanoPipeArgs, world: ms.World) -> int:
     """Return the least limit of a feature that recomputes a part of the sets of this list."""
     return least_limit(_planned(args, PipelineShape(world.pp, world.vpp, max(1, world.num_micro_batches))))
 
 
-def _least(args: NanoPipeArgs, world: World) -> Mapping[str, int]:
+def _least(args: NanoPipeArgs, world: ms.World) -> Mapping[str, int]:
     """Return the least limit, for the text."""
     return {"least": _least_listed(args, world)}
 
 
-@condition(
+@ms.condition(
     "deferred weight gradients need the activations of {least} forward passes, but recompute-in-bubble keeps those of at "
     "most {other.limit} (its setting limit)",
-    fix=(GiveSetting("recompute-in-bubble.limit", "{least}"), GiveSetting("lag", note="a shorter delay of weight gradients")),
+    fix=(
+        ms.GiveSetting("recompute-in-bubble.limit", "{least}"),
+        ms.GiveSetting("lag", note="a shorter delay of weight gradients"),
+    ),
     of="recompute-in-bubble",
     values=_least,
 )
-def limit_keeps_deferred_sets(args: NanoPipeArgs, world: World, other: Any) -> bool:
+def limit_keeps_deferred_sets(args: NanoPipeArgs, world: ms.World, other: Any) -> bool:
     """Check that the limit of recompute-in-bubble leaves the sets that wait for weight gradients."""
     return other.limit is None or other.limit >= _least_listed(args, world)
 
@@ -82,18 +71,18 @@ class NanoPipe(ScheduleFeature[NanoPipeArgs]):
     Results are bitwise identical to Megatron's.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="nano-pipe",
-        category=Category.PARALLEL,
-        slots={Slot.PIPELINE_SCHEDULE, Slot.LINEAR},
+        category=ms.Category.PARALLEL,
+        slots={ms.Slot.PIPELINE_SCHEDULE, ms.Slot.LINEAR},
         constraints=(
-            Requires("pipeline-parallel", reason="nano-pipe computes weight gradients in pipeline bubbles"),
+            ms.Requires("pipeline-parallel", reason="nano-pipe computes weight gradients in pipeline bubbles"),
             *KEEPS_PASSES,
             limit_keeps_deferred_sets,
-            Before("matmul-add"),
+            ms.Before("matmul-add"),
         ),
-        numerics=Numerics.exact(),
-        verify_with=VerifyWith(features=("pipeline-parallel",), world={"pp": 2}),
+        numerics=ms.Numerics.exact(),
+        verify_with=ms.VerifyWith(features=("pipeline-parallel",), world={"pp": 2}),
     )
 
     def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:
@@ -104,6 +93,6 @@ class NanoPipe(ScheduleFeature[NanoPipeArgs]):
 
         return {"output_layer": self.args.output_layer, "host": HostBuffers() if self.args.swap else None}
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         return [WAITING_WEIGHTS]

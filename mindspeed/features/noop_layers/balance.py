@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed.plugins import World
+from mindspeed import plugins as ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Weights:
     tail: float
 
 
-def weights_of(world: World, experts_per_token: int) -> Weights:
+def weights_of(world: ms.World, experts_per_token: int) -> Weights:
     """Count the FLOPs of products; an embedding has none. Core attention reads the half of a causal sequence."""
     hidden, ffn = world.hidden_size, world.ffn_hidden_size
     keys = hidden * world.num_query_groups / world.num_attention_heads
@@ -29,7 +29,7 @@ def weights_of(world: World, experts_per_token: int) -> Weights:
     return Weights(layer, output + prediction * mtp_layers(world))
 
 
-def mtp_layers(world: World) -> int:
+def mtp_layers(world: ms.World) -> int:
     """Return the layers of multi-token prediction; a model that is not described has none."""
     return int(world.mtp_num_layers) if world.knows("mtp_num_layers") else 0
 

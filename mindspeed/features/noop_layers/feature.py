@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import field_validator
 
+from mindspeed import plugins as ms
 from mindspeed.features.noop_layers.balance import (
     chunk_shares,
     imbalance,
@@ -14,36 +15,15 @@ from mindspeed.features.noop_layers.balance import (
     weights_of,
 )
 from mindspeed.pipeline.conditions import has_stages, layers_have_no_pattern
-from mindspeed.plugins import (
-    Advice,
-    ArgOverride,
-    Category,
-    CheckpointState,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveSetting,
-    ModelCondition,
-    Numerics,
-    RemoveFeature,
-    Requires,
-    SettingsError,
-    UnknownValue,
-    VerifyWith,
-    World,
-    condition,
-    hookimpl,
-)
 
 
-class NoopLayersArgs(FeatureArgs):
-    layers: int | tuple[int, ...] | str = Field(
+class NoopLayersArgs(ms.FeatureArgs):
+    layers: int | tuple[int, ...] | str = ms.Field(
         "auto",
         description="Positions without a layer (no-ops), so that stages have different numbers of layers. Positions count "
         "from 0 over layers and no-ops; auto = balance the work of stages. A HybridModel is refused",
     )
-    experts_per_token: int = Field(2, ge=1, description="Experts per token (top-k), used by layers=auto to count MoE FLOPs")
+    experts_per_token: int = ms.Field(2, ge=1, description="Experts per token (top-k), used by layers=auto to count MoE FLOPs")
 
     @field_validator("layers")
     @classmethod
@@ -51,9 +31,9 @@ class NoopLayersArgs(FeatureArgs):
         places = places_of(layers)
         if places is None and layers != "auto":
             text = "no-op positions must be whole numbers from 0, separated by commas, or auto"
-            raise SettingsError(text, GiveSetting("layers", "auto"))
+            raise ms.SettingsError(text, ms.GiveSetting("layers", "auto"))
         if len(set(places or ())) != len(places or ()):
-            raise SettingsError("a position is given twice", GiveSetting("layers", note="give each position once"))
+            raise ms.SettingsError("a position is given twice", ms.GiveSetting("layers", note="give each position once"))
         return layers
 
 
@@ -64,12 +44,12 @@ def places_of(layers: int | tuple[int, ...] | str) -> tuple[int, ...] | None:
     return tuple(map(int, texts)) if all(text.isdigit() for text in texts) else None
 
 
-def _has_places(args: NoopLayersArgs, world: World) -> bool:
+def _has_places(args: NoopLayersArgs, world: ms.World) -> bool:
     """Return whether no-op positions are listed instead of auto."""
     return places_of(args.layers) is not None
 
 
-def split_of(args: NoopLayersArgs, world: World) -> tuple[int, ...]:
+def split_of(args: NoopLayersArgs, world: ms.World) -> tuple[int, ...]:
     """Return the layers of each chunk in the order of the model."""
     places = places_of(args.layers)
     if places is None:
@@ -78,66 +58,66 @@ def split_of(args: NoopLayersArgs, world: World) -> tuple[int, ...]:
     return split_by_places(world.num_layers, places, world.pp * world.vpp)
 
 
-@condition(
+@ms.condition(
     "a no-op position in layers={args.layers} is too large: the maximum is {world.num_layers} layers + number of no-ops - 1",
-    fix=(GiveSetting("layers", note="positions up to layers + no-ops - 1"), GiveSetting("layers", "auto")),
+    fix=(ms.GiveSetting("layers", note="positions up to layers + no-ops - 1"), ms.GiveSetting("layers", "auto")),
     when=_has_places,
 )
-def places_exist(args: NoopLayersArgs, world: World) -> bool:
+def places_exist(args: NoopLayersArgs, world: ms.World) -> bool:
     """Check that every empty place is a place."""
     places = places_of(args.layers) or ()
     return bool(max(places, default=0) < world.num_layers + len(places))
 
 
-@condition(
+@ms.condition(
     "{world.num_layers} layers plus no-ops at positions {args.layers} cannot be split evenly into pp x vpp = {world.pp} x "
     "{world.vpp} model chunks",
-    fix=(GiveSetting("layers", "auto"), GiveSetting("layers", note="layers plus no-ops must be a multiple of pp x vpp")),
+    fix=(ms.GiveSetting("layers", "auto"), ms.GiveSetting("layers", note="layers plus no-ops must be a multiple of pp x vpp")),
     when=_has_places,
 )
-def places_fill_chunks(args: NoopLayersArgs, world: World) -> bool:
+def places_fill_chunks(args: NoopLayersArgs, world: ms.World) -> bool:
     """Check that layers and empty places together are equal shares of the chunks."""
     return bool((world.num_layers + len(places_of(args.layers) or ())) % (world.pp * world.vpp) == 0)
 
 
-class NoopLayers(Feature[NoopLayersArgs]):
+class NoopLayers(ms.Feature[NoopLayersArgs]):
     """Balance pipeline stages by uneven layer counts.
 
     Stages with additional work, such as the stage with the output layer or multi-token prediction, get fewer layers.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="noop-layers",
-        category=Category.PARALLEL,
+        category=ms.Category.PARALLEL,
         constraints=(
-            Requires("pipeline-parallel", reason="noop-layers assigns layers to pipeline stages"),
+            ms.Requires("pipeline-parallel", reason="noop-layers assigns layers to pipeline stages"),
             has_stages,
             layers_have_no_pattern,
             places_exist,
             places_fill_chunks,
-            ModelCondition(
+            ms.ModelCondition(
                 "mindspeed.features.noop_layers.balance:missing_layout",
                 "the sizes of the model are known, so that layers can be assigned to stages",
                 subject="spec",
-                fix=(Advice("give --num-layers and the other model sizes"), RemoveFeature()),
+                fix=(ms.Advice("give --num-layers and the other model sizes"), ms.RemoveFeature()),
             ),
         ),
-        numerics=Numerics.reordered(reason="two stages sum the gradient of tied embeddings, so the summation order differs"),
-        state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
-        verify_with=VerifyWith(
+        numerics=ms.Numerics.reordered(reason="two stages sum the gradient of tied embeddings, so the summation order differs"),
+        state=ms.CheckpointState("resharded", "layers are saved under their number in the whole model"),
+        verify_with=ms.VerifyWith(
             world={"pp": 2, "vpp": 2, "num_layers": 3, "num_query_groups": 4}, settings={"noop-layers": {"layers": (1,)}}
         ),
     )
 
-    @hookimpl
+    @ms.hookimpl
     def layer_split(self) -> tuple[int, ...]:
         return split_of(self.args, self.world)
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         try:
             counts = split_of(self.args, self.world)
-        except UnknownValue:
+        except ms.UnknownValue:
             return []
         text = f"gives each model chunk its number of layers: {', '.join(map(str, counts))}"
         try:
@@ -145,6 +125,6 @@ class NoopLayers(Feature[NoopLayersArgs]):
             shares = ", ".join(f"{share:.3f}" for share in chunk_shares(counts, weights))
             text += f". Relative FLOPs of each chunk (1.000 = mean of all chunks): {shares}"
             text += f". Relative FLOPs of the largest stage (1.000 = balanced): {imbalance(counts, weights, self.world.pp):.3f}"
-        except UnknownValue as unknown:
+        except ms.UnknownValue as unknown:
             text += f". FLOPs of the stages are unknown because {unknown.field} is not set"
-        return [ArgOverride("pipeline_model_parallel_layout", layout_text(counts, mtp_layers(self.world)), text)]
+        return [ms.ArgOverride("pipeline_model_parallel_layout", layout_text(counts, mtp_layers(self.world)), text)]

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed import plugins as ms
 from mindspeed.memory.conditions import LOCAL_LAYERS, PARTS_OF_LAYERS, chunks_have_num_layers
 from mindspeed.memory.feature import NORMS, LayersArgs, PartRecompute
-from mindspeed.plugins import (
-    Category,
-    FeatureSpec,
-    GiveField,
-    Mixin,
-    ModelCondition,
-    Numerics,
-    Patch,
-    RemoveFeature,
-    World,
-    condition,
-    hookimpl,
-)
 
 _LAYERS = "mindspeed.features.norm_recompute.layers"
 
 
-@condition(
+@ms.condition(
     "norms are fused into the linear layers that follow them, but {feature} recomputes separate norms",
-    fix=(GiveField("transformer_engine_layers", False), RemoveFeature()),
+    fix=(ms.GiveField("transformer_engine_layers", False), ms.RemoveFeature()),
 )
-def norms_are_modules(args: Any, world: World) -> bool:
+def norms_are_modules(args: Any, world: ms.World) -> bool:
     """Check that norms are separate modules, as in Megatron's local layers."""
     return not world.is_set("engine_over_local")
 
@@ -38,27 +26,27 @@ class NormRecompute(PartRecompute[LayersArgs]):
     Outputs and saved tensors of the two norms of a layer are freed in forward and recomputed from the norm's input.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="norm-recompute",
-        category=Category.MEMORY,
+        category=ms.Category.MEMORY,
         constraints=(
             *PARTS_OF_LAYERS,
             chunks_have_num_layers,
             norms_are_modules,
-            ModelCondition(
+            ms.ModelCondition(
                 "mindspeed.features.norm_recompute.model_conditions:fused_norms",
                 "no norm of a layer is fused into a linear layer",
                 fix=LOCAL_LAYERS,
             ),
         ),
-        numerics=Numerics.exact(),
+        numerics=ms.Numerics.exact(),
     )
     recomputed_tensors = NORMS
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         return [
-            Mixin(
+            ms.Mixin(
                 "megatron.core.tensor_parallel.random:CheckpointWithoutOutput",
                 f"{_LAYERS}:RecomputedNorm",
                 reason="reuses the autograd graph of the forward pass when a norm is recomputed, so gradients are bitwise "

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.nn import Module
 
+from mindspeed import plugins as ms
 from mindspeed.moe.capacity import CapacityOptions, with_options
-from mindspeed.plugins import World
 
 
 def with_units(spec: Any, args: Any) -> Any:
@@ -26,7 +26,7 @@ def missing_places(feature: Any, chunks: Sequence[Module]) -> list[str]:
     return [f"parts={parts} is greater than the capacity of an expert, {count}" for count in fewer]
 
 
-def places(options: CapacityOptions, config: Any, world: World) -> int | None:
+def places(options: CapacityOptions, config: Any, world: ms.World) -> int | None:
     """Count the places of an expert for a group in training; None where they follow the load, or tokens are not known."""
     if options.dropless or not (world.knows("seq_length") and world.knows("micro_batch_size")):
         return None

@@ -2,79 +2,63 @@
 
 from __future__ import annotations
 
+from mindspeed import plugins as ms
 from mindspeed.pipeline.conditions import shares
-from mindspeed.plugins import (
-    AddFeature,
-    ArgOverride,
-    Category,
-    CheckpointState,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveField,
-    Numerics,
-    Patch,
-    World,
-    Wrap,
-    condition,
-    hookimpl,
-)
 from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING
 
 
-class PipelineParallelArgs(FeatureArgs):
-    size: int = Field(
+class PipelineParallelArgs(ms.FeatureArgs):
+    size: int = ms.Field(
         1,
         ge=1,
         description="Number of pipeline stages (pipeline-parallel size), each with an equal share of the layers. In a "
         "HybridModel, | in the pattern separates the stages",
     )
-    free_outputs: bool = Field(
+    free_outputs: bool = ms.Field(
         False,
         description="Free the output of a stage as soon as it is sent to the next stage, as Megatron-LM does. Saves memory",
     )
 
 
-@condition(
+@ms.condition(
     "{layers} layers are not divisible by {stages} pipeline stages",
-    fix=(GiveField("pp", note="a divisor of {layers}"), AddFeature("noop-layers")),
+    fix=(ms.GiveField("pp", note="a divisor of {layers}"), ms.AddFeature("noop-layers")),
     values=shares,
 )
-def stages_share_layers(args: PipelineParallelArgs, world: World) -> bool:
+def stages_share_layers(args: PipelineParallelArgs, world: ms.World) -> bool:
     """Check that stages have equal shares of the layers, or a layout, a hybrid pattern or another feature deals them out."""
     layers, stages = world.equal_share
     return bool(world.layer_split or world.pipeline_layout or world.is_hybrid or layers % max(1, stages) == 0)
 
 
-class PipelineParallel(Feature[PipelineParallelArgs]):
+class PipelineParallel(ms.Feature[PipelineParallelArgs]):
     """Split layers into pipeline stages (1F1B).
 
     Each rank holds consecutive layers. Every stage alternates between the forward pass of one micro-batch and the
     backward pass of another (schedule 1F1B).
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="pipeline-parallel",
-        category=Category.MEGATRON,
+        category=ms.Category.MEGATRON,
         level=0,
         sizes={"pp": "size"},
         constraints=(stages_share_layers, NO_CPU_OFFLOADING),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="the first and the last stage sum the gradient of tied embeddings, so the summation order differs from "
             "training in one process"
         ),
-        state=CheckpointState("resharded", "layers are saved under their number in the whole model"),
+        state=ms.CheckpointState("resharded", "layers are saved under their number in the whole model"),
     )
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         overrides = [
-            ArgOverride("pipeline_model_parallel_size", self.args.size, "pipeline-parallel.size sets the number of stages")
+            ms.ArgOverride("pipeline_model_parallel_size", self.args.size, "pipeline-parallel.size sets the number of stages")
         ]
         if self.args.free_outputs:
             overrides.append(
-                ArgOverride(
+                ms.ArgOverride(
                     "deallocate_pipeline_outputs",
                     True,
                     "pipeline-parallel.free_outputs=true frees the output of a stage after it was sent",
@@ -82,16 +66,16 @@ class PipelineParallel(Feature[PipelineParallelArgs]):
             )
         return overrides
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         return [
-            Wrap(
+            ms.Wrap(
                 "megatron.core.model_parallel_config:ModelParallelConfig.__post_init__",
                 "mindspeed.features.pipeline_parallel.configuration:with_pipeline_dtype",
                 reason="sets pipeline_dtype, which Megatron requires with pipeline stages, to the data type of the model",
                 phase="build",
             ),
-            Wrap(
+            ms.Wrap(
                 "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator._communicate",
                 "mindspeed.features.pipeline_parallel.shapes:with_checked_shapes",
                 reason="checks that a stage receives a tensor of the expected shape, because gloo accepts a shorter one "

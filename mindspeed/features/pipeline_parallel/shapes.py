@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.plugins.fixes import Advice
+from mindspeed import plugins as ms
+from mindspeed.problems.fixes import Advice
 
 Shape = tuple[int, ...]
 
@@ -28,13 +28,13 @@ class ShapeCheck:
             return
         for shape in self._sent:
             if shape != self._expected:
-                raise MindSpeedError([_problem(shape, self._expected)])
+                raise ms.MindSpeedError([_problem(shape, self._expected)])
         self._sent.clear()
 
 
-def _problem(shape: Shape, expected: Shape) -> Problem:
+def _problem(shape: Shape, expected: Shape) -> ms.Problem:
     text = f"pipeline-parallel: a stage sends a tensor of shape {shape}, but its neighbour expects {expected}"
-    return Problem(
+    return ms.Problem(
         "MS645", text, ("pipeline-parallel",), fix=Advice("add dynamic-shapes, or give all micro-batches the same length")
     )
 

@@ -9,124 +9,110 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
 
-from mindspeed.plugins import (
-    Category,
-    DropSetting,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveSetting,
-    MegatronFlag,
-    Numerics,
-    SettingsError,
-    VerifyWith,
-    World,
-    condition,
-    hookimpl,
-    why_unwritable,
-)
+from mindspeed import plugins as ms
 
 if TYPE_CHECKING:
     from mindspeed.features.profiler.window import TraceWindow
 
 
-class ProfilerArgs(FeatureArgs):
-    start: int = Field(10, ge=0, description="Number of steps before the first traced step; tracing begins with step start + 1")
-    end: int = Field(12, ge=1, description="Last step that is traced, counted from 1 at the start of the run")
-    level: Literal["level0", "level1", "level2"] = Field(
+class ProfilerArgs(ms.FeatureArgs):
+    start: int = ms.Field(
+        10, ge=0, description="Number of steps before the first traced step; tracing begins with step start + 1"
+    )
+    end: int = ms.Field(12, ge=1, description="Last step that is traced, counted from 1 at the start of the run")
+    level: Literal["level0", "level1", "level2"] = ms.Field(
         "level0", description="Detail of kernel traces (NPU only); level2 = most"
     )
-    cpu: bool = Field(False, description="Trace CPU operators too, not only device kernels; always on for the cpu platform")
-    stack: bool = Field(False, description="Record the call stack of each operator")
-    memory: bool = Field(False, description="Record memory allocations; needs cpu=true")
-    shapes: bool = Field(False, description="Record the shapes of the tensors that each operator gets")
-    folder: str = Field("./profile_dir", description="Folder for the trace files")
-    ranks: tuple[int, ...] = Field((0,), min_length=1, description="Ranks to trace; -1 = all")
+    cpu: bool = ms.Field(False, description="Trace CPU operators too, not only device kernels; always on for the cpu platform")
+    stack: bool = ms.Field(False, description="Record the call stack of each operator")
+    memory: bool = ms.Field(False, description="Record memory allocations; needs cpu=true")
+    shapes: bool = ms.Field(False, description="Record the shapes of the tensors that each operator gets")
+    folder: str = ms.Field("./profile_dir", description="Folder for the trace files")
+    ranks: tuple[int, ...] = ms.Field((0,), min_length=1, description="Ranks to trace; -1 = all")
 
     @model_validator(mode="after")
     def _window_has_a_step(self) -> ProfilerArgs:
         if self.end <= self.start:
             text = f"the last traced step is end={self.end}, but start={self.start} skips all steps up to it"
-            raise SettingsError(text, GiveSetting("end", self.start + 2))
+            raise ms.SettingsError(text, ms.GiveSetting("end", self.start + 2))
         return self
 
     @model_validator(mode="after")
     def _allocations_have_the_host(self) -> ProfilerArgs:
         if self.memory and not self.cpu:
             text = "memory=true records allocations only together with cpu=true"
-            raise SettingsError(text, GiveSetting("cpu", True), DropSetting("memory"))
+            raise ms.SettingsError(text, ms.GiveSetting("cpu", True), ms.DropSetting("memory"))
         return self
 
 
-@condition(
+@ms.condition(
     "ranks {args.ranks} are selected for tracing, but the job has only {world.world_size} ranks, counted from 0",
-    fix=(GiveSetting("ranks", note="ranks from 0 to the last one, or -1 for all"),),
+    fix=(ms.GiveSetting("ranks", note="ranks from 0 to the last one, or -1 for all"),),
 )
-def ranks_exist(args: ProfilerArgs, world: World) -> bool:
+def ranks_exist(args: ProfilerArgs, world: ms.World) -> bool:
     """Check that the job has every traced rank."""
     return all(-1 <= rank < world.world_size for rank in args.ranks)
 
 
-@condition("folder {args.folder} is not writable", fix=(GiveSetting("folder", "FOLDER", note="a writable folder"),))
-def folder_is_writable(args: ProfilerArgs, world: World) -> bool:
+@ms.condition("folder {args.folder} is not writable", fix=(ms.GiveSetting("folder", "FOLDER", note="a writable folder"),))
+def folder_is_writable(args: ProfilerArgs, world: ms.World) -> bool:
     """Check that traces can be written."""
-    return not why_unwritable(Path(args.folder))
+    return not ms.why_unwritable(Path(args.folder))
 
 
-@condition(
+@ms.condition(
     "profiler.level={args.level} has no effect on {world.platform}: only the NPU profiler has levels",
-    fix=(DropSetting("level"),),
+    fix=(ms.DropSetting("level"),),
     otherwise="warn",
 )
-def level_has_effect(args: ProfilerArgs, world: World) -> bool:
+def level_has_effect(args: ProfilerArgs, world: ms.World) -> bool:
     """Check that the platform has levels of detail, where one is given."""
     return args.level == "level0" or bool(world.platform == "npu")
 
 
-def _records_no_memory(args: ProfilerArgs, world: World) -> bool:
+def _records_no_memory(args: ProfilerArgs, world: ms.World) -> bool:
     """Return whether memory is not recorded."""
     return not args.memory
 
 
-@condition(
+@ms.condition(
     "profiler.cpu has no effect on the cpu platform, whose traces always include CPU activity",
-    fix=(DropSetting("cpu"),),
+    fix=(ms.DropSetting("cpu"),),
     when=_records_no_memory,
     otherwise="warn",
 )
-def cpu_has_effect(args: ProfilerArgs, world: World) -> bool:
+def cpu_has_effect(args: ProfilerArgs, world: ms.World) -> bool:
     """Check that traces do not include the host anyway."""
     return not (args.cpu and world.platform == "cpu")
 
 
-class Profiler(Feature[ProfilerArgs]):
+class Profiler(ms.Feature[ProfilerArgs]):
     """Trace chosen steps and ranks with feature names.
 
     Runs the profiler of the platform, torch.profiler or torch_npu.profiler. Each chosen rank writes one trace file, in
     which operators are attributed to features.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="profiler",
-        category=Category.TOOL,
+        category=ms.Category.TOOL,
         level=0,
         constraints=(ranks_exist, folder_is_writable, level_has_effect, cpu_has_effect),
         megatron_flags=(
-            MegatronFlag("profile_step_start", "start"),
-            MegatronFlag("profile_step_end", "end"),
-            MegatronFlag("profile_ranks", "ranks", convert=tuple),
+            ms.MegatronFlag("profile_step_start", "start"),
+            ms.MegatronFlag("profile_step_end", "end"),
+            ms.MegatronFlag("profile_ranks", "ranks", convert=tuple),
         ),
-        numerics=Numerics.exact(),
-        verify_with=VerifyWith(settings={"profiler": {"start": 0, "end": 1, "folder": f"{gettempdir()}/mindspeed-profile"}}),
+        numerics=ms.Numerics.exact(),
+        verify_with=ms.VerifyWith(settings={"profiler": {"start": 0, "end": 1, "folder": f"{gettempdir()}/mindspeed-profile"}}),
     )
     window: TraceWindow | None = None
 
-    @hookimpl
+    @ms.hookimpl
     def working_steps(self) -> tuple[int, int]:
         return self.args.start + 1, self.args.end
 
-    @hookimpl(tryfirst=True)  # what other features do around a step is in the trace as well
+    @ms.hookimpl(tryfirst=True)  # what other features do around a step is in the trace as well
     def around_train_step(self, state: Any) -> AbstractContextManager[None] | None:
         if self.window is None:
             from mindspeed.features.profiler.window import TraceWindow, is_traced
@@ -136,7 +122,7 @@ class Profiler(Feature[ProfilerArgs]):
             self.window = TraceWindow(self.args, self.world.platform if self.world.knows("platform") else "cpu")
         return self.window.step(state.step + 1)
 
-    @hookimpl
+    @ms.hookimpl
     def group_options(self, group: str) -> Any:
         if not self.world.knows("platform") or self.world.platform != "npu":
             return None
@@ -144,7 +130,7 @@ class Profiler(Feature[ProfilerArgs]):
 
         return named_group(group)
 
-    @hookimpl
+    @ms.hookimpl
     def deactivated(self) -> None:
         if self.window is not None:
             self.window.close()

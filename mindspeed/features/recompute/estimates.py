@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Final
 
+from mindspeed import plugins as ms
 from mindspeed.job.arithmetic import mean_layer_forward, score_forward, shape_of_world
-from mindspeed.plugins import Estimate, in_backward, leave
 
 _BETWEEN_LAYERS: Final = ("layer input",)
 _OUTSIDE_PREDICTION: Final = (
@@ -41,7 +41,7 @@ def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         if bool(world.num_experts) and "mlp" in chosen:
             chosen = tuple(module for module in chosen if module != "mlp")
         names = [name for module in chosen for name in _MODULES.get(module, ())]
-        return leave(tensors, names, "recomputed", "recompute", prediction=True)
+        return ms.leave(tensors, names, "recomputed", "recompute", prediction=True)
     of_layers = [t for t in tensors if t.name.startswith(("layer", *_ATTENTION, *_MLP)) and not (t.once or t.prediction)]
     counts = Counter[str]()  # other features may have taken some layers of a tensor
     for tensor in of_layers:
@@ -53,35 +53,35 @@ def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         if name in _BETWEEN_LAYERS:
             continue
         first = (layers * count + (0 if name.startswith(_MLP) else inputs - 1)) // inputs
-        left = leave(left, (name,), "recomputed", "recompute", first if args.method == "block" else None)
+        left = ms.leave(left, (name,), "recomputed", "recompute", first if args.method == "block" else None)
     if args.method == "block":
         return left if inputs > layers else _coming_back(world, left, 1)
     groups = inputs // layers
     repeated = [t.name for t in tensors if t.prediction and t.name not in _OUTSIDE_PREDICTION]
     left = (
         *(t for t in left if not t.prediction),
-        *leave([t for t in left if t.prediction], repeated, "recomputed", "recompute", prediction=True),
+        *ms.leave([t for t in left if t.prediction], repeated, "recomputed", "recompute", prediction=True),
     )
-    return _coming_back(world, leave(left, _BETWEEN_LAYERS, "recomputed", "recompute", inputs - groups), layers)
+    return _coming_back(world, ms.leave(left, _BETWEEN_LAYERS, "recomputed", "recompute", inputs - groups), layers)
 
 
 def _coming_back(world: Any, tensors: tuple[Any, ...], layers: Any) -> tuple[Any, ...]:
     """Restore a group of layers, of which those of a hybrid model have attention or an MLP each."""
     if not world.is_hybrid:
-        return in_backward(tensors, "recompute", layers)
+        return ms.in_backward(tensors, "recompute", layers)
     names = [t.name for t in tensors]
     halves = [[name for name in names if not name.startswith(other)] for other in (_MLP, _ATTENTION)]
-    return in_backward(tensors, "recompute", -(-layers // 2), halves if layers == 1 else ())
+    return ms.in_backward(tensors, "recompute", -(-layers // 2), halves if layers == 1 else ())
 
 
-def estimate(args: Any, world: Any) -> Estimate:
+def estimate(args: Any, world: Any) -> ms.Estimate:
     """Estimate what recomputation adds in work."""
     shape = shape_of_world(world)
     share = world.micro_batch_size / (world.cp * world.tp)
     if args.granularity == "selective":
-        return Estimate(flops=score_forward(shape) * shape.counts.attention / shape.num_layers * share)
+        return ms.Estimate(flops=score_forward(shape) * shape.counts.attention / shape.num_layers * share)
     layers = 1.0 if args.method == "uniform" else (args.num_layers or 0) * world.pp * world.vpp / shape.num_layers
-    return Estimate(flops=mean_layer_forward(shape) * share * layers, repeated=layers)
+    return ms.Estimate(flops=mean_layer_forward(shape) * share * layers, repeated=layers)
 
 
 def variants(world: Any) -> list[dict[str, Any]]:

@@ -5,35 +5,35 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from mindspeed import plugins as ms
 from mindspeed.memory.conditions import groups_fill_chunks, modules_have_experts
 from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute
 from mindspeed.pipeline.operations import Schedule
 from mindspeed.pipeline.recomputation import recompute_all
 from mindspeed.pipeline.recompute_feature import CONSTRAINTS, RecomputeFeature
-from mindspeed.plugins import ArgOverride, Category, FeatureSpec, Field, Numerics, Requires, Slot, VerifyWith, World, hookimpl
 
 
 class RecomputeInAdvanceArgs(ScheduleArgs):
-    granularity: Literal["full", "selective"] = Field(
+    granularity: Literal["full", "selective"] = ms.Field(
         "full", description="What to recompute: full (whole layers) or selective (only those in recompute-in-advance.modules)"
     )
-    num_layers: int = Field(
+    num_layers: int = ms.Field(
         1,
         ge=1,
         description="With full granularity: number of consecutive layers that are recomputed together; only the input of the "
         "first one is kept. In a HybridModel, each character of the pattern is a layer",
     )
-    modules: tuple[Literal["core_attn", "moe", "shared_experts"], ...] = Field(
+    modules: tuple[Literal["core_attn", "moe", "shared_experts"], ...] = ms.Field(
         ("core_attn",), min_length=1, description="With selective granularity: the modules that are recomputed"
     )
 
 
-def _groups_layers(args: RecomputeInAdvanceArgs, world: World) -> bool:
+def _groups_layers(args: RecomputeInAdvanceArgs, world: ms.World) -> bool:
     """Return whether several layers are recomputed as one group."""
     return args.granularity == "full" and args.num_layers > 1
 
 
-def _takes_experts(args: RecomputeInAdvanceArgs, world: World) -> bool:
+def _takes_experts(args: RecomputeInAdvanceArgs, world: ms.World) -> bool:
     """Return whether experts are among the modules."""
     return args.granularity == "selective" and not {"moe", "shared_experts"}.isdisjoint(args.modules)
 
@@ -44,27 +44,27 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
     The forward pass of a stage is repeated before its gradient arrives, so that the pipeline does not wait for it.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="recompute-in-advance",
-        category=Category.MEMORY,
-        slots={Slot.RECOMPUTE_POLICY},
+        category=ms.Category.MEMORY,
+        slots={ms.Slot.RECOMPUTE_POLICY},
         constraints=(
-            Requires(
+            ms.Requires(
                 "pipeline-parallel", reason="recompute-in-advance recomputes while a pipeline stage waits for another one"
             ),
             *CONSTRAINTS,
             replace(groups_fill_chunks, when=_groups_layers),
             replace(modules_have_experts, when=_takes_experts),
         ),
-        numerics=Numerics.exact(),
-        verify_with=VerifyWith(features=("pipeline-parallel",), world={"pp": 2}),
+        numerics=ms.Numerics.exact(),
+        verify_with=ms.VerifyWith(features=("pipeline-parallel",), world={"pp": 2}),
     )
 
     def listed(self, base: Schedule) -> Schedule:
         return recompute_all(base)
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         reason = (
             f"makes Megatron recompute what recompute-in-advance.granularity={self.args.granularity} selects: all layers in "
             "groups of num_layers (full), or only the modules of recompute-in-advance.modules (selective)"
@@ -72,6 +72,6 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
         if self.args.granularity == "full":
             return full_recompute(reason, self.args.num_layers)
         return [
-            ArgOverride("recompute_granularity", "selective", reason),
-            ArgOverride("recompute_modules", self.args.modules, reason),
+            ms.ArgOverride("recompute_granularity", "selective", reason),
+            ms.ArgOverride("recompute_modules", self.args.modules, reason),
         ]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from mindspeed import plugins as ms
 from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute
 from mindspeed.pipeline.operations import Schedule
 from mindspeed.pipeline.recomputation import least_limit, recompute_least
 from mindspeed.pipeline.recompute_feature import CONSTRAINTS, RecomputeFeature
-from mindspeed.plugins import ArgOverride, Category, FeatureSpec, Field, Numerics, Requires, Slot, VerifyWith, hookimpl
 
 
 class RecomputeInBubbleArgs(ScheduleArgs):
-    limit: int | None = Field(
+    limit: int | None = ms.Field(
         None,
         ge=1,
         description="Maximum number of forward passes whose activations a rank keeps (default: pp x vpp). One pass = one "
@@ -25,19 +25,19 @@ class RecomputeInBubble(RecomputeFeature[RecomputeInBubbleArgs]):
     freed, and their forward pass is repeated in a pipeline bubble.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="recompute-in-bubble",
-        category=Category.MEMORY,
-        slots={Slot.RECOMPUTE_POLICY},
+        category=ms.Category.MEMORY,
+        slots={ms.Slot.RECOMPUTE_POLICY},
         constraints=(
-            Requires(
+            ms.Requires(
                 "pipeline-parallel",
                 reason="recompute-in-bubble recomputes in the pipeline bubbles, while a stage waits for another one",
             ),
             *CONSTRAINTS,
         ),
-        numerics=Numerics.exact(),
-        verify_with=VerifyWith(
+        numerics=ms.Numerics.exact(),
+        verify_with=ms.VerifyWith(
             features=("pipeline-parallel",), settings={"recompute-in-bubble": {"limit": 1}}, world={"pp": 2}
         ),
     )
@@ -45,6 +45,6 @@ class RecomputeInBubble(RecomputeFeature[RecomputeInBubbleArgs]):
     def listed(self, base: Schedule) -> Schedule:
         return recompute_least(base, self.args.limit or max(base.shape.stages, least_limit(base)))
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         return full_recompute("recompute-in-bubble recomputes whole layers, one by one")

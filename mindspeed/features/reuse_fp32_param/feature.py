@@ -5,27 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from mindspeed import plugins as ms
 from mindspeed.memory.conditions import MAIN_WEIGHTS
-from mindspeed.plugins import (
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveField,
-    Numerics,
-    Patch,
-    RemoveFeature,
-    SavedTensors,
-    VerifyWith,
-    World,
-    condition,
-    hookimpl,
-)
 
 
-class ReuseFp32ParamArgs(FeatureArgs):
-    parts: int = Field(
+class ReuseFp32ParamArgs(ms.FeatureArgs):
+    parts: int = ms.Field(
         16,
         ge=1,
         description="Number of groups of parameters that an optimizer step updates one after the other. fp32 main weights "
@@ -33,42 +18,42 @@ class ReuseFp32ParamArgs(FeatureArgs):
     )
 
 
-@condition(
+@ms.condition(
     "weights are {world.dtype}, but {feature} supports only bf16 weights with a 16-bit residual",
-    fix=(GiveField("dtype", "bf16"), RemoveFeature()),
+    fix=(ms.GiveField("dtype", "bf16"), ms.RemoveFeature()),
 )
-def weights_are_bf16(args: ReuseFp32ParamArgs, world: World) -> bool:
+def weights_are_bf16(args: ReuseFp32ParamArgs, world: ms.World) -> bool:
     """Check that weights are bf16."""
     return bool(world.dtype == "bf16")
 
 
-class ReuseFp32Param(Feature[ReuseFp32ParamArgs]):
+class ReuseFp32Param(ms.Feature[ReuseFp32ParamArgs]):
     """Store bf16 weights and residuals, not fp32.
 
     Each fp32 main weight is stored as the bf16 weight of the model and a 16-bit residual. The optimizer step restores
     the exact fp32 values, for one group of parameters at a time.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="reuse-fp32-param",
-        category=Category.MEMORY,
+        category=ms.Category.MEMORY,
         constraints=(weights_are_bf16, *MAIN_WEIGHTS),
-        numerics=Numerics.exact(),
-        verify_with=VerifyWith(world={"dtype": "bf16"}),
+        numerics=ms.Numerics.exact(),
+        verify_with=ms.VerifyWith(world={"dtype": "bf16"}),
     )
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         from mindspeed.memory.patches import optimizer_patches
 
         return optimizer_patches()
 
-    @hookimpl
-    def resting(self, tensors: SavedTensors) -> SavedTensors:
+    @ms.hookimpl
+    def resting(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
         """Return residuals of half the bytes in the place of main weights."""
         return tuple(replace(t, name="residuals", bytes=t.bytes // 2) if t.name == "main weights" else t for t in tensors)
 
-    @hookimpl
+    @ms.hookimpl
     def optimizer_built(self, optimizer: Any) -> None:
         from mindspeed.features.reuse_fp32_param.joined import joined
         from mindspeed.memory.optimizer_windows import manage

@@ -5,25 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from mindspeed import plugins as ms
 from mindspeed.context_parallel.conditions import KeepArgs, interval_is_inside, two_chunks_for_each_rank
 from mindspeed.context_parallel.costs import NOTHING, Attention, attention_of, cost, ring
 from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
 from mindspeed.context_parallel.saved import blocks_of_ring, given_inputs, with_blocks
-from mindspeed.plugins import (
-    Capability,
-    Category,
-    Cost,
-    FeatureSpec,
-    Field,
-    GiveSetting,
-    MegatronFlag,
-    Numerics,
-    SavedTensors,
-    Slot,
-    World,
-    condition,
-    hookimpl,
-)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -32,35 +18,35 @@ if TYPE_CHECKING:
 
 
 class RingAttentionArgs(KeepArgs):
-    window: int = Field(
+    window: int = ms.Field(
         1,
         ge=1,
         description="Number of neighbouring ranks in an inner ring, such as those of a node. Keys and values pass around "
         "each inner ring, then between the inner rings. 1 = one ring of all ranks",
     )
-    keep: Literal["none", "half", "full"] = Field(
+    keep: Literal["none", "half", "full"] = ms.Field(
         "none",
         description="Received blocks that are kept for backward: none (all are received again), half (keys are kept) or full "
         "(keys and values). Keeping blocks saves transfers but uses memory",
     )
-    second_communicator: bool = Field(
+    second_communicator: bool = ms.Field(
         False,
         description="Use separate communicators for sending and receiving. Helps with backends that run only one transfer "
         "per communicator at a time",
     )
 
 
-def _has_window(args: RingAttentionArgs, world: World) -> bool:
+def _has_window(args: RingAttentionArgs, world: ms.World) -> bool:
     """Return whether ranks form inner rings."""
     return args.window > 1
 
 
-@condition(
+@ms.condition(
     "the ring of cp={world.cp} ranks cannot be split into two or more inner rings of window={args.window} ranks",
-    fix=(GiveSetting("window", 1), GiveSetting("window", note="a divisor of {world.cp}, smaller than {world.cp}")),
+    fix=(ms.GiveSetting("window", 1), ms.GiveSetting("window", note="a divisor of {world.cp}, smaller than {world.cp}")),
     when=_has_window,
 )
-def window_divides_ring(args: RingAttentionArgs, world: World) -> bool:
+def window_divides_ring(args: RingAttentionArgs, world: ms.World) -> bool:
     """Check that inner rings are of equal size, and several."""
     return bool(world.cp % args.window == 0 and args.window < world.cp)
 
@@ -71,20 +57,20 @@ class RingAttention(AlgorithmFeature[RingAttentionArgs]):
     Attention to one block of keys and values is computed while the next block is received.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="ring-attention",
-        category=Category.CONTEXT_PARALLEL,
-        slots={Slot.CONTEXT_PARALLEL},
-        provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
+        category=ms.Category.CONTEXT_PARALLEL,
+        slots={ms.Slot.CONTEXT_PARALLEL},
+        provides={ms.Capability.DOCUMENTS, ms.Capability.POSITION_BIAS},
         constraints=(*ALGORITHM, two_chunks_for_each_rank, window_divides_ring, interval_is_inside),
-        megatron_flags=(MegatronFlag("cp_comm_type", switch="on", values=("p2p",), size="cp"),),
-        numerics=Numerics.reordered(reason="the softmax is summed block by block"),
+        megatron_flags=(ms.MegatronFlag("cp_comm_type", switch="on", values=("p2p",), size="cp"),),
+        numerics=ms.Numerics.reordered(reason="the softmax is summed block by block"),
     )
 
     second_group: ProcessGroup | None = None
     """Another communicator of the context-parallel ranks, where the setting asks for it."""
 
-    @hookimpl
+    @ms.hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
         if self.args.second_communicator:
             import torch.distributed as dist
@@ -92,7 +78,7 @@ class RingAttention(AlgorithmFeature[RingAttentionArgs]):
             ranks = dist.get_process_group_ranks(get_group("cp"))
             self.second_group = dist.new_group(ranks, use_local_synchronization=True, group_desc="RING_SECOND_GROUP")
 
-    @hookimpl
+    @ms.hookimpl
     def groups_destroyed(self) -> None:
         if self.second_group is not None:
             import torch.distributed as dist
@@ -105,11 +91,11 @@ class RingAttention(AlgorithmFeature[RingAttentionArgs]):
 
         return RingCoreAttention
 
-    @hookimpl
-    def cost(self) -> Cost:
+    @ms.hookimpl
+    def cost(self) -> ms.Cost:
         """Count the transfers of a ring, which blocks hide."""
         return cost(ring(attention_of(self.world), self.world.cp, self.args.keep), NOTHING, 0)
 
-    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
+    def kept(self, tensors: ms.SavedTensors, a: Attention) -> ms.SavedTensors:
         received = blocks_of_ring(a, self.world.cp, self.args.keep)
         return with_blocks(tensors, a, given_inputs(a, self.world), received, self.args.interval)

@@ -2,56 +2,42 @@
 
 from __future__ import annotations
 
-from mindspeed.plugins import (
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    GiveField,
-    Numerics,
-    Patch,
-    RemoveFeature,
-    Replace,
-    VerifyWith,
-    World,
-    condition,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 
 
-@condition(
+@ms.condition(
     "cp is {world.cp}, so attention has only one block and there is nothing to merge",
-    fix=(GiveField("cp", 2, "together with a context-parallel algorithm that merges blocks"), RemoveFeature()),
+    fix=(ms.GiveField("cp", 2, "together with a context-parallel algorithm that merges blocks"), ms.RemoveFeature()),
 )
-def attention_has_blocks(args: FeatureArgs, world: World) -> bool:
+def attention_has_blocks(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that attention is computed block by block."""
     return bool(world.cp > 1)
 
 
-class RingAttentionUpdate(Feature[FeatureArgs]):
+class RingAttentionUpdate(ms.Feature[ms.FeatureArgs]):
     """Merge attention blocks by one operator.
 
     Context-parallel attention computes one block of keys after the other. The operator
     ``mindspeed::npu_ring_attention_update`` merges the output of each block into the previous result.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="ring-attention-update",
-        category=Category.COMPUTE,
+        category=ms.Category.COMPUTE,
         level=1,
         ops=("npu_ring_attention_update",),
         constraints=(attention_has_blocks,),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="the operator and the default merge compute the weights of two merged blocks by different formulas, so "
             "they round differently"
         ),
-        verify_with=VerifyWith(features=("ring-attention",), world={"cp": 2}),
+        verify_with=ms.VerifyWith(features=("ring-attention",), world={"cp": 2}),
     )
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         return [
-            Replace(
+            ms.Replace(
                 "mindspeed.context_parallel.blocks:merge",
                 "mindspeed.features.ring_attention_update.layers:merge",
                 reason="merges the attention output of each block of keys into the result of the previous blocks by one "

@@ -5,68 +5,53 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mindspeed.plugins import (
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    GiveField,
-    Numerics,
-    Patch,
-    RemoveFeature,
-    Replace,
-    SavedTensors,
-    World,
-    condition,
-    hookimpl,
-    resized,
-)
+from mindspeed import plugins as ms
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 _NORMS = ("input norm", "pre-mlp norm", "final norm", "prediction norms")
 
 
-@condition(
+@ms.condition(
     "normalization is {world.normalization}, not RMSNorm",
-    fix=(GiveField("normalization", "RMSNorm"), RemoveFeature()),
+    fix=(ms.GiveField("normalization", "RMSNorm"), ms.RemoveFeature()),
 )
-def norms_are_rms_norm(args: FeatureArgs, world: World) -> bool:
+def norms_are_rms_norm(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that the norms of the model are RMSNorm."""
     return bool(world.normalization == "RMSNorm")
 
 
-class RmsNorm(Feature[FeatureArgs]):
+class RmsNorm(ms.Feature[ms.FeatureArgs]):
     """Compute RMSNorm by one operator.
 
     All norms of the model call ``mindspeed::rms_norm``. For backward it saves its input and the reciprocal
     root mean square of each token.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="rms-norm",
-        category=Category.COMPUTE,
+        category=ms.Category.COMPUTE,
         level=1,
         ops=("rms_norm",),
         constraints=(norms_are_rms_norm, NO_TRANSFORMER_ENGINE_LAYERS),
-        numerics=Numerics.reordered(reason="the mean of squares is summed in a different order than in Megatron's norm"),
+        numerics=ms.Numerics.reordered(reason="the mean of squares is summed in a different order than in Megatron's norm"),
     )
 
-    @hookimpl
-    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
-        return resized(tensors, {f"{norm}: copies": 0 for norm in _NORMS})
+    @ms.hookimpl
+    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
+        return ms.resized(tensors, {f"{norm}: copies": 0 for norm in _NORMS})
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         reason = "computes RMSNorm by the fused operator, also in the layers that transformer-engine-layers defines"
         operator_norm = "mindspeed.features.rms_norm.layers:operator_norm"
-        return [Replace("mindspeed.tensor_parallel.norms:rms_norm", operator_norm, reason, optional=True)]
+        return [ms.Replace("mindspeed.tensor_parallel.norms:rms_norm", operator_norm, reason, optional=True)]
 
-    @hookimpl
+    @ms.hookimpl
     def notes(self) -> Iterable[str]:
         if self.world.is_set("engine_over_local"):
             yield "Transformer Engine compatible layers compute the norm by the same operator"
 
-    @hookimpl
+    @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.rms_norm.layers import with_operator_norms
 

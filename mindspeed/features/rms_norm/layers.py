@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed.megatron.module_specs import with_modules
 from mindspeed.ops.rms_norm import rms_norm
-from mindspeed.plugins import with_modules
 
 
 class RMSNorm(torch.nn.Module):

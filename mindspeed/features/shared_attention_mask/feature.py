@@ -7,27 +7,7 @@ from typing import Any, Final
 
 from pydantic import field_validator, model_validator
 
-from mindspeed.plugins import (
-    After,
-    ArgOverride,
-    Capability,
-    Category,
-    DropSetting,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveSetting,
-    RemoveFeature,
-    RequiresCapability,
-    SavedTensor,
-    SavedTensors,
-    SettingsError,
-    Slot,
-    World,
-    condition,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 _NAMED: Final = ("causal", "sliding-window", "prefix")
@@ -35,18 +15,18 @@ _SCORES: Final = "attention: score buffer"
 """Name a tensor that dense attention keeps; a kernel that needs no mask keeps none."""
 
 
-class SharedAttentionMaskArgs(FeatureArgs):
-    kind: str = Field(
+class SharedAttentionMaskArgs(ms.FeatureArgs):
+    kind: str = ms.Field(
         "causal",
         description="Attention mask of all layers: causal, sliding-window, prefix, or package.module:function. The function "
         "gets the number of tokens and returns a mask [tokens, tokens], True = hidden",
     )
-    width: int | None = Field(
+    width: int | None = ms.Field(
         None,
         ge=1,
         description="With kind=sliding-window: number of keys that a query attends to, including the one at its position",
     )
-    prefix: int | None = Field(
+    prefix: int | None = ms.Field(
         None, ge=1, description="With kind=prefix: number of tokens at the start of a sequence that every query attends to"
     )
 
@@ -54,9 +34,9 @@ class SharedAttentionMaskArgs(FeatureArgs):
     @classmethod
     def _kind_is_known(cls, kind: str) -> str:
         if kind not in _NAMED and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", kind):
-            raise SettingsError(
+            raise ms.SettingsError(
                 "a mask must be causal, sliding-window, prefix or package.module:function",
-                *(GiveSetting("kind", name) for name in _NAMED),
+                *(ms.GiveSetting("kind", name) for name in _NAMED),
             )
         return kind
 
@@ -65,78 +45,78 @@ class SharedAttentionMaskArgs(FeatureArgs):
         for setting, kind in (("width", "sliding-window"), ("prefix", "prefix")):
             if (getattr(self, setting) is not None) is not (self.kind == kind):
                 text = f"{setting} is {getattr(self, setting)} with kind={self.kind}, but only kind={kind} uses it and needs it"
-                drop = DropSetting(setting) if self.kind != kind else GiveSetting(setting)
-                raise SettingsError(text, drop, GiveSetting("kind", kind if self.kind != kind else "causal"))
+                drop = ms.DropSetting(setting) if self.kind != kind else ms.GiveSetting(setting)
+                raise ms.SettingsError(text, drop, ms.GiveSetting("kind", kind if self.kind != kind else "causal"))
         return self
 
 
-def _needs_capability(args: SharedAttentionMaskArgs, world: World) -> bool:
+def _needs_capability(args: SharedAttentionMaskArgs, world: ms.World) -> bool:
     """Return whether context-parallel ranks share a mask that is not causal."""
     return args.kind != "causal" and bool(world.cp > 1)
 
 
-def _is_causal(args: SharedAttentionMaskArgs, world: World) -> bool:
+def _is_causal(args: SharedAttentionMaskArgs, world: ms.World) -> bool:
     return args.kind == "causal"
 
 
-@condition(
+@ms.condition(
     "context parallelism (cp={world.cp}) computes the causal mask itself, so layers have no mask to share",
-    fix=(RemoveFeature(),),
+    fix=(ms.RemoveFeature(),),
     when=_is_causal,
     otherwise="idle",
 )
-def one_rank_has_the_sequence(args: SharedAttentionMaskArgs, world: World) -> bool:
+def one_rank_has_the_sequence(args: SharedAttentionMaskArgs, world: ms.World) -> bool:
     """Check that layers use a mask."""
     return bool(world.cp == 1)
 
 
-class SharedAttentionMask(Feature[SharedAttentionMaskArgs]):
+class SharedAttentionMask(ms.Feature[SharedAttentionMaskArgs]):
     """Share one attention mask among all layers.
 
     The mask is created once and used by all layers, instead of one mask per batch from the data loader. Where the
     attention kernel applies a causal mask itself, none is created.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="shared-attention-mask",
-        category=Category.MEMORY,
+        category=ms.Category.MEMORY,
         constraints=(
             NO_TRANSFORMER_ENGINE_LAYERS,
             one_rank_has_the_sequence,
-            After("flash-attention"),
-            After("alibi"),
-            RequiresCapability(
-                Slot.CONTEXT_PARALLEL,
-                Capability.SHARED_MASK,
+            ms.After("flash-attention"),
+            ms.After("alibi"),
+            ms.RequiresCapability(
+                ms.Slot.CONTEXT_PARALLEL,
+                ms.Capability.SHARED_MASK,
                 reason="each rank must take its part of the mask that shared-attention-mask stores. Only adaptive-cp does this",
                 when=_needs_capability,
             ),
         ),
     )
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         return [
-            ArgOverride(
+            ms.ArgOverride(
                 "create_attention_mask_in_dataloader", False, "all layers share one mask, so the data loader creates none"
             )
         ]
 
-    @hookimpl
-    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+    @ms.hookimpl
+    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
         by_kernel = all(tensor.name != _SCORES for tensor in tensors)
         if self.world.cp > 1 or (by_kernel and self.args.kind in ("causal", "sliding-window")):
             return tensors
-        mask = SavedTensor("attention: shared mask", self.world.seq_length**2, 1, by=self.spec.name, once=True)
+        mask = ms.SavedTensor("attention: shared mask", self.world.seq_length**2, 1, by=self.spec.name, once=True)
         return (*tensors, mask)
 
-    @hookimpl
+    @ms.hookimpl
     def groups_destroyed(self) -> None:
         from mindspeed.context_parallel.attention_mask import mask_of
 
         mask_of.cache_clear()
 
-    @hookimpl
+    @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         if self.world.cp > 1:
             return spec

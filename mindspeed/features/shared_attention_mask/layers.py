@@ -9,9 +9,10 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 
+from mindspeed import plugins as ms
 from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
-from mindspeed.plugins import MindSpeedError, Problem, with_parts
-from mindspeed.plugins.fixes import RemoveFeature
+from mindspeed.megatron.module_specs import with_parts
+from mindspeed.problems.fixes import RemoveFeature
 
 _INPUTS: Final = ("query", "key", "value", "attention_mask", "attn_mask_type", "attention_bias", "packed_seq_params")
 """The parameters of a core attention's forward, in order."""
@@ -69,6 +70,6 @@ def with_shared_mask(spec: Any, rule: MaskRule) -> Any:
     return with_parts(spec, exchanged)
 
 
-def _refused(sentence: str) -> MindSpeedError:
+def _refused(sentence: str) -> ms.MindSpeedError:
     name = "shared-attention-mask"
-    return MindSpeedError([Problem("MS332", f"{name}: {sentence}", (name,), fix=RemoveFeature(name))])
+    return ms.MindSpeedError([ms.Problem("MS332", f"{name}: {sentence}", (name,), fix=RemoveFeature(name))])

@@ -6,28 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from mindspeed import plugins as ms
 from mindspeed.features.swap_attention.layers_to_offload import offloads_attention
 from mindspeed.memory.conditions import PARTS_OF_LAYERS
 from mindspeed.memory.feature import ATTENTION as MODULES_OF_ATTENTION
-from mindspeed.plugins import (
-    Category,
-    Conflicts,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveField,
-    GiveSetting,
-    ModelCondition,
-    Numerics,
-    RemoveFeature,
-    SavedTensors,
-    World,
-    condition,
-    hookimpl,
-    in_backward,
-    leave,
-)
 
 if TYPE_CHECKING:
     from mindspeed.memory.swap import LayerSwap
@@ -35,11 +17,11 @@ if TYPE_CHECKING:
 MODULES = tuple(MODULES_OF_ATTENTION)
 
 
-class SwapAttentionArgs(FeatureArgs):
+class SwapAttentionArgs(ms.FeatureArgs):
     part: ClassVar[str] = "self_attention"
     """The part that a layer of a hybrid model needs."""
 
-    modules: tuple[str, ...] = Field(
+    modules: tuple[str, ...] = ms.Field(
         MODULES,
         min_length=1,
         description="Modules of self-attention whose activations are offloaded. core_attention: all tensors that it saves "
@@ -47,69 +29,69 @@ class SwapAttentionArgs(FeatureArgs):
     )
 
 
-@condition(
+@ms.condition(
     "recompute_modules contains core_attn, which then keeps no activations to offload",
-    fix=(GiveField("recompute_modules", note="N = your list of modules, without core_attn"), RemoveFeature()),
+    fix=(ms.GiveField("recompute_modules", note="N = your list of modules, without core_attn"), ms.RemoveFeature()),
 )
-def core_attention_is_not_recomputed(args: SwapAttentionArgs, world: World) -> bool:
+def core_attention_is_not_recomputed(args: SwapAttentionArgs, world: ms.World) -> bool:
     """Check that selective recomputation does not take core attention."""
     return not (world.recompute_granularity == "selective" and "core_attn" in world.recompute_modules)
 
 
-def _offloads_linear_qkv(args: SwapAttentionArgs, world: World) -> bool:
+def _offloads_linear_qkv(args: SwapAttentionArgs, world: ms.World) -> bool:
     """Return whether the input of linear_qkv is offloaded."""
     return "linear_qkv" in args.modules
 
 
-@condition(
+@ms.condition(
     "linear_qkv includes the norm, so its input cannot be offloaded: the residual connection needs it too",
-    fix=(GiveSetting("modules", note="without linear_qkv"), GiveField("transformer_engine_layers", False)),
+    fix=(ms.GiveSetting("modules", note="without linear_qkv"), ms.GiveField("transformer_engine_layers", False)),
     when=_offloads_linear_qkv,
 )
-def linear_qkv_has_no_norm(args: SwapAttentionArgs, world: World) -> bool:
+def linear_qkv_has_no_norm(args: SwapAttentionArgs, world: ms.World) -> bool:
     """Check that norms are separate modules, as in Megatron's local layers."""
     return not world.is_set("engine_over_local")
 
 
-class SwapAttention(Feature[SwapAttentionArgs]):
+class SwapAttention(ms.Feature[SwapAttentionArgs]):
     """Offload attention activations to host memory.
 
     Activations are offloaded after forward and prefetched before backward. Both transfers overlap with the computation of a
     neighbouring layer. The last layer keeps its activations on the device.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="swap-attention",
-        category=Category.MEMORY,
+        category=ms.Category.MEMORY,
         constraints=(
             offloads_attention,
             core_attention_is_not_recomputed,
             linear_qkv_has_no_norm,
             *PARTS_OF_LAYERS,
-            ModelCondition(
+            ms.ModelCondition(
                 "mindspeed.features.swap_attention.model_conditions:parts_of_attention",
                 "attention has every module to offload, and linear_qkv includes no norm",
-                fix=(GiveSetting("modules"), RemoveFeature()),
+                fix=(ms.GiveSetting("modules"), ms.RemoveFeature()),
             ),
-            Conflicts(
+            ms.Conflicts(
                 "norm-recompute",
                 reason="norm-recompute already frees the input of linear_qkv; remove linear_qkv from swap-attention.modules",
                 when=_offloads_linear_qkv,
             ),
         ),
-        numerics=Numerics.exact(),
+        numerics=ms.Numerics.exact(),
     )
 
     swap: LayerSwap | None = None
     handles: Sequence[Any] = ()
 
-    @hookimpl
-    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+    @ms.hookimpl
+    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
         """Return what is left: all but the layer before the loss are offloaded, and one is prefetched for backward."""
         names = [tensor for module in self.args.modules for tensor in MODULES_OF_ATTENTION.get(module, ())]
-        return in_backward(leave(tensors, names, "swapped", self.spec.name, spare=1), self.spec.name)
+        return ms.in_backward(ms.leave(tensors, names, "swapped", self.spec.name, spare=1), self.spec.name)
 
-    @hookimpl
+    @ms.hookimpl
     def model_built(self, chunks: Sequence[Any]) -> None:
         from mindspeed.memory.attention import swap_attention
         from mindspeed.memory.swap import LayerSwap
@@ -118,23 +100,23 @@ class SwapAttention(Feature[SwapAttentionArgs]):
         swapped = swap_attention(self.swap, chunks, self.args.modules, self.spec.name)
         self.handles = [*self.handles, *(handle for layer in swapped for handle in layer.handles)]
 
-    @hookimpl
+    @ms.hookimpl
     def around_schedule(self, chunks: Sequence[Any], forward_only: bool) -> AbstractContextManager[None] | None:
         if self.swap is not None and not forward_only:
             self.swap.begin_step()
         return None
 
-    @hookimpl
+    @ms.hookimpl
     def around_forward_step(self, unit: Any) -> AbstractContextManager[None] | None:
         return None if self.swap is None else _forward_pass(self.swap, unit)
 
-    @hookimpl
+    @ms.hookimpl
     def around_backward_step(self, unit: Any) -> AbstractContextManager[None] | None:
         if self.swap is not None:
             self.swap.enter_backward()
         return None
 
-    @hookimpl
+    @ms.hookimpl
     def deactivated(self) -> None:
         for handle in self.handles:
             handle.remove()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed import plugins as ms
 from mindspeed.job.hybrid_pattern import ATTENTION
-from mindspeed.plugins import RemoveFeature, World, condition
 
 
-@condition(
+@ms.condition(
     "no attention layer can be offloaded: the last one keeps its activations on the device, and the model has no other",
-    fix=(RemoveFeature(),),
+    fix=(ms.RemoveFeature(),),
 )
-def offloads_attention(args: Any, world: World) -> bool:
+def offloads_attention(args: Any, world: ms.World) -> bool:
     """Check that there is an attention layer besides the last one of the last model chunk."""
     if not world.is_hybrid:
         return bool(world.num_layers > 1)

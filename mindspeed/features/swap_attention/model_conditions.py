@@ -8,11 +8,11 @@ from typing import Any
 
 from megatron.core.transformer.identity_op import IdentityOp
 
+from mindspeed import plugins as ms
 from mindspeed.memory.model_layers import chosen_layers
-from mindspeed.plugins import Feature
 
 
-def parts_of_attention(feature: Feature[Any], chunks: Sequence[Any]) -> Iterator[str]:
+def parts_of_attention(feature: ms.Feature[Any], chunks: Sequence[Any]) -> Iterator[str]:
     """Yield a sentence for a module that no attention has, and for one whose input the residual needs too."""
     layers = chosen_layers(chunks, None, "self_attention")
     known = {name for layer in layers for name, _ in layer.self_attention.named_children()}

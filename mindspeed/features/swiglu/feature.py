@@ -4,43 +4,24 @@ from __future__ import annotations
 
 from typing import Final
 
-from mindspeed.plugins import (
-    ArgOverride,
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    GiveField,
-    MegatronFlag,
-    Numerics,
-    Patch,
-    RemoveFeature,
-    SavedTensors,
-    Together,
-    World,
-    Wrap,
-    condition,
-    hookimpl,
-    resized,
-    unset,
-)
+from mindspeed import plugins as ms
 from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING
 
 _FUSIONS = "megatron.core.fusions.fused_bias_swiglu"
 _LAYERS = "mindspeed.features.swiglu.layers"
 
 
-@condition(
+@ms.condition(
     "the MLP is not SwiGLU: activation={world.activation}, gated_linear_unit={world.gated_linear_unit}",
-    fix=(Together((GiveField("activation", "silu"), GiveField("gated_linear_unit", True))), RemoveFeature()),
+    fix=(ms.Together((ms.GiveField("activation", "silu"), ms.GiveField("gated_linear_unit", True))), ms.RemoveFeature()),
 )
-def mlp_is_swiglu(args: FeatureArgs, world: World) -> bool:
+def mlp_is_swiglu(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that the MLP is SwiGLU."""
     return bool(world.gated_linear_unit) and world.activation == "silu"
 
 
 _OTHER_ACTIVATIONS: Final = tuple(
-    unset(field, text)
+    ms.unset(field, text)
     for field, text in (
         (
             "clamped_activation",
@@ -65,43 +46,43 @@ _OTHER_ACTIVATIONS: Final = tuple(
 )
 
 
-class Swiglu(Feature[FeatureArgs]):
+class Swiglu(ms.Feature[ms.FeatureArgs]):
     """Compute SwiGLU by one operator.
 
     MLPs and experts call ``mindspeed::swiglu`` instead of Megatron's fused activation. Only its input is saved for backward.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="swiglu",
-        category=Category.COMPUTE,
+        category=ms.Category.COMPUTE,
         level=1,
         ops=("swiglu",),
-        megatron_flags=(MegatronFlag("bias_swiglu_fusion", switch="off", values=(False,)),),
+        megatron_flags=(ms.MegatronFlag("bias_swiglu_fusion", switch="off", values=(False,)),),
         constraints=(mlp_is_swiglu, *_OTHER_ACTIVATIONS, NO_CPU_OFFLOADING),
-        numerics=Numerics.reordered(
+        numerics=ms.Numerics.reordered(
             reason="SwiGLU is silu(gate) * up. The operator rounds only this product, but Megatron also rounds silu(gate)"
         ),
     )
 
-    @hookimpl
-    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
-        return resized(tensors, {"mlp: activation inner": 0})
+    @ms.hookimpl
+    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
+        return ms.resized(tensors, {"mlp: activation inner": 0})
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         reason = "makes Megatron compute SwiGLU in one function, which this feature replaces by an operator"
-        return [ArgOverride("bias_activation_fusion", True, reason, only=f"{_LAYERS}:fits")]
+        return [ms.ArgOverride("bias_activation_fusion", True, reason, only=f"{_LAYERS}:fits")]
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         return [
-            Wrap(
+            ms.Wrap(
                 f"{_FUSIONS}:bias_swiglu_impl",
                 f"{_LAYERS}:with_operator",
                 reason="computes SwiGLU of an MLP by the operator mindspeed::swiglu",
                 optional=True,
             ),
-            Wrap(
+            ms.Wrap(
                 f"{_FUSIONS}:weighted_bias_swiglu_impl",
                 f"{_LAYERS}:with_weighted_operator",
                 reason="computes SwiGLU of an expert by the operator mindspeed::swiglu, and multiplies it by the routing "

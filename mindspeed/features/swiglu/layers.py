@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from mindspeed import plugins as ms
 from mindspeed.job.config import world_of_config
 from mindspeed.ops.swiglu import swiglu
-from mindspeed.plugins import UnknownValue, World, obstacle
 
 
 def fits(config: Any) -> bool:
@@ -18,8 +18,8 @@ def fits(config: Any) -> bool:
     from mindspeed.features.swiglu.feature import Swiglu
 
     try:
-        return obstacle(Swiglu.spec.constraints, Swiglu.spec.name, Swiglu.Args(), World(world_of_config(config))) is None
-    except UnknownValue:  # a function that no argument asks for
+        return ms.obstacle(Swiglu.spec.constraints, Swiglu.spec.name, Swiglu.Args(), ms.World(world_of_config(config))) is None
+    except ms.UnknownValue:  # a function that no argument asks for
         return False
 
 

@@ -2,79 +2,66 @@
 
 from __future__ import annotations
 
-from mindspeed.plugins import (
-    Advice,
-    ArgOverride,
-    Category,
-    CheckpointState,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveField,
-    Numerics,
-    RequiresAny,
-    World,
-    condition,
-    hookimpl,
-)
+from mindspeed import plugins as ms
 
 
-class TensorParallelArgs(FeatureArgs):
-    size: int = Field(1, ge=1, description="Number of ranks over which the weights of a layer are split (tensor-parallel size)")
+class TensorParallelArgs(ms.FeatureArgs):
+    size: int = ms.Field(
+        1, ge=1, description="Number of ranks over which the weights of a layer are split (tensor-parallel size)"
+    )
 
 
-@condition(
+@ms.condition(
     "{world.num_attention_heads} attention heads are not divisible by tp={args.size}",
-    fix=(GiveField("tp", note="a divisor of {world.num_attention_heads}"),),
+    fix=(ms.GiveField("tp", note="a divisor of {world.num_attention_heads}"),),
 )
-def heads_divide(args: TensorParallelArgs, world: World) -> bool:
+def heads_divide(args: TensorParallelArgs, world: ms.World) -> bool:
     """Check that each rank gets as many attention heads."""
     return bool(world.num_attention_heads % args.size == 0)
 
 
-@condition(
+@ms.condition(
     "{world.num_query_groups} query groups are neither a multiple nor a divisor of tp={args.size}",
-    fix=(GiveField("tp", note="a divisor of {world.num_query_groups}"),),
+    fix=(ms.GiveField("tp", note="a divisor of {world.num_query_groups}"),),
 )
-def query_groups_divide(args: TensorParallelArgs, world: World) -> bool:
+def query_groups_divide(args: TensorParallelArgs, world: ms.World) -> bool:
     """Check that each rank gets as many key heads, or as many ranks share one."""
     return bool(world.num_query_groups % args.size == 0 or args.size % world.num_query_groups == 0)
 
 
-@condition(
+@ms.condition(
     "ffn_hidden_size={world.ffn_hidden_size} is not divisible by tp={args.size}",
-    fix=(GiveField("tp", note="a divisor of {world.ffn_hidden_size}"),),
+    fix=(ms.GiveField("tp", note="a divisor of {world.ffn_hidden_size}"),),
 )
-def mlp_divides(args: TensorParallelArgs, world: World) -> bool:
+def mlp_divides(args: TensorParallelArgs, world: ms.World) -> bool:
     """Check that each rank gets as many hidden units of the MLP."""
     return bool(world.ffn_hidden_size % args.size == 0)
 
 
-@condition(
+@ms.condition(
     "vocabulary size {world.vocab_size} is not divisible by tp={args.size}",
-    fix=(Advice("pad the vocabulary, so that --vocab-size is a multiple of {args.size}"),),
+    fix=(ms.Advice("pad the vocabulary, so that --vocab-size is a multiple of {args.size}"),),
 )
-def vocabulary_divides(args: TensorParallelArgs, world: World) -> bool:
+def vocabulary_divides(args: TensorParallelArgs, world: ms.World) -> bool:
     """Check that each rank gets as many rows of the embedding."""
     return bool(world.vocab_size % args.size == 0)
 
 
-def _splits_experts(args: TensorParallelArgs, world: World) -> bool:
+def _splits_experts(args: TensorParallelArgs, world: ms.World) -> bool:
     """Return whether a MoE model is split over several ranks."""
     return bool(args.size > 1 and world.num_experts > 0)
 
 
-class TensorParallel(Feature[TensorParallelArgs]):
+class TensorParallel(ms.Feature[TensorParallelArgs]):
     """Split weights and vocabulary over ranks.
 
     The first linear layer of attention or of an MLP is split by columns and the second by rows. Together they need one
     all-reduce in forward and one in backward.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="tensor-parallel",
-        category=Category.MEGATRON,
+        category=ms.Category.MEGATRON,
         level=0,
         sizes={"tp": "size"},
         constraints=(
@@ -82,20 +69,20 @@ class TensorParallel(Feature[TensorParallelArgs]):
             query_groups_divide,
             mlp_divides,
             vocabulary_divides,
-            RequiresAny(
+            ms.RequiresAny(
                 "sequence-parallel",
                 reason="Megatron trains a MoE model with tp > 1 only if sequence parallelism is on",
                 when=_splits_experts,
             ),
         ),
-        numerics=Numerics.reordered(reason="sums over the hidden dimension are split over ranks"),
-        state=CheckpointState("resharded", "weights are saved whole, as slices that any other layout can load"),
+        numerics=ms.Numerics.reordered(reason="sums over the hidden dimension are split over ranks"),
+        state=ms.CheckpointState("resharded", "weights are saved whole, as slices that any other layout can load"),
     )
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         return [
-            ArgOverride(
+            ms.ArgOverride(
                 "tensor_model_parallel_size", self.args.size, "tensor-parallel.size sets the number of ranks that split a layer"
             )
         ]

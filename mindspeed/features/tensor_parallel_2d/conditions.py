@@ -4,52 +4,52 @@ from __future__ import annotations
 
 from typing import Final
 
+from mindspeed import plugins as ms
 from mindspeed.features.tensor_parallel_2d.costs import GridSettings, fits_ranks, grid_of
-from mindspeed.plugins import GiveField, GiveSetting, ModelCondition, RemoveFeature, Together, World, condition, unset
 from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
 
 NAME: Final = "tensor-parallel-2d"
 MUON: Final = "Muon supports only weights split along one dimension, but {feature} splits linear layers along both"
-NOT_MUON: Final = (GiveField("optimizer", "adam"), RemoveFeature(NAME))
+NOT_MUON: Final = (ms.GiveField("optimizer", "adam"), ms.RemoveFeature(NAME))
 _FORMATS: Final = ("torch_dist", "zarr")
 """Formats of checkpoints that say where each part of a weight lies."""
-_AUTO: Final = (Together((GiveSetting("x", "auto"), GiveSetting("y", "auto"))),)
+_AUTO: Final = (ms.Together((ms.GiveSetting("x", "auto"), ms.GiveSetting("y", "auto"))),)
 
 
-@condition("a grid of x={args.x} by y={args.y} does not match tp={world.tp} ranks", fix=_AUTO)
-def grid_has_the_ranks(args: GridSettings, world: World) -> bool:
+@ms.condition("a grid of x={args.x} by y={args.y} does not match tp={world.tp} ranks", fix=_AUTO)
+def grid_has_the_ranks(args: GridSettings, world: ms.World) -> bool:
     """Check that the grid has as many ranks as tensor parallelism."""
     return fits_ranks(args, world)
 
 
-@condition("hidden size {world.hidden_size} is not divisible by y={args.y} of the {args.x} x {args.y} grid", fix=_AUTO)
-def grid_splits_hidden(args: GridSettings, world: World) -> bool:
+@ms.condition("hidden size {world.hidden_size} is not divisible by y={args.y} of the {args.x} x {args.y} grid", fix=_AUTO)
+def grid_splits_hidden(args: GridSettings, world: ms.World) -> bool:
     """Check that y divides the hidden size; a grid of another number of ranks is not judged."""
     return bool(not fits_ranks(args, world) or world.hidden_size % grid_of(args, world)[1] == 0)
 
 
-@condition(
+@ms.condition(
     "weight_shards is {world.weight_shards}, so Megatron (--tensor-parallel-num-weight-shards) splits the weights of each "
     "tensor-parallel rank again, which {feature} does not support",
-    fix=(GiveField("weight_shards", 1), RemoveFeature()),
+    fix=(ms.GiveField("weight_shards", 1), ms.RemoveFeature()),
 )
-def weights_are_whole(args: GridSettings, world: World) -> bool:
+def weights_are_whole(args: GridSettings, world: ms.World) -> bool:
     """Check that no further ranks share the weight of a linear layer."""
     return bool(world.weight_shards == 1)
 
 
-@condition(MUON, fix=NOT_MUON)
-def optimizer_is_not_muon(args: GridSettings, world: World) -> bool:
+@ms.condition(MUON, fix=NOT_MUON)
+def optimizer_is_not_muon(args: GridSettings, world: ms.World) -> bool:
     """Check that the optimizer reads no split dimension; an unknown optimizer is checked when it is built."""
     return not (world.knows("optimizer") and "muon" in world.optimizer)
 
 
-@condition(
+@ms.condition(
     "checkpoint format {world.checkpoint_format} supports only weights split along one dimension, but {feature} splits along "
     "both unless y=1",
-    fix=(GiveField("checkpoint_format", "torch_dist"), Together((GiveSetting("x", "auto"), GiveSetting("y", 1)))),
+    fix=(ms.GiveField("checkpoint_format", "torch_dist"), ms.Together((ms.GiveSetting("x", "auto"), ms.GiveSetting("y", 1)))),
 )
-def checkpoints_know_both_dimensions(args: GridSettings, world: World) -> bool:
+def checkpoints_know_both_dimensions(args: GridSettings, world: ms.World) -> bool:
     """Check that checkpoints have the place of each block; with y = 1 weights are split as Megatron splits them."""
     if world.checkpoint_format in _FORMATS or not fits_ranks(args, world):
         return True
@@ -61,13 +61,13 @@ CONDITIONS: Final = (
     grid_has_the_ranks,
     grid_splits_hidden,
     weights_are_whole,
-    unset(
+    ms.unset(
         "shared_expert_overlap",
         "shared experts skip the collectives of their linear layers (moe_shared_expert_overlap), which {feature} needs",
     ),
     checkpoints_know_both_dimensions,
     optimizer_is_not_muon,
-    ModelCondition(
+    ms.ModelCondition(
         "mindspeed.features.tensor_parallel_2d.refusals:muon_optimizers",
         "the optimizer is not Muon",
         subject="optimizer",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from mindspeed.plugins import World
+from mindspeed import plugins as ms
 
 
 class GridSettings(Protocol):
@@ -46,7 +46,7 @@ def row(h: float, m: float, x: int, y: int) -> Sent:
     return Sent(hidden + features, hidden + 2 * features)
 
 
-def layer_numbers(world: World, x: int, y: int) -> float:
+def layer_numbers(world: ms.World, x: int, y: int) -> float:
     """The numbers of attention's and the MLP's linear layers; y = 1 is tensor parallelism in one dimension."""
     world.need("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_linear_unit")
     h, ffn = world.hidden_size, world.ffn_hidden_size
@@ -55,18 +55,18 @@ def layer_numbers(world: World, x: int, y: int) -> float:
     return column(h, qkv, x, y).both + row(h, h, x, y).both + column(h, up, x, y).both + row(h, ffn, x, y).both
 
 
-def grids(world: World) -> list[tuple[int, int]]:
+def grids(world: ms.World) -> list[tuple[int, int]]:
     """Every grid of the tensor-parallel size whose y divides the hidden size, one dimension first."""
     tp = int(world.tp)
     return [(tp // y, y) for y in range(1, tp + 1) if tp % y == 0 and world.hidden_size % y == 0]
 
 
-def cheapest_grid(world: World) -> tuple[int, int]:
+def cheapest_grid(world: ms.World) -> tuple[int, int]:
     """The grid that sends the least; of equal ones the one with the smallest y."""
     return min(grids(world), key=lambda grid: layer_numbers(world, *grid))
 
 
-def grid_of(args: GridSettings, world: World) -> tuple[int, int]:
+def grid_of(args: GridSettings, world: ms.World) -> tuple[int, int]:
     """The grid of the settings: the one with the least communication, with values not set derived from the tensor-parallel
     size."""
     if args.x == "auto":
@@ -74,7 +74,7 @@ def grid_of(args: GridSettings, world: World) -> tuple[int, int]:
     return args.x, world.tp // args.x if args.y == "auto" else args.y
 
 
-def fits_ranks(args: GridSettings, world: World) -> bool:
+def fits_ranks(args: GridSettings, world: ms.World) -> bool:
     """Return whether the settings mean as many ranks as there are."""
     given = [size for size in (args.x, args.y) if size != "auto"]
     if any(size < 1 for size in given):
@@ -82,7 +82,7 @@ def fits_ranks(args: GridSettings, world: World) -> bool:
     return world.tp == given[0] * given[1] if len(given) == 2 else not given or world.tp % given[0] == 0
 
 
-def describe_costs(args: GridSettings, world: World) -> list[str]:
+def describe_costs(args: GridSettings, world: ms.World) -> list[str]:
     """Say what the grid sends, and what tensor parallelism in one dimension does."""
     if not fits_ranks(args, world):
         return []

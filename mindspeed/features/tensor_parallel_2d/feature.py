@@ -5,27 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
+from mindspeed import plugins as ms
 from mindspeed.features.tensor_parallel_2d.conditions import CONDITIONS, NAME
 from mindspeed.features.tensor_parallel_2d.costs import describe_costs, fits_ranks, grid_of
-from mindspeed.plugins import (
-    Category,
-    CheckpointState,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    MindSpeedError,
-    Numerics,
-    Patch,
-    Requires,
-    Slot,
-    UnknownValue,
-    VerifyWith,
-    When,
-    World,
-    Wrap,
-    hookimpl,
-)
 from mindspeed.tensor_parallel.pipeline import parts_that_fit
 
 if TYPE_CHECKING:
@@ -35,51 +17,51 @@ PARTS = 8
 """Of a product whose collectives overlap: all but an eighth can hide."""
 
 
-class TensorParallel2DArgs(FeatureArgs):
-    x: int | Literal["auto"] = Field(
+class TensorParallel2DArgs(ms.FeatureArgs):
+    x: int | Literal["auto"] = ms.Field(
         "auto",
         description="Grid size x of x * y = tp: output features are split over x ranks; auto = least communication",
     )
-    y: int | Literal["auto"] = Field(
+    y: int | Literal["auto"] = ms.Field(
         "auto",
         description="Grid size y of x * y = tp: input features are split over y ranks; 1 = plain tensor parallelism",
     )
-    overlap_gather: bool = Field(
+    overlap_gather: bool = ms.Field(
         False,
         description="In forward: gather the input in chunks, and overlap each gather with the matrix product of another chunk",
     )
-    overlap_scatter: bool = Field(
+    overlap_scatter: bool = ms.Field(
         False,
         description="In forward: split the output into chunks, and overlap the reduce-scatter of each with the matrix product "
         "of another chunk",
     )
-    overlap_backward: bool = Field(
+    overlap_backward: bool = ms.Field(
         False,
         description="In backward: transfer gradients in chunks, and overlap each with the matrix product of another chunk",
     )
 
 
-class TensorParallel2D(Feature[TensorParallel2DArgs]):
+class TensorParallel2D(ms.Feature[TensorParallel2DArgs]):
     """Split weights of linear layers over a 2-D grid.
 
     A grid of x by y ranks sends fewer bytes than a split along one dimension. As with sequence parallelism, activations
     between linear layers are split along the sequence.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name=NAME,
-        category=Category.COMMUNICATION,
-        slots={Slot.LINEAR},
+        category=ms.Category.COMMUNICATION,
+        slots={ms.Slot.LINEAR},
         constraints=(
-            Requires(
+            ms.Requires(
                 "sequence-parallel",
                 reason="the linear layers of tensor-parallel-2d expect inputs that are split along the sequence",
             ),
             *CONDITIONS,
         ),
-        numerics=Numerics.reordered(reason="sums over the hidden dimension are split over ranks"),
-        state=CheckpointState("resharded", "weights are saved as blocks that any other layout can load"),
-        verify_with=VerifyWith(
+        numerics=ms.Numerics.reordered(reason="sums over the hidden dimension are split over ranks"),
+        state=ms.CheckpointState("resharded", "weights are saved as blocks that any other layout can load"),
+        verify_with=ms.VerifyWith(
             algorithm=("mindspeed.features.tensor_parallel_2d.products",), settings={NAME: {"x": 1, "y": 2}}, world={"tp": 2}
         ),
     )
@@ -95,44 +77,44 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
         """The number of parts for ``rows`` rows of a rank's share."""
         return parts_that_fit(NAME, PARTS, rows, fix=f"use a longer sequence, or remove the overlap settings of {NAME}")
 
-    @hookimpl
+    @ms.hookimpl
     def notes(self) -> Iterable[str]:
         yield from describe_costs(self.args, self.world)
         if fits_ranks(self.args, self.world) and grid_of(self.args, self.world)[1] == 1 and not any(self.overlaps.values()):
             yield "with y=1 and no overlap every linear layer remains Megatron's; set y or an overlap"
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         return [
-            Wrap(
+            ms.Wrap(
                 "megatron.core.transformer.mlp:apply_swiglu_sharded_factory",
                 "mindspeed.features.tensor_parallel_2d.layers:with_both_axes",
                 reason="saves gated MLP weights split along two dimensions; Megatron supports only one dimension",
                 phase="checkpoint",
                 optional=True,
             ),
-            Wrap(
+            ms.Wrap(
                 "megatron.core.optimizer.muon:get_megatron_muon_optimizer",
                 "mindspeed.features.tensor_parallel_2d.refusals:refusing",
                 reason="stops when Megatron creates the Muon optimizer, which supports only weights split along one dimension",
-                when=When(megatron=">=0.16"),
+                when=ms.When(megatron=">=0.16"),
                 phase="build",
                 optional=True,
             ),
         ]
 
-    @hookimpl
+    @ms.hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
         from mindspeed.features.tensor_parallel_2d.groups import make_grid
         from mindspeed.features.tensor_parallel_2d.refusals import grid_is_unknown
 
         try:
-            _, y = grid_of(self.args, World({**self.world.known(), "tp": sizes["tp"]}))
-        except UnknownValue as unknown:
-            raise MindSpeedError([grid_is_unknown(unknown.fields)]) from None
+            _, y = grid_of(self.args, ms.World({**self.world.known(), "tp": sizes["tp"]}))
+        except ms.UnknownValue as unknown:
+            raise ms.MindSpeedError([grid_is_unknown(unknown.fields)]) from None
         self.grid = make_grid(get_group("tp"), y)
 
-    @hookimpl
+    @ms.hookimpl
     def groups_destroyed(self) -> None:
         from mindspeed.features.tensor_parallel_2d.groups import destroy_grid
 
@@ -140,7 +122,7 @@ class TensorParallel2D(Feature[TensorParallel2DArgs]):
             destroy_grid(self.grid)
         self.grid = None
 
-    @hookimpl
+    @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.tensor_parallel_2d.layers import ColumnParallelLinear2D, RowParallelLinear2D
         from mindspeed.tensor_parallel.layers import with_linear_layers

@@ -14,9 +14,9 @@ import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch import Tensor
 
+from mindspeed import plugins as ms
 from mindspeed.features.tensor_parallel_2d.products import Grid, Overlap, Products2D, column_products, row_products
 from mindspeed.features.tensor_parallel_2d.refusals import SplitAlongBothDimensions
-from mindspeed.plugins import Advice, MindSpeedError, Problem, active_feature
 from mindspeed.tensor_parallel.layers import ColumnLinear, RowLinear
 from mindspeed.tensor_parallel.linear import Products
 
@@ -71,11 +71,11 @@ class RowParallelLinear2D(RowLinear):
 
 
 def _feature_and_grid(tp_group: Any) -> tuple[TensorParallel2D, Grid]:
-    feature: TensorParallel2D | None = active_feature(_NAME)
+    feature: TensorParallel2D | None = ms.active_feature(_NAME)
     if feature is None or feature.grid is None or feature.grid.ranks != tp_group.size():
         text = f"{_NAME}: a layer is built for {tp_group.size()} ranks before the process groups of the grid were created"
         fix = "call Megatron's initialize_model_parallel before building the model"
-        raise MindSpeedError([Problem("MS304", text, (_NAME,), fix=Advice(fix))])
+        raise ms.MindSpeedError([ms.Problem("MS304", text, (_NAME,), fix=ms.Advice(fix))])
     return feature, feature.grid
 
 
@@ -89,7 +89,7 @@ def _require_split(features: int, grid: Grid, what: str) -> None:
     if features % grid.y:
         text = f"{_NAME}: the {features} features of {what} are not divisible by y={grid.y}"
         fix = f"--set {_NAME}.y=N, where N divides {features}"
-        raise MindSpeedError([Problem("MS304", text, (_NAME,), fix=Advice(fix))])
+        raise ms.MindSpeedError([ms.Problem("MS304", text, (_NAME,), fix=ms.Advice(fix))])
 
 
 def _wants_whole_weight(options: dict[str, Any]) -> dict[str, bool]:

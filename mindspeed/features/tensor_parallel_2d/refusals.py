@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any, NoReturn
 
+from mindspeed import plugins as ms
 from mindspeed.features.tensor_parallel_2d.conditions import MUON, NAME, NOT_MUON
-from mindspeed.plugins import Advice, Feature, GiveSetting, MindSpeedError, Problem
 
 
-def muon_optimizers(feature: Feature[Any], optimizer: Any) -> Iterator[str]:
+def muon_optimizers(feature: ms.Feature[Any], optimizer: Any) -> Iterator[str]:
     """Say that a built optimizer is, or contains, one that orthogonalizes weights."""
     members = getattr(optimizer, "chained_optimizers", [optimizer])
     if any("muon" in str(getattr(getattr(member, "config", None), "optimizer", "")) for member in members):
@@ -22,17 +22,20 @@ def refusing(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise MindSpeedError([Problem("MS304", f"{NAME}: {MUON}", (NAME,), fix=NOT_MUON)])
+        raise ms.MindSpeedError([ms.Problem("MS304", f"{NAME}: {MUON}", (NAME,), fix=NOT_MUON)])
 
     return refuse
 
 
-def grid_is_unknown(fields: Iterable[str]) -> Problem:
+def grid_is_unknown(fields: Iterable[str]) -> ms.Problem:
     """Return the problem of a grid to choose where values of the model are not known."""
     unknown = ", ".join(fields)
     text = f"{NAME}: x=auto and y=auto choose the grid by {unknown}, which the plan does not know"
-    fix = (Advice(f"give {unknown} as an option or in the job file"), GiveSetting(f"{NAME}.y", 2, note="for a fixed grid"))
-    return Problem("MS304", text, (NAME,), fix=fix)
+    fix = (
+        ms.Advice(f"give {unknown} as an option or in the job file"),
+        ms.GiveSetting(f"{NAME}.y", 2, note="for a fixed grid"),
+    )
+    return ms.Problem("MS304", text, (NAME,), fix=fix)
 
 
 class SplitAlongBothDimensions:
@@ -62,4 +65,4 @@ class SplitAlongBothDimensions:
             "and let it load the whole weight from there. Or split weights along one dimension, where x=auto means all "
             f"tensor-parallel ranks: --set {NAME}.x=auto --set {NAME}.y=1"
         )
-        raise MindSpeedError([Problem("MS304", text, (NAME,), fix=Advice(fix))])
+        raise ms.MindSpeedError([ms.Problem("MS304", text, (NAME,), fix=ms.Advice(fix))])

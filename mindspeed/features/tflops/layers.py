@@ -7,11 +7,11 @@ from typing import Any
 
 from megatron.core.utils import get_model_config, unwrap_model
 
+from mindspeed import plugins as ms
 from mindspeed.job.arithmetic import model_flops, shape_of_config
-from mindspeed.plugins import UnknownValue, World
 
 
-def model_operations(chunks: Sequence[Any], world: World) -> int | None:
+def model_operations(chunks: Sequence[Any], world: ms.World) -> int | None:
     """Return the operations of a step, all ranks together; None where the model is no GPT or hybrid of the same layers,
     or the batch size is not known."""
     model = unwrap_model(chunks[0])
@@ -22,6 +22,6 @@ def model_operations(chunks: Sequence[Any], world: World) -> int | None:
     pattern = getattr(model, "hybrid_layer_pattern", None) or ""
     try:
         shape = shape_of_config(get_model_config(chunks[0]), model.vocab_size, length, tied, pattern=pattern)
-    except UnknownValue:  # layers whose operations are not counted
+    except ms.UnknownValue:  # layers whose operations are not counted
         return None
     return model_flops(shape, world.global_batch_size)

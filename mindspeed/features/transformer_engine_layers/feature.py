@@ -5,45 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from mindspeed import plugins as ms
 from mindspeed.features.transformer_engine_layers.role_patches import role_patches
-from mindspeed.plugins import (
-    ArgOverride,
-    Category,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveField,
-    GiveSetting,
-    Numerics,
-    Patch,
-    RemoveFeature,
-    VerifyWith,
-    World,
-    condition,
-    hookimpl,
-    unset,
-)
 
 _HERE: Final = "mindspeed.features.transformer_engine_layers"
-_REMOVE: Final = RemoveFeature()
+_REMOVE: Final = ms.RemoveFeature()
 
 
-class TransformerEngineLayersArgs(FeatureArgs):
-    replace: bool = Field(
+class TransformerEngineLayersArgs(ms.FeatureArgs):
+    replace: bool = ms.Field(
         False,
         description="Use the layers of this feature also where Transformer Engine is installed (true), or refuse such a job "
         "(false)",
     )
 
 
-@condition(
+@ms.condition(
     "Transformer Engine is installed, so its layers are used and {feature} is not needed (with the setting replace=true, "
     "Megatron's local layers are used instead)",
-    fix=(GiveSetting("replace", True), _REMOVE),
+    fix=(ms.GiveSetting("replace", True), _REMOVE),
     selects=True,
 )
-def no_engine_is_installed(args: TransformerEngineLayersArgs, world: World) -> bool:
+def no_engine_is_installed(args: TransformerEngineLayersArgs, world: ms.World) -> bool:
     """Check that no Transformer Engine is installed, unless its layers are to be replaced."""
     return args.replace or not world.is_set("engine_installed")
 
@@ -55,27 +38,27 @@ _ONLY_REAL: Final = {
     "logged_attention_logits": "log_max_attention_logit (--logged-attention-logits) needs the largest attention logits",
 }
 REFUSED: Final = tuple(
-    unset(
+    ms.unset(
         field,
         f"{text}, which only Transformer Engine's original layers support, not their replacements in transformer-engine-layers",
-        (GiveField(field, False),),
+        (ms.GiveField(field, False),),
     )
     for field, text in _ONLY_REAL.items()
 )
 """Options of Transformer Engine's layers that these do not have."""
 
 
-@condition(
+@ms.condition(
     "weight_shards is {world.weight_shards}, so Megatron (--tensor-parallel-num-weight-shards) splits the weights of each "
     "tensor-parallel rank again; only Transformer Engine's original layers support this",
-    fix=(GiveField("weight_shards", 1),),
+    fix=(ms.GiveField("weight_shards", 1),),
 )
-def weights_are_whole(args: TransformerEngineLayersArgs, world: World) -> bool:
+def weights_are_whole(args: TransformerEngineLayersArgs, world: ms.World) -> bool:
     """Check that only tensor-parallel ranks share the weight of a linear layer."""
     return bool(world.weight_shards == 1)
 
 
-class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
+class TransformerEngineLayers(ms.Feature[TransformerEngineLayersArgs]):
     """Replace Transformer Engine layers by local ones.
 
     Megatron's default layer specs then work where Transformer Engine is not installed. Its classes are provided on top
@@ -83,30 +66,30 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
     on them too.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="transformer-engine-layers",
-        category=Category.COMPUTE,
+        category=ms.Category.COMPUTE,
         level=0,
         follows="transformer_engine_layers",
         constraints=(no_engine_is_installed, *REFUSED, weights_are_whole),
-        verify_with=VerifyWith(
+        verify_with=ms.VerifyWith(
             settings={"transformer-engine-layers": {"replace": True}},
             algorithm=tuple(f"{_HERE}.{module}" for module in ("attention", "linear", "norm_linear")),
         ),
-        numerics=Numerics.reordered(reason="norms and attention use other kernels than Transformer Engine's"),
+        numerics=ms.Numerics.reordered(reason="norms and attention use other kernels than Transformer Engine's"),
     )
 
     _stand_in: Any = None
     _names: Any = None
 
-    @hookimpl
+    @ms.hookimpl
     def job_values(self) -> Mapping[str, Any]:
         return {"engine_over_local": True}
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         return [
-            ArgOverride(
+            ms.ArgOverride(
                 "transformer_impl",
                 "transformer_engine",
                 "makes Megatron build its layer specs for Transformer Engine, in which this feature replaces the classes of "
@@ -114,22 +97,22 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
             )
         ]
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         return role_patches()
 
-    @hookimpl
+    @ms.hookimpl
     def notes(self) -> Iterable[str]:
         yield "layers of Transformer Engine are replaced by Megatron's local layers under the same names"
         yield "operators and Megatron's functions compute fused rotary embedding, token permutation and routing"
 
-    @hookimpl
+    @ms.hookimpl
     def config_ready(self, config: Any) -> None:
         from mindspeed.features.transformer_engine_layers.fused import without_kernels
 
         without_kernels(config)
 
-    @hookimpl
+    @ms.hookimpl
     def activated(self) -> None:
         from mindspeed.features.transformer_engine_layers.names import RoleNames
         from mindspeed.features.transformer_engine_layers.stand_in import EngineStandIn
@@ -139,7 +122,7 @@ class TransformerEngineLayers(Feature[TransformerEngineLayersArgs]):
         self._names = RoleNames(self._stand_in)
         self._names.bind()
 
-    @hookimpl
+    @ms.hookimpl
     def deactivated(self) -> None:
         if self._names is not None:
             self._names.release()

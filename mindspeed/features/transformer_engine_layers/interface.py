@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from mindspeed.plugins import Advice, MindSpeedError, Problem
+from mindspeed import plugins as ms
 
 VERSION: Final = "2.9.0"
 """Version of Transformer Engine whose interface the roles have."""
@@ -14,7 +14,7 @@ _NAME: Final = "transformer-engine-layers"
 
 def refuse(role: str, what: str, fix: str) -> NoReturn:
     """Raise MS338 for an option or a part of Transformer Engine that does not exist here."""
-    raise MindSpeedError([Problem("MS338", f"{_NAME}: {role} {what}", (_NAME,), fix=Advice(fix))])
+    raise ms.MindSpeedError([ms.Problem("MS338", f"{_NAME}: {role} {what}", (_NAME,), fix=ms.Advice(fix))])
 
 
 def refuse_unknown(role: str, options: Mapping[str, Any]) -> None:

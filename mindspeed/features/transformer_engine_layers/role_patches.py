@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mindspeed.plugins import Patch, Ref, Replace, Set, When
+from mindspeed import plugins as ms
 
 _HERE: Final = "mindspeed.features.transformer_engine_layers"
 _EXTENSION: Final = "megatron.core.extensions.transformer_engine"
@@ -56,13 +56,13 @@ _ROLES: Final = (
 _PURPOSE: Final = "so that layer specs for Transformer Engine work without Transformer Engine"
 
 
-def role_patches() -> list[Patch]:
+def role_patches() -> list[ms.Patch]:
     """Return the patches that put each role in the place of Transformer Engine's."""
-    since = {"TEActivationOp": When(">=0.15"), "cpu_offload": When(">=0.16")}
-    patches: list[Patch] = [
-        Set(
+    since = {"TEActivationOp": ms.When(">=0.15"), "cpu_offload": ms.When(">=0.16")}
+    patches: list[ms.Patch] = [
+        ms.Set(
             f"{_EXTENSION}:{name}",
-            Ref(f"{_HERE}.{module}:{name}"),
+            ms.Ref(f"{_HERE}.{module}:{name}"),
             f"{does}, {_PURPOSE}",
             since.get(name),
             "build",
@@ -72,10 +72,10 @@ def role_patches() -> list[Patch]:
         for name in names.split()
     ]
     rotary = f"applies rotary embedding by Megatron's unfused function, {_PURPOSE}"
-    patches += [Set(f"{_ROTARY}:{name}", Ref(f"{_HERE}.fused:{name}"), rotary, optional=True) for name in _FUSED_ROTARY]
+    patches += [ms.Set(f"{_ROTARY}:{name}", ms.Ref(f"{_HERE}.fused:{name}"), rotary, optional=True) for name in _FUSED_ROTARY]
     version = "reports the version of Transformer Engine whose interface these layers have, because Megatron asks for it"
     patches += [
-        Replace(f"megatron.core.utils:{name}", f"{_HERE}.functions:{name}", version, phase="build", optional=True)
+        ms.Replace(f"megatron.core.utils:{name}", f"{_HERE}.functions:{name}", version, phase="build", optional=True)
         for name in ("get_te_version", "is_te_min_version")
     ]
     return patches

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from mindspeed import plugins as ms
 from mindspeed.context_parallel.conditions import KeepArgs, interval_is_inside, predicts_one_token
 from mindspeed.context_parallel.costs import Attention, Keep, attention_of, cost_of_waiting, head_all_to_all, ulysses
 from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
 from mindspeed.context_parallel.patches import any_length, packed_in, sliced_by
 from mindspeed.context_parallel.saved import compact_inputs, with_heads_exchanged
-from mindspeed.plugins import (
-    Advice,
-    Capability,
-    Category,
-    Cost,
-    FeatureSpec,
-    Field,
-    GiveField,
-    GiveSetting,
-    MegatronFlag,
-    Numerics,
-    Patch,
-    SavedTensors,
-    Slot,
-    World,
-    condition,
-    hookimpl,
-)
 
 if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
@@ -36,63 +19,63 @@ _REASON = "one contiguous chunk of the sequence, where Megatron gives it an earl
 
 
 class UlyssesAttentionArgs(KeepArgs):
-    keep: Literal["none", "half", "full"] = Field(
+    keep: Literal["none", "half", "full"] = ms.Field(
         "none",
         description="Store keys (half) or keys and values (full) for backward before the all-to-all, where they are smaller, "
         "and repeat their all-to-all in backward. none = store them after the all-to-all: more memory, fewer transfers",
     )
-    kv_allgather: bool = Field(
+    kv_allgather: bool = ms.Field(
         False,
         description="For a model with a single key/value head: all-gather keys and values (true), instead of sending a copy "
         "to each rank by all-to-all (false)",
     )
 
 
-@condition(
+@ms.condition(
     "{world.num_attention_heads} attention heads are not divisible by cp x tp = {world.cp} x {world.tp}",
     fix=(
-        GiveField("cp", note="so that cp x tp divides the number of heads"),
-        Advice("use ring-attention, which does not split heads"),
+        ms.GiveField("cp", note="so that cp x tp divides the number of heads"),
+        ms.Advice("use ring-attention, which does not split heads"),
     ),
 )
-def heads_divide(args: UlyssesAttentionArgs, world: World) -> bool:
+def heads_divide(args: UlyssesAttentionArgs, world: ms.World) -> bool:
     """Check that each rank gets as many heads."""
     return bool(world.num_attention_heads % (world.cp * world.tp) == 0)
 
 
-def _keeps(args: UlyssesAttentionArgs, world: World) -> bool:
+def _keeps(args: UlyssesAttentionArgs, world: ms.World) -> bool:
     """Return whether backward exchanges keys again."""
     return args.keep != "none"
 
 
-@condition(
+@ms.condition(
     "keep={args.keep} stores keys as they are before the all-to-all. This saves memory only if the all-to-all copies key heads "
     "to several ranks. Here it copies none: cp x tp = {world.cp} x {world.tp} divides the {world.num_query_groups} key heads",
-    fix=(GiveSetting("keep", "none"),),
+    fix=(ms.GiveSetting("keep", "none"),),
     when=_keeps,
 )
-def key_heads_are_sent_twice(args: UlyssesAttentionArgs, world: World) -> bool:
+def key_heads_are_sent_twice(args: UlyssesAttentionArgs, world: ms.World) -> bool:
     """Check that a key head is sent to several ranks; otherwise keeping it saves no memory."""
     return bool(world.num_query_groups // world.tp % world.cp != 0)
 
 
-def _gathers(args: UlyssesAttentionArgs, world: World) -> bool:
+def _gathers(args: UlyssesAttentionArgs, world: ms.World) -> bool:
     """Return whether keys and values are gathered."""
     return args.kv_allgather
 
 
-@condition(
+@ms.condition(
     "kv_allgather supports one key head per tensor-parallel rank, but the model has {world.num_query_groups} key heads for "
     "tp={world.tp} ranks",
-    fix=(GiveSetting("kv_allgather", False), Advice("use kv-allgather-cp, which gathers any number of key heads")),
+    fix=(ms.GiveSetting("kv_allgather", False), ms.Advice("use kv-allgather-cp, which gathers any number of key heads")),
     when=_gathers,
 )
-def one_key_head_is_gathered(args: UlyssesAttentionArgs, world: World) -> bool:
+def one_key_head_is_gathered(args: UlyssesAttentionArgs, world: ms.World) -> bool:
     """Check that a tensor-parallel rank has a single key head."""
     return bool(world.num_query_groups <= world.tp)
 
 
-def own_instead_of_fetched(a: Attention, world: World, keep: Keep) -> int:
+def own_instead_of_fetched(a: Attention, world: ms.World, keep: Keep) -> int:
     """Return the bytes that Ulysses attention keeps more, or fewer, with own keys and values in place of fetched ones."""
     fetched = head_all_to_all(a, world.cp).named(keep) * a.element
     own = a.named(keep) * a.element
@@ -110,11 +93,11 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
     attention restores the split sequence.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="ulysses-attention",
-        category=Category.CONTEXT_PARALLEL,
-        slots={Slot.CONTEXT_PARALLEL},
-        provides={Capability.DOCUMENTS, Capability.POSITION_BIAS},
+        category=ms.Category.CONTEXT_PARALLEL,
+        slots={ms.Slot.CONTEXT_PARALLEL},
+        provides={ms.Capability.DOCUMENTS, ms.Capability.POSITION_BIAS},
         constraints=(
             *ALGORITHM,
             predicts_one_token,
@@ -123,8 +106,8 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
             interval_is_inside,
             one_key_head_is_gathered,
         ),
-        megatron_flags=(MegatronFlag("cp_comm_type", switch="on", values=("a2a",), size="cp"),),
-        numerics=Numerics.reordered(
+        megatron_flags=(ms.MegatronFlag("cp_comm_type", switch="on", values=("a2a",), size="cp"),),
+        numerics=ms.Numerics.reordered(
             reason="each rank sums weight gradients over its part of the sequence, and the sums are added over ranks"
         ),
     )
@@ -134,17 +117,17 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
 
         return UlyssesCoreAttention
 
-    def slicing(self) -> list[Patch]:
+    def slicing(self) -> list[ms.Patch]:
         return [
             *sliced_by(f"{_LAYERS}:share_of_batch", f"{_LAYERS}:share_of_table", _REASON),
             *packed_in(_LAYERS),
             any_length(),
         ]
 
-    @hookimpl
-    def cost(self) -> Cost:
+    @ms.hookimpl
+    def cost(self) -> ms.Cost:
         return cost_of_waiting(ulysses(attention_of(self.world), self.world.cp, self.args.keep), self.world)
 
-    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
+    def kept(self, tensors: ms.SavedTensors, a: Attention) -> ms.SavedTensors:
         own = own_instead_of_fetched(a, self.world, self.args.keep)
         return with_heads_exchanged(tensors, a, self.world.cp, own, self.args.interval)

@@ -4,77 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mindspeed import plugins as ms
 from mindspeed.pipeline.conditions import has_stages, shares
-from mindspeed.plugins import (
-    AddFeature,
-    ArgOverride,
-    Category,
-    CheckpointState,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Field,
-    GiveField,
-    GiveSetting,
-    MegatronFlag,
-    Numerics,
-    RemoveFeature,
-    Requires,
-    Together,
-    World,
-    condition,
-    hookimpl,
-)
 
-_REMOVE = RemoveFeature()
+_REMOVE = ms.RemoveFeature()
 
 
-class VirtualPipelineArgs(FeatureArgs):
-    size: int = Field(
+class VirtualPipelineArgs(ms.FeatureArgs):
+    size: int = ms.Field(
         1,
         ge=1,
         description="Number of model chunks per pipeline rank (virtual pipeline size). More chunks = smaller bubbles, more "
         "messages. In a HybridModel, each chunk is a segment of the pattern",
     )
-    overlap_p2p: bool = Field(
+    overlap_p2p: bool = ms.Field(
         True,
         description="Overlap sends and receives of one micro-batch with the computation of another (Megatron's "
         "overlap_p2p_comm)",
     )
 
 
-@condition(
-    "at least two model chunks per stage are needed, but vpp is {args.size}", fix=(GiveField("vpp", 2, or_more=True), _REMOVE)
+@ms.condition(
+    "at least two model chunks per stage are needed, but vpp is {args.size}",
+    fix=(ms.GiveField("vpp", 2, or_more=True), _REMOVE),
 )
-def stages_have_chunks(args: VirtualPipelineArgs, world: World) -> bool:
+def stages_have_chunks(args: VirtualPipelineArgs, world: ms.World) -> bool:
     """Check that a stage has several model chunks."""
     return args.size > 1
 
 
-def _waits_for_messages(args: VirtualPipelineArgs, world: World) -> bool:
+def _waits_for_messages(args: VirtualPipelineArgs, world: ms.World) -> bool:
     """Return whether overlap_p2p is off."""
     return not args.overlap_p2p
 
 
-@condition(
+@ms.condition(
     "two pipeline stages can interleave chunks only with overlapped communication, but overlap_p2p is false",
-    fix=(GiveSetting("overlap_p2p", True),),
+    fix=(ms.GiveSetting("overlap_p2p", True),),
     when=_waits_for_messages,
 )
-def two_stages_overlap(args: VirtualPipelineArgs, world: World) -> bool:
+def two_stages_overlap(args: VirtualPipelineArgs, world: ms.World) -> bool:
     """Check that two stages overlap communication."""
     return bool(world.pp != 2)
 
 
-@condition(
+@ms.condition(
     "{layers} layers are not divisible by pp x vpp = {stages} x {args.size} model chunks",
     fix=(
-        Together((GiveField("pp"), GiveField("vpp", note="their product must divide {world.num_layers}"))),
-        AddFeature("noop-layers"),
+        ms.Together((ms.GiveField("pp"), ms.GiveField("vpp", note="their product must divide {world.num_layers}"))),
+        ms.AddFeature("noop-layers"),
     ),
     values=shares,
 )
-def chunks_share_layers(args: VirtualPipelineArgs, world: World) -> bool:
+def chunks_share_layers(args: VirtualPipelineArgs, world: ms.World) -> bool:
     """Check that the chunks of a stage have equal shares of its layers, or a layout, a hybrid pattern or a feature deals."""
     layers, stages = world.equal_share
     parts = (world.first_stage_layers, world.last_stage_layers, layers // max(1, stages))
@@ -82,7 +64,7 @@ def chunks_share_layers(args: VirtualPipelineArgs, world: World) -> bool:
     return bool(world.layer_split or world.pipeline_layout or world.is_hybrid or is_even)
 
 
-def _group(args: VirtualPipelineArgs, world: World) -> Mapping[str, str]:
+def _group(args: VirtualPipelineArgs, world: ms.World) -> Mapping[str, str]:
     """Return what micro-batches are taken in groups of."""
     group = world.micro_batch_group
     return {
@@ -90,55 +72,55 @@ def _group(args: VirtualPipelineArgs, world: World) -> Mapping[str, str]:
     }
 
 
-@condition(
+@ms.condition(
     "{world.num_micro_batches} micro-batches per step are not a multiple of {group}",
     fix=(
-        GiveField(
+        ms.GiveField(
             "global_batch_size",
             note="a multiple of micro batch size x dp x pp = {world.micro_batch_size} x {world.dp} x {world.pp}",
         ),
     ),
     values=_group,
 )
-def micro_batches_fill_stages(args: VirtualPipelineArgs, world: World) -> bool:
+def micro_batches_fill_stages(args: VirtualPipelineArgs, world: ms.World) -> bool:
     """Check that micro-batches come in groups of at least as many as there are stages."""
     group, count = world.micro_batch_group or world.pp, world.num_micro_batches
     return bool(world.pp <= group <= count and (count % group == 0 or (world.micro_batch_group and count % group >= world.pp)))
 
 
-class VirtualPipeline(Feature[VirtualPipelineArgs]):
+class VirtualPipeline(ms.Feature[VirtualPipelineArgs]):
     """Interleave model chunks for smaller bubbles.
 
     The idle time of the pipeline is divided by the number of model chunks per stage.
     """
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="virtual-pipeline",
-        category=Category.MEGATRON,
+        category=ms.Category.MEGATRON,
         level=0,
         sizes={"vpp": "size"},
         constraints=(
-            Requires("pipeline-parallel", reason="virtual-pipeline interleaves the model chunks of pipeline stages"),
+            ms.Requires("pipeline-parallel", reason="virtual-pipeline interleaves the model chunks of pipeline stages"),
             stages_have_chunks,
             has_stages,
             two_stages_overlap,
             chunks_share_layers,
             micro_batches_fill_stages,
         ),
-        megatron_flags=(MegatronFlag("overlap_p2p_comm", "overlap_p2p"),),
-        numerics=Numerics.reordered(
+        megatron_flags=(ms.MegatronFlag("overlap_p2p_comm", "overlap_p2p"),),
+        numerics=ms.Numerics.reordered(
             reason="the first and the last stage sum the gradient of tied embeddings, so the summation order differs from "
             "training in one process"
         ),
-        state=CheckpointState(
+        state=ms.CheckpointState(
             "resharded", "layers are saved under their number in the whole model", settings={"overlap_p2p": "safe"}
         ),
     )
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
         overrides = [
-            ArgOverride(
+            ms.ArgOverride(
                 "virtual_pipeline_model_parallel_size",
                 self.args.size,
                 "virtual-pipeline.size sets the number of model chunks per stage",
@@ -146,5 +128,5 @@ class VirtualPipeline(Feature[VirtualPipelineArgs]):
         ]
         if self.args.overlap_p2p:
             reason = "virtual-pipeline.overlap_p2p=true overlaps messages with computation, which needs batch_p2p_comm=False"
-            overrides += [ArgOverride("overlap_p2p_comm", True, reason), ArgOverride("batch_p2p_comm", False, reason)]
+            overrides += [ms.ArgOverride("overlap_p2p_comm", True, reason), ms.ArgOverride("batch_p2p_comm", False, reason)]
         return overrides

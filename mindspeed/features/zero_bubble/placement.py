@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mindspeed.plugins import GiveField, GiveSetting, When, World, Wrap, condition
+from mindspeed import plugins as ms
 
 _HERE: Final = "mindspeed.features.zero_bubble.v_placement"
-_LOOP: Final = GiveSetting("placement", "loop")
+_LOOP: Final = ms.GiveSetting("placement", "loop")
 TIED: Final = (
     "placement=v puts the embedding and the output layer in two chunks of one rank, where Megatron does not tie their weights"
 )
-UNTIE: Final = GiveField("tied_embeddings", False)
+UNTIE: Final = ms.GiveField("tied_embeddings", False)
 """Reason and fix for tied embeddings, refused in a plan and, where the plan does not know them, in the built model."""
 _BY_CHUNK: Final = ">=0.14,<0.19"
 """Releases of Megatron that ask for stages where the wraps of a V answer: by chunk, and no loss by stage."""
@@ -25,12 +25,12 @@ _UNEVEN: Final = {
 }
 
 
-def _is_v(args: Any, world: World) -> bool:
+def _is_v(args: Any, world: ms.World) -> bool:
     """Return whether placement is v."""
     return bool(args.placement == "v")
 
 
-def _uneven(args: Any, world: World) -> Mapping[str, str]:
+def _uneven(args: Any, world: ms.World) -> Mapping[str, str]:
     """Return what makes stages unequal."""
     if world.layer_split:
         return {"uneven": f"has model chunks of {', '.join(map(str, world.layer_split))} layers"}
@@ -38,50 +38,50 @@ def _uneven(args: Any, world: World) -> Mapping[str, str]:
     return {"uneven": " and ".join(texts)}
 
 
-@condition(
+@ms.condition(
     "placement=v needs the same number of layers in every stage, but the job {uneven}", fix=(_LOOP,), when=_is_v, values=_uneven
 )
-def stages_are_equal(args: Any, world: World) -> bool:
+def stages_are_equal(args: Any, world: ms.World) -> bool:
     """Check that stages have equal numbers of layers."""
     return world.is_hybrid or not (world.layer_split or any(world.is_set(field) for field in _UNEVEN))
 
 
-@condition(
+@ms.condition(
     "placement=v does not support a HybridModel, whose layers Megatron assigns to ranks by the pattern",
     fix=(_LOOP,),
     when=_is_v,
 )
-def model_is_no_hybrid(args: Any, world: World) -> bool:
+def model_is_no_hybrid(args: Any, world: ms.World) -> bool:
     """Check that the model is no HybridModel."""
     return not world.is_hybrid
 
 
-@condition(
-    "placement=v needs two model chunks on each rank, but vpp is {world.vpp}", fix=(GiveField("vpp", 2), _LOOP), when=_is_v
+@ms.condition(
+    "placement=v needs two model chunks on each rank, but vpp is {world.vpp}", fix=(ms.GiveField("vpp", 2), _LOOP), when=_is_v
 )
-def ranks_have_two_chunks(args: Any, world: World) -> bool:
+def ranks_have_two_chunks(args: Any, world: ms.World) -> bool:
     """Check that each rank has two model chunks."""
     return bool(world.vpp == 2)
 
 
-@condition(TIED, fix=(UNTIE, _LOOP), when=_is_v)
-def embeddings_are_untied(args: Any, world: World) -> bool:
+@ms.condition(TIED, fix=(UNTIE, _LOOP), when=_is_v)
+def embeddings_are_untied(args: Any, world: ms.World) -> bool:
     """Check that the embedding and the output layer have separate weights."""
     return not world.tied_embeddings
 
 
-@condition(
+@ms.condition(
     "placement=v does not support multi-token prediction (mtp_num_layers={world.mtp_num_layers})",
-    fix=(GiveField("mtp_num_layers", 0), _LOOP),
+    fix=(ms.GiveField("mtp_num_layers", 0), _LOOP),
     when=_is_v,
 )
-def has_no_token_prediction(args: Any, world: World) -> bool:
+def has_no_token_prediction(args: Any, world: ms.World) -> bool:
     """Check that there is no multi-token prediction, which needs the embedding and the output layer on two ranks."""
     return bool(world.mtp_num_layers == 0)
 
 
-@condition("placement=v supports Megatron 0.14 to 0.18, but the version is {world.megatron}", fix=(_LOOP,), when=_is_v)
-def megatron_asks_by_chunk(args: Any, world: World) -> bool:
+@ms.condition("placement=v supports Megatron 0.14 to 0.18, but the version is {world.megatron}", fix=(_LOOP,), when=_is_v)
+def megatron_asks_by_chunk(args: Any, world: ms.World) -> bool:
     """Check that this release of Megatron finds the stages of a V."""
     from packaging.specifiers import SpecifierSet
 
@@ -89,27 +89,27 @@ def megatron_asks_by_chunk(args: Any, world: World) -> bool:
 
 
 V_PLACEMENT: Final = (
-    Wrap(
+    ms.Wrap(
         "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
         f"{_HERE}:with_untied_weights",
         reason="refuses a model with tied embedding and output layer before its ranks wait for each other",
         phase="build",
         optional=True,
     ),
-    Wrap(
+    ms.Wrap(
         "megatron.core.transformer.transformer_layer:get_transformer_layer_offset",
         f"{_HERE}:with_v_offset",
         reason="gives the second chunk of rank r the layers of stage r counted from the end",
         phase="build",
     ),
-    Wrap(
+    ms.Wrap(
         "megatron.core.parallel_state:is_pipeline_last_stage",
         f"{_HERE}:with_v_last_stage",
         reason="the last stage is chunk 1 of rank 0",
         phase="build",
         optional=True,
     ),
-    Wrap(
+    ms.Wrap(
         "megatron.core.pipeline_parallel.utils:is_pp_last_stage",
         f"{_HERE}:with_v_last_rank",
         reason="the last stage is on rank 0, where Megatron looks for its chunk separately",
@@ -117,11 +117,11 @@ V_PLACEMENT: Final = (
         optional=True,
     ),
     *(
-        Wrap(
+        ms.Wrap(
             f"{module}:get_batch_on_this_tp_rank",
             f"{_HERE}:with_whole_batch",
             reason="the ranks of the first stage also hold the last stage and need labels",
-            when=When(megatron=versions),
+            when=ms.When(megatron=versions),
             optional=True,
         )
         for module, versions in (("megatron.training.utils", "<0.18"), ("megatron.core.utils", ">=0.18"))

@@ -13,9 +13,9 @@ from typing import Any
 
 from megatron.core import parallel_state
 
+from mindspeed import plugins as ms
 from mindspeed.features.zero_bubble.placement import TIED, UNTIE
 from mindspeed.pipeline.operations import PipelineShape
-from mindspeed.plugins import MindSpeedError, Problem
 
 
 def with_v_offset(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +93,7 @@ def with_untied_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     def initialize(*given: Any, **named: Any) -> None:
         tied = signature.bind(*given, **named).arguments.get("share_embeddings_and_output_weights")
         if tied and parallel_state.get_pipeline_model_parallel_world_size() > 1:
-            raise MindSpeedError([Problem("MS304", TIED, fix=UNTIE)])
+            raise ms.MindSpeedError([ms.Problem("MS304", TIED, fix=UNTIE)])
         original(*given, **named)
 
     return initialize

@@ -12,8 +12,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, Final
 
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.problems import PlatformError, Problem
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import PlatformError, Problem
 
 ADAPTOR: Final = "megatron_adaptor"
 

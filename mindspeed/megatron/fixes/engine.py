@@ -6,8 +6,8 @@ from importlib import import_module
 
 from mindspeed.engine.resolution.environment import ENGINE, engine_origin
 from mindspeed.job.world import World
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.problems import PlatformError, Problem
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import PlatformError, Problem
 
 
 def check_engine(world: World) -> None:

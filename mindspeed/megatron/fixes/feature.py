@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from mindspeed.files.tables import json_beside
 from mindspeed.megatron.fixes.adaptor import AdaptorGuard, belongs_to_adaptor
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Ref, Set, When, Wrap, hookimpl
-from mindspeed.plugins.tables import json_beside
 
 _HERE: Final = "mindspeed.megatron.fixes"
 TABLES: Final[dict[str, list[Any]]] = json_beside(__file__)

@@ -11,9 +11,9 @@ from mindspeed.engine.inspection import source, source_cache, target_info
 from mindspeed.engine.planning.patch_checks import check_patches, notes_on, with_sites
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.environment import made_up
-from mindspeed.plugins.cache_folder import CACHE_VARIABLE
+from mindspeed.files.cache_folder import CACHE_VARIABLE
 from mindspeed.plugins.patches import Wrap, patch_from_json
-from mindspeed.plugins.problems import PatchError, ResolutionError
+from mindspeed.problems.problem import PatchError, ResolutionError
 from tests.engine.inspection.megatron_copies import copy_megatron, edit
 
 STATE = "megatron.core.parallel_state"

@@ -4,7 +4,7 @@ import pytest
 
 import mindspeed
 from mindspeed.engine.resolution.environment import made_up
-from mindspeed.plugins.problems import ResolutionError
+from mindspeed.problems.problem import ResolutionError
 
 TWO = {"pp": 2, "world_size": 2}
 

@@ -4,8 +4,8 @@ import pytest
 
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.plugins.fixes import DropField, RemoveFeature
-from mindspeed.plugins.problems import ResolutionError
+from mindspeed.problems.fixes import DropField, RemoveFeature
+from mindspeed.problems.problem import ResolutionError
 from mindspeed.registry import resolve
 
 WORLD = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 16, "world_size": 2, "tp": 2}

@@ -18,8 +18,8 @@ from mindspeed.engine.planning import fingerprint
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.runtime import agreement, rendezvous
 from mindspeed.ops import availability
-from mindspeed.plugins.fixes import GiveSetting
-from mindspeed.plugins.problems import MindSpeedError, Problem, RunError
+from mindspeed.problems.fixes import GiveSetting
+from mindspeed.problems.problem import MindSpeedError, Problem, RunError
 from tests.warm_processes import warm_python
 
 JOB = Path(__file__).with_name("agreement_job.py")

@@ -6,8 +6,8 @@ import pytest
 
 from mindspeed import registry
 from mindspeed.engine.runtime import rendezvous, uncaught
-from mindspeed.plugins.fixes import Advice
-from mindspeed.plugins.problems import MindSpeedError, Problem
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import MindSpeedError, Problem
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from mindspeed.context_parallel.layout import contiguous, nested
 from mindspeed.features.adaptive_cp import attention, remap
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, plan_mask
 from mindspeed.platforms.collectives import traffic
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.shards import assert_like_dense, causal, made, reference
 from tests.features.adaptive_cp.masks import interleaved, scattered, window
 

@@ -7,9 +7,9 @@ import pytest
 from mindspeed import registry
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.active import active_feature
-from mindspeed.plugins.problems import RunError
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import GPT, Recipe
+from mindspeed.problems.problem import RunError
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import GPT, Recipe
 from tests.conftest import Prove, differences
 
 NAME = "adaptive-recompute"
@@ -17,7 +17,7 @@ RECIPE = Recipe(GPT, steps=4)
 
 
 def trained(recipe: Recipe) -> dict[str, float]:
-    from mindspeed.verification.training import train
+    from mindspeed.workbench.verification.training import train
 
     train(recipe)
     return dict(active_feature(NAME).policy.metrics())

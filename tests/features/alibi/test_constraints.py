@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from mindspeed.compat.old_flags.flags import read_old_flags
 from mindspeed.engine.resolution.environment import made_up
-from mindspeed.megatron_lm.argument_words import MegatronCommandLine
-from mindspeed.megatron_lm.old_flags.flags import read_old_flags
+from mindspeed.megatron_lm.command_line_fixes import MegatronCommandLine
 from mindspeed.megatron_lm.training_plan import plan_training
-from mindspeed.plugins.fixes import GiveField
-from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.problems.fixes import GiveField
+from mindspeed.problems.problem import MindSpeedError
 from tests.features.resolving import CATALOG, active, ask, refusals
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mindspeed import plan
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.shards import causal, dense
 
 SLOPES = [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
@@ -37,8 +37,8 @@ def loss_and_gradients(by_formula: bool) -> dict[str, Tensor]:
     from megatron.core.transformer.dot_product_attention import DotProductAttention
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from mindspeed.plugins import with_modules
-    from mindspeed.verification.placement import fill_weights
+    from mindspeed.megatron.module_specs import with_modules
+    from mindspeed.workbench.verification.placement import fill_weights
 
     tensor_parallel.model_parallel_cuda_manual_seed(1, force_reset_rng=True)
     sizes = {"num_layers": 2, "hidden_size": 8 * HEADS, "num_attention_heads": HEADS, "num_query_groups": 2}

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import _chunked_layer as chunked
 from benchmarks._chunked_layer import MASK, Measured, Run, plan
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 pytestmark = pytest.mark.long
 

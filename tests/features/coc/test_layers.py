@@ -7,7 +7,7 @@ import torch
 
 import mindspeed
 from benchmarks._linear_layers import hidden_by_coc, run_both
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 PARTS = 4
 LAYERS = "mindspeed.features.coc.layers:CocColumnParallelLinear,CocRowParallelLinear"

@@ -11,10 +11,10 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from mindspeed.engine.runtime import session
-from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.verification.model import build_chunks
-from mindspeed.verification.shape import Recipe
-from mindspeed.verification.training import micro_batches
+from mindspeed.problems.problem import MindSpeedError
+from mindspeed.workbench.verification.model import build_chunks
+from mindspeed.workbench.verification.shape import Recipe
+from mindspeed.workbench.verification.training import micro_batches
 
 
 def two_values(labels: Tensor, losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -6,9 +6,9 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer.enums import AttnMaskType
 
-from mindspeed.plugins.problems import MindSpeedError
-from mindspeed.verification.model import build_chunks
-from mindspeed.verification.shape import Recipe
+from mindspeed.problems.problem import MindSpeedError
+from mindspeed.workbench.verification.model import build_chunks
+from mindspeed.workbench.verification.shape import Recipe
 
 
 def refusal(recipe: Recipe, rows: int, columns: int) -> str:

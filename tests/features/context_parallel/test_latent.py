@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mindspeed import plan
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.shards import causal, dense
 
 
@@ -36,7 +36,7 @@ def loss_and_gradients(by_formula: bool) -> dict[str, Tensor]:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer.dot_product_attention import DotProductAttention
 
-    from mindspeed.plugins import with_modules
+    from mindspeed.megatron.module_specs import with_modules
     from tests.megatron.plain_script import fill_weights, make_config, parse
 
     tensor_parallel.model_parallel_cuda_manual_seed(1, force_reset_rng=True)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import mindspeed
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import LLAMA, Recipe
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import LLAMA, Recipe
 from tests.features.context_parallel.losses import steps
 
 RECIPE = Recipe(replace(LLAMA, num_layers=1), global_batch_size=3, ragged=True)

@@ -3,8 +3,8 @@
 import pytest
 
 import mindspeed
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import LLAMA, Recipe
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import LLAMA, Recipe
 from tests.features.context_parallel.masks import refusal
 
 RECIPE = Recipe(LLAMA)

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed import plan
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import GPT, LLAMA, GptShape, Recipe
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import GPT, LLAMA, GptShape, Recipe
 
 pytestmark = pytest.mark.long
 
@@ -35,7 +35,7 @@ def trained(recipe: Recipe, ends: list[int], packed: bool, padded: list[int] | N
     from megatron.core import parallel_state, tensor_parallel, utils
     from megatron.core.utils import unwrap_model
 
-    from mindspeed.verification.model import build_chunks
+    from mindspeed.workbench.verification.model import build_chunks
 
     tensor_parallel.model_parallel_cuda_manual_seed(1, force_reset_rng=True)
     (chunk,) = build_chunks(recipe)

@@ -9,8 +9,8 @@ import torch
 from mindspeed import plan
 from mindspeed.plugins import Numerics
 from mindspeed.registry import catalog
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import GPT, Recipe
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import GPT, Recipe
 from tests.features.parity import FULL, RINGS, cp, given, trains
 
 STEPS, BATCH = 2, 2
@@ -21,7 +21,7 @@ def masks_and_states(recipe: Recipe) -> tuple[list[torch.Tensor], dict[str, torc
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
     from torch.nn.modules.module import register_module_forward_hook
 
-    from mindspeed.verification.training import train
+    from mindspeed.workbench.verification.training import train
 
     masks: list[torch.Tensor] = []
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.verification.case import build_case
-from mindspeed.verification.comparison import Tolerances, compare, losses_by_step
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.record import RankResult
+from mindspeed.workbench.verification.case import build_case
+from mindspeed.workbench.verification.comparison import Tolerances, compare, losses_by_step
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.record import RankResult
 
 pytestmark = pytest.mark.long
 

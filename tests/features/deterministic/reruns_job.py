@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from mindspeed.plugins import active_feature
-from mindspeed.verification.shape import Recipe
-from mindspeed.verification.training import train
+from mindspeed.workbench.verification.shape import Recipe
+from mindspeed.workbench.verification.training import train
 
 
 @contextmanager

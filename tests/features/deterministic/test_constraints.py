@@ -8,7 +8,7 @@ from mindspeed.features.deterministic.feature import Deterministic
 from mindspeed.features.deterministic.torch_settings import TorchSettings, refusals_named
 from mindspeed.plugins import MindSpeedError, World
 from mindspeed.plugins.answers import answer
-from mindspeed.plugins.process_variables import unset_variables, variable_problems
+from mindspeed.process.variables import unset_variables, variable_problems
 from tests.features.resolving import active, overrides
 
 NEEDED = answer(Deterministic, "process_variables", Deterministic.Args(), World({}))

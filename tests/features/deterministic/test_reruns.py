@@ -1,4 +1,4 @@
-"""A rerun gives the same bits with two threads, on one rank, two and four; see also tests/training/test_tools.py."""
+"""A rerun gives the same bits with two threads, on one rank, two and four; see also tests/workbench/training/test_tools.py."""
 
 from dataclasses import replace
 
@@ -6,8 +6,8 @@ import pytest
 
 from mindspeed import registry
 from mindspeed.engine.planning.plan import ActivationPlan
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import LLAMA, Recipe
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import LLAMA, Recipe
 from tests.features.deterministic import reruns_job
 
 DROPOUT = replace(LLAMA, num_layers=2, dropout=0.1)

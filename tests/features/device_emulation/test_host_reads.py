@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import mindspeed
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 
 def reads() -> list[list[tuple[str, str, str]]]:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import mindspeed
 from mindspeed.plugins import MindSpeedError
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 MS = 30
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mindspeed import plan
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import LLAMA, Recipe
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import LLAMA, Recipe
 
 LENGTH, FIRST = 24, 9
 """Two documents; the border of two ranks lies in the second, for three and four also in the first."""
@@ -26,7 +26,7 @@ def logits(recipe: Recipe, first: int) -> tuple[list[int], Tensor]:
     """Places of this rank's tokens in the sequence and their logits, with other tokens in the first document for each seed."""
     from megatron.core import tensor_parallel, utils
 
-    from mindspeed.verification.model import build_chunks
+    from mindspeed.workbench.verification.model import build_chunks
 
     tensor_parallel.model_parallel_cuda_manual_seed(1, force_reset_rng=True)
     (chunk,) = build_chunks(recipe)
@@ -89,8 +89,8 @@ def unsaid(recipe: Recipe) -> str:
     """What a model says that is given a rank's share without the ends of documents."""
     from megatron.core import tensor_parallel
 
-    from mindspeed.plugins.problems import MindSpeedError
-    from mindspeed.verification.model import build_chunks
+    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.workbench.verification.model import build_chunks
 
     tensor_parallel.model_parallel_cuda_manual_seed(1, force_reset_rng=True)
     (chunk,) = build_chunks(recipe)

@@ -1,4 +1,4 @@
-from mindspeed.megatron_lm.old_flags.flags import read_old_flags
+from mindspeed.compat.old_flags.flags import read_old_flags
 from mindspeed.ops.variants import has_variant
 from tests.features.resolving import CATALOG, active, ask, refusals
 

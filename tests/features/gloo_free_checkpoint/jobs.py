@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from mindspeed.features.gloo_free_checkpoint import slices
-from mindspeed.verification.shape import Recipe
+from mindspeed.workbench.verification.shape import Recipe
 
 
 def without_last_slice(original: Callable[..., Any]) -> Callable[..., Any]:

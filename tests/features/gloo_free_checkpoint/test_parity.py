@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.verification.case import VerificationCase, build_case
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.case import VerificationCase, build_case
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.features.gloo_free_checkpoint.jobs import assert_same, load, save, tensors
 
 pytestmark = pytest.mark.long

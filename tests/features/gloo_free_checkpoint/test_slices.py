@@ -1,7 +1,7 @@
 import pytest
 
 from mindspeed import registry
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.features.gloo_free_checkpoint.jobs import FAULTS, exchange
 
 LENGTH = 5

@@ -11,7 +11,7 @@ from torch import Tensor
 from mindspeed.context_parallel.layout import contiguous, nested, zigzag
 from mindspeed.features.hybrid_attention.attention import hybrid_attention
 from mindspeed.features.ring_attention.attention import ring_attention
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.shards import assert_like_dense, causal, made, reference
 
 

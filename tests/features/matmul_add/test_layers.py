@@ -11,7 +11,7 @@ from mindspeed.features.matmul_add.feature import MatmulAdd
 from mindspeed.features.matmul_add.layers import KERNELS, with_fusion_by_weight, with_kernels
 from mindspeed.plugins import FeatureArgs, MindSpeedError, World
 from mindspeed.plugins.active import ActiveFeatures, set_active
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 
 def test_both_kernels_add_the_product_to_what_is_there() -> None:

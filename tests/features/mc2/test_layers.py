@@ -7,7 +7,7 @@ import torch
 
 import mindspeed
 from benchmarks._linear_layers import run_both
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 LAYERS = "mindspeed.features.mc2.layers:Mc2ColumnParallelLinear,Mc2RowParallelLinear"
 

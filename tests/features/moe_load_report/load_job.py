@@ -3,8 +3,8 @@
 from unittest.mock import patch
 
 from mindspeed.features.moe_load_report.load import Load
-from mindspeed.verification.shape import Recipe
-from mindspeed.verification.training import train
+from mindspeed.workbench.verification.shape import Recipe
+from mindspeed.workbench.verification.training import train
 
 
 def rows_of_first_step(recipe: Recipe) -> list[list[int]]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mindspeed import registry
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import MOE, Recipe
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import MOE, Recipe
 from tests.features.moe_load_report.load_job import rows_of_first_step
 
 LAYOUTS: Final[dict[str, tuple[dict[str, int], tuple[str, ...]]]] = {

@@ -6,7 +6,7 @@ import pytest
 
 from mindspeed import registry
 from mindspeed.plugins import MindSpeedError
-from mindspeed.training.job import _window_problems
+from mindspeed.workbench.training.job import _window_problems
 from tests.features.resolving import ask, refusals
 
 

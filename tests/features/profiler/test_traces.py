@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from mindspeed import registry
-from mindspeed.diagnostics.traces import summarize, summarize_folder
 from mindspeed.features.profiler.feature import ProfilerArgs
 from mindspeed.features.profiler.window import TraceWindow
-from mindspeed.plugins.problems import RunError
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import LLAMA, Recipe
-from mindspeed.verification.training import train
+from mindspeed.problems.problem import RunError
+from mindspeed.workbench.diagnostics.traces import summarize, summarize_folder
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import LLAMA, Recipe
+from mindspeed.workbench.verification.training import train
 
 
 def trained(

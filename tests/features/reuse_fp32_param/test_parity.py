@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.memory.adam_steps import Trained, without_and_with
 
 NAME = "reuse-fp32-param"

@@ -13,10 +13,10 @@ from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.features.shared_attention_mask.feature import one_rank_has_the_sequence
 from mindspeed.job.world import World
-from mindspeed.plugins.problems import MindSpeedError
+from mindspeed.problems.problem import MindSpeedError
 from mindspeed.registry import catalog
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import GPT, Recipe
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import GPT, Recipe
 from tests.conftest import Prove
 
 pytestmark = pytest.mark.long
@@ -94,7 +94,7 @@ def trained(given: Tensor | None, length: int) -> tuple[list[Tensor], int]:
 
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-    from mindspeed.verification.model import build_chunks
+    from mindspeed.workbench.verification.model import build_chunks
 
     model_parallel_cuda_manual_seed(1, force_reset_rng=True)
     recipe = Recipe(replace(GPT, seq_length=length, num_layers=2))

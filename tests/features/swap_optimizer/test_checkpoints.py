@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.verification.case import build_case
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.case import build_case
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.memory.adam_steps import Trained, assert_equal
 from tests.memory.optimizer_checkpoints import resume, save_and_go_on
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.memory.adam_steps import Trained, without_and_with
 
 NAME, REUSE = "swap-optimizer", "reuse-fp32-param"

@@ -12,8 +12,8 @@ import mindspeed
 from mindspeed import registry
 from mindspeed.cli import main
 from mindspeed.engine.planning.checkpoint_state import record_of
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import LLAMA, Recipe
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import LLAMA, Recipe
 
 NAME = "tensor-parallel-2d"
 RECIPE = Recipe(LLAMA)
@@ -37,7 +37,7 @@ def sharded_state(chunks: list[Any]) -> Any:
 def save(folder: str) -> None:
     from megatron.core import dist_checkpointing
 
-    from mindspeed.verification.model import build_chunks
+    from mindspeed.workbench.verification.model import build_chunks
 
     dist_checkpointing.save(sharded_state(build_chunks(RECIPE)), folder)
 
@@ -48,7 +48,7 @@ def load(folder: str) -> list[str]:
     from megatron.core import dist_checkpointing
     from megatron.core.utils import unwrap_model
 
-    from mindspeed.verification.model import build_chunks
+    from mindspeed.workbench.verification.model import build_chunks
 
     chunks = build_chunks(RECIPE)
     (model,) = unwrap_model(chunks)
@@ -114,7 +114,7 @@ def read_split_dimension() -> list[str]:
     from megatron.core.utils import unwrap_model
 
     from mindspeed.plugins import MindSpeedError
-    from mindspeed.verification.model import build_chunks
+    from mindspeed.workbench.verification.model import build_chunks
 
     model_parallel_cuda_manual_seed(1)
     drawn = replace(RECIPE, shape=LLAMA.with_options({"perform_initialization": True}))  # else Megatron sets no attributes

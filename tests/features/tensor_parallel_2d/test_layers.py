@@ -11,7 +11,7 @@ from benchmarks._linear_layers import FFN, HIDDEN, ROWS, grid_of, hidden_on_grid
 from mindspeed.features.tensor_parallel_2d import costs
 from mindspeed.features.tensor_parallel_2d.products import Overlap, column_products, row_products
 from mindspeed.tensor_parallel.linear import linear
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.pool import WorkerPool
 
 LONG = pytest.mark.long
 NAME = "tensor-parallel-2d"

@@ -7,8 +7,8 @@ import pytest
 
 from mindspeed import registry
 from mindspeed.job.arithmetic import layer_forward, score_forward, shape_of_world
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import GPT, LLAMA, MOE, GptShape, Recipe
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import GPT, LLAMA, MOE, GptShape, Recipe
 from tests.features.tflops.counting_job import counted
 
 FULL = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}

@@ -14,7 +14,7 @@ import yaml
 
 import mindspeed
 from mindspeed.engine.planning.checkpoint_layers import LayerKind
-from mindspeed.training import layer_names
+from mindspeed.workbench.training import layer_names
 from tests.features.transformer_engine_layers.saved_keys import MODELS, build, saved
 from tests.features.transformer_engine_layers.single_rank import single_rank
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
-from mindspeed.diagnostics.support_matrix import ENGINE_HOLDS, engine_results
-from mindspeed.plugins.problems import ResolutionError
+from mindspeed.problems.problem import ResolutionError
+from mindspeed.workbench.diagnostics.support_matrix import ENGINE_HOLDS, engine_results
 from tests.conftest import Prove
 from tests.features.resolving import CATALOG
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindspeed.conformance.testing import conformance
+from mindspeed.workbench.conformance.testing import conformance
 from tests.features.parity import LLAMA, cp, given, trains
 
 test_conformance = pytest.mark.long(conformance("transformer-engine-layers"))

@@ -7,9 +7,9 @@ import pytest
 
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins import Numerics
-from mindspeed.verification.case import DROPOUT, build_case
-from mindspeed.verification.harness import Verdict, verify
-from mindspeed.verification.pool import WorkerPool
+from mindspeed.workbench.verification.case import DROPOUT, build_case
+from mindspeed.workbench.verification.harness import Verdict, verify
+from mindspeed.workbench.verification.pool import WorkerPool
 from tests.features.parity import BUCKETS, Given, given, trains
 
 pytestmark = pytest.mark.long

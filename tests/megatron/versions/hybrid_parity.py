@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.registry import resolve
-from mindspeed.verification.comparison import Tolerances, compare
-from mindspeed.verification.pool import WorkerPool
-from mindspeed.verification.shape import LLAMA, MOE, GptShape, Recipe
+from mindspeed.workbench.verification.comparison import Tolerances, compare
+from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification.shape import LLAMA, MOE, GptShape, Recipe
 
 _MLA: Final = replace(LLAMA, name="mla", num_query_groups=4, multi_latent_attention=True)
 _MTP: Final = replace(LLAMA, name="mtp", mtp_num_layers=1)

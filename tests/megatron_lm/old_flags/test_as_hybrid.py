@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from mindspeed.compat.old_flags.as_hybrid import as_hybrid
 from mindspeed.engine.resolution.planned_feature import PlanNote
-from mindspeed.megatron_lm.old_flags.as_hybrid import as_hybrid
 from mindspeed.megatron_lm.training_request import read_command_line
 from mindspeed.registry import catalog_for
 

@@ -1,8 +1,8 @@
 import pytest
 
-from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
-from mindspeed.megatron_lm.old_flags.expert_flags import _FULL_PRECISION, in_new_meaning
-from mindspeed.megatron_lm.old_flags.flags import BY_DEST, read_old_flags
+from mindspeed.compat.old_flags.expert_flags import _FULL_PRECISION, in_new_meaning
+from mindspeed.compat.old_flags.flags import BY_DEST, read_old_flags
+from mindspeed.megatron_lm.argument_words import ArgumentWords
 from mindspeed.registry import catalog
 from tests.features.resolving import refusals
 

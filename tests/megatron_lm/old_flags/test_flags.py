@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from mindspeed.arguments import process_args
+from mindspeed.compat.old_flags.flags import BY_FLAG, MEGATRON_VALUES, OLD_FLAGS, read_old_flags
 from mindspeed.engine.inspection.cli_arguments import surface
 from mindspeed.engine.inspection.releases import recorded_releases
-from mindspeed.megatron_lm.old_flags.flags import BY_FLAG, MEGATRON_VALUES, OLD_FLAGS, read_old_flags
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.registry import catalog
 from tools.docs.migration_guide import filled

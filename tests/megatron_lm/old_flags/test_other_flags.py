@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed.compat.old_flags.flags import BY_FLAG, MEGATRON_VALUES, read_old_flags
+from mindspeed.compat.old_flags.model_arguments import RULES
+from mindspeed.compat.old_flags.other_flags import flag_groups, refused_program, translate_others
 from mindspeed.engine.inspection.cli_arguments import surface
 from mindspeed.engine.inspection.releases import recorded_releases
+from mindspeed.megatron_lm.argument_words import ArgumentWords
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest
-from mindspeed.megatron_lm.old_flags.argument_words import ArgumentWords
-from mindspeed.megatron_lm.old_flags.flags import BY_FLAG, MEGATRON_VALUES, read_old_flags
-from mindspeed.megatron_lm.old_flags.model_arguments import RULES
-from mindspeed.megatron_lm.old_flags.other_flags import flag_groups, refused_program, translate_others
 from mindspeed.megatron_lm.training_request import OWN_FLAGS
 from mindspeed.registry import catalog
 from tools.docs.migration_guide import described_flags

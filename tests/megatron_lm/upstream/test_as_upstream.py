@@ -11,8 +11,8 @@ from shlex import split
 import pytest
 
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest
-from mindspeed.megatron_lm.upstream.process import find_checkout
-from mindspeed.megatron_lm.upstream.rules import Command, judge
+from mindspeed.workbench.lint.upstream.process import find_checkout
+from mindspeed.workbench.lint.upstream.rules import Command, judge
 from tests.megatron_lm.checkout import VARIABLE
 from tools.functional_tests import functional_tests
 from tools.lint_results import DENSE, ENVIRON, mutations

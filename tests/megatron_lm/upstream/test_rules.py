@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest
-from mindspeed.megatron_lm.upstream import process, rules
-from mindspeed.megatron_lm.upstream.process import find_checkout
-from mindspeed.megatron_lm.upstream.rules import Command, RulesVerdict, judge
+from mindspeed.workbench.lint.upstream import process, rules
+from mindspeed.workbench.lint.upstream.process import find_checkout
+from mindspeed.workbench.lint.upstream.rules import Command, RulesVerdict, judge
 from tests.megatron_lm.upstream.checkouts import ARGUMENTS, make
 
 KNOWN = surface_or_nearest("0.16.1")

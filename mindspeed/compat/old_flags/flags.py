@@ -1,0 +1,164 @@
+"""Old MindSpeed flags: which feature each switches on, and which setting it gives, from ``flags.yaml``. Read without torch.
+
+Flags that Megatron itself has are not in the table: they are read from Megatron's parser.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from mindspeed.compat.old_flags.expert_flags import DISPATCHER, in_new_meaning, without_unserved
+from mindspeed.compat.old_flags.layer_flags import within_a_chunk, without_empty_layers, without_second_policy
+from mindspeed.compat.old_flags.old_flag import TYPES, OldFlag
+from mindspeed.compat.old_flags.other_flags import counts, translate_others
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.files.tables import fields_of, table_beside
+from mindspeed.megatron_lm.argument_words import ArgumentWords, problem_of_flags
+from mindspeed.megatron_lm.dialects import Translation
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.problems.fixes import Advice, DropOption, Fix, GiveOption, advice
+from mindspeed.problems.problem import Problem
+
+SOURCE: Final = "old flag of MindSpeed"
+"""Source of values in a plan that came from an old flag."""
+
+_TENSOR, _PIPELINE, _CONTEXT = (f"{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "context"))
+
+
+OLD_FLAGS: Final[tuple[OldFlag, ...]] = tuple(OldFlag(**fields_of(row)) for row in table_beside(__file__))
+
+_NEEDED: Final = {("--context-parallel-algo", "hybrid_adaptive_cp_algo"): "--ulysses-degree-in-cp"}
+"""Values of old flags that mean nothing without another setting."""
+
+BY_FLAG: Final[dict[str, OldFlag]] = {old.flag: old for old in OLD_FLAGS}
+BY_DEST: Final[dict[str, OldFlag]] = {old.dest: old for old in OLD_FLAGS}
+
+MEGATRON_VALUES: Final = frozenset({"--position-embedding-type"})
+"""Megatron's own flags to which MindSpeed adds a value: never registered; the value is removed before Megatron reads it."""
+
+
+def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog) -> Translation:
+    """Read the old flags of a command line and remove them.
+
+    ``known`` are the flags of the parser that reads the rest, Megatron's and the script's: those are never touched.
+    """
+    values, rest, problems = _split(argv, known)
+    made = ArgumentWords(rest, known)
+    sizes = {size: made.number(f"--{size.replace('_', '-')}") or 1 for size in (_TENSOR, _PIPELINE, _CONTEXT)}
+    has_algorithm = "context_parallel_algo" in values or made.has("--cp-comm-type")
+    without_second_policy(made, values)
+    values = without_unserved(made, within_a_chunk(made, values))
+    layer, by_flag, missing = request_of(sizes | values, catalog)
+    made.notes[:0] = by_flag.values()
+    in_new_meaning(made, bool(values.get("moe_tp_extend_ep")))
+    if values.get("noop_layers"):
+        without_empty_layers(made, str(values["noop_layers"]))
+    translate_others(made)
+    fallbacks = []
+    if made.words != list(argv) and sizes[_CONTEXT] > 1 and not has_algorithm:
+        name, feature = next(iter(BY_FLAG["--context-parallel-algo"].choices.items()))
+        fallbacks = [(feature, f"MindSpeed uses {name} when --context-parallel-algo is not given")]
+    all_problems = (*problems, *missing, *made.problems)
+    return Translation(layer, tuple(made.words), tuple(made.notes), all_problems, tuple(made.left_out), tuple(fallbacks))
+
+
+def request_of(values: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, dict[str, str], list[Problem]]:
+    """Translate arguments by attribute (``{"use_fused_rmsnorm": True}``), with a note for each, and MS111 problems."""
+    features: list[str] = []
+    settings: dict[str, dict[str, Any]] = {}
+    notes: dict[str, str] = {}
+    problems = []
+    for dest, value in values.items():
+        old = BY_DEST.get(dest)
+        feature = old.feature_for(value, values) if old is not None and old.says_something(value) else ""
+        if old is None or not feature:
+            if old is not None and old.chooser and old.says_something(value) and value not in old.off:
+                notes[dest] = f"{old.flag} has no effect with this {old.chooser}"
+            continue
+        if old.size and values.get(old.size) == 1:
+            notes[dest] = f"{old.flag} has no effect with --{old.size.replace('_', '-')} 1"
+            continue
+        needed = _NEEDED.get((old.flag, str(value)))
+        if needed is not None and values.get(BY_FLAG[needed].dest) is None:
+            text = f"{old.flag} {value} needs {needed}"
+            problems.append(problem_of_flags("MS301", text, [old.flag], Advice(f"set {needed} to 2 or more"), (feature,)))
+        if old.noop_reason:
+            notes[dest] = f"{old.flag} is not needed: {old.noop_reason}"
+            continue
+        if feature not in catalog.usable:
+            text = f"{old.flag} maps to the feature {feature}, which this version of mindspeed does not have yet"
+            problems.append(problem_of_flags("MS111", text, [old.flag], DropOption(old.flag), (feature,)))
+            continue
+        spelling = old.new_spelling(feature, value)
+        does = "switches on" if old.switch else "is a setting of"
+        notes[dest] = f"{old.flag} {does} {feature}; the new spelling is {spelling}"
+        if old.switch and feature not in features:
+            features.append(feature)
+        if old.setting:
+            settings.setdefault(feature, {})[old.setting] = value
+    return Layer(SOURCE, tuple(features), settings), notes, problems
+
+
+def register_old_flags(parser: argparse.ArgumentParser, feature: str | None = None) -> None:
+    """Add the old flags, all or those of one feature, that a parser does not have yet."""
+    for old in OLD_FLAGS:
+        is_of_feature = feature is None or feature in old.features
+        if not is_of_feature or old.flag in MEGATRON_VALUES or old.flag in parser._option_string_actions:
+            continue
+        spellings = " or ".join(old.new_spelling(name, "VALUE") for name in old.features)
+        help = f"not needed: {old.noop_reason}" if old.noop_reason else f"old spelling of {spellings}"
+        if old.takes == "nothing":
+            parser.add_argument(old.flag, action="store_true", help=help)
+        else:
+            choices = list(old.choices) + list(old.off) if old.choices and not old.chooser else None
+            parser.add_argument(old.flag, type=TYPES[old.takes], default=None, choices=choices, help=help)
+
+
+def _split(argv: Sequence[str], known: Collection[str]) -> tuple[dict[str, Any], list[str], list[Problem]]:
+    """Arguments of old flags by attribute, what remains of the command line, and problems with their values."""
+    words = ArgumentWords(list(argv))
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    if words.has(DISPATCHER):
+        values[DISPATCHER.removeprefix("--").replace("-", "_")] = words.value(DISPATCHER)
+    for flag in dict.fromkeys(word.partition("=")[0] for word in argv):
+        old = BY_FLAG.get(flag)
+        is_megatrons = flag in known and flag not in MEGATRON_VALUES
+        if old is None or is_megatrons or (flag in MEGATRON_VALUES and words.value(flag) not in old.choices):
+            continue
+        for taken in words.replace_all(flag, 0 if old.takes == "nothing" else 1):
+            values[old.dest], problem = _converted(old, taken[0] if taken else None)
+            problems += [problem] if problem is not None else []
+    return values, words.words, problems
+
+
+def _converted(old: OldFlag, text: str | None) -> tuple[Any, Problem | None]:
+    if old.takes == "nothing":
+        return True, None
+    allowed = [*old.choices, *old.off] if old.choices and not old.chooser else []
+    number: Fix = (GiveOption(old.flag, "N" if old.takes in ("int", "float") else "VALUE"), DropOption(old.flag))
+    fix = advice(f"use one of {', '.join(map(str, allowed))}" if allowed else "") or number
+    if text is None:
+        return None, problem_of_flags("MS301", f"{old.flag} has no value", [old.flag], fix, old.features)
+    try:
+        value = TYPES[old.takes](text)
+    except ValueError:
+        kind = "a whole number" if old.takes == "int" else "a number"
+        message = f"{old.flag} is {text!r}, not {kind}"
+        return None, problem_of_flags("MS301", message, [old.flag], number, old.features)
+    if allowed and value not in allowed:
+        return None, problem_of_flags("MS301", f"{old.flag} is {text!r}", [old.flag], fix, old.features)
+    return value, None
+
+
+def flags_of(feature: str) -> list[str]:
+    """Old flags that map to a feature."""
+    return [old.flag for old in OLD_FLAGS if feature in old.features]
+
+
+def takes_text(flag: str) -> bool:
+    """Return whether an old flag takes one text, such as a path."""
+    old = BY_FLAG.get(flag)
+    return old.takes == "text" if old is not None else counts().get(flag) == 1

@@ -1,0 +1,280 @@
+"""Flags of MindSpeed-LLM for layers, routers, rotary embeddings and tokenizers in Megatron-LM's own arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from mindspeed.megatron_lm.argument_words import ArgumentWords, problem_of_flags
+from mindspeed.problems.fixes import Advice, DropOption, FixStep
+
+LAYER_SPECS: Final = ("qwen3_spec", "deepseek_spec", "bailing_spec", "qwen2_moe_spec")
+"""Layer specs of MindSpeed-LLM that are Megatron's own layers."""
+OTHER_PROGRAM: Final = Advice("run it with MindSpeed-LLM")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Translate some flags; ``outcome`` is what becomes of them, for the table of the guide."""
+
+    flags: tuple[str, ...]
+    outcome: str
+    apply: Callable[[ArgumentWords], None]
+
+
+def _problem(made: ArgumentWords, flag: str, says: str, *fix: FixStep) -> None:
+    made.problems.append(problem_of_flags("MS113", f"{flag}{says}", [flag], fix))
+
+
+def _number(values: list[str]) -> float | None:
+    try:
+        return float(values[0]) if values else None
+    except ValueError:
+        return None
+
+
+def _whole(values: list[str]) -> int | None:
+    number = _number(values)
+    return int(number) if number is not None and number == int(number) else None
+
+
+def _tokenizer(made: ArgumentWords) -> None:
+    kind = made.value("--tokenizer-type")
+    if kind == "MagistralTokenizer":
+        made.take("--tokenizer-type", 1)
+        fix = Advice("use --tokenizer-type HuggingFaceTokenizer --tokenizer-model PATH")
+        _problem(made, "--tokenizer-type", f" {kind} belongs to MindSpeed-LLM", fix)
+    if kind != "PretrainedFromHF":
+        return
+    fast = "--tokenizer-hf-use-fast"
+    words = [fast] if fast in made.known and not made.has("--tokenizer-not-use-fast") and not made.has(fast) else []
+    made.replace("--tokenizer-type", 1, ["--tokenizer-type", "HuggingFaceTokenizer", *words])
+    made.notes.append(f"--tokenizer-type PretrainedFromHF maps to Megatron's {' '.join(['HuggingFaceTokenizer', *words])}")
+
+
+def _layer_spec(made: ArgumentWords) -> None:
+    module = made.value("--spec") or ""
+    if not module.startswith("mindspeed_llm."):
+        return
+    made.take("--spec", "+")
+    if module.rpartition(".")[2] in LAYER_SPECS:
+        made.notes.append(f"--spec {module} is not needed: Megatron builds these layers from its other arguments")
+    else:
+        text = f" {module} belongs to MindSpeed-LLM: Megatron's GPT does not have these layers"
+        _problem(made, "--spec", text, OTHER_PROGRAM, DropOption("--spec"))
+
+
+def _dense_layers(made: ArgumentWords) -> None:
+    taken = made.take("--first-k-dense-replace", 1)
+    if taken is None:
+        return
+    count = _whole(taken)
+    if count is None:
+        says = f" is {' '.join(taken) or 'empty'}, not a whole number"
+        _problem(made, "--first-k-dense-replace", says, Advice("give a whole number"))
+        return
+    dense, layers, every = max(0, count), made.number("--num-layers"), made.number("--moe-layer-freq") or 1
+    if layers is None:
+        _problem(made, "--first-k-dense-replace", " needs --num-layers", Advice("give --num-layers N"))
+        return
+    tail = f"[1]*{layers - dense}" if every == 1 else f"[{','.join(str(int(i % every == 0)) for i in range(dense, layers))}]"
+    pattern = f"[0]*{dense}+{tail}" if dense else tail
+    made.take("--moe-layer-freq", 1)
+    if made.has("--num-experts"):
+        made.put("--moe-layer-freq", pattern)
+        made.notes.append(f"--first-k-dense-replace {dense} maps to Megatron's --moe-layer-freq '{pattern}'")
+
+
+_LOSS: Final = "--moe-router-load-balancing-type"
+_BALANCING: Final = {"group_limited_greedy": "aux_loss", "noaux_tc": "none", "softmax_topk": "none"}
+
+
+def _router(made: ArgumentWords) -> None:
+    kind = made.value(_LOSS)
+    if kind == "pai_megatron_aux_loss":
+        _one_softmax(made)
+    elif kind == "sparsemixer_topk":
+        made.take(_LOSS, 1)
+        text = f" {kind} belongs to MindSpeed-LLM: Megatron's router has no such loss"
+        _problem(made, _LOSS, text, Advice(f"use {_LOSS} aux_loss"))
+    elif kind in _BALANCING:
+        made.replace(_LOSS, 1, [_LOSS, _BALANCING[kind]])
+        made.notes.append(f"{_LOSS} {kind} is translated automatically to Megatron's {_BALANCING[kind]}")
+    if made.take("--seq-aux", 0) is not None:
+        kind = made.value(_LOSS) or "aux_loss"
+        if kind == "aux_loss":
+            made.take(_LOSS, 1)
+            made.put(_LOSS, "seq_aux_loss")
+            made.notes.append(f"--seq-aux maps to Megatron's {_LOSS} seq_aux_loss")
+        else:
+            made.notes.append(f"--seq-aux has no effect with {kind}")
+    if made.take("--norm-topk-prob", 0) is not None:
+        if made.value("--moe-router-score-function") != "sigmoid" and made.take("--moe-router-pre-softmax", 0) is not None:
+            made.notes.append("--norm-topk-prob maps to Megatron's router without --moe-router-pre-softmax, which is removed")
+        else:
+            made.notes.append("--norm-topk-prob is not needed: Megatron's router normalizes the weights of the top k experts")
+
+
+_LIMITS: Final = ("--moe-router-num-groups", "--n-group", "--moe-router-group-topk", "--topk-group")
+_SCALES: Final = ("--moe-router-topk-scaling-factor", "--routed-scaling-factor")
+
+
+def _one_softmax(made: ArgumentWords) -> None:
+    """Translate MindSpeed-LLM's router of one softmax before the top k, which has no groups of experts and no factor."""
+    made.replace(_LOSS, 1, [_LOSS, "aux_loss"])
+    if not made.has("--moe-router-pre-softmax"):
+        made.put("--moe-router-pre-softmax")
+    idle = [flag for flag in (*_LIMITS, *_SCALES) if made.take(flag, 1) is not None]
+    idle += [flag for flag in ("--seq-aux", "--norm-topk-prob") if made.take(flag, 0) is not None]
+    text = "--moe-router-load-balancing-type pai_megatron_aux_loss maps to Megatron's aux_loss with --moe-router-pre-softmax"
+    made.notes.append(text + (f"; it ignores {', '.join(idle)}" if idle else ""))
+
+
+_ROPE_FLAGS: Final = {
+    "--rope-scaling-mscale": "--mscale",
+    "--rope-scaling-mscale-all-dim": "--mscale-all-dim",
+    "--yarn-scaling-factor": "--rotary-scaling-factor",
+}
+_ROPE_FIELDS: Final = {
+    "--rope-scaling-original-max-position-embeddings": "--original-max-position-embeddings",
+    "--rope-scaling-beta-fast": "--beta-fast",
+    "--rope-scaling-beta-slow": "--beta-slow",
+}
+"""Flags for fields of Megatron's configuration; their options are those of `mindspeed.megatron_lm.field_options`."""
+_ROPE_VALUES: Final[dict[str, dict[tuple[str, ...], int]]] = {
+    "llama3": {
+        ("--rope-scaling-original-max-position-embeddings", "--original-max-position-embeddings"): 8192,
+        ("--low-freq-factor",): 1,
+        ("--high-freq-factor",): 4,
+    },
+}
+"""Values of a scaled rotary embedding that Megatron fixes."""
+_FIXED: Final = [flag for values in _ROPE_VALUES.values() for flags in values for flag in flags]
+_ROPE_OTHERS: Final = tuple(dict.fromkeys([*_ROPE_FIELDS, *_FIXED]))
+
+
+def _rotary(made: ArgumentWords) -> None:
+    taken = made.take("--rope-scaling-type", 1)
+    kind = taken[0] if taken else ""
+    is_mla = made.has("--multi-latent-attention") or made.has("--multi-head-latent-attention")
+    if kind == "yarn" and is_mla:
+        made.put("--rope-type", "yarn")
+        for old, new in {**_ROPE_FLAGS, **_ROPE_FIELDS, "--rope-scaling-factor": "--rotary-scaling-factor"}.items():
+            made.replace(old, 1, [new, "VALUE"])
+        made.notes.append(
+            "--rope-scaling-type yarn maps to Megatron's --rope-type yarn, with --rotary-scaling-factor, --mscale, "
+            "--original-max-position-embeddings, --beta-fast and --beta-slow"
+        )
+    elif kind == "llama3":
+        made.put("--use-rope-scaling")
+        made.notes.append("--rope-scaling-type llama3 maps to Megatron's --use-rope-scaling")
+    elif kind == "linear":
+        factor = _number(made.take("--rope-scaling-factor", 1) or ["1"])
+        if factor is None or factor != int(factor):
+            says = " of --rope-scaling-type linear is not a whole number"
+            _problem(made, "--rope-scaling-factor", says, Advice("give a whole number"))
+            return
+        made.put("--rotary-seq-len-interpolation-factor", str(int(factor)))
+        made.notes.append("--rope-scaling-type linear maps to Megatron's --rotary-seq-len-interpolation-factor")
+    elif kind:
+        only = ": Megatron-LM supports this scaling only with --multi-latent-attention" if kind == "yarn" else ""
+        flag = "--rope-scaling-type"
+        _problem(made, flag, f" {kind} has no equivalent{only}", OTHER_PROGRAM, DropOption(flag))
+    for flags, fixed in _ROPE_VALUES.get(kind, {}).items():
+        for flag in flags:
+            value = made.take(flag, 1)
+            if value is not None and _number(value) != fixed:
+                given = " ".join(value) or "empty"
+                text = f" is {given}, but Megatron-LM has no argument for it and uses {fixed}"
+                _problem(made, flag, text, DropOption(flag), OTHER_PROGRAM)
+    rest = [flag for flag in (*_ROPE_FLAGS, *_ROPE_OTHERS) if flag not in made.known and made.take(flag, 1) is not None]
+    if rest and not kind:
+        made.notes.append(f"{', '.join(rest)} has no effect without --rope-scaling-type")
+
+
+def _stages(made: ArgumentWords) -> None:
+    taken, flag = made.take("--num-layer-list", 1), "--num-layer-list"
+    if taken is None:
+        taken, flag = made.take("--pipeline-num-transformer-layers", 1), "--pipeline-num-transformer-layers"
+    if not taken:
+        return
+    layers = _layers_of_stages(taken[0])
+    if layers is None:
+        _problem(made, flag, f" is {taken[0]!r}, not a list of layer counts", Advice(f"give {flag} 4,4,3"))
+        return
+    made.take("--num-layers-per-virtual-pipeline-stage", 1)
+    chunks = ["t" * count for count in layers]
+    layout = "|".join(["E" + chunks[0], *chunks[1:]]) + "m" * (made.number("--mtp-num-layers") or 0) + "L"
+    made.put("--pipeline-model-parallel-layout", layout)
+    made.notes.append(f"{flag} {taken[0]} maps to Megatron's --pipeline-model-parallel-layout, with one letter per layer")
+
+
+def _layers_of_stages(text: str) -> list[int] | None:
+    """Layers of each model chunk in the order of the model: ``4,4,3``, or a list of chunks for each rank, with ``[1,1]*2``."""
+    if re.fullmatch(r"\d+(,\d+)*", text):
+        return [int(number) for number in text.split(",")]
+    repeated = re.sub(r"(\[[\d, ]+\])\*(\d+)", lambda match: ",".join([match[1]] * int(match[2])), text)
+    try:
+        ranks = json.loads(repeated)
+        return [rank[chunk] for chunk in range(len(ranks[0])) for rank in ranks]
+    except (ValueError, TypeError, IndexError):
+        return None
+
+
+def _recompute_per_rank(made: ArgumentWords) -> None:
+    flag = "--enable-recompute-layers-per-pp-rank"
+    if made.take(flag, 0) is None:
+        return
+    chunks = made.number("--num-virtual-stages-per-pipeline-rank")
+    layers, stages = made.number("--num-layers"), made.number("--pipeline-model-parallel-size") or 1
+    if (per_chunk := made.number("--num-layers-per-virtual-pipeline-stage")) and layers:
+        chunks = layers // stages // per_chunk
+    count = made.number("--recompute-num-layers")
+    if chunks is None or chunks < 2 or count is None or made.value("--recompute-method") != "block":
+        made.notes.append(f"{flag} is not needed: a rank has one chunk, or recomputes all of its layers")
+        return
+    each = -(-count // chunks)
+    made.replace("--recompute-num-layers", 1, ["--recompute-num-layers", str(each)])
+    made.notes.append(f"{flag}: {count} recomputed layers per rank are {each} in each of its {chunks} chunks")
+
+
+def _converted_weights(made: ArgumentWords) -> None:
+    flag = "--enable-hf2mg-convert"
+    if made.take(flag, 0) is None:
+        return
+    text = f"{flag} is skipped: convert weights of Hugging Face before the run"
+    if made.has("--load"):
+        made.put("--exit-on-missing-checkpoint")
+        text += "; --exit-on-missing-checkpoint is added, so that no run starts with random weights"
+    made.left_out.append(problem_of_flags("MS113", text, [flag], Advice(f"convert the weights and remove {flag}")))
+
+
+RULES: Final = (
+    Rule((), "", _tokenizer),
+    Rule((), "", _layer_spec),
+    Rule(("--first-k-dense-replace",), "`--moe-layer-freq '[0]*K+[1]*N'`", _dense_layers),
+    Rule(("--seq-aux",), "`--moe-router-load-balancing-type seq_aux_loss`", _router),
+    Rule(("--norm-topk-prob",), "not needed without `--moe-router-pre-softmax`, which is removed", lambda made: None),
+    Rule(
+        ("--rope-scaling-type", *_ROPE_FLAGS, *_ROPE_OTHERS, "--beta-fast", "--beta-slow"),
+        "`--rope-type yarn` with multi-latent attention, `--use-rope-scaling` for llama3, "
+        "`--rotary-seq-len-interpolation-factor` for linear; `--original-max-position-embeddings`, `--beta-fast` and "
+        "`--beta-slow` are options here; values that Megatron-LM fixes are compared",
+        _rotary,
+    ),
+    Rule(
+        ("--num-layer-list", "--pipeline-num-transformer-layers"),
+        "`--pipeline-model-parallel-layout` with one letter per layer",
+        _stages,
+    ),
+    Rule(
+        ("--enable-recompute-layers-per-pp-rank",),
+        "`--recompute-num-layers` is divided by the chunks of a rank",
+        _recompute_per_rank,
+    ),
+    Rule(("--enable-hf2mg-convert",), "skipped: convert weights of Hugging Face before the run", _converted_weights),
+)
+"""In the order in which they are applied."""

@@ -1,1 +1,0 @@
-"""Check the contract of features: for authors, by `mindspeed.conformance.testing` and ``mindspeed features test``."""

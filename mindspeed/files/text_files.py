@@ -1,0 +1,39 @@
+"""Text files that a command makes for its user: complete, or as they were before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from mindspeed.problems.fixes import advice
+from mindspeed.problems.problem import PlatformError, Problem
+
+
+def write_files(texts: Mapping[Path, str], fix: str = "") -> None:
+    """Write every text to a temporary file next to its place, then rename all of them; missing folders are made.
+
+    Raises PlatformError (MS516) with the path that cannot be written; files that existed are then unchanged.
+    """
+    drafts: dict[Path, Path] = {}
+    path = Path()
+    try:
+        for path, text in texts.items():
+            place = path.resolve()  # a link stays a link
+            place.parent.mkdir(parents=True, exist_ok=True)
+            special = place.exists() and not place.is_file()
+            draft = place if special else place.with_name(f".{place.name}.{os.getpid()}.new")
+            drafts[place] = draft
+            draft.write_text(text, encoding="utf-8")
+        for place, draft in drafts.items():
+            if draft != place:
+                os.replace(draft, place)
+    except OSError as error:
+        for place, draft in drafts.items():
+            if draft != place:
+                with suppress(OSError):
+                    draft.unlink()
+        blocked = isinstance(error, (FileExistsError, NotADirectoryError))
+        text = f"{path} cannot be written: {'a part of its path is a file' if blocked else error.strerror}"
+        raise PlatformError([Problem("MS516", text, fix=advice(fix))]) from error

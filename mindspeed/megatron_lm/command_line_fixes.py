@@ -1,0 +1,94 @@
+"""Fixes in the arguments of Megatron-LM, found by what `mindspeed.job.megatron_arguments` declares of each field. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, combinations, product
+from typing import Any
+
+from mindspeed.engine.inspection.cli_arguments import Argument
+from mindspeed.job.megatron_arguments import dests_of, world_of
+from mindspeed.megatron_lm.given_arguments import constant, surface_or_nearest
+from mindspeed.problems.fixes import CommandLine, Fix, GiveField
+
+
+@dataclass(frozen=True)
+class MegatronCommandLine(CommandLine):
+    """Say fixes in the arguments of Megatron-LM ``version``; ``given`` are the dests of those on the command line."""
+
+    version: str | None = None
+    given: frozenset[str] = frozenset()
+
+    def give_field(self, name: str, value: Any) -> str:
+        arguments = [argument for dest in dests_of(name) for argument in self._known(dest)]
+        if not arguments:
+            return super().give_field(name, value)
+        if value is None:
+            return f"{arguments[0].options[0]} N"
+        if world_of({}).get(name, (None,))[0] == value:
+            return self.drop_field(name)
+        for chosen in _few(arguments):
+            for values in _values(chosen, value):
+                if world_of(values).get(name, (None,))[0] == value:
+                    return " ".join(_option(argument, values[argument.dest]) for argument in chosen)
+        return self.drop_field(name)
+
+    def drop_field(self, name: str) -> str:
+        dests = [dest for dest in dests_of(name) if self._known(dest)]
+        named = [dest for dest in dests if dest in self.given] or dests
+        if not named:
+            return super().drop_field(name)
+        return f"remove {_listing([self._known(dest)[0].options[0] for dest in named])}"
+
+    def add_feature(self, name: str) -> str:
+        from mindspeed.registry import catalog_for
+
+        flags = catalog_for(()).specs[name].megatron_flags if name in catalog_for(()).specs else ()
+        options = (argument.options[0] for flag in flags if flag.switch == "on" for argument in self._known(flag.dest))
+        return next(options, super().add_feature(name))
+
+    def together(self, steps: Fix) -> str:
+        """Several fields may be one option: ``--activation silu --gated-linear-unit`` is ``--swiglu``."""
+        wanted = {step.field: step.value for step in steps if isinstance(step, GiveField)}
+        if len(wanted) == len(steps):
+            for dest in chain.from_iterable(map(dests_of, wanted)):
+                for argument in self._known(dest):
+                    for values in _values((argument,), True):
+                        world = world_of(values)
+                        if all(world.get(name, (None,))[0] == value for name, value in wanted.items()):
+                            return _option(argument, values[dest])
+        return super().together(steps)
+
+    def _known(self, dest: str) -> list[Argument]:
+        return [argument for argument in surface_or_nearest(self.version).by_dest.get(dest, ()) if argument.options]
+
+
+def _few(arguments: Iterable[Argument]) -> Iterator[tuple[Argument, ...]]:
+    """Yield each argument alone, then each pair of different ones: grouped queries take a switch and a number."""
+    known = list(arguments)
+    yield from ((argument,) for argument in known)
+    yield from (pair for pair in combinations(known, 2) if pair[0].dest != pair[1].dest)
+
+
+def _values(chosen: tuple[Argument, ...], value: Any) -> Iterator[dict[str, Any]]:
+    """Yield values of these arguments that may give a field ``value``: the value itself, the constant of a switch, a word."""
+    for values in product(*(list(_of_argument(argument, value)) for argument in chosen)):
+        yield {argument.dest: one for argument, one in zip(chosen, values, strict=True)}
+
+
+def _of_argument(argument: Argument, value: Any) -> Iterator[Any]:
+    if not argument.takes_value:
+        yield constant(argument, argument.options[0])
+    elif argument.choices:
+        yield from (value,) if value in argument.choices else argument.choices
+    elif not isinstance(value, bool):
+        yield value
+
+
+def _listing(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _option(argument: Argument, value: Any) -> str:
+    return f"{argument.options[0]} {value}" if argument.takes_value else argument.options[0]

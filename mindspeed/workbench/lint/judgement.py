@@ -1,0 +1,201 @@
+"""Check a training command: Megatron-LM's own rules, executed, and the problems of its plan."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from mindspeed import registry
+from mindspeed.engine.inspection.cli_arguments import Surface
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.environment import Environment
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.megatron_lm.argument_layers import declared_flags
+from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest, unknown_options
+from mindspeed.megatron_lm.script_options import script_options
+from mindspeed.megatron_lm.training_request import split_own_flags
+from mindspeed.plugins.feature import Category
+from mindspeed.problems.problem import MindSpeedError, ResolutionError
+from mindspeed.workbench.lint.dry_run import located, plan_command, smallest_world, without_options
+from mindspeed.workbench.lint.launched_command import LaunchedCommand
+from mindspeed.workbench.lint.traps import STOPS, Trap, traps_of
+from mindspeed.workbench.lint.upstream.process import Checkout, RulesProcess
+from mindspeed.workbench.lint.upstream.rules import Command, Judging, RulesVerdict
+
+_OF_DEVICES: Final = re.compile(r"(CUDA|NCCL|NVTE|TORCH|PYTORCH|NVSHMEM|UB|HCCL|ASCEND)_\w+")
+"""Environment variables that Megatron's rules read."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedJob:
+    """Hold a command, the environment that it is planned for, and the Megatron-LM whose rules judge it, where one does."""
+
+    command: LaunchedCommand
+    environment: Environment
+    checkout: Checkout | None = None
+    unjudged: str = ""
+    """Why no Megatron-LM judges it, where one should."""
+
+    @property
+    def judge(self) -> str:
+        """The Megatron-LM by which it is checked, and for what devices."""
+        if self.checkout is not None:
+            found = f"the rules of Megatron-LM {self.checkout.version or 'of unknown version'} ({self.checkout.source})"
+        else:
+            known = surface_or_nearest(self.environment.megatron).version
+            newest = "" if self.environment.megatron is not None else ", the newest recorded"
+            found = f"the arguments of Megatron-LM {known}{newest}, without its rules"
+        return f"{found}, for {self.environment.platform}"
+
+
+def check_jobs(
+    jobs: Sequence[CheckedJob], arch: str | None = None, layers: Sequence[Layer] = (), child: RulesProcess | None = None
+) -> list[tuple[ActivationPlan | MindSpeedError, list[Trap]]]:
+    """Return for each command its plan, or the error with every problem, and its traps, the worst first.
+
+    ``layers`` are those of the request, that of the command line last. ``child`` is a process of the first checkout, if it has
+    been made.
+    """
+    verdicts = _judging(jobs, arch, child)
+    plans = [(_planned(job, layers), _traps_in(job)) for job in jobs]
+    return [
+        (_with_rules(job, plan, verdict, traps, layers), traps)
+        for job, (plan, traps), verdict in zip(jobs, plans, verdicts(), strict=True)
+    ]
+
+
+def _judging(jobs: Sequence[CheckedJob], arch: str | None, child: RulesProcess | None) -> Callable[[], list[RulesVerdict]]:
+    """Begin to run the rules of the checkouts of some commands, those of one checkout in one process, and return what waits.
+
+    ``child`` is the process of the first checkout, where it has been made. No verdict has no problem.
+    """
+    verdicts = dict.fromkeys(range(len(jobs)), RulesVerdict())
+    groups: dict[tuple[Checkout, str | None], list[int]] = {}
+    for number, job in enumerate(jobs):
+        if job.checkout is not None:
+            groups.setdefault((job.checkout, job.environment.megatron), []).append(number)
+
+    def begun(checkout: Checkout, megatron: str | None, numbers: list[int]) -> Judging:
+        known, made = surface_or_nearest(megatron), child if child is not None and child.checkout == checkout.folder else None
+        return Judging(checkout, [_megatron_command(jobs[number], known) for number in numbers], known, arch, made)
+
+    begun_first = [begun(*group, numbers) for group, numbers in list(groups.items())[:1]]
+
+    def wait() -> list[RulesVerdict]:
+        for place, (group, numbers) in enumerate(groups.items()):
+            verdicts.update(zip(numbers, (begun(*group, numbers) if place else begun_first[0]).verdicts(), strict=True))
+        return list(verdicts.values())
+
+    return wait
+
+
+def _planned(job: CheckedJob, layers: Sequence[Layer]) -> ActivationPlan | MindSpeedError:
+    """The plan of a command, or the error with its problems.
+
+    What refuses a command of Megatron alone must be a rule of Megatron: problems of features of ours that its arguments bring,
+    and of arguments that layers ignore, are warnings then.
+    """
+    plan = _plan_or_error(job, job.command, layers)
+    if isinstance(plan, ActivationPlan) or not _is_stock(job, layers):
+        return plan
+    known = surface_or_nearest(job.environment.megatron)
+    given = given_arguments([word.text for word in job.command.arguments], known)
+    catalog = registry.catalog_for(())
+    of_megatron = {name for name, spec in catalog.specs.items() if spec.category is Category.MEGATRON}
+    declared = [(name, flag.dest) for name, flag in declared_flags(catalog) if name not in of_megatron]
+    ours = {name for name, dest in declared if dest in given}
+    ignored = {fact.option for problem in plan.problems if problem.code == "MS605" for fact in problem.facts if fact.option}
+    if not ours and not ignored:
+        return plan
+    ignored |= {given[dest].option for _, dest in declared if dest in given}
+    command_line = layers[-1] if layers else Layer("command line")
+    fewer = [*layers[:-1], replace(command_line, without=(*command_line.without, *sorted(ours)))]
+    again = _plan_or_error(job, without_options(job.command, ignored), fewer)
+    left = again.problems if isinstance(again, MindSpeedError) else ()
+    told = [problem for problem in plan.problems if problem not in left]
+    if isinstance(again, MindSpeedError):
+        return ResolutionError([problem for problem in plan.problems if problem in left] or left, again.words)
+    return replace(again, rows=(*again.rows, *(PlanNote("warning", "mindspeed", problem.message) for problem in told)))
+
+
+def _plan_or_error(job: CheckedJob, command: LaunchedCommand, layers: Sequence[Layer]) -> ActivationPlan | MindSpeedError:
+    try:
+        options = _own_options(job, surface_or_nearest(job.environment.megatron))
+        return plan_command(command, job.environment, layers[:-1], layers[-1:], options)
+    except MindSpeedError as error:
+        return error
+
+
+def _is_stock(job: CheckedJob, layers: Sequence[Layer]) -> bool:
+    """Return whether a command is one of Megatron alone, on the devices that it is made for.
+
+    It requests no features of ours, and has no options that only MindSpeed has.
+    """
+    if job.environment.platform != "cuda":
+        return False
+    own, words = split_own_flags([word.text for word in job.command.arguments], [])
+    ours = own or unknown_options(words, surface_or_nearest(job.environment.megatron)) or any(one.features for one in layers)
+    return not ours
+
+
+def _with_rules(
+    job: CheckedJob,
+    plan: ActivationPlan | MindSpeedError,
+    verdict: RulesVerdict,
+    traps: Sequence[Trap],
+    layers: Sequence[Layer],
+) -> ActivationPlan | MindSpeedError:
+    """The plan of a command with what the rules of its checkout say of it, or the error with every problem.
+
+    Megatron's rules judge the command as it stands: where features of ours are requested, which change what Megatron does,
+    what it refuses is a warning.
+    """
+    command, environment = job.command, job.environment
+    known = surface_or_nearest(environment.megatron)
+    problems = [located(problem, command, known, registry.catalog_for(())) for problem in verdict.problems]
+    problems += [trap.problem for trap in traps if trap.consequence == STOPS]
+    if isinstance(plan, MindSpeedError):
+        return ResolutionError([*problems, *plan.problems], plan.words)
+    if problems and _is_stock(job, layers):
+        return ResolutionError(problems)
+    notes = list(verdict.notes(job.checkout)) if job.checkout is not None else []
+    notes += [trap.note for trap in traps if trap.consequence != STOPS]
+    if job.unjudged:
+        notes.append(PlanNote("not-checked", "megatron-lm", job.unjudged))
+    notes += [PlanNote("warning", "megatron-lm", f"{problem.message} ({problem.where})") for problem in problems]
+    return replace(plan, rows=(*plan.rows, *notes))
+
+
+def _megatron_command(job: CheckedJob, known: Surface) -> Command:
+    _, words = split_own_flags([word.text for word in job.command.arguments], [])
+    size = job.environment.world_size or job.command.world_size or smallest_world(words, known)
+    return Command(words, size, _environ(job.command))
+
+
+def _own_options(job: CheckedJob, known: Surface) -> frozenset[str]:
+    """The options of the script of a command, which is read where the command has an option that Megatron-LM lacks."""
+    command = job.command
+    if not unknown_options([word.text for word in command.arguments], known):
+        return frozenset()
+    checkout = job.checkout.folder if job.checkout is not None else None
+    return script_options(command.program, Path(command.source), checkout)
+
+
+def _environ(command: LaunchedCommand) -> dict[str, str]:
+    """The environment variables of a command that Megatron's rules read."""
+    inherited = {name: value for name, value in os.environ.items() if _OF_DEVICES.fullmatch(name)}
+    return inherited | dict(command.environ)
+
+
+def _traps_in(job: CheckedJob) -> list[Trap]:
+    """The traps that a command for CUDA devices falls into, the worst first."""
+    if job.environment.platform != "cuda":
+        return []
+    known = surface_or_nearest(job.environment.megatron)
+    given = given_arguments([word.text for word in job.command.arguments], known)
+    return list(traps_of(given, known, _environ(job.command)))

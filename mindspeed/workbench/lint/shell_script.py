@@ -1,0 +1,365 @@
+"""Read the commands of a shell script with its variables in place, as bash would expand them; nothing is run.
+
+Simple assignments, ``${NAME:-default}`` and its relatives, arrays, appended text, arithmetic, continued lines and plain tests
+are understood. The output of a command is not known: ``$(hostname)`` stays as it is written, without blanks.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from mindspeed.megatron_lm.argument_words import whole_number
+from mindspeed.workbench.lint.shell_arithmetic import MAX_EXPRESSION, calculated
+from mindspeed.workbench.lint.shell_words import ShellLimit, Token, WordPart, require_depth, tokens
+
+MAX_STEPS: Final = 2_000_000
+"""About the characters that all expansions of a script may give together."""
+
+Fragment = tuple[str, int]
+"""Text and its line."""
+Value = list[Fragment]
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Hold a word of a command after all expansions, and the line of the script where its text stands."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShellCommand:
+    """Hold a simple command: its words, the variables that nothing gave a value, and those that it gets in its environment."""
+
+    words: tuple[Word, ...]
+    unset: tuple[str, ...] = ()
+    environ: tuple[tuple[str, str], ...] = ()
+
+
+def shell_commands(text: str, arguments: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> list[ShellCommand]:
+    """Return the commands that a script would run with these arguments and variables, in order.
+
+    A loop counts once. A test that needs the machine, as for a file, counts as false. Raises ShellLimit for a script that is
+    too large, nested too deeply, or takes too many steps.
+    """
+    shell = _Shell({name: [[(value, 0)]] for name, value in (environ or {}).items()}, tuple(arguments))
+    shell.run(tokens(text))
+    return shell.commands
+
+
+@dataclass(slots=True)
+class _Frame:
+    """Hold an open ``if``: whether the branch is taken now, whether one was taken, and whether its condition is being read."""
+
+    active: bool
+    done: bool = False
+    reading: bool = False
+    verdicts: list[bool] = field(default_factory=list)
+    any_of: bool = False
+
+
+@dataclass(slots=True)
+class _Shell:
+    values: dict[str, list[Value]]
+    arguments: tuple[str, ...]
+    commands: list[ShellCommand] = field(default_factory=list)
+    frames: list[_Frame] = field(default_factory=list)
+    unset: dict[str, None] = field(default_factory=dict)
+    skip_next: bool = False
+    exported: set[str] = field(default_factory=set)
+    depth: int = 0
+    steps: int = 0
+
+    def _spend(self, steps: int, line: int) -> None:
+        self.steps += steps
+        if self.steps > MAX_STEPS:
+            raise ShellLimit(f"the expansions of the script take more than {MAX_STEPS} steps, at line {line}")
+
+    def run(self, script: Sequence[Token]) -> None:
+        """Run the script command by command; the body of a function is passed over."""
+        command: list[Token] = []
+        depth, index = 0, 0
+        script = [*script, Token("operator", 0, text="\n")]
+        while index < len(script):
+            token = script[index]
+            index += 1
+            if token.text == "(" and script[index].text == ")" and len(command) == 1:
+                depth, command = 1, []
+                index = next((at for at in range(index, len(script)) if script[at].plain == "{"), index) + 1
+            elif depth:
+                depth += (token.plain == "{") - (token.plain == "}")
+            elif token.kind != "operator" or token.text in ("(", ")"):
+                command.append(token)
+            elif "<" in token.text or ">" in token.text:
+                index += 1  # the file of a redirection
+            else:
+                self._command(command, token.text)
+                command = []
+
+    @property
+    def _active(self) -> bool:
+        return all(frame.active and not frame.reading for frame in self.frames)
+
+    def _command(self, command: list[Token], ending: str) -> None:
+        """Run one simple command, and remember whether the next one is skipped."""
+        skipped, self.skip_next = self.skip_next, False
+        while command and self._keyword(command[0].plain, command):
+            self._spend(len(command), command[0].line)
+            require_depth(len(self.frames), command[0].line)
+            command = command[1:]
+        if not command or skipped:
+            return
+        if self.frames and self.frames[-1].reading:
+            outer = all(frame.active and not frame.reading for frame in self.frames[:-1])
+            self.frames[-1].verdicts.append(outer and self._holds(command))
+            self.frames[-1].any_of |= ending == "||"
+        elif self._active:
+            if command[0].plain in ("[", "[[", "test") and ending in ("&&", "||"):
+                self.skip_next = self._holds(command) == (ending == "||")
+                return
+            self._simple(command)
+
+    def _keyword(self, word: str, command: list[Token]) -> bool:
+        """Act on a word of the grammar at the head of a command; returns whether it was one, to be removed."""
+        if word == "if":
+            self.frames.append(_Frame(active=True, reading=True))
+        elif word in ("while", "until", "case"):
+            self.frames.append(_Frame(active=word != "case"))
+            command[1:] = []
+        elif word == "for":
+            self.frames.append(_Frame(active=True))
+            if self._active and len(command) > 3:
+                first = self._expanded(command[3:])[:1]
+                self.values[command[1].plain] = [[(word.text, word.line)] for word in first]
+            command[1:] = []
+        elif word == "then" and self.frames:
+            frame = self.frames[-1]
+            verdict = any(frame.verdicts) if frame.any_of else all(frame.verdicts)
+            frame.active, frame.reading = verdict and not frame.done, False
+            frame.done |= frame.active
+        elif word in ("else", "elif") and self.frames:
+            self.frames[-1].active, self.frames[-1].reading = not self.frames[-1].done, word == "elif"
+            self.frames[-1].verdicts = []
+        elif word in ("fi", "done", "esac") and self.frames:
+            self.frames.pop()
+        elif word not in ("do", "{", "}", "!"):
+            return False
+        return True
+
+    def _simple(self, command: list[Token]) -> None:
+        """Assign variables, or collect a command."""
+        if [token.text for token in command[:2]] == ["(", "("] or command[0].plain == "let":
+            self._let(command[command[0].plain == "let" :])
+            return
+        rest = list(command)
+        while rest and (rest[0].kind == "array" or _assignment(rest[0]) is not None):
+            self._assign(rest.pop(0))
+        if not rest:
+            return
+        before = command[: len(command) - len(rest)]
+        if rest[0].plain in ("export", "local", "declare", "readonly", "typeset"):
+            for token in rest[1:]:
+                if token.kind == "array" or _assignment(token) is not None:
+                    self._assign(token)
+            if rest[0].plain == "export":
+                self.exported.update(map(_name, rest[1:]))
+            return
+        self.unset = {}
+        words = self._expanded([token for token in rest if token.kind == "word"])
+        if words:
+            names = sorted(self.exported | set(map(_name, before)))
+            environ = tuple((name, self._text(name)) for name in names if name in self.values)
+            self.commands.append(ShellCommand(tuple(words), tuple(self.unset), environ))
+
+    def _text(self, name: str) -> str:
+        return "".join(text for value in self.values[name][:1] for text, _ in value)
+
+    def _assign(self, token: Token) -> None:
+        if token.kind == "array":
+            name, appended = token.text.rstrip("+="), token.text.endswith("+=")
+            elements: list[Value] = [[(word.text, word.line)] for word in self._expanded(token.elements)]
+            self.values[name] = [*(self.values.get(name, []) if appended else []), *elements]
+            return
+        name, appended, first = _assignment(token) or ("", False, "")
+        head = WordPart("text", first, token.parts[0].line)
+        value = [fragment for part in (head, *token.parts[1:]) for fragment in self._joined(self._part(part), part.line)]
+        before = self.values.get(name, [[]])[0] if appended and self.values.get(name) else []
+        self.values[name] = [[*before, *value]]
+
+    def _expanded(self, words: Sequence[Token]) -> list[Word]:
+        return [word for token in words for word in self._split(token)]
+
+    def _split(self, token: Token) -> list[Word]:
+        """Expand a word and cut it at the blanks that no quotes protect."""
+        words: list[list[Fragment]] = [[]]
+        is_word = [False]
+        for part in token.parts:
+            whole = part.quoted or part.kind in ("text", "command")
+            for number, value in enumerate(self._part(part)):
+                if number:
+                    words.append([])
+                    is_word.append(part.quoted)
+                is_word[-1] |= part.quoted
+                for text, line in value:
+                    for piece in [text] if whole else re.split(r"(\s+)", text):
+                        if piece.isspace() and not whole:
+                            words.append([])
+                            is_word.append(False)
+                        elif piece:
+                            words[-1].append((piece, line))
+        return [
+            Word("".join(text for text, _ in word), word[0][1] if word else token.line)
+            for word, kept in zip(words, is_word, strict=True)
+            if word or kept
+        ]
+
+    def _part(self, part: WordPart) -> list[Value]:
+        """Expand a part of a word to values: one, or those of an array."""
+        self.depth += 1
+        require_depth(self.depth, part.line)
+        values = self._values(part)
+        self.depth -= 1
+        self._spend(1 + sum(1 + len(text) for value in values for text, _ in value), part.line)
+        return values
+
+    def _values(self, part: WordPart) -> list[Value]:
+        if part.kind == "text":
+            return [[(part.text, part.line)]]
+        if part.kind == "arithmetic":
+            return [[(self._arithmetic(part), part.line)]]
+        if part.kind == "command":
+            return [[(re.sub(r"\s+", "_", f"$({part.text})"), part.line)]]
+        values = self._parameter(part)
+        is_short = len(values) == 1 and not re.search(r"\s", "".join(text for text, _ in values[0]))
+        return [[(text, part.line) for text, _ in values[0]]] if is_short else values
+
+    def _joined(self, values: list[Value], line: int) -> Value:
+        return [fragment for number, value in enumerate(values) for fragment in ([(" ", line)] if number else []) + value]
+
+    def _parameter(self, part: WordPart) -> list[Value]:
+        match = _PARAMETER.fullmatch(part.text)
+        if match is None:
+            return [[]]
+        length, name, index, sign, operand = match.group("length", "name", "index", "operator", "operand")
+        known = self._lookup(name)
+        if index in ("[@]", "[*]") or name in "@*":
+            values = known or []
+        else:
+            at = whole_number((index or "[0]")[1:-1]) or 0
+            values = (known or [])[at : at + 1] or [[]]
+        text = "".join(text for text, _ in self._joined(values, part.line))
+        if length:
+            return [[(str(len(known or []) if index else len(text)), part.line)]]
+        is_given = known is not None and (bool(text) or not (sign or "").startswith(":"))
+        if sign in (":-", "-", ":=", "=", ":?", "?"):
+            if is_given or sign in (":?", "?"):
+                return values
+            default = self._joined([[(w.text, w.line)] for w in self._expanded(tokens(operand, part.line))], part.line)
+            if "=" in sign:
+                self.values[name] = [default]
+            return [default]
+        if sign in (":+", "+"):
+            words = self._expanded(tokens(operand, part.line)) if is_given else []
+            return [self._joined([[(word.text, word.line)] for word in words], part.line)]
+        if sign in ("%", "%%", "#", "##"):
+            self._spend(len(text) ** 2 // 10, part.line)
+            return [[(_trimmed(text, sign, operand), part.line)]]
+        if known is None and name not in "@*":
+            self.unset[name] = None
+        return values
+
+    def _lookup(self, name: str) -> list[Value] | None:
+        if name in "@*":
+            return [[(text, 0)] for text in self.arguments]
+        if name.isdecimal():
+            given: dict[int | None, str] = dict(enumerate(("script.sh", *self.arguments)))
+            number = whole_number(name)
+            return [[(given[number], 0)]] if number in given else None
+        special = {"?": "0", "#": str(len(self.arguments))}
+        return [[(special[name], 0)]] if name in special else self.values.get(name)
+
+    def _arithmetic(self, part: WordPart) -> str:
+        def value(match: re.Match[str]) -> str:
+            known = self._lookup(match.group(1))
+            return "".join(text for text, _ in known[0]) if known else "0"
+
+        is_short = len(part.text) <= MAX_EXPRESSION
+        found = calculated(re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", value, part.text)) if is_short else None
+        return str(found) if found is not None else f"$(({part.text}))".replace(" ", "")
+
+    def _let(self, command: list[Token]) -> None:
+        """Assign what ``((NAME = expression))`` or ``let NAME=expression`` calculates."""
+        text = "".join(word.text for word in self._expanded([token for token in command if token.kind == "word"]))
+        if match := re.fullmatch(r"([A-Za-z_]\w*)=([^=].*)", text):
+            part = WordPart("arithmetic", match[2], command[0].line)
+            self.values[match[1]] = [[(self._arithmetic(part), part.line)]]
+
+    def _holds(self, command: list[Token]) -> bool:
+        """Return whether a test holds; one that is not understood does not."""
+        words = [word.text for word in self._expanded([_protected(token) for token in command if token.kind == "word"])]
+        if words[:1] == ["true"]:
+            return True
+        if not words or words[0] not in ("[", "[[", "test"):
+            return False
+        words = [word for word in words[1:] if word not in ("]", "]]")]
+        negated = words[:1] == ["!"]
+        match words[negated:]:
+            case ["-z", text]:
+                holds = not text
+            case ["-n", text] | [text]:
+                holds = bool(text)
+            case [left, sign, right] if sign in _COMPARISONS:
+                holds = _COMPARISONS[sign](left, right)
+            case [left, sign, right] if sign in _NUMERIC:
+                numbers = whole_number(left), whole_number(right)
+                holds = None not in numbers and _NUMERIC[sign](*numbers)
+            case _:
+                return False
+        return holds != negated
+
+
+_PARAMETER: Final = re.compile(
+    r"(?P<length>#?)(?P<name>[A-Za-z_]\w*|[0-9]+|[@*#?])(?P<index>\[[^\]]*\])?"
+    r"(?:(?P<operator>:[-=+?]|[-=+?]|%%?|##?)(?P<operand>.*))?",
+    re.DOTALL,
+)
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_COMPARISONS: Final = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
+_NUMERIC: Final = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "lt", "ge", "le")}
+
+
+def _assignment(token: Token) -> tuple[str, bool, str] | None:
+    """Name, whether the value is appended, and the text behind ``=`` in the first part; None for any other word."""
+    if token.kind != "word" or not token.parts or token.parts[0].kind != "text" or token.parts[0].quoted:
+        return None
+    match = _ASSIGNMENT.fullmatch(token.parts[0].text)
+    return (match.group(1), bool(match.group(2)), match.group(3)) if match else None
+
+
+def _name(token: Token) -> str:
+    """The name of the variable that a word of an assignment or of ``export`` is about."""
+    found = _assignment(token)
+    return found[0] if found else token.text.rstrip("+=") if token.kind == "array" else token.plain
+
+
+def _protected(token: Token) -> Token:
+    """A word of a test, in which an empty variable is an empty word."""
+    quoted = tuple(WordPart(part.kind, part.text, part.line, quoted=True) for part in token.parts)
+    return Token("word", token.line, (*quoted, WordPart("text", "", token.line, quoted=True)))
+
+
+def _trimmed(text: str, sign: str, pattern: str) -> str:
+    """Text without the beginning or the end that matches a shell pattern."""
+    from fnmatch import fnmatchcase
+
+    cuts = range(len(text) + 1) if sign in ("#", "%%") else range(len(text), -1, -1)
+    for cut in cuts:
+        piece = text[:cut] if "#" in sign else text[cut:]
+        if fnmatchcase(piece, pattern):
+            return text[cut:] if "#" in sign else text[:cut]
+    return text

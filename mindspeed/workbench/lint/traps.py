@@ -1,0 +1,91 @@
+"""Combinations of arguments that Megatron accepts and that go wrong or slow, from a file with their sources. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import Any, Final
+
+from mindspeed.engine.inspection.cli_arguments import Surface
+from mindspeed.engine.resolution.environment import version_in
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.files.tables import table_beside
+from mindspeed.megatron_lm.given_arguments import Given
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import Problem
+
+STOPS: Final = "would not start"
+CONSEQUENCES: Final = (STOPS, "wrong numbers", "slow", "note")
+"""In the order in which they are told."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trap:
+    """Describe a trap as its file does."""
+
+    name: str
+    source: str
+    megatron: str
+    consequence: str
+    when: Mapping[str, str | list[str]]
+    text: str
+    fix: str
+    environ: Mapping[str, list[str]] = field(default_factory=dict)
+    indivisible: Mapping[str, str] = field(default_factory=dict)
+
+    def catches(self, values: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
+        """Return whether arguments and environment variables are those of the trap."""
+        set_so = all(environ.get(name) in wanted for name, wanted in self.environ.items())
+        odd = all(_is_odd(values.get(number), values.get(divisor)) for number, divisor in self.indivisible.items())
+        return set_so and odd and all(_holds(_value(name, values), wanted) for name, wanted in self.when.items())
+
+    @property
+    def problem(self) -> Problem:
+        """The trap as a mistake, where the command would not start."""
+        return Problem("MS115", f"Megatron-LM fails at the first step: {self.text}", where=self.source, fix=Advice(self.fix))
+
+    @property
+    def note(self) -> PlanNote:
+        """The trap as a row of a plan."""
+        return PlanNote("warning", "megatron-lm", str(self))
+
+    def __str__(self) -> str:
+        return f"{self.consequence}: {self.text}; fix: {self.fix} ({self.source})"
+
+
+@lru_cache(maxsize=1)
+def known_traps() -> tuple[Trap, ...]:
+    """Every trap of the file, the worst first."""
+    return tuple(sorted((Trap(**row) for row in table_beside(__file__)), key=lambda trap: CONSEQUENCES.index(trap.consequence)))
+
+
+def traps_of(given: Mapping[str, Given], known: Surface, environ: Mapping[str, str]) -> Iterator[Trap]:
+    """The traps that a command line falls into."""
+    values = {dest: arguments[0].default for dest, arguments in known.by_dest.items()}
+    values |= {dest: argument.value for dest, argument in given.items()}
+    return (trap for trap in known_traps() if version_in(known.version, trap.megatron) and trap.catches(values, environ))
+
+
+def _value(name: str, values: Mapping[str, Any]) -> Any:
+    """The value of an argument, or the product of several; None where one is no number."""
+    factors = [values.get(one) for one in name.split(" * ")]
+    if len(factors) == 1:
+        return factors[0]
+    numbers = [factor for factor in factors if isinstance(factor, (int, float))]
+    return prod(numbers) if len(numbers) == len(factors) else None
+
+
+def _is_odd(number: Any, divisor: Any) -> bool:
+    """Return whether both are whole numbers above zero and the first is no multiple of the second."""
+    return all(isinstance(one, int) and one > 0 for one in (number, divisor)) and bool(number % divisor)
+
+
+def _holds(value: Any, wanted: str | list[str]) -> bool:
+    values = value if isinstance(value, list) else [value]
+    if wanted in ("on", "off"):
+        return bool(value) is (wanted == "on")
+    if isinstance(wanted, list):
+        return any(str(one) in wanted for one in values)
+    return any(float(one) > float(wanted.removeprefix(">")) for one in values if isinstance(one, (int, float)))

@@ -1,0 +1,124 @@
+"""The ``train`` section of a job file: one model is the source of its keys, its flags and their help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mindspeed.engine.resolution.setting_validation import accepted_value, flag
+from mindspeed.problems.fixes import Advice, GiveOption, advice
+from mindspeed.problems.near_names import near_names, suggestion
+from mindspeed.problems.problem import Problem
+
+JOB_FILE: Final = "job file"
+
+
+class TrainConfig(BaseModel):
+    """Settings of training. Sizes, the model's shape and the precision are values of the world and stand there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    # model
+    style: Literal["llama", "gpt2"] = Field(
+        "llama", description="Architecture: llama = RMSNorm, SwiGLU, rotary positions and GQA; gpt2 = that of GPT-2"
+    )
+    rotary_base: int = Field(10000, ge=1, description="Base of the rotary position embedding")
+    norm_epsilon: float = Field(1e-5, gt=0, description="Epsilon of the norms")
+    init_std: float = Field(0.02, gt=0, description="Standard deviation of initial weights")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout of attention and of both residual branches")
+    aux_loss_coeff: float = Field(1e-2, ge=0, description="Weight of the load-balancing loss of a MoE model")
+
+    # data
+    data: str | None = Field(
+        None, description="Prefix of Megatron's indexed data (default: the sources of Python's standard library)"
+    )
+    tokenizer: str | None = Field(
+        None,
+        description="Tokenizer of --data: 'bytes' or the path of a tokenizer.json. Not needed if mindspeed data prepare wrote "
+        "the data",
+    )
+    held_out: float = Field(0.02, gt=0, lt=1, description="Fraction of the data that is used for evaluation only")
+    seed: int = Field(1234, ge=0, description="Random seed of weights, dropout and data order")
+
+    # schedule
+    train_iters: int = Field(300, ge=1, description="Total number of optimizer steps, including those before a resume")
+    lr: float = Field(3e-3, gt=0, description="Maximum learning rate")
+    min_lr: float = Field(1e-4, ge=0, description="Learning rate at the end of the decay")
+    warmup_iters: int = Field(20, ge=0, description="Number of steps over which the learning rate rises from 0")
+    decay_iters: int | None = Field(
+        None, ge=1, description="Number of steps after which the learning-rate decay ends (default: all steps)"
+    )
+    decay: Literal["cosine", "linear", "constant"] = Field("cosine", description="Shape of the learning-rate decay")
+
+    # optimizer
+    weight_decay: float = Field(0.1, ge=0, description="Decoupled weight decay")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of Adam's first moment")
+    adam_beta2: float = Field(0.95, ge=0, lt=1, description="Decay of Adam's second moment")
+    adam_eps: float = Field(1e-8, gt=0, description="Epsilon of Adam")
+    clip_grad: float = Field(1.0, ge=0, description="Maximum gradient norm; 0 = no clipping")
+
+    # run
+    run: str | None = Field(None, description="Run folder (default: runs/DATE-TIME)")
+    log_interval: int = Field(10, ge=1, description="Number of steps between two lines of progress")
+    save_interval: int | None = Field(
+        None, ge=1, description="Number of steps between two checkpoints (default: only one at the end)"
+    )
+    keep: int = Field(2, ge=1, description="Number of checkpoints to keep, newest first")
+    eval_interval: int | None = Field(
+        None, ge=1, description="Number of steps between two evaluations (default: only one at the end)"
+    )
+    eval_iters: int = Field(20, ge=1, description="Number of held-out batches per evaluation")
+    prompt: str = Field("def ", description="Start of the text that is generated at the end of training")
+    sample_tokens: int = Field(64, ge=0, description="Number of tokens to generate at the end of training; 0 = none")
+    top_k: int = Field(
+        1,
+        ge=1,
+        description="Number of most likely tokens from which the next one is drawn, for the text at the end of training. "
+        "With 1 it is always the most likely (greedy)",
+    )
+
+
+def train_config(sources: Mapping[str, Mapping[str, Any]]) -> tuple[TrainConfig, list[Problem]]:
+    """Merge sources, low to high (``{"job file": {...}, "command line": {...}}``), into a configuration.
+
+    Also returns every problem: MS305 for an unknown key, MS301 for a wrong value; the key then has its default.
+    """
+    values = {str(key): value for section in sources.values() for key, value in section.items()}
+    origin = {str(key): source for source, section in sources.items() for key in section}
+    problems = []
+    try:
+        config = TrainConfig.model_validate(values)
+    except ValidationError as error:
+        problems = [_explain(detail, origin) for detail in error.errors()]
+        wrong = {str(detail["loc"][0]) for detail in error.errors()}
+        config = TrainConfig.model_validate({key: value for key, value in values.items() if key not in wrong})
+    return config, problems + _disagreements(config, origin)
+
+
+def _explain(detail: Any, origin: Mapping[str, str]) -> Problem:
+    key = str(detail["loc"][0])
+    where = origin.get(key, "")
+    fields = TrainConfig.model_fields
+    if detail["type"] == "extra_forbidden":
+        fix = suggestion(near_names(key, fields), f"use one of the keys {', '.join(fields)}")
+        return Problem("MS305", f"unknown key {key!r} in train", where=where, fix=advice(fix))
+    text = f"train.{key} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+    return Problem("MS301", text, where=where, fix=Advice(f"{flag(key)} {accepted_value(fields[key])}"))
+
+
+def _disagreements(config: TrainConfig, origin: Mapping[str, str]) -> list[Problem]:
+    problems = []
+    if config.min_lr > config.lr:
+        text = f"train.min_lr is {config.min_lr}, which is greater than train.lr, {config.lr}"
+        fix = Advice(f"--min-lr {config.lr / 10:g}")
+        problems.append(Problem("MS301", text, where=origin.get("min_lr", "default"), fix=fix))
+    last = config.decay_iters or config.train_iters
+    if config.warmup_iters >= last and "warmup_iters" in origin:
+        text = (
+            f"train.warmup_iters is {config.warmup_iters}, but warm-up must end before step {last}, where the learning-rate "
+            "decay ends"
+        )
+        problems.append(Problem("MS301", text, where=origin["warmup_iters"], fix=GiveOption("--warmup-iters", last // 10)))
+    return problems

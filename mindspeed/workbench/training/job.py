@@ -1,0 +1,287 @@
+"""From a request to a job that can be started: everything that can be wrong is found here, before a process starts. Light."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed import registry
+from mindspeed.engine.inspection.megatron_copies import package_root
+from mindspeed.engine.planning import checkpoint_state
+from mindspeed.engine.planning.checkpoint_state import Change
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.environment import Environment
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.files.cache_folder import why_unwritable
+from mindspeed.megatron.indexed_data import Index, bin_path, read_index
+from mindspeed.plugins.answers import answer
+from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.problem import CollectedProblems, Problem, ResolutionError, RunError
+from mindspeed.workbench.diagnostics import doctor
+from mindspeed.workbench.training import checkpoints, corpus, request_text, shape
+from mindspeed.workbench.training import resume as resuming
+from mindspeed.workbench.training.config import TrainConfig, train_config
+from mindspeed.workbench.training.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
+
+JOB_VARIABLE: Final = "MINDSPEED_TRAIN"
+"""Environment variable that names the job file of a training process."""
+HASHED: Final = 64
+"""Blocks of a data file that identify it."""
+BLOCK: Final = 65_536
+"""Bytes of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """Indexed data with its tokenizer."""
+
+    index: Index
+    tokenizer: Tokenizer
+
+    @property
+    def identity(self) -> str:
+        """Identify this data: the tokenizer that made it, its index and its content."""
+        lengths = hashlib.blake2b(self.index.lengths.tobytes(), digest_size=8).hexdigest()
+        return f"{self.tokenizer.name}, {self.index.tokens} tokens, {lengths}, {content_digest(bin_path(self.index.prefix))}"
+
+    def is_that_of(self, identity: str) -> bool:
+        """Return whether a checkpoint's identity is that of this data; those of earlier versions say nothing of the content."""
+        own = self.identity
+        return identity in (own, own.rpartition(", ")[0])
+
+    def held_out_from(self, share: float) -> int:
+        """The first sequence of the held-out part, rounded as Megatron's dataset builder does it."""
+        return round((1 - share) * len(self.index.lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Hold the values that every process of a run needs.
+
+    ``checkpoint`` is the folder to continue from, or empty; ``request`` the text of the job file that makes this job
+    again; ``notes`` are sentences about what the job does otherwise than the run that it continues.
+    """
+
+    plan: ActivationPlan
+    config: TrainConfig
+    run: str
+    data: str
+    checkpoint: str = ""
+    request: str = ""
+    notes: tuple[str, ...] = ()
+
+    def source(self) -> DataSource:
+        """The data, checked again by the process that opens it."""
+        return open_data(self.data, self.config.tokenizer)
+
+    def changes(self) -> list[Change]:
+        """Compare the features of this job with those of the checkpoint that it continues from."""
+        folder = Path(self.checkpoint)
+        record = checkpoint_state.read_record(folder) if self.checkpoint else None
+        if record is None:
+            return []
+        classes, content = registry.feature_classes(self.plan), registry.content_of(self.plan)
+        return checkpoint_state.changes(record, self.plan, classes, content, folder)
+
+    @property
+    def optimizer(self) -> str:
+        """``distributed`` or ``plain``: checkpoints of the two differ."""
+        return "distributed" if self._argument("use_distributed_optimizer") else "plain"
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """Values in which a checkpoint of this job's model must agree."""
+        world = self.plan.world.known()
+        names = (
+            "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels num_experts "
+            "vocab_size tied_embeddings normalization gated_linear_unit activation dtype"
+        )
+        if world.get("num_experts"):
+            names += " moe_ffn_hidden_size shared_expert_hidden_size"
+        model = {name: world.get(name) for name in names.split()} | {"style": self.config.style}
+        if self.plan.world.is_hybrid:
+            model["layers"] = self.plan.world.pattern.layers
+        if world["rotary"]:
+            return model | {"rotary_base": self.config.rotary_base}
+        table = self._argument("position_embedding_type") != "none"
+        return model | ({"seq_length": world["seq_length"]} if table else {})
+
+    def _argument(self, name: str) -> Any:
+        """The value that the plan gives to an argument of Megatron, or None."""
+        return next((planned.override.value for planned in self.plan.overrides if planned.override.argument == name), None)
+
+
+def make_job(
+    layers: Sequence[Layer],
+    train: Mapping[str, Mapping[str, Any]],
+    environment: Environment,
+    resume: str | None = None,
+    step: int | None = None,
+) -> Job:
+    """Make the job of a request.
+
+    ``layers`` and ``train`` go from low to high; ``train`` maps a source to the values that it gives. ``resume`` is the
+    folder of a run: its job file comes lowest, and its checkpoint of ``step``, else its newest, is loaded.
+    Raises ResolutionError with everything that is wrong with features, values, data, checkpoint and installation.
+    """
+    problems = CollectedProblems()
+    saved = problems.collect(lambda: resuming.read_request(resume, registry.catalog_for(()).owners)) if resume else None
+    notes: list[str] = []
+    if saved and resume:
+        saved = replace(saved, layer=resuming.of_new_class(saved.layer, layers))
+        kept, notes = resuming.keep_schedule(saved.train, request_text.merged(train))
+        train = {resuming.RESUMED: {"run": resume, **kept}, **train}
+        notes += resuming.schedule_changes(train_config({resuming.RESUMED: kept})[0], train_config(train)[0])
+    config, wrong = train_config(train)
+    problems += [*wrong, *_installation()]
+    data = problems.collect(lambda: open_data(config.data or corpus.standard_library(), config.tokenizer))
+    vocab_size = data.tokenizer.vocab_size if data else 0
+    below = [saved.layer] if saved else []
+    lowest = shape.trainer_layer(config, [*below, *layers], environment.platform, vocab_size)
+    if saved:
+        catalog = registry.catalog_for(saved.layer.features)
+        layer, left_out = resuming.leave_out(saved.layer, layers, lowest, catalog, environment)
+        below, notes = [layer], [*left_out, *notes]
+    layers = [*below, *layers]
+    problems += shape.check_world(shape.given_world([lowest, *layers]), vocab_size, environment.megatron)
+    plan = problems.collect(lambda: registry.resolve([lowest, *layers], environment))
+    run = config.run or time.strftime("runs/%Y%m%d-%H%M%S")
+    checkpoint = problems.collect(lambda: checkpoints.find_checkpoint(resume, step)) if resume else None
+    problems += _folder_problems(run, resume)
+    if plan and data:
+        request = request_text.job_file(layers, train)
+        job = Job(plan, config, run, data.index.prefix, str(checkpoint or ""), request, tuple(notes))
+        problems += _window_problems(plan, config.train_iters, checkpoints.step_of(checkpoint) if checkpoint else 0)
+        problems += _enough_data(data, config.held_out, plan.world.seq_length)
+        if checkpoint and resume:
+            problems += _checkpoint_problems(job, checkpoint, resume, problems)
+    if problems or not (plan and data):
+        raise ResolutionError(problems)
+    return job
+
+
+def _checkpoint_problems(job: Job, checkpoint: Path, resume: str, problems: CollectedProblems) -> list[Problem]:
+    """Everything because of which a job cannot continue from a checkpoint."""
+    where = str(checkpoint)
+    manifest = problems.collect(lambda: checkpoints.read_manifest(checkpoint))
+    if manifest is None:
+        return []
+    refused = checkpoint_state.refusals(problems.collect(job.changes) or [], where)
+    optimizer = manifest.optimizer if refused else job.optimizer  # which a feature has already been refused for
+    saved, own, _ = resuming.comparable(manifest.model, job.model)
+    return [
+        *refused,
+        *checkpoints.check_manifest(replace(manifest, model=saved), own, optimizer, where),
+        *resuming.check_steps(job.config, manifest.step, where),
+        *resuming.check_folder(resume, job.run, manifest.step),
+        *_replaced_data(job, manifest, resume),
+    ]
+
+
+def _replaced_data(job: Job, manifest: checkpoints.Manifest, resume: str) -> list[Problem]:
+    """MS601 for data of the run that has other content than when the checkpoint was written, under the same name."""
+    before = resuming.read_request(resume, registry.catalog_for(()).owners).train.get("data")
+    if before is None or job.config.data != before or job.source().is_that_of(manifest.data):
+        return []
+    text = f"the data {job.data} has changed since the checkpoint of step {manifest.step} was written"
+    fix = "restore the file, or rename the new data and give the new name with --data PREFIX to read it from the beginning"
+    return [Problem("MS601", text, where=str(bin_path(job.data)), fix=Advice(fix))]
+
+
+def _folder_problems(run: str, resume: str | None) -> list[Problem]:
+    """MS603 for a run folder that cannot be made or read, and MS602 for one that another run is in."""
+    try:
+        reason = why_unwritable(Path(run))
+        if not reason:
+            return [checkpoints.folder_in_use(run)] if checkpoints.saved_steps(run) and not resume else []
+    except OSError as error:
+        reason = str(error.strerror)
+    text = f"the run folder {run} cannot be used: {reason}"
+    return [Problem("MS603", text, where=run, fix=Advice("--run FOLDER with a writable folder"))]
+
+
+def _window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem]:
+    """MS301 for every feature that works only in steps which this run does not have."""
+    problems = []
+    classes = registry.feature_classes(plan)
+    for planned in plan.features:
+        name, feature = planned.name, classes[planned.name]
+        window = answer(feature, "working_steps", feature.Args(**planned.args), plan.world)
+        if window is None:
+            continue
+        first, end = window
+        if end <= done or first > last:
+            text = f"{name} works in steps {first} to {end}, but this run has steps {done + 1} to {last}"
+            problems.append(Problem("MS301", text, (name,), fix=Advice(f"change its steps, or remove {name}")))
+    return problems
+
+
+@lru_cache(maxsize=8)
+def content_digest(path: Path) -> str:
+    """Hash `HASHED` blocks of a file, evenly spread, and its size."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        content = hashlib.blake2b(str(size).encode(), digest_size=8)
+        for number in range(HASHED):
+            file.seek(max(0, size - BLOCK) * number // (HASHED - 1))
+            content.update(file.read(BLOCK))
+    return content.hexdigest()
+
+
+def open_data(prefix: str, tokenizer: str | None) -> DataSource:
+    """Indexed data and its tokenizer. Raises RunError with MS601."""
+    index = read_index(prefix)
+    return DataSource(index, load_tokenizer(tokenizer) if tokenizer else tokenizer_of(prefix))
+
+
+def write_job(job: Job, folder: str | Path | None = None) -> dict[str, str]:
+    """Write a job into the run folder, or another one; return the variables with which a process finds it there."""
+    folder = Path(folder or job.run)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        registry.write_plan(job.plan, folder / "plan.json")
+        (folder / "job.yaml").write_text(job.request, encoding="utf-8")
+        fields = {name: getattr(job, name) for name in ("run", "data", "checkpoint", "request")}
+        process = json.dumps({"config": job.config.model_dump(), **fields}, indent=2) + "\n"
+        (folder / "process.json").write_text(process, encoding="utf-8")
+    except OSError as error:
+        text = f"the folder {folder} is not writable: {error.strerror}"
+        raise RunError([Problem("MS603", text, fix=Advice("--run FOLDER with a writable folder"))]) from error
+    return {registry.PLAN_VARIABLE: str(folder / "plan.json"), JOB_VARIABLE: str(folder / "process.json")}
+
+
+def read_job(environ: Mapping[str, str]) -> Job:
+    """Inverse of `write_job`, in the process that was started."""
+    fields = json.loads(Path(environ[JOB_VARIABLE]).read_text(encoding="utf-8"))
+    config = TrainConfig(**fields.pop("config"))
+    return Job(registry.read_plan(environ[registry.PLAN_VARIABLE]), config, **fields)
+
+
+def _enough_data(data: DataSource, share: float, seq_length: int) -> list[Problem]:
+    first = data.held_out_from(share)
+    problems = []
+    for what, part in (("training", data.index.lengths[:first]), ("held-out", data.index.lengths[first:])):
+        tokens = int(part.sum())
+        if tokens <= seq_length:
+            text = f"the {what} part of {data.index.prefix} has {tokens} tokens, but a sample needs {seq_length + 1}"
+            fix = "prepare more text, or change --held-out or --seq-length"
+            problems.append(Problem("MS601", text, where=data.index.prefix, fix=advice(fix)))
+    return problems
+
+
+def _installation() -> list[Problem]:
+    """Find what training lacks on this machine, without importing it."""
+    problems = doctor.problems() + [problem for finding in doctor.packages() if (problem := finding.problem()) is not None]
+    root = package_root("core")
+    if root is not None and not list((root / "core" / "datasets").glob("helpers_cpp*")):
+        text = f"megatron-core in {root} has no compiled data helpers"
+        fix = "install its wheel, or compile core/datasets/helpers.cpp with g++ and pybind11"
+        problems.append(Problem("MS502", text, where=str(root / "core" / "datasets"), fix=advice(fix)))
+    return problems

@@ -1,0 +1,181 @@
+"""The training loop: plain Megatron from groups to the last checkpoint. Features reach it through the active plan."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+
+from mindspeed.engine.runtime import session
+from mindspeed.megatron.training_hook_wrappers import step_metrics
+from mindspeed.problems.fixes import Advice
+from mindspeed.problems.problem import Problem, RunError
+from mindspeed.workbench.training import saving
+from mindspeed.workbench.training.batches import Batches, build_datasets, largest, over_ranks, run_schedule
+from mindspeed.workbench.training.checkpoints import saved_steps
+from mindspeed.workbench.training.evaluation import generate, held_out_loss, unigram_entropy
+from mindspeed.workbench.training.interruption import StopRequest
+from mindspeed.workbench.training.job import DataSource, Job, write_job
+from mindspeed.workbench.training.model import build_model, build_optimizer, build_scheduler
+from mindspeed.workbench.training.reporting import RESULT, Reporter
+from mindspeed.workbench.training.run_folder import hold_folder
+
+REPORT: Final = "report.json"
+"""The proof of application in the run folder: what each feature reached."""
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Train the job on the existing process group. Returns the result of the run, equal on every rank."""
+    with hold_folder(job.run) if dist.get_rank() == 0 else nullcontext():
+        parallel_state.initialize_model_parallel()
+        _seed(job.config.seed)
+        result = Trainer(job, job.source()).run()
+        parallel_state.destroy_model_parallel()
+    return result
+
+
+class Trainer:
+    """A run on this rank."""
+
+    def __init__(self, job: Job, source: DataSource) -> None:
+        self.job, self.config, self.source = job, job.config, source
+        world = job.plan.world
+        self.seq_length, self.samples_per_step = world.seq_length, world.global_batch_size
+        chunks = build_model(world, self.config)
+        optimizer = build_optimizer(chunks, self.config)
+        self.state = saving.TrainerState(chunks, optimizer, build_scheduler(optimizer, self.config))
+        notes = saving.load(job, self.state, source) if job.checkpoint else []
+        if dist.get_rank() == 0:  # not before the checkpoint is loaded: a run whose resume fails stays as it was
+            write_job(job)
+            (Path(job.run) / RESULT).unlink(missing_ok=True)
+        datasets = build_datasets(source, world.seq_length, self.config.held_out, self.config.seed, Path(job.run) / "index")
+        self.train_batches, self.held_out_batches = (
+            Batches(dataset, world.micro_batch_size, world.global_batch_size, self.config.seed) for dataset in datasets
+        )
+        self.saved = self.state.step
+        self.stop = StopRequest()
+        self.interrupted = False
+        self.initial_loss = math.nan
+        self.reporter: Reporter | None = None
+        if dist.get_rank() == 0:
+            tokens = self.samples_per_step * self.seq_length
+            self.reporter = Reporter(Path(job.run), self.state.step, self.config.train_iters, tokens, self.config.log_interval)
+            for note in notes:
+                self.reporter.note(note)
+            if (active := session.current()) is not None:
+                active.proof.path = Path(job.run) / REPORT
+                active.proof.say = self.reporter.note
+
+    def run(self) -> dict[str, Any]:
+        """Train, save and evaluate; after one of `SAVING_SIGNALS` only save."""
+        with self.stop.heeding():
+            while self.state.step < self.config.train_iters and not self.interrupted:
+                self._step()
+                self._after_step()
+            if self.state.step != self.saved:
+                self._save()
+            result = self._result()
+            session.enter(None)
+            if self.reporter is not None:
+                self.reporter.close(result)
+        return result
+
+    def _step(self) -> None:
+        state, start = self.state, time.perf_counter()
+        with session.around("around_train_step", state=state):
+            for chunk in state.chunks:
+                chunk.zero_grad_buffer()
+            state.optimizer.zero_grad()
+            local_loss = run_schedule(state.chunks, self.train_batches, state.samples)
+            rate = state.optimizer.param_groups[0]["lr"]
+            updated, gradient, _ = state.optimizer.step()
+            if updated:
+                state.scheduler.step(increment=1)
+        state.step += 1
+        state.samples += self.samples_per_step
+        torch.cuda.synchronize()
+        seconds, stop = largest(time.perf_counter() - start, self.stop.is_made)
+        numbers = step_metrics(state)
+        loss, self.interrupted = over_ranks(local_loss), stop > 0
+        if not math.isfinite(loss) or (updated and not math.isfinite(gradient)):
+            raise self._not_finite(loss)
+        if math.isnan(self.initial_loss):
+            self.initial_loss = loss
+        if self.reporter is not None:
+            self.reporter.step(state.step, loss, rate, gradient, seconds, numbers)
+
+    def _after_step(self) -> None:
+        step, config = self.state.step, self.config
+        with self.reporter.paused() if self.reporter is not None else nullcontext():
+            if config.save_interval and step % config.save_interval == 0:
+                self._save()
+            has_time = step < config.train_iters and not self.interrupted
+            if config.eval_interval and step % config.eval_interval == 0 and has_time:
+                self._evaluate()
+
+    def _save(self) -> None:
+        saving.save(self.job, self.state, self.source.identity)
+        self.saved = self.state.step
+        self._agree_to_stop()
+        if self.reporter is not None:
+            self.reporter.note(f"step {self.state.step}/{self.config.train_iters}  saved")
+
+    def _agree_to_stop(self) -> bool:
+        """Return whether a signal has asked any rank to stop; collective."""
+        (stop,) = largest(self.stop.is_made)
+        self.interrupted = self.interrupted or stop > 0
+        return self.interrupted
+
+    def _evaluate(self) -> float | None:
+        """Return the held-out loss, or None when a signal ends the evaluation."""
+        loss = held_out_loss(self.state.chunks, self.held_out_batches, self.config.eval_iters, self._agree_to_stop)
+        if self.reporter is not None and loss is not None:
+            self.reporter.held_out(self.state.step, loss)
+        return loss
+
+    def _result(self) -> dict[str, Any]:
+        loss = None if self.interrupted else self._evaluate()
+        return {
+            "initial_loss": None if math.isnan(self.initial_loss) else self.initial_loss,
+            "heldout_loss": loss,
+            "unigram_entropy": unigram_entropy(self.source, self.config.held_out),
+            "world_size": dist.get_world_size(),
+            "digest": self.job.plan.digest,
+            "run": self.job.run,
+            "step": self.state.step,
+            "interrupted": self.interrupted,
+            "sample": "" if self.interrupted or not self.config.sample_tokens else self._sample(),
+        }
+
+    def _sample(self) -> str:
+        tokenizer, config = self.source.tokenizer, self.config
+        prompt = tokenizer.encode(config.prompt.encode()).tolist() or [max(tokenizer.eod, 0)]
+        how = (config.sample_tokens, self.seq_length, config.top_k, tokenizer.vocab_size)
+        return tokenizer.decode(prompt + generate(self.state.chunks, prompt, *how, self._agree_to_stop))
+
+    def _not_finite(self, loss: float) -> RunError:
+        steps = saved_steps(self.job.run)
+        if math.isfinite(loss):
+            text = f"a gradient is not finite in step {self.state.step}"
+        else:
+            text = f"the loss of step {self.state.step} is {loss}"
+        again = f"--resume {self.job.run} returns to step {steps[-1]}; try" if steps else "try"
+        fix = Advice(f"{again} a lower --lr or a longer --warmup-iters")
+        return RunError([Problem("MS606", text, where=self.job.run, fix=fix)])
+
+
+def _seed(seed: int) -> None:
+    """Seed every generator as Megatron's trainer does: stages differ, replicas agree."""
+    seed += 100 * parallel_state.get_pipeline_model_parallel_rank()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)

@@ -1,0 +1,30 @@
+"""The log of a run whose folder has that of an earlier one."""
+
+from pathlib import Path
+
+import pytest
+
+from mindspeed.workbench.training.reporting import FORMER_LOG, LOG, Reporter, open_log
+
+
+def test_a_new_run_does_not_append_to_the_log_of_one_that_ended_before_its_first_checkpoint(tmp_path: Path) -> None:
+    for text in ("first\n", "second\n"):
+        with open_log(tmp_path, 0) as log:
+            log.write(text)
+    assert ((tmp_path / LOG).read_text(), (tmp_path / FORMER_LOG).read_text()) == ("second\n", "first\n")
+
+
+def test_a_run_that_continues_appends_to_its_log(tmp_path: Path) -> None:
+    for step, text in ((0, "first\n"), (5, "second\n")):
+        with open_log(tmp_path, step) as log:
+            log.write(text)
+    assert (tmp_path / LOG).read_text() == "first\nsecond\n"
+
+
+def test_the_first_step_is_shown_before_the_first_interval_has_passed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter = Reporter(tmp_path, first=20, last=40, tokens=64, interval=10)
+    for step in (21, 22):
+        reporter.step(step, 5.25, 0.1, None, 1.5, {})
+    assert [line for line in capsys.readouterr().err.splitlines() if line] == ["step 21/40  loss 5.2500  took 1.5 s"]

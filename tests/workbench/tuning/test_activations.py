@@ -1,0 +1,115 @@
+"""The search counts the bytes that the planner of memory counts for one plan."""
+
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.memory.estimate import chunk_tensors
+from mindspeed.ops.availability import running
+from mindspeed.workbench.tuning.activations import KeptTables
+from mindspeed.workbench.tuning.job import SearchJob, make_search
+from mindspeed.workbench.tuning.layout_jobs import Feasibility
+from mindspeed.workbench.tuning.search import ROUGH, SLACK, Scores
+from mindspeed.workbench.tuning.space import Choice
+from mindspeed.workbench.tuning.time import DEFAULTS, Machine
+
+LLAMA: dict[str, Any] = {
+    "num_layers": 8,
+    "hidden_size": 512,
+    "ffn_hidden_size": 1408,
+    "num_attention_heads": 8,
+    "num_query_groups": 4,
+    "vocab_size": 8192,
+    "seq_length": 1024,
+    "global_batch_size": 32,
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "rotary": True,
+    "dtype": "bf16",
+}
+EXPERTS = {"num_experts": 8, "moe_ffn_hidden_size": 256, "router_topk": 2}
+
+
+HYBRID = {"num_layers": None, "hybrid_layer_pattern": "*-" * 32, "vpp": 1, "megatron": "0.19.0"}
+
+
+def job_of(**world: Any) -> SearchJob:
+    return make_search([Layer("test", world=LLAMA | world)], {}, made_up("cuda", world.get("megatron", "0.16.1")), 16)
+
+
+@pytest.mark.parametrize("world", [{}, EXPERTS, HYBRID], ids=["dense", "experts", "hybrid"])
+def test_bytes_of_the_search_are_those_of_the_planner(world: dict[str, Any]) -> None:
+    job, chosen = job_of(**world), random.Random(5)
+    question = job.question(Machine(DEFAULTS["cuda"]), float("inf"))
+    rules = Feasibility(job.catalog, question.layouts, question.request, running("cuda"))
+    scores = Scores(question, job.catalog)
+    able = [c for c in question.choices if world is not HYBRID or "adaptive-cp" not in c.features]
+    for choice in chosen.sample(able, 12):  # adaptive-cp is refused for the layers of a hybrid model on cuda
+        good, active = rules.taken(choice)
+        rows = np.array([chosen.choice(np.flatnonzero(good & question.layouts.whole_batches))])
+        (bytes_of_search,) = scores.bytes(choice, rows, active)
+        resolved = job.resolved(choice, question.layouts.world(int(rows[0])))
+        assert resolved is not None
+        assert bytes_of_search == pytest.approx(resolved.bytes, rel=0.05), (choice, question.layouts.sizes(int(rows[0])))
+
+
+def test_features_of_mindspeed_are_asked_for_many_layouts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, counted = job_of(**EXPERTS), []
+    question = job.question(Machine(DEFAULTS["cuda"]), float("inf"))
+    rules = Feasibility(job.catalog, question.layouts, question.request, running("cuda"))
+    tables = KeptTables(job.catalog, question.layouts)
+
+    def counting(*given: Any, **options: Any) -> Any:
+        counted.append(given)
+        return chunk_tensors(*given, **options)
+
+    monkeypatch.setattr("mindspeed.workbench.tuning.activations.chunk_tensors", counting)
+    most = {}
+    for choice in question.choices[::5]:
+        good, active = rules.taken(choice)
+        before = len(counted)
+        tables.of(np.flatnonzero(good), active, choice.settings)
+        most[str(choice)] = len(counted) - before
+    assert max(most.values()) < 100, most
+
+
+def halved_in_pipelines(feature: Any, tensors: Any) -> Any:
+    split = feature.world.tp > 1 and feature.world.pp > 1
+    return tuple(replace(t, bytes=t.bytes // 2) if split else t for t in tensors)
+
+
+def halved_by_bits(feature: Any, tensors: Any) -> Any:
+    return halved_in_pipelines(feature, tensors) if feature.world.tp.bit_length() > 1 else tensors
+
+
+@pytest.mark.parametrize(("formula", "most"), [(halved_in_pipelines, 20), (halved_by_bits, 40)])
+def test_a_formula_need_not_know_that_it_is_asked_for_many_layouts(formula: Any, most: int) -> None:
+    job, asked = job_of(), []
+    layouts = job.question(Machine(DEFAULTS["cuda"]), float("inf")).layouts
+    rows, everywhere = np.arange(len(layouts)), np.ones(len(layouts), dtype=np.bool_)
+
+    class Halving(job.catalog.feature("tflops")):  # type: ignore[misc]
+        def saved_tensors(self, tensors: Any) -> Any:
+            asked.append(self.world)
+            return formula(self, tensors)
+
+    catalog: Any = SimpleNamespace(specs=job.catalog.specs, models=job.catalog.models, feature={"tflops": Halving}.get)
+    plain, halved = (KeptTables(catalog, layouts).of(rows, active, {}) for active in ({}, {"tflops": everywhere}))
+    has = (layouts.tp > 1) & (layouts.pp > 1)
+    assert has.any()
+    assert plain.chunk[~has] == pytest.approx(halved.chunk[~has])
+    assert plain.chunk[has] == pytest.approx(2 * halved.chunk[has], rel=1e-3)
+    assert len(asked) <= most < len(layouts)
+
+
+def test_savings_that_no_formula_has_leave_more_configurations_to_the_planner() -> None:
+    job = job_of()
+    scores = Scores(job.question(Machine(DEFAULTS["cuda"]), float("inf")), job.catalog)
+    assert scores.slack(Choice(("recompute", "distributed-optimizer"))) == SLACK
+    assert [scores.slack(Choice((name,))) for name in ("swap-optimizer", "zero-bubble")] == [ROUGH, ROUGH]

@@ -1,0 +1,224 @@
+"""The search ranks, its predictions obey laws, and what cannot be is a problem with a fix."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from mindspeed import registry
+from mindspeed.cli import main
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.job.world import FIELDS
+from mindspeed.workbench.diagnostics.job_memory import peaks
+from mindspeed.workbench.tuning import memory
+from mindspeed.workbench.tuning import time as timing
+from mindspeed.workbench.tuning.job import make_search
+from mindspeed.workbench.tuning.layout_jobs import FixedRequest
+from mindspeed.workbench.tuning.measure import telling
+from mindspeed.workbench.tuning.search import Found, Question, Resolved, key_of, search
+from mindspeed.workbench.tuning.space import SIZES, Choice, Layouts
+from mindspeed.workbench.tuning.store import Measurement, Store, machine_facts
+from tests.features.resolving import CATALOG
+from tests.workbench.tuning.test_layout_jobs import OF_PLATFORM, everywhere, space
+
+SMALL = ("--dtype", "bf16", "--pp", "1", "--micro-batch-size", "1")
+MACHINE = timing.Machine(timing.DEFAULTS["cpu"])
+
+
+def found(layouts: Layouts, tried: list[Choice], top: int = 5, **question: Any) -> Found:
+    asked = Question(layouts, tried, FixedRequest(), question.pop("machine", MACHINE), **question)
+    return search(asked, CATALOG, everywhere, lambda choice, world: Resolved(), top)
+
+
+def test_rows_come_by_predicted_time_and_those_that_fit_first() -> None:
+    layouts, tried = space()
+    rows = found(layouts, tried[:20], 50, device_bytes=3e6).rows
+    keys = [(not row.fits, row.predicted_seconds) for row in rows]
+    assert keys == sorted(keys)
+    assert len({row.key for row in rows}) == len(rows)
+
+
+def test_the_ranking_does_not_change_with_the_speed_of_the_machine() -> None:
+    layouts, tried = space()
+    slower = timing.Machine({kind: 3 * seconds for kind, seconds in MACHINE.seconds.items()})
+    one, three = (found(layouts, tried[:20], 30, machine=machine).rows for machine in (MACHINE, slower))
+    assert [row.key for row in one] == [row.key for row in three]
+    assert three[0].predicted_seconds == pytest.approx(3 * one[0].predicted_seconds)
+
+
+def test_more_tensor_parallel_ranks_never_hold_more_weights() -> None:
+    layouts, _ = space()
+    base = memory.basis(layouts)
+    columns = layouts.columns
+    for row in range(len(layouts)):
+        same = np.logical_and.reduce([columns[name] == columns[name][row] for name in SIZES if name != "tp"])
+        weights = base.weights[same][np.argsort(columns["tp"][same])]
+        assert (np.diff(weights) <= 0).all()
+
+
+def test_a_fit_gives_back_the_machine_that_made_the_times() -> None:
+    layouts, tried = space()
+    rows = telling(found(layouts, tried, 400).rows, 24, MACHINE)
+    factors = {kind: 1 + number % 4 for number, kind in enumerate(MACHINE.seconds)}
+    true = timing.Machine({kind: seconds * factors[kind] for kind, seconds in MACHINE.seconds.items()})
+    seconds = [float(timing.step_seconds(row.work, true)) for row in rows]
+    fitted = timing.fit([dict(row.work) for row in rows], seconds, MACHINE)
+    again = [float(timing.step_seconds(row.work, fitted)) for row in rows]
+    assert again == pytest.approx(seconds, rel=0.07)  # the prior still pulls a little
+
+
+def test_a_store_keeps_what_was_measured_and_knows_another_machine(tmp_path: Path) -> None:
+    store = Store(tmp_path, {"torch": "1"}, {"num_layers": 2})
+    store.put(Measurement("a", 1.5, {"step": 1.0}, 3))
+    assert store.measurements() == {"a": Measurement("a", 1.5, {"step": 1.0}, 3)}
+    assert store.staleness() is None
+    other = Store(tmp_path, {"torch": "2"}, {"num_layers": 2})
+    assert other.measurements() == {}
+    problem = other.staleness()
+    assert problem is not None
+    assert "torch is 2, was 1" in problem.message
+
+
+def run(*words: str) -> tuple[int, dict[str, Any]]:
+    result = CliRunner().invoke(main, ["tune", "--world-size", "2", "--json", *words])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_json_has_rows_with_job_files(tmp_path: Path) -> None:
+    status, data = run("--top", "2", "--store", str(tmp_path / "store"), "--output", str(tmp_path))
+    assert status == 0
+    assert {"configurations", "feasible", "search_seconds", "rows"} <= data.keys()
+    (row, _) = data["rows"]
+    assert row.keys() == {"predicted_seconds", "predicted_bytes", "fits", "measured_seconds", "job"}
+    assert row["job"]["world"].keys() >= set(SIZES)
+    assert (tmp_path / "job.yaml").is_file()
+    assert json.loads((tmp_path / "tune.json").read_text())["rows"] == data["rows"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            ("--tp", "3"),
+            r"no valid configuration \(layout and features\) has tp=3, but \d+ valid configurations have another tp, fix: "
+            r"remove --tp",
+        ),
+        (
+            ("--num-layers", "3", "--pp", "2"),
+            r"no valid configuration \(layout and features\) has pp=2, but \d+ valid configurations have another pp, fix: "
+            r"remove --pp",
+        ),
+        (
+            ("--world-size", "7"),
+            (
+                "no layout of 7 ranks divides the 4 layers, the heads and the batch of this model, fix: use another "
+                "--world-size or --global-batch-size; mindspeed features check --tp N --pp N shows why a layout "
+                "of your choice does not work"
+            ),
+        ),
+        (
+            ("--calibrate", "90", "--tp", "2", "--micro-batch-size", "1"),
+            r"--calibrate 90 needs 90 different configurations \(layout and features\) of 2 ranks, but only (\d+) are valid "
+            r"and fit in device memory, fix: --calibrate \d+, or a larger --world-size",
+        ),
+        (("--try", "ring-atention"), "the feature 'ring-atention' does not exist, fix: --try ring-attention"),
+    ],
+)
+def test_what_cannot_be_is_a_problem_with_a_fix(words: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    status, data = run(*words, "--store", str(tmp_path))
+    (problem,) = data["problems"]
+    assert status == 1
+    assert re.fullmatch(text, f"{problem['message']}, fix: {problem['fix']}")
+
+
+@pytest.mark.parametrize("words", [("--tp", "2"), ("--world-size", "4", "--num-layers", "8"), ("--try", "ring-attention")])
+def test_what_can_be_has_rows(words: tuple[str, ...], tmp_path: Path) -> None:
+    status, data = run(*words, "--top", "1", "--store", str(tmp_path))
+    assert status == 0
+    assert len(data["rows"]) == 1
+
+
+def test_nothing_fits_says_what_is_missing_and_what_saves_most(tmp_path: Path) -> None:
+    status, data = run("--device-memory", "1MiB", *SMALL, "--store", str(tmp_path))
+    (problem,) = data["problems"]
+    found = re.fullmatch(
+        r"none of (\d+) configurations fits: the smallest needs ([\d,]+) bytes, ([\d,]+) too many \((.*)\)",
+        problem["message"],
+    )
+    assert status == 1
+    assert found is not None
+    needed, excess = (int(found[number].replace(",", "")) for number in (2, 3))
+    assert needed - excess == 2**20
+    assert re.match(r"--try [a-z0-9-]+, which saves [\d,]+ bytes of it, ", problem["fix"])
+    _, data = run("--device-memory", f"{needed}B", *SMALL, "--store", str(tmp_path), "--top", "1")
+    assert data["rows"][0]["fits"]
+    assert data["rows"][0]["predicted_bytes"] <= needed
+
+
+def test_bytes_of_a_row_are_those_of_the_memory_planner(tmp_path: Path) -> None:
+    _, data = run("--top", "1", "--store", str(tmp_path))
+    (row,) = data["rows"]
+    model = make_search([Layer("test")], {}, made_up("cpu", "0.16.1"), 2).model
+    world = {name: value for name, value in model.items() if name in FIELDS and name not in OF_PLATFORM} | row["job"]["world"]
+    foretold = peaks(registry.plan(row["job"]["features"], world=world, platform="cpu"))
+    assert row["predicted_bytes"] == max(stage["peak"] for stage in foretold)
+
+
+def test_a_stale_store_is_refused_until_it_is_measured_again(tmp_path: Path) -> None:
+    Store(tmp_path, {"torch": "1"}, {}).put(Measurement("a", 1.5, {"step": 1.0}, 3))
+    status, data = run("--store", str(tmp_path))
+    (problem,) = data["problems"]
+    now = machine_facts("cpu")
+    different = "; ".join(f"{name} is {value}, was {'1' if name == 'torch' else None}" for name, value in now.items())
+    assert (status, problem["code"], problem["fix"]) == (
+        1,
+        "MS346",
+        "measure again with mindspeed tune --calibrate N (up to N configurations), or give another folder with --store",
+    )
+    assert problem["message"] == f"the measurements in {tmp_path} are from another machine or version: {different}"
+    Store(tmp_path, now, {}).put(Measurement("a", 1.5, {"step": 1.0}, 3))
+    assert Store(tmp_path, now, {}).staleness() is None
+
+
+def test_more_ranks_than_cores_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    status, data = run("--calibrate", "1", "--num-layers", "1", "--store", str(tmp_path))
+    assert status == 1
+    assert data["problems"][0]["message"] == ("2 ranks cannot be measured on 1 processor cores: they would wait for each other")
+
+
+def test_a_dry_run_needs_the_layers_of_the_cpu(tmp_path: Path) -> None:
+    status, data = run("--dry-run", "--top", "1", "--platform", "cuda", "--megatron", "0.16.1", "--store", str(tmp_path))
+    (problem,) = data["problems"]
+    assert status == 1
+    assert problem["message"] == "a dry run uses the layers of platform cpu, but this job is for cuda"
+    assert problem["fix"] == "remove --dry-run, or give --platform cpu"
+
+
+def test_a_count_decides_what_fits_while_rows_are_looked_for() -> None:
+    job = make_search([Layer("test")], {}, made_up("cpu", "0.16.1"), 2)
+    (first,) = job.search(MACHINE, float("inf"), 1).rows
+
+    def count(choice: Choice, world: Mapping[str, Any]) -> int:
+        return 10**12 if key_of({name: world[name] for name in SIZES}, choice) == first.key else 7
+
+    (other,) = job.search(MACHINE, 1e11, 1, count).rows
+    assert other.key != first.key
+    assert (other.predicted_bytes, other.fits) == (7, True)
+
+
+@pytest.mark.long
+def test_bytes_of_a_row_are_those_of_a_dry_run_if_asked_for(tmp_path: Path) -> None:
+    words = ("--top", "1", "--tp", "2", "--micro-batch-size", "1", "--store", str(tmp_path))
+    (_, plain), (status, data) = run(*words), run(*words, "--dry-run")
+    (row,), (foretold,) = data["rows"], plain["rows"]
+    assert status == 0
+    assert row["job"] == foretold["job"]
+    assert row["predicted_bytes"] != foretold["predicted_bytes"]
+    assert row["predicted_bytes"] == pytest.approx(foretold["predicted_bytes"], rel=0.1)
