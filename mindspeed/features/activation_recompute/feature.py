@@ -39,7 +39,7 @@ class ActivationRecompute(PartRecompute[ActivationRecomputeArgs]):
             mlp_is_not_recomputed,
             NO_SHARED_EXPERT_OVERLAP,
             ms.ModelCondition(
-                "mindspeed.features.activation_recompute.model_conditions:fused_activations",
+                "mindspeed.features.activation_recompute.layers:fused_activations",
                 "the activation function of every layer is a separate call that can be recomputed",
                 fix=LOCAL_LAYERS,
             ),

@@ -22,8 +22,7 @@ from mindspeed.features.adaptive_cp.masks import Mask, RuleMask, WholeMask
 from mindspeed.ops.attention_mask import AttentionVisibility
 
 if TYPE_CHECKING:
-    from mindspeed.features.adaptive_cp.conditions import AdaptiveCpArgs
-    from mindspeed.features.adaptive_cp.feature import AdaptiveCp
+    from mindspeed.features.adaptive_cp.feature import AdaptiveCp, AdaptiveCpArgs
 
 _NAME = "adaptive-cp"
 

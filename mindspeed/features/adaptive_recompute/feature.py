@@ -48,7 +48,7 @@ class AdaptiveRecompute(ms.Feature[AdaptiveRecomputeArgs]):
             *PARTS_OF_LAYERS,
             NO_SHARED_EXPERT_OVERLAP,
             ms.ModelCondition(
-                "mindspeed.features.adaptive_recompute.model_conditions:fused_parts",
+                "mindspeed.features.adaptive_recompute.policy:fused_parts",
                 "a norm or an activation function of the layers is a separate call that can be recomputed",
                 fix=LOCAL_LAYERS,
             ),

@@ -34,7 +34,7 @@ class NormRecompute(PartRecompute[LayersArgs]):
             chunks_have_num_layers,
             norms_are_modules,
             ms.ModelCondition(
-                "mindspeed.features.norm_recompute.model_conditions:fused_norms",
+                "mindspeed.features.norm_recompute.layers:fused_norms",
                 "no norm of a layer is fused into a linear layer",
                 fix=LOCAL_LAYERS,
             ),

@@ -7,12 +7,25 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed import plugins as ms
-from mindspeed.features.swap_attention.layers_to_offload import offloads_attention
+from mindspeed.job.hybrid_pattern import ATTENTION
 from mindspeed.memory.conditions import PARTS_OF_LAYERS
 from mindspeed.memory.feature import ATTENTION as MODULES_OF_ATTENTION
 
 if TYPE_CHECKING:
     from mindspeed.memory.swap import LayerSwap
+
+
+@ms.condition(
+    "no attention layer can be offloaded: the last one keeps its activations on the device, and the model has no other",
+    fix=(ms.RemoveFeature(),),
+)
+def offloads_attention(args: Any, world: ms.World) -> bool:
+    """Check that there is an attention layer besides the last one of the last model chunk."""
+    if not world.is_hybrid:
+        return bool(world.num_layers > 1)
+    last = world.pattern_per_chunk[-1]
+    return world.pattern.count(ATTENTION) > any(layer in ATTENTION for layer in last)
+
 
 MODULES = tuple(MODULES_OF_ATTENTION)
 
