@@ -112,7 +112,7 @@ def destroy_model_parallel(original: Function, *args: Any, **kwargs: Any) -> Any
     active = session.current()
     if active is None or active.plan.environment.get("platform") != "cpu":
         return original(*args, **kwargs)
-    from mindspeed.megatron.fixes.groups import destroyed_after
+    from mindspeed.megatron.group_options import destroyed_after
 
     with destroyed_after():
         return original(*args, **kwargs)

@@ -15,7 +15,7 @@ from mindspeed.job.world import FIELDS, PARALLEL_SIZES
 from mindspeed.megatron_lm.given_arguments import Given
 from mindspeed.plugins.constraints import RequiresSlot
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.megatron_flags import MegatronFlag
+from mindspeed.plugins.feature import MegatronFlag
 from mindspeed.problems.fixes import Advice
 from mindspeed.problems.problem import GivenValue, Problem
 

@@ -35,11 +35,11 @@ from mindspeed.plugins.feature import CheckpointState as CheckpointState
 from mindspeed.plugins.feature import Feature as Feature
 from mindspeed.plugins.feature import FeatureArgs as FeatureArgs
 from mindspeed.plugins.feature import FeatureSpec as FeatureSpec
+from mindspeed.plugins.feature import MegatronFlag as MegatronFlag
 from mindspeed.plugins.feature import Numerics as Numerics
 from mindspeed.plugins.feature import Stability as Stability
 from mindspeed.plugins.feature import VerifyWith as VerifyWith
 from mindspeed.plugins.hookspecs import hookimpl as hookimpl
-from mindspeed.plugins.megatron_flags import MegatronFlag as MegatronFlag
 from mindspeed.plugins.patches import ArgOverride as ArgOverride
 from mindspeed.plugins.patches import Mixin as Mixin
 from mindspeed.plugins.patches import Patch as Patch

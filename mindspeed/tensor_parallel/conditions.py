@@ -36,3 +36,32 @@ LINEAR_LAYERS: Final = (
     ),
 )
 """Conditions of features that replace linear layers."""
+
+
+RANKS: Final = (2, 4, 8, 16)
+INNER: Final = range(256, 65535)
+"""Ranks and inner sizes of a product that torch_npu's calls take."""
+
+
+def describe_fused_products(world: World) -> list[str]:
+    """Return notes on which calls of torch_npu run on an NPU and where the reference does; other platforms have another row."""
+    if world.platform != "npu":
+        return []
+    reasons = [f"tp={world.tp} is not 2, 4, 8 or 16"] if world.tp not in RANKS else []
+    if world.knows("dtype") and world.dtype == "fp32":
+        reasons.append("the dtype is fp32, not bf16 or fp16")
+    if reasons:
+        return [f"lcal_coc is replaced by its plain-torch reference, because {' and '.join(reasons)}"]
+    notes = ["lcal_coc uses the kernels npu_all_gather_base_mm and npu_mm_reduce_scatter_base"]
+    if world.knows("hidden_size") and world.knows("ffn_hidden_size"):
+        h, ffn = world.hidden_size, world.ffn_hidden_size
+        sizes = {"hidden size": h, "attention of a rank": h // world.tp, "MLP of a rank": ffn // world.tp}
+        notes += [
+            (
+                f"lcal_coc is replaced by its plain-torch reference for this product, because the {what} {size} is outside of "
+                "256 to 65534"
+            )
+            for what, size in sizes.items()
+            if size not in INNER
+        ]
+    return notes

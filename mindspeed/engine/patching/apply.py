@@ -15,8 +15,7 @@ from typing import Any
 from mindspeed.engine.inspection.sites import awaits_checkout, find_site
 from mindspeed.engine.inspection.source import find_module
 from mindspeed.engine.patching.aliases import Rebinder
-from mindspeed.engine.patching.imported_values import follow_imports
-from mindspeed.engine.patching.imports import PatchFinder
+from mindspeed.engine.patching.imports import PatchFinder, follow_imports
 from mindspeed.engine.patching.journal import Journal
 from mindspeed.engine.patching.site_patch import (
     PatchedSite,

@@ -9,19 +9,39 @@ from typing import Any, Final
 from mindspeed._version import __version__
 from mindspeed.engine.resolution.jobs import Jobs, JobSet, NotUniform, OneJob, by_contribution
 from mindspeed.engine.resolution.planned_feature import PlanNote, Reason, Value
-from mindspeed.engine.resolution.possible_fixes import possible_fix
 from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.engine.resolution.request_merge import MergedRequest
 from mindspeed.engine.resolution.setting_validation import Arguments, flag
+from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, UnknownValue, World
 from mindspeed.plugins.answers import Contribution, answer, contradictions, contribution, implements, with_contribution
 from mindspeed.plugins.conditions import Condition, ConditionError, Predicate, is_met
 from mindspeed.plugins.constraints import Relation, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.problems.fixes import Advice, Fix, FixStep, GiveField, GiveSetting, RemoveFeature, advice, named_in
+from mindspeed.problems.fixes import Advice, Fix, FixStep, GiveField, GiveSetting, RemoveFeature, Together, advice, named_in
 from mindspeed.problems.near_names import suggestion
 from mindspeed.problems.problem import GivenValue, Problem
+
+
+def possible_fix(fix: Fix | FixStep, world: World) -> Fix:
+    """Remove the alternatives that give a field another value than the pattern of a hybrid model."""
+    steps = fix if isinstance(fix, tuple) else (fix,)
+    if not steps or not world.is_hybrid:
+        return steps
+    facts = facts_of_pattern(world.hybrid_layer_pattern, world.pp)
+    possible = tuple(step for step in steps if not _contradicts(step, facts))
+    return possible or (Advice("change the pattern"),)
+
+
+def _contradicts(step: FixStep, facts: Mapping[str, Any]) -> bool:
+    match step:
+        case GiveField(name, value):
+            return name in facts and facts[name] != value
+        case Together(steps):
+            return any(_contradicts(part, facts) for part in steps)
+    return False
+
 
 HasVariant = Callable[[str, str], bool]
 """``(op, platform) -> bool``: whether an operator has more than its reference there."""

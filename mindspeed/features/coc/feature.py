@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from mindspeed import plugins as ms
-from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
+from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS, describe_fused_products
 from mindspeed.tensor_parallel.pipeline import parts_that_fit
-from mindspeed.tensor_parallel.variants import describe_fused_products
 
 
 class CocArgs(ms.FeatureArgs):
