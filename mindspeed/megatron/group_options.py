@@ -12,7 +12,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch.distributed.distributed_c10d import _world
 
-from mindspeed.problems.fixes import RemoveFeature
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 
@@ -50,7 +50,7 @@ def _as_object(options: Any) -> Any:
 
 def _disagreement(group: str, field: str, features: tuple[str, ...], values: str) -> Problem:
     text = f"the options {field} of process group {group} have two values: {values}".replace("  ", " ")
-    return Problem("MS402", text, features, fix=tuple(map(RemoveFeature, features)))
+    return Problem("MS402", text, features, fix=tuple(map(Fix.remove_feature, features)))
 
 
 def _set_fields(options: Any) -> dict[str, Any]:

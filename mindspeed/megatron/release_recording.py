@@ -23,7 +23,7 @@ from mindspeed.engine.planning.drift import Tree, read_targets
 from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, UNTESTED_MEGATRON, version_in
 from mindspeed.megatron.fixes.kernels import UNGUARDED
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 
@@ -40,7 +40,7 @@ def record_release(tree: Tree, targets: Sequence[PatchTarget], folder: Path = FO
                 Problem(
                     "MS502",
                     text,
-                    fix=Advice("give a complete checkout, in which megatron/core/package_info.py defines the version"),
+                    fix=Fix.advise("give a complete checkout, in which megatron/core/package_info.py defines the version"),
                 )
             ]
         )
@@ -68,7 +68,7 @@ def _command_line(checkout: Path) -> list[dict[str, Any]]:
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2]
         text = f"the arguments of {checkout} cannot be read: {last}"
-        raise MindSpeedError([Problem("MS502", text, fix=Advice("install the packages that this Megatron-LM imports"))])
+        raise MindSpeedError([Problem("MS502", text, fix=Fix.advise("install the packages that this Megatron-LM imports"))])
     arguments: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return arguments
 

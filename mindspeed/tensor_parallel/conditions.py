@@ -7,12 +7,12 @@ from typing import Any, Final
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import ModelCondition, condition, unset
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
-from mindspeed.problems.fixes import GiveField, RemoveFeature
+from mindspeed.problems.fixes import Fix
 
 
 @condition(
     "tp is {world.tp}, so linear layers are not split over ranks and exchange no data",
-    fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
+    fix=(Fix.give_field("tp", 2, or_more=True), Fix.remove_feature()),
     otherwise="idle",
 )
 def layers_have_collectives(args: Any, world: World) -> bool:
@@ -32,7 +32,7 @@ LINEAR_LAYERS: Final = (
         "mindspeed.tensor_parallel.layers:missing_linear_layers",
         "the layers use Megatron's ColumnParallelLinear and RowParallelLinear",
         subject="spec",
-        fix=(GiveField("transformer_engine_layers", False), RemoveFeature()),
+        fix=(Fix.give_field("transformer_engine_layers", False), Fix.remove_feature()),
     ),
 )
 """Conditions of features that replace linear layers."""

@@ -16,7 +16,7 @@ from mindspeed.files.tables import fields_of, table_beside
 from mindspeed.megatron_lm.argument_words import ArgumentWords, Count, problem_of_flags
 from mindspeed.megatron_lm.dialects import Translation
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Advice, DropOption, Fix, GiveOption, advice
+from mindspeed.problems.fixes import Fix, Fixes, advice
 from mindspeed.problems.problem import Problem
 
 _POLICIES: Final = {"recompute_in_advance": "--recompute-in-advance", "recompute_in_bubble": "--recompute-in-bubble"}
@@ -96,7 +96,7 @@ def without_unserved(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str
     flags = [f"--{dest.replace('_', '-')}" for dest in left]
     reason = f"mindspeed has no feature for {low}; Megatron's experts compute the same result"
     text = f"{', '.join(flags)} {'is' if len(left) == 1 else 'are'} skipped: {reason}"
-    made.left_out.append(problem_of_flags("MS113", text, flags, DropOption(", ".join(flags))))
+    made.left_out.append(problem_of_flags("MS113", text, flags, Fix.drop_option(", ".join(flags))))
     return {dest: value for dest, value in values.items() if dest not in left}
 
 
@@ -232,13 +232,13 @@ def request_of(values: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, dict
         needed = _NEEDED.get((old.flag, str(value)))
         if needed is not None and values.get(BY_FLAG[needed].dest) is None:
             text = f"{old.flag} {value} needs {needed}"
-            problems.append(problem_of_flags("MS301", text, [old.flag], Advice(f"set {needed} to 2 or more"), (feature,)))
+            problems.append(problem_of_flags("MS301", text, [old.flag], Fix.advise(f"set {needed} to 2 or more"), (feature,)))
         if old.noop_reason:
             notes[dest] = f"{old.flag} is not needed: {old.noop_reason}"
             continue
         if feature not in catalog.usable:
             text = f"{old.flag} maps to the feature {feature}, which this version of mindspeed does not have yet"
-            problems.append(problem_of_flags("MS111", text, [old.flag], DropOption(old.flag), (feature,)))
+            problems.append(problem_of_flags("MS111", text, [old.flag], Fix.drop_option(old.flag), (feature,)))
             continue
         spelling = old.new_spelling(feature, value)
         does = "switches on" if old.switch else "is a setting of"
@@ -287,7 +287,7 @@ def _converted(old: OldFlag, text: str | None) -> tuple[Any, Problem | None]:
     if old.takes == "nothing":
         return True, None
     allowed = [*old.choices, *old.off] if old.choices and not old.chooser else []
-    number: Fix = (GiveOption(old.flag, "N" if old.takes in ("int", "float") else "VALUE"), DropOption(old.flag))
+    number: Fixes = (Fix.give_option(old.flag, "N" if old.takes in ("int", "float") else "VALUE"), Fix.drop_option(old.flag))
     fix = advice(f"use one of {', '.join(map(str, allowed))}" if allowed else "") or number
     if text is None:
         return None, problem_of_flags("MS301", f"{old.flag} has no value", [old.flag], fix, old.features)

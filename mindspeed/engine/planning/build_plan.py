@@ -21,7 +21,7 @@ from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import ArgOverride, Patch, Replace
-from mindspeed.problems.fixes import GiveOption, RemoveFeature, RunCommand
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem, ResolutionError
 from mindspeed.process.providers import provider_of
 
@@ -118,7 +118,7 @@ def _instance(feature: type[Feature[Any]], args: Any, world: World, planned: Pla
         name = planned.name
         text = f"the constructor of feature {name} failed with {type(error).__name__}: {error}"
         raise ResolutionError(
-            [Problem("MS901", text, (name,), where=provider_of(feature), fix=GiveOption("--without", name))]
+            [Problem("MS901", text, (name,), where=provider_of(feature), fix=Fix.give_option("--without", name))]
         ) from error
     instance.requested = planned.requested
     return instance
@@ -136,7 +136,9 @@ def manager_of(plan: ActivationPlan, catalog: Catalog, base: Iterable[type[Featu
 
 def _not_installed(planned: PlannedFeature) -> Problem:
     text = f"the plan contains {planned.name} from {planned.distribution} {planned.version}, which is not installed"
-    return Problem("MS201", text, (planned.name,), fix=RunCommand(f"pip install {planned.distribution}=={planned.version}"))
+    return Problem(
+        "MS201", text, (planned.name,), fix=Fix.run_command(f"pip install {planned.distribution}=={planned.version}")
+    )
 
 
 _Answers = list[tuple[str, list[Any]]]
@@ -162,7 +164,7 @@ def _overrides(
             values = " and ".join(f"{owner} sets it to {override.value!r}" for owner, override in wanted)
             text = f"Megatron's {argument} cannot have two values: {values}"
             names = tuple(owner for owner, _ in wanted)
-            problems.append(Problem("MS402", text, names, fix=tuple(map(RemoveFeature, names))))
+            problems.append(Problem("MS402", text, names, fix=tuple(map(Fix.remove_feature, names))))
     return tuple(
         PlannedOverride(tuple(dict.fromkeys(owners)), override, argument in optional)
         for argument, wanted in by_argument.items()

@@ -15,7 +15,7 @@ from typing import Any, Final
 from mindspeed.engine.runtime import rendezvous
 from mindspeed.engine.runtime.agreement import name_ranks
 from mindspeed.engine.runtime.error_file import leave_problems
-from mindspeed.problems.fixes import Advice, RunCommand
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 from mindspeed.process.providers import provider_of
 from mindspeed.process.tracing import TRACE_VARIABLE, trace_error, tracing
@@ -35,7 +35,7 @@ def unforeseen(error: BaseException) -> Problem:
     where = ", ".join(filter(None, (_author(error), line)))
     kept = "" if tracing() else _keep(error)
     again = f"{TRACE_VARIABLE}=1 before the command shows the traceback"
-    fix = Advice(f"report it with the traceback in {kept}" if kept else f"report it; {again}")
+    fix = Fix.advise(f"report it with the traceback in {kept}" if kept else f"report it; {again}")
     return Problem("MS901", f"{type(error).__name__}: {error}"[:500], where=where, fix=fix)
 
 
@@ -43,7 +43,7 @@ def _missing(package: str) -> Problem:
     name = _PIP_NAMES.get(package, package)
     wanted = f"'mindspeed[{_EXTRAS[package]}]'" if package in _EXTRAS else name
     text = f"{name} is not installed, but this command needs it"
-    return Problem("MS501", text, fix=RunCommand(f"pip install {wanted}"))
+    return Problem("MS501", text, fix=Fix.run_command(f"pip install {wanted}"))
 
 
 def _author(error: BaseException) -> str:
@@ -108,7 +108,7 @@ def show(kind: type[BaseException], error: BaseException, trace: TracebackType |
 
 
 def _lost(ranks: list[int]) -> Problem:
-    fix = Advice(f"check the log of {name_ranks(ranks)}; after a SIGKILL, see the kernel log of the node")
+    fix = Fix.advise(f"check the log of {name_ranks(ranks)}; after a SIGKILL, see the kernel log of the node")
     return Problem("MS604", f"{name_ranks(ranks)} ended without an error message before this rank failed", fix=fix)
 
 

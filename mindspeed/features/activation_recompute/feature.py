@@ -13,7 +13,7 @@ _LAYERS = "mindspeed.features.activation_recompute.layers"
 
 @ms.condition(
     "recompute_modules contains mlp, which already recomputes the activation function",
-    fix=(ms.GiveField("recompute_modules", note="N = your list of modules, without mlp"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("recompute_modules", note="N = your list of modules, without mlp"), ms.Fix.remove_feature()),
 )
 def mlp_is_not_recomputed(args: Any, world: ms.World) -> bool:
     """Check that selective recomputation does not take the whole MLP."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mindspeed.features.adaptive_cp.plans import Plans
 
 
-_SHARED_MASK: Final = ms.Together((ms.AddFeature("shared-attention-mask"), ms.GiveSetting("dynamic_mask", False)))
+_SHARED_MASK: Final = ms.Fix.together((ms.Fix.add_feature("shared-attention-mask"), ms.Fix.give_setting("dynamic_mask", False)))
 
 
 class AdaptiveCpArgs(ms.FeatureArgs):
@@ -61,7 +61,7 @@ class AdaptiveCpArgs(ms.FeatureArgs):
     def masks_are_named(self) -> AdaptiveCpArgs:
         """Refuse masks of functions that are edited in place."""
         if self.own_masks:
-            fix = ms.GiveSetting("shared-attention-mask.kind", "package.module:function", "function that returns the mask")
+            fix = ms.Fix.give_setting("shared-attention-mask.kind", "package.module:function", "function that returns the mask")
             raise ms.SettingsError(
                 "own_masks needs mask functions that are edited in MindSpeed's source, which is not supported", fix
             )
@@ -80,7 +80,7 @@ def has_one_mask(args: AdaptiveCpArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "only the first and the last pipeline stage receive the mask of a batch, but {feature} needs it in all {world.pp} stages",
-    fix=(ms.GiveField("pp", 2, "or less"), _SHARED_MASK),
+    fix=(ms.Fix.give_field("pp", 2, "or less"), _SHARED_MASK),
     when=reads_masks,
 )
 def stages_get_the_mask(args: AdaptiveCpArgs, world: ms.World) -> bool:
@@ -91,7 +91,7 @@ def stages_get_the_mask(args: AdaptiveCpArgs, world: ms.World) -> bool:
 @ms.condition(
     "{feature} computes a schedule for each batch's mask on the CPU, but layers are captured as CUDA graphs, which repeat "
     "only GPU work. With dynamic_mask=false, all batches share one mask and its schedule",
-    fix=(ms.GiveField("cuda_graphs", False), _SHARED_MASK),
+    fix=(ms.Fix.give_field("cuda_graphs", False), _SHARED_MASK),
     when=reads_masks,
 )
 def plans_outside_of_graphs(args: AdaptiveCpArgs, world: ms.World) -> bool:

@@ -105,4 +105,4 @@ def _layout_of(whole: Tensor, dim: int) -> Callable[[int], Layout]:
 
 
 def _refused(sentence: str, fix: str) -> ms.MindSpeedError:
-    return ms.MindSpeedError([ms.Problem("MS333", f"{_NAME}: {sentence}", (_NAME,), fix=ms.Advice(fix))])
+    return ms.MindSpeedError([ms.Problem("MS333", f"{_NAME}: {sentence}", (_NAME,), fix=ms.Fix.advise(fix))])

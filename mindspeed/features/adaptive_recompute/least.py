@@ -16,8 +16,8 @@ SWAPPED: Final = ("core_attention", "linear_proj")
 @ms.condition(
     "budget_mb is not set, but {feature} needs the maximum device memory of a rank",
     fix=(
-        ms.GiveSetting("budget_mb", note="MiB of device memory for training, weights and optimizer included"),
-        ms.RemoveFeature(),
+        ms.Fix.give_setting("budget_mb", note="MiB of device memory for training, weights and optimizer included"),
+        ms.Fix.remove_feature(),
     ),
 )
 def budget_is_given(args: Any, world: ms.World) -> bool:

@@ -50,13 +50,13 @@ class AlibiArgs(ms.FeatureArgs):
         """Refuse forms of the bias that need a matrix with a type that has none."""
         if self.kind and (self.signed or self.fill):
             text = f"square, opposite and fill need a bias matrix, but fused_type={self.fused_type} does not use one"
-            raise ms.SettingsError(text, ms.GiveSetting("fused_type", 0))
+            raise ms.SettingsError(text, ms.Fix.give_setting("fused_type", 0))
         return self
 
 
 @ms.condition(
     "the model uses rotary positions, but {feature} replaces position embeddings",
-    fix=(ms.GiveField("rotary", False), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("rotary", False), ms.Fix.remove_feature()),
 )
 def positions_are_not_rotary(args: AlibiArgs, world: ms.World) -> bool:
     """Check that no rotary embedding encodes positions."""
@@ -86,10 +86,10 @@ def needs_scores(args: AlibiArgs, world: ms.World) -> bool:
 @ms.condition(
     "with cp={world.cp}, {feature} supports only fused=true with fused_type=2 (slope x distance, added without a bias matrix)",
     fix=(
-        ms.GiveSetting(
+        ms.Fix.give_setting(
             "fused_type", 2, "also --set alibi.fused=true, and remove square, opposite and fill, which need a bias matrix"
         ),
-        ms.GiveField("cp", 1),
+        ms.Fix.give_field("cp", 1),
     ),
     when=_is_spread,
 )

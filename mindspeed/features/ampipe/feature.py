@@ -13,7 +13,7 @@ from mindspeed.plugins.shared_conditions import (
     has_experts,
 )
 
-_REMOVE: Final = ms.RemoveFeature()
+_REMOVE: Final = ms.Fix.remove_feature()
 
 
 class AmpipeArgs(ms.FeatureArgs):
@@ -38,7 +38,7 @@ def overlaps(args: AmpipeArgs, world: ms.World) -> bool:
 @ms.condition(
     "seq_length={world.seq_length} is not divisible by parts x tp = {args.parts} x {world.tp}, so chunks would have different "
     "lengths",
-    fix=(ms.GiveSetting("parts", note="a divisor of {world.seq_length} / {world.tp}"),),
+    fix=(ms.Fix.give_setting("parts", note="a divisor of {world.seq_length} / {world.tp}"),),
 )
 def parts_divide_sequence(args: AmpipeArgs, world: ms.World) -> bool:
     """Check that chunks are of equal size on every tensor-parallel rank."""
@@ -48,7 +48,7 @@ def parts_divide_sequence(args: AmpipeArgs, world: ms.World) -> bool:
 @ms.condition(
     "deepspeed-moe.groups={other.groups} is not a multiple of ampipe.parts x tp = {args.parts} x {world.tp}. A group of "
     "tokens that shares an expert capacity would span several chunks of the sequence or several ranks",
-    fix=(ms.GiveSetting("deepspeed-moe.groups", note="a multiple of {args.parts} x {world.tp}"),),
+    fix=(ms.Fix.give_setting("deepspeed-moe.groups", note="a multiple of {args.parts} x {world.tp}"),),
     of="deepspeed-moe",
 )
 def parts_divide_groups(args: AmpipeArgs, world: ms.World, other: Any) -> bool:
@@ -58,7 +58,7 @@ def parts_divide_groups(args: AmpipeArgs, world: ms.World, other: Any) -> bool:
 
 @ms.condition(
     "selective recomputation expects modules that run once per layer, but {feature} runs them once per chunk",
-    fix=(ms.GiveSetting("recompute.granularity", "full"), _REMOVE),
+    fix=(ms.Fix.give_setting("recompute.granularity", "full"), _REMOVE),
 )
 def modules_are_kept(args: AmpipeArgs, world: ms.World) -> bool:
     """Check that Megatron does not recompute modules of a layer."""
@@ -67,7 +67,7 @@ def modules_are_kept(args: AmpipeArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "overlap=true overlaps transfers between tensor-parallel ranks, but tensor parallelism is off (tp={world.tp})",
-    fix=(ms.GiveField("tp", 2, or_more=True), ms.DropSetting("overlap")),
+    fix=(ms.Fix.give_field("tp", 2, or_more=True), ms.Fix.drop_setting("overlap")),
     when=overlaps,
 )
 def tensor_ranks_share_experts(args: AmpipeArgs, world: ms.World) -> bool:
@@ -77,7 +77,7 @@ def tensor_ranks_share_experts(args: AmpipeArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "context parallelism splits keys over ranks (cp={world.cp}), but {feature} needs all keys on each rank",
-    fix=(ms.GiveField("cp", 1), _REMOVE),
+    fix=(ms.Fix.give_field("cp", 1), _REMOVE),
 )
 def ranks_have_all_keys(args: AmpipeArgs, world: ms.World) -> bool:
     """Check that context parallelism is off."""
@@ -86,7 +86,7 @@ def ranks_have_all_keys(args: AmpipeArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "the router balances experts by sinkhorn over all tokens, but {feature} routes tokens chunk by chunk",
-    fix=(ms.GiveField("router_balancing", "aux_loss"), _REMOVE),
+    fix=(ms.Fix.give_field("router_balancing", "aux_loss"), _REMOVE),
 )
 def routing_is_by_token(args: AmpipeArgs, world: ms.World) -> bool:
     """Check that the router does not balance all tokens together."""

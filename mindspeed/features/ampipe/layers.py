@@ -147,5 +147,5 @@ def check_length(rows: int, parts: int) -> None:
 
 def _refuse(sentences: list[str]) -> None:
     if sentences:
-        problem = partial(ms.Problem, "MS304", features=("ampipe",), fix=ms.RemoveFeature("ampipe"))
+        problem = partial(ms.Problem, "MS304", features=("ampipe",), fix=ms.Fix.remove_feature("ampipe"))
         raise ms.MindSpeedError([problem(f"ampipe: {sentence}") for sentence in sentences])

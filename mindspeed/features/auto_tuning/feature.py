@@ -79,7 +79,7 @@ class AutoTuningArgs(ms.FeatureArgs):
 
 @ms.condition(
     "predicted_seconds is not set, so there is no prediction to compare with the measured step time",
-    fix=(ms.RunCommand("mindspeed tune --world-size N --output FOLDER, then train with -f FOLDER/job.yaml"),),
+    fix=(ms.Fix.run_command("mindspeed tune --world-size N --output FOLDER, then train with -f FOLDER/job.yaml"),),
 )
 def prediction_is_given(args: AutoTuningArgs, world: ms.World) -> bool:
     """Check that a step time was predicted."""
@@ -88,7 +88,7 @@ def prediction_is_given(args: AutoTuningArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "file {args.prediction} does not exist, so measured step times are not stored for later searches",
-    fix=(ms.DropSetting("prediction"), ms.Advice("create the file by mindspeed tune --output FOLDER")),
+    fix=(ms.Fix.drop_setting("prediction"), ms.Fix.advise("create the file by mindspeed tune --output FOLDER")),
     otherwise="warn",
 )
 def prediction_file_exists(args: AutoTuningArgs, world: ms.World) -> bool:

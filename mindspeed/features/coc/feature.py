@@ -35,7 +35,9 @@ def _fuses(args: CocArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "the operator for fused products has no variant on {world.platform}", fix=(ms.GiveSetting("fused", False),), when=_fuses
+    "the operator for fused products has no variant on {world.platform}",
+    fix=(ms.Fix.give_setting("fused", False),),
+    when=_fuses,
 )
 def operator_has_a_variant(args: CocArgs, world: ms.World) -> bool:
     """Check that the platform has the operator of fused products."""

@@ -101,5 +101,5 @@ class DeepspeedMoe(ms.Feature[DeepspeedMoeArgs]):
                 f"run has {here}"
             )
             raise ms.MindSpeedError(
-                [ms.Problem("MS304", text, ("deepspeed-moe",), fix=ms.GiveSetting("deepspeed-moe.groups", before))]
+                [ms.Problem("MS304", text, ("deepspeed-moe",), fix=ms.Fix.give_setting("deepspeed-moe.groups", before))]
             )

@@ -24,7 +24,7 @@ from mindspeed.megatron.module_specs import with_modules
 from mindspeed.moe.capacity import CapacityOptions
 from mindspeed.moe.chunks import Steps, finished
 from mindspeed.moe.grouped_experts import GroupedExperts
-from mindspeed.problems.fixes import RemoveFeature, advice
+from mindspeed.problems.fixes import Fix, advice
 
 JITTER: Final = 1e-2
 """Largest relative change of an input of the gate, as DeepSpeed has it."""
@@ -47,7 +47,7 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         if padding_mask is not None or intermediate_tensors is not None:
             what = "a padding mask" if padding_mask is not None else "parts of a layer captured as CUDA graphs"
             text = f"deepspeed-moe: a MoE layer received {what}, which the gate does not support"
-            raise ms.MindSpeedError([ms.Problem("MS304", text, ("deepspeed-moe",), fix=RemoveFeature("deepspeed-moe"))])
+            raise ms.MindSpeedError([ms.Problem("MS304", text, ("deepspeed-moe",), fix=Fix.remove_feature("deepspeed-moe"))])
         if self.moe_layer_recompute:
             return tensor_parallel.checkpoint(self.run, False, hidden_states), None
         return self.run(hidden_states), None

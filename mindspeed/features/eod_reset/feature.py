@@ -28,7 +28,7 @@ def _has_length(args: EodResetArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "fixed_document_length={args.fixed_document_length} is greater than seq_length={world.seq_length}",
-    fix=(ms.GiveSetting("fixed_document_length", note="at most {world.seq_length}"),),
+    fix=(ms.Fix.give_setting("fixed_document_length", note="at most {world.seq_length}"),),
     when=_has_length,
 )
 def documents_fit(args: EodResetArgs, world: ms.World) -> bool:

@@ -37,7 +37,7 @@ def _has_biases_on_tensor_ranks(args: ExpertParallelArgs, world: ms.World) -> bo
 
 @ms.condition(
     "{world.num_experts} experts are not divisible by ep={args.size}",
-    fix=(ms.GiveField("ep", note="a divisor of {world.num_experts}"),),
+    fix=(ms.Fix.give_field("ep", note="a divisor of {world.num_experts}"),),
 )
 def ranks_divide_experts(args: ExpertParallelArgs, world: ms.World) -> bool:
     """Check that every rank gets equally many experts."""
@@ -46,7 +46,10 @@ def ranks_divide_experts(args: ExpertParallelArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "world size {world.world_size} is not a multiple of tp x ep x pp = {world.tp} x {args.size} x {world.pp}",
-    fix=(ms.GiveField("ep", note="so that tp x ep x pp divides {world.world_size}"), ms.GiveSetting("expert_tensor_size", 1)),
+    fix=(
+        ms.Fix.give_field("ep", note="so that tp x ep x pp divides {world.world_size}"),
+        ms.Fix.give_setting("expert_tensor_size", 1),
+    ),
     when=_follows_tensor_size,
 )
 def ranks_hold_experts(args: ExpertParallelArgs, world: ms.World) -> bool:
@@ -58,8 +61,8 @@ def ranks_hold_experts(args: ExpertParallelArgs, world: ms.World) -> bool:
     "world size {world.world_size} is not a multiple of expert_tensor_size x ep x pp = "
     "{args.expert_tensor_size} x {args.size} x {world.pp}",
     fix=(
-        ms.GiveField("ep", note="so that expert_tensor_size x ep x pp divides {world.world_size}"),
-        ms.GiveSetting("expert_tensor_size", 1),
+        ms.Fix.give_field("ep", note="so that expert_tensor_size x ep x pp divides {world.world_size}"),
+        ms.Fix.give_setting("expert_tensor_size", 1),
     ),
     when=_has_tensor_size,
 )
@@ -70,7 +73,7 @@ def ranks_hold_experts_of_given_size(args: ExpertParallelArgs, world: ms.World) 
 
 @ms.condition(
     f"dispatcher=auto estimates transfers from {', '.join(NEEDED)}, but some of these are not set",
-    fix=(ms.Advice("set all of these values"), ms.GiveSetting("dispatcher", "alltoall")),
+    fix=(ms.Fix.advise("set all of these values"), ms.Fix.give_setting("dispatcher", "alltoall")),
     when=_is_auto,
 )
 def bytes_are_known(args: ExpertParallelArgs, world: ms.World) -> bool:
@@ -80,7 +83,7 @@ def bytes_are_known(args: ExpertParallelArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "linear layers have biases, but tensor-parallel ranks cannot share an expert with biases",
-    fix=(ms.GiveField("linear_bias", False), ms.GiveSetting("expert_tensor_size", 1)),
+    fix=(ms.Fix.give_field("linear_bias", False), ms.Fix.give_setting("expert_tensor_size", 1)),
     when=_has_biases_on_tensor_ranks,
 )
 def biased_experts_are_whole(args: ExpertParallelArgs, world: ms.World) -> bool:

@@ -31,7 +31,7 @@ class FlashAttentionArgs(ms.FeatureArgs):
 
 @ms.condition(
     "cp is {world.cp}, and the context-parallel algorithm already calls the same attention operator",
-    fix=(ms.RemoveFeature(),),
+    fix=(ms.Fix.remove_feature(),),
     otherwise="idle",
 )
 def one_rank_has_the_sequence(args: FlashAttentionArgs, world: ms.World) -> bool:
@@ -41,7 +41,7 @@ def one_rank_has_the_sequence(args: FlashAttentionArgs, world: ms.World) -> bool
 
 @ms.condition(
     "softmax_type is {world.softmax_type}, but the operator computes only the vanilla softmax",
-    fix=(ms.GiveField("softmax_type", "vanilla"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("softmax_type", "vanilla"), ms.Fix.remove_feature()),
 )
 def softmax_is_vanilla(args: FlashAttentionArgs, world: ms.World) -> bool:
     """Check that the softmax of attention has no offset and learns none."""

@@ -34,7 +34,7 @@ class GlooFreeCheckpointArgs(ms.FeatureArgs):
 
 @ms.condition(
     "the optimizer {world.optimizer} has states other than exp_avg and exp_avg_sq, but {feature} saves only these",
-    fix=(ms.GiveField("optimizer", "adam"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("optimizer", "adam"), ms.Fix.remove_feature()),
 )
 def optimizer_is_adam(args: GlooFreeCheckpointArgs, world: ms.World) -> bool:
     """Check that the optimizer is Adam; one that is not known passes until it is built."""

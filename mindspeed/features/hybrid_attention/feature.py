@@ -46,7 +46,7 @@ class HybridAttentionArgs(KeepArgs):
 
 @ms.condition(
     "ulysses_degree, the number of ranks that exchange tokens for heads, is not set",
-    fix=(ms.GiveSetting("ulysses_degree", 2, "or more, ideally the number of ranks of a node"),),
+    fix=(ms.Fix.give_setting("ulysses_degree", 2, "or more, ideally the number of ranks of a node"),),
 )
 def degree_is_given(args: HybridAttentionArgs, world: ms.World) -> bool:
     """Check that the number of neighbours is given."""
@@ -61,7 +61,7 @@ def _has_window(args: HybridAttentionArgs, world: ms.World) -> bool:
 @ms.condition(
     "the ring of cp={world.cp} / ulysses_degree={args.ulysses_degree} ranks cannot be split into two or more inner rings of "
     "window={args.window} ranks",
-    fix=(ms.GiveSetting("window", 1), ms.GiveSetting("window", note="a smaller divisor of the ring size")),
+    fix=(ms.Fix.give_setting("window", 1), ms.Fix.give_setting("window", note="a smaller divisor of the ring size")),
     when=_has_window,
 )
 def window_divides_ring(args: HybridAttentionArgs, world: ms.World) -> bool:

@@ -36,7 +36,9 @@ def width(args: MoeSharedExpertsArgs, world: ms.World) -> int | None:
         return None
 
 
-@ms.condition("neither the number (count) nor the width (size) of shared experts is set", fix=(ms.GiveSetting("count", 1),))
+@ms.condition(
+    "neither the number (count) nor the width (size) of shared experts is set", fix=(ms.Fix.give_setting("count", 1),)
+)
 def is_sized(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
     """Check that a number of shared experts or their size is given."""
     return args.count is not None or args.size is not None
@@ -50,7 +52,7 @@ def _has_both(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
 @ms.condition(
     "shared experts of total width {args.size} (size) cannot be {args.count} experts (count) of width "
     "{world.moe_ffn_hidden_size} each",
-    fix=(ms.DropSetting("count"), ms.DropSetting("size")),
+    fix=(ms.Fix.drop_setting("count"), ms.Fix.drop_setting("size")),
     when=_has_both,
 )
 def count_and_size_agree(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
@@ -71,7 +73,7 @@ def _with_width(args: MoeSharedExpertsArgs, world: ms.World) -> Mapping[str, obj
 @ms.condition(
     "moe-shared-experts.size (or moe-shared-experts.count x moe_ffn_hidden_size, if only count is set) gives shared experts a "
     "hidden size of {width}, but shared_expert_hidden_size is {world.shared_expert_hidden_size}",
-    fix=(ms.DropField("shared_expert_hidden_size"), ms.RemoveFeature()),
+    fix=(ms.Fix.drop_field("shared_expert_hidden_size"), ms.Fix.remove_feature()),
     when=_has_one,
     values=_with_width,
 )
@@ -82,7 +84,7 @@ def model_has_that_width(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "overlap needs all-to-alls, but Megatron's dispatcher is {world.dispatcher}",
-    fix=(ms.GiveSetting("expert-parallel.dispatcher", "alltoall"), ms.GiveSetting("overlap", False)),
+    fix=(ms.Fix.give_setting("expert-parallel.dispatcher", "alltoall"), ms.Fix.give_setting("overlap", False)),
     when=_overlaps,
 )
 def transfers_are_alltoalls(args: MoeSharedExpertsArgs, world: ms.World) -> bool:

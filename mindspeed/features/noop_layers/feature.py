@@ -110,9 +110,9 @@ class NoopLayersArgs(ms.FeatureArgs):
         places = places_of(layers)
         if places is None and layers != "auto":
             text = "no-op positions must be whole numbers from 0, separated by commas, or auto"
-            raise ms.SettingsError(text, ms.GiveSetting("layers", "auto"))
+            raise ms.SettingsError(text, ms.Fix.give_setting("layers", "auto"))
         if len(set(places or ())) != len(places or ()):
-            raise ms.SettingsError("a position is given twice", ms.GiveSetting("layers", note="give each position once"))
+            raise ms.SettingsError("a position is given twice", ms.Fix.give_setting("layers", note="give each position once"))
         return layers
 
 
@@ -139,7 +139,7 @@ def split_of(args: NoopLayersArgs, world: ms.World) -> tuple[int, ...]:
 
 @ms.condition(
     "a no-op position in layers={args.layers} is too large: the maximum is {world.num_layers} layers + number of no-ops - 1",
-    fix=(ms.GiveSetting("layers", note="positions up to layers + no-ops - 1"), ms.GiveSetting("layers", "auto")),
+    fix=(ms.Fix.give_setting("layers", note="positions up to layers + no-ops - 1"), ms.Fix.give_setting("layers", "auto")),
     when=_has_places,
 )
 def places_exist(args: NoopLayersArgs, world: ms.World) -> bool:
@@ -151,7 +151,10 @@ def places_exist(args: NoopLayersArgs, world: ms.World) -> bool:
 @ms.condition(
     "{world.num_layers} layers plus no-ops at positions {args.layers} cannot be split evenly into pp x vpp = {world.pp} x "
     "{world.vpp} model chunks",
-    fix=(ms.GiveSetting("layers", "auto"), ms.GiveSetting("layers", note="layers plus no-ops must be a multiple of pp x vpp")),
+    fix=(
+        ms.Fix.give_setting("layers", "auto"),
+        ms.Fix.give_setting("layers", note="layers plus no-ops must be a multiple of pp x vpp"),
+    ),
     when=_has_places,
 )
 def places_fill_chunks(args: NoopLayersArgs, world: ms.World) -> bool:
@@ -178,7 +181,7 @@ class NoopLayers(ms.Feature[NoopLayersArgs]):
                 "mindspeed.features.noop_layers.feature:missing_layout",
                 "the sizes of the model are known, so that layers can be assigned to stages",
                 subject="spec",
-                fix=(ms.Advice("give --num-layers and the other model sizes"), ms.RemoveFeature()),
+                fix=(ms.Fix.advise("give --num-layers and the other model sizes"), ms.Fix.remove_feature()),
             ),
         ),
         numerics=ms.Numerics.reordered(reason="two stages sum the gradient of tied embeddings, so the summation order differs"),

@@ -13,7 +13,7 @@ _LAYERS = "mindspeed.features.norm_recompute.layers"
 
 @ms.condition(
     "norms are fused into the linear layers that follow them, but {feature} recomputes separate norms",
-    fix=(ms.GiveField("transformer_engine_layers", False), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("transformer_engine_layers", False), ms.Fix.remove_feature()),
 )
 def norms_are_modules(args: Any, world: ms.World) -> bool:
     """Check that norms are separate modules, as in Megatron's local layers."""

@@ -34,7 +34,7 @@ def _has_streams(args: PipeExpertsArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "every expert is on one rank (ep x tp = {world.ep} x {world.tp}), so {feature} has no transfer to overlap",
-    fix=(ms.GiveField("ep", 2, or_more=True), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("ep", 2, or_more=True), ms.Fix.remove_feature()),
 )
 def ranks_exchange_rows(args: PipeExpertsArgs, world: ms.World) -> bool:
     """Check that rows travel between ranks."""
@@ -44,7 +44,7 @@ def ranks_exchange_rows(args: PipeExpertsArgs, world: ms.World) -> bool:
 @ms.condition(
     "each rank has one expert ({world.num_experts} experts / ep={world.ep}), whose tokens are in one slice "
     "(parts={args.parts}). So the rank has no other slice to compute during the all-to-all of this slice",
-    fix=(ms.GiveSetting("parts", 2), ms.GiveField("ep", note="smaller than {world.num_experts}")),
+    fix=(ms.Fix.give_setting("parts", 2), ms.Fix.give_field("ep", note="smaller than {world.num_experts}")),
     when=is_sparse,
 )
 def ranks_have_units(args: PipeExpertsArgs, world: ms.World) -> bool:
@@ -55,7 +55,7 @@ def ranks_have_units(args: PipeExpertsArgs, world: ms.World) -> bool:
 @ms.condition(
     "parts={args.parts} is greater than the {world.seq_length} x {world.micro_batch_size} tokens of a micro-batch, the "
     "maximum that an expert can receive",
-    fix=(ms.GiveSetting("parts", note="smaller than {args.parts}"),),
+    fix=(ms.Fix.give_setting("parts", note="smaller than {args.parts}"),),
     when=_has_slices,
 )
 def slices_have_tokens(args: PipeExpertsArgs, world: ms.World) -> bool:
@@ -66,7 +66,7 @@ def slices_have_tokens(args: PipeExpertsArgs, world: ms.World) -> bool:
 @ms.condition(
     "streams=true separates expert-parallel from expert-tensor-parallel transfers, but experts are not split over "
     "tensor-parallel ranks, so only expert-parallel transfers exist",
-    fix=(ms.DropSetting("streams"), ms.GiveField("tp", 2, or_more=True)),
+    fix=(ms.Fix.drop_setting("streams"), ms.Fix.give_field("tp", 2, or_more=True)),
     when=_has_streams,
 )
 def ranks_share_experts(args: PipeExpertsArgs, world: ms.World) -> bool:
@@ -106,8 +106,8 @@ class PipeExperts(ms.Feature[PipeExpertsArgs]):
                 "mindspeed.features.pipe_experts.spec:missing_places",
                 "parts is not greater than the capacity of an expert",
                 fix=(
-                    ms.GiveSetting("pipe-experts.parts", note="fewer"),
-                    ms.GiveSetting("deepspeed-moe.capacity_factor", note="larger"),
+                    ms.Fix.give_setting("pipe-experts.parts", note="fewer"),
+                    ms.Fix.give_setting("deepspeed-moe.capacity_factor", note="larger"),
                 ),
             ),
         ),

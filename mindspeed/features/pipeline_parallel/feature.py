@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from mindspeed import plugins as ms
 from mindspeed.pipeline.conditions import shares
 from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 
 Shape = tuple[int, ...]
 
@@ -37,7 +37,7 @@ class ShapeCheck:
 def _problem(shape: Shape, expected: Shape) -> ms.Problem:
     text = f"pipeline-parallel: a stage sends a tensor of shape {shape}, but its neighbour expects {expected}"
     return ms.Problem(
-        "MS645", text, ("pipeline-parallel",), fix=Advice("add dynamic-shapes, or give all micro-batches the same length")
+        "MS645", text, ("pipeline-parallel",), fix=Fix.advise("add dynamic-shapes, or give all micro-batches the same length")
     )
 
 
@@ -73,7 +73,7 @@ class PipelineParallelArgs(ms.FeatureArgs):
 
 @ms.condition(
     "{layers} layers are not divisible by {stages} pipeline stages",
-    fix=(ms.GiveField("pp", note="a divisor of {layers}"), ms.AddFeature("noop-layers")),
+    fix=(ms.Fix.give_field("pp", note="a divisor of {layers}"), ms.Fix.add_feature("noop-layers")),
     values=shares,
 )
 def stages_share_layers(args: PipelineParallelArgs, world: ms.World) -> bool:

@@ -43,13 +43,13 @@ class RecomputeArgs(ms.FeatureArgs):
         needed: dict[str, str | int] = {"method": "uniform", "num_layers": 1} if self.granularity == "full" else {}
         if missing := [name for name in needed if getattr(self, name) is None]:
             text = f"granularity=full needs {' and '.join(missing)}"
-            raise ms.SettingsError(text, ms.Together(tuple(ms.GiveSetting(name, needed[name]) for name in missing)))
+            raise ms.SettingsError(text, ms.Fix.together(tuple(ms.Fix.give_setting(name, needed[name]) for name in missing)))
         other = "selective" if self.granularity == "full" else "full"
         of_other = ("modules",) if other == "selective" else ("method", "num_layers", "distribute")
         if given := [name for name in of_other if getattr(self, name)]:
             text = f"{' and '.join(given)} can be set only with granularity={other}, but granularity is {self.granularity}"
-            drop = ms.Together(tuple(ms.DropSetting(name) for name in given))
-            raise ms.SettingsError(text, drop, ms.GiveSetting("granularity", other))
+            drop = ms.Fix.together(tuple(ms.Fix.drop_setting(name) for name in given))
+            raise ms.SettingsError(text, drop, ms.Fix.give_setting("granularity", other))
         return self
 
 
@@ -116,7 +116,7 @@ def chunks_have_the_layers(args: RecomputeArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "distribute=true splits saved inputs over tensor-parallel ranks, but tp is {world.tp}",
-    fix=(ms.GiveSetting("distribute", False), ms.GiveField("tp", 2, or_more=True)),
+    fix=(ms.Fix.give_setting("distribute", False), ms.Fix.give_field("tp", 2, or_more=True)),
     when=_is_distributed,
 )
 def inputs_have_ranks(args: RecomputeArgs, world: ms.World) -> bool:
@@ -127,7 +127,7 @@ def inputs_have_ranks(args: RecomputeArgs, world: ms.World) -> bool:
 @ms.condition(
     "moe_act recomputes the activation of grouped experts, but the model has none (for other experts and MLPs, "
     "activation-recompute does this)",
-    fix=(ms.GiveSetting("modules", note="without moe_act"),),
+    fix=(ms.Fix.give_setting("modules", note="without moe_act"),),
     when=_takes_expert_activation,
 )
 def experts_are_grouped(args: RecomputeArgs, world: ms.World) -> bool:
@@ -137,7 +137,7 @@ def experts_are_grouped(args: RecomputeArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "mla_up_proj is part of multi-latent attention, but the model does not use it",
-    fix=(ms.GiveSetting("modules", note="without mla_up_proj"),),
+    fix=(ms.Fix.give_setting("modules", note="without mla_up_proj"),),
     when=_takes_latent_projection,
 )
 def attention_is_latent(args: RecomputeArgs, world: ms.World) -> bool:

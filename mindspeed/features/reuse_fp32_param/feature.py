@@ -20,7 +20,7 @@ class ReuseFp32ParamArgs(ms.FeatureArgs):
 
 @ms.condition(
     "weights are {world.dtype}, but {feature} supports only bf16 weights with a 16-bit residual",
-    fix=(ms.GiveField("dtype", "bf16"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("dtype", "bf16"), ms.Fix.remove_feature()),
 )
 def weights_are_bf16(args: ReuseFp32ParamArgs, world: ms.World) -> bool:
     """Check that weights are bf16."""

@@ -43,7 +43,10 @@ def _has_window(args: RingAttentionArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "the ring of cp={world.cp} ranks cannot be split into two or more inner rings of window={args.window} ranks",
-    fix=(ms.GiveSetting("window", 1), ms.GiveSetting("window", note="a divisor of {world.cp}, smaller than {world.cp}")),
+    fix=(
+        ms.Fix.give_setting("window", 1),
+        ms.Fix.give_setting("window", note="a divisor of {world.cp}, smaller than {world.cp}"),
+    ),
     when=_has_window,
 )
 def window_divides_ring(args: RingAttentionArgs, world: ms.World) -> bool:

@@ -13,7 +13,7 @@ _NORMS = ("input norm", "pre-mlp norm", "final norm", "prediction norms")
 
 @ms.condition(
     "normalization is {world.normalization}, not RMSNorm",
-    fix=(ms.GiveField("normalization", "RMSNorm"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("normalization", "RMSNorm"), ms.Fix.remove_feature()),
 )
 def norms_are_rms_norm(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that the norms of the model are RMSNorm."""

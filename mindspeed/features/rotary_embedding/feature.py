@@ -7,7 +7,7 @@ from mindspeed import plugins as ms
 _TABLES = "attention: rotary tables"
 
 
-@ms.condition("the model does not use rotary positions", fix=(ms.GiveField("rotary", True), ms.RemoveFeature()))
+@ms.condition("the model does not use rotary positions", fix=(ms.Fix.give_field("rotary", True), ms.Fix.remove_feature()))
 def positions_are_rotary(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that the positions of the model are rotary."""
     return bool(world.rotary)

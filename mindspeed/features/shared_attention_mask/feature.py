@@ -36,7 +36,7 @@ class SharedAttentionMaskArgs(ms.FeatureArgs):
         if kind not in _NAMED and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", kind):
             raise ms.SettingsError(
                 "a mask must be causal, sliding-window, prefix or package.module:function",
-                *(ms.GiveSetting("kind", name) for name in _NAMED),
+                *(ms.Fix.give_setting("kind", name) for name in _NAMED),
             )
         return kind
 
@@ -45,8 +45,8 @@ class SharedAttentionMaskArgs(ms.FeatureArgs):
         for setting, kind in (("width", "sliding-window"), ("prefix", "prefix")):
             if (getattr(self, setting) is not None) is not (self.kind == kind):
                 text = f"{setting} is {getattr(self, setting)} with kind={self.kind}, but only kind={kind} uses it and needs it"
-                drop = ms.DropSetting(setting) if self.kind != kind else ms.GiveSetting(setting)
-                raise ms.SettingsError(text, drop, ms.GiveSetting("kind", kind if self.kind != kind else "causal"))
+                drop = ms.Fix.drop_setting(setting) if self.kind != kind else ms.Fix.give_setting(setting)
+                raise ms.SettingsError(text, drop, ms.Fix.give_setting("kind", kind if self.kind != kind else "causal"))
         return self
 
 
@@ -61,7 +61,7 @@ def _is_causal(args: SharedAttentionMaskArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "context parallelism (cp={world.cp}) computes the causal mask itself, so layers have no mask to share",
-    fix=(ms.RemoveFeature(),),
+    fix=(ms.Fix.remove_feature(),),
     when=_is_causal,
     otherwise="idle",
 )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @ms.condition(
     "no attention layer can be offloaded: the last one keeps its activations on the device, and the model has no other",
-    fix=(ms.RemoveFeature(),),
+    fix=(ms.Fix.remove_feature(),),
 )
 def offloads_attention(args: Any, world: ms.World) -> bool:
     """Check that there is an attention layer besides the last one of the last model chunk."""
@@ -44,7 +44,7 @@ class SwapAttentionArgs(ms.FeatureArgs):
 
 @ms.condition(
     "recompute_modules contains core_attn, which then keeps no activations to offload",
-    fix=(ms.GiveField("recompute_modules", note="N = your list of modules, without core_attn"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("recompute_modules", note="N = your list of modules, without core_attn"), ms.Fix.remove_feature()),
 )
 def core_attention_is_not_recomputed(args: SwapAttentionArgs, world: ms.World) -> bool:
     """Check that selective recomputation does not take core attention."""
@@ -58,7 +58,7 @@ def _offloads_linear_qkv(args: SwapAttentionArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "linear_qkv includes the norm, so its input cannot be offloaded: the residual connection needs it too",
-    fix=(ms.GiveSetting("modules", note="without linear_qkv"), ms.GiveField("transformer_engine_layers", False)),
+    fix=(ms.Fix.give_setting("modules", note="without linear_qkv"), ms.Fix.give_field("transformer_engine_layers", False)),
     when=_offloads_linear_qkv,
 )
 def linear_qkv_has_no_norm(args: SwapAttentionArgs, world: ms.World) -> bool:
@@ -84,7 +84,7 @@ class SwapAttention(ms.Feature[SwapAttentionArgs]):
             ms.ModelCondition(
                 "mindspeed.features.swap_attention.model_conditions:parts_of_attention",
                 "attention has every module to offload, and linear_qkv includes no norm",
-                fix=(ms.GiveSetting("modules"), ms.RemoveFeature()),
+                fix=(ms.Fix.give_setting("modules"), ms.Fix.remove_feature()),
             ),
             ms.Conflicts(
                 "norm-recompute",

@@ -13,7 +13,10 @@ _LAYERS = "mindspeed.features.swiglu.layers"
 
 @ms.condition(
     "the MLP is not SwiGLU: activation={world.activation}, gated_linear_unit={world.gated_linear_unit}",
-    fix=(ms.Together((ms.GiveField("activation", "silu"), ms.GiveField("gated_linear_unit", True))), ms.RemoveFeature()),
+    fix=(
+        ms.Fix.together((ms.Fix.give_field("activation", "silu"), ms.Fix.give_field("gated_linear_unit", True))),
+        ms.Fix.remove_feature(),
+    ),
 )
 def mlp_is_swiglu(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that the MLP is SwiGLU."""

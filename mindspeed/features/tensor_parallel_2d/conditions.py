@@ -12,10 +12,10 @@ from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
 
 NAME: Final = "tensor-parallel-2d"
 MUON: Final = "Muon supports only weights split along one dimension, but {feature} splits linear layers along both"
-NOT_MUON: Final = (ms.GiveField("optimizer", "adam"), ms.RemoveFeature(NAME))
+NOT_MUON: Final = (ms.Fix.give_field("optimizer", "adam"), ms.Fix.remove_feature(NAME))
 _FORMATS: Final = ("torch_dist", "zarr")
 """Formats of checkpoints that say where each part of a weight lies."""
-_AUTO: Final = (ms.Together((ms.GiveSetting("x", "auto"), ms.GiveSetting("y", "auto"))),)
+_AUTO: Final = (ms.Fix.together((ms.Fix.give_setting("x", "auto"), ms.Fix.give_setting("y", "auto"))),)
 
 
 @ms.condition("a grid of x={args.x} by y={args.y} does not match tp={world.tp} ranks", fix=_AUTO)
@@ -33,7 +33,7 @@ def grid_splits_hidden(args: GridSettings, world: ms.World) -> bool:
 @ms.condition(
     "weight_shards is {world.weight_shards}, so Megatron (--tensor-parallel-num-weight-shards) splits the weights of each "
     "tensor-parallel rank again, which {feature} does not support",
-    fix=(ms.GiveField("weight_shards", 1), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("weight_shards", 1), ms.Fix.remove_feature()),
 )
 def weights_are_whole(args: GridSettings, world: ms.World) -> bool:
     """Check that no further ranks share the weight of a linear layer."""
@@ -49,7 +49,10 @@ def optimizer_is_not_muon(args: GridSettings, world: ms.World) -> bool:
 @ms.condition(
     "checkpoint format {world.checkpoint_format} supports only weights split along one dimension, but {feature} splits along "
     "both unless y=1",
-    fix=(ms.GiveField("checkpoint_format", "torch_dist"), ms.Together((ms.GiveSetting("x", "auto"), ms.GiveSetting("y", 1)))),
+    fix=(
+        ms.Fix.give_field("checkpoint_format", "torch_dist"),
+        ms.Fix.together((ms.Fix.give_setting("x", "auto"), ms.Fix.give_setting("y", 1))),
+    ),
 )
 def checkpoints_know_both_dimensions(args: GridSettings, world: ms.World) -> bool:
     """Check that checkpoints have the place of each block; with y = 1 weights are split as Megatron splits them."""
@@ -100,8 +103,8 @@ def grid_is_unknown(fields: Iterable[str]) -> ms.Problem:
     unknown = ", ".join(fields)
     text = f"{NAME}: x=auto and y=auto choose the grid by {unknown}, which the plan does not know"
     fix = (
-        ms.Advice(f"give {unknown} as an option or in the job file"),
-        ms.GiveSetting(f"{NAME}.y", 2, note="for a fixed grid"),
+        ms.Fix.advise(f"give {unknown} as an option or in the job file"),
+        ms.Fix.give_setting(f"{NAME}.y", 2, note="for a fixed grid"),
     )
     return ms.Problem("MS304", text, (NAME,), fix=fix)
 
@@ -133,4 +136,4 @@ class SplitAlongBothDimensions:
             "and let it load the whole weight from there. Or split weights along one dimension, where x=auto means all "
             f"tensor-parallel ranks: --set {NAME}.x=auto --set {NAME}.y=1"
         )
-        raise ms.MindSpeedError([ms.Problem("MS304", text, (NAME,), fix=ms.Advice(fix))])
+        raise ms.MindSpeedError([ms.Problem("MS304", text, (NAME,), fix=ms.Fix.advise(fix))])

@@ -82,7 +82,7 @@ def role_patches() -> list[ms.Patch]:
 
 
 _HERE: Final = "mindspeed.features.transformer_engine_layers"
-_REMOVE: Final = ms.RemoveFeature()
+_REMOVE: Final = ms.Fix.remove_feature()
 
 
 class TransformerEngineLayersArgs(ms.FeatureArgs):
@@ -96,7 +96,7 @@ class TransformerEngineLayersArgs(ms.FeatureArgs):
 @ms.condition(
     "Transformer Engine is installed, so its layers are used and {feature} is not needed (with the setting replace=true, "
     "Megatron's local layers are used instead)",
-    fix=(ms.GiveSetting("replace", True), _REMOVE),
+    fix=(ms.Fix.give_setting("replace", True), _REMOVE),
     selects=True,
 )
 def no_engine_is_installed(args: TransformerEngineLayersArgs, world: ms.World) -> bool:
@@ -114,7 +114,7 @@ REFUSED: Final = tuple(
     ms.unset(
         field,
         f"{text}, which only Transformer Engine's original layers support, not their replacements in transformer-engine-layers",
-        (ms.GiveField(field, False),),
+        (ms.Fix.give_field(field, False),),
     )
     for field, text in _ONLY_REAL.items()
 )
@@ -124,7 +124,7 @@ REFUSED: Final = tuple(
 @ms.condition(
     "weight_shards is {world.weight_shards}, so Megatron (--tensor-parallel-num-weight-shards) splits the weights of each "
     "tensor-parallel rank again; only Transformer Engine's original layers support this",
-    fix=(ms.GiveField("weight_shards", 1),),
+    fix=(ms.Fix.give_field("weight_shards", 1),),
 )
 def weights_are_whole(args: TransformerEngineLayersArgs, world: ms.World) -> bool:
     """Check that only tensor-parallel ranks share the weight of a linear layer."""

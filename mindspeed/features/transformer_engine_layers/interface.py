@@ -15,7 +15,7 @@ _NAME: Final = "transformer-engine-layers"
 
 def refuse(role: str, what: str, fix: str) -> NoReturn:
     """Raise MS338 for an option or a part of Transformer Engine that does not exist here."""
-    raise ms.MindSpeedError([ms.Problem("MS338", f"{_NAME}: {role} {what}", (_NAME,), fix=ms.Advice(fix))])
+    raise ms.MindSpeedError([ms.Problem("MS338", f"{_NAME}: {role} {what}", (_NAME,), fix=ms.Fix.advise(fix))])
 
 
 def refuse_unknown(role: str, options: Mapping[str, Any]) -> None:

@@ -34,8 +34,8 @@ class UlyssesAttentionArgs(KeepArgs):
 @ms.condition(
     "{world.num_attention_heads} attention heads are not divisible by cp x tp = {world.cp} x {world.tp}",
     fix=(
-        ms.GiveField("cp", note="so that cp x tp divides the number of heads"),
-        ms.Advice("use ring-attention, which does not split heads"),
+        ms.Fix.give_field("cp", note="so that cp x tp divides the number of heads"),
+        ms.Fix.advise("use ring-attention, which does not split heads"),
     ),
 )
 def heads_divide(args: UlyssesAttentionArgs, world: ms.World) -> bool:
@@ -51,7 +51,7 @@ def _keeps(args: UlyssesAttentionArgs, world: ms.World) -> bool:
 @ms.condition(
     "keep={args.keep} stores keys as they are before the all-to-all. This saves memory only if the all-to-all copies key heads "
     "to several ranks. Here it copies none: cp x tp = {world.cp} x {world.tp} divides the {world.num_query_groups} key heads",
-    fix=(ms.GiveSetting("keep", "none"),),
+    fix=(ms.Fix.give_setting("keep", "none"),),
     when=_keeps,
 )
 def key_heads_are_sent_twice(args: UlyssesAttentionArgs, world: ms.World) -> bool:
@@ -67,7 +67,10 @@ def _gathers(args: UlyssesAttentionArgs, world: ms.World) -> bool:
 @ms.condition(
     "kv_allgather supports one key head per tensor-parallel rank, but the model has {world.num_query_groups} key heads for "
     "tp={world.tp} ranks",
-    fix=(ms.GiveSetting("kv_allgather", False), ms.Advice("use kv-allgather-cp, which gathers any number of key heads")),
+    fix=(
+        ms.Fix.give_setting("kv_allgather", False),
+        ms.Fix.advise("use kv-allgather-cp, which gathers any number of key heads"),
+    ),
     when=_gathers,
 )
 def one_key_head_is_gathered(args: UlyssesAttentionArgs, world: ms.World) -> bool:

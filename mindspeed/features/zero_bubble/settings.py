@@ -50,7 +50,7 @@ class ZeroBubbleArgs(ScheduleArgs):
     @classmethod
     def _costs_are_positive(cls, costs: tuple[float, ...] | str) -> tuple[float, ...] | str:
         if costs != "measured" and min(map(float, costs)) <= 0:
-            raise ms.SettingsError("every duration must be greater than 0", ms.GiveSetting("costs", "measured"))
+            raise ms.SettingsError("every duration must be greater than 0", ms.Fix.give_setting("costs", "measured"))
         return costs
 
 
@@ -108,8 +108,8 @@ def _least_kept(args: ZeroBubbleArgs, world: ms.World) -> Mapping[str, int]:
     "with {feature}.recompute={args.recompute}, every schedule keeps the activations of at least {least} forward passes, but "
     "{feature}.limit is {args.limit}",
     fix=(
-        ms.GiveSetting("limit", "{least}"),
-        ms.GiveSetting("recompute", "least", "recomputes the passes that exceed the limit"),
+        ms.Fix.give_setting("limit", "{least}"),
+        ms.Fix.give_setting("recompute", "least", "recomputes the passes that exceed the limit"),
     ),
     when=_has_limit,
     values=_least_kept,
@@ -132,7 +132,7 @@ def _least_deferred(args: ZeroBubbleArgs, world: ms.World) -> Mapping[str, int]:
 @ms.condition(
     "deferred weight gradients need the activations of {least} forward passes, but recompute-in-bubble keeps those of at "
     "most {other.limit} (its setting limit)",
-    fix=(ms.GiveSetting("recompute-in-bubble.limit", "{least}"),),
+    fix=(ms.Fix.give_setting("recompute-in-bubble.limit", "{least}"),),
     of="recompute-in-bubble",
     when=_keeps_all_sets,
     values=_least_deferred,

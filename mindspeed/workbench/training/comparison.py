@@ -20,7 +20,7 @@ from mindspeed.engine.planning.fingerprint import KINDS, Content, diff, installe
 from mindspeed.engine.planning.lock import read_lock
 from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.job.megatron_arguments import world_of
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem, RunError
 from mindspeed.workbench.training.checkpoints import COMMON, MANIFEST, UNREADABLE, checkpoint_at, read_manifest, saved_steps
 from mindspeed.workbench.training.reporting import LOG
@@ -196,7 +196,7 @@ def _read_json(path: Path) -> JobSide:
         return _of_plan(str(path), "plan", plan_from_json(data.get("plan", data)))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         text = f"the file cannot be read as a plan or lock file: {type(error).__name__}: {error}"
-        raise MindSpeedError([Problem("MS305", text, where=str(path), fix=Advice(_FORMS))]) from error
+        raise MindSpeedError([Problem("MS305", text, where=str(path), fix=Fix.advise(_FORMS))]) from error
 
 
 def _of_plan(path: str, form: str, plan: ActivationPlan, versions: Mapping[str, str] | None = None) -> JobSide:
@@ -240,7 +240,7 @@ def _options(path: Path) -> dict[str, str]:
         config = json.loads(path.read_text(encoding="utf-8"))["config"]
     except (OSError, ValueError, LookupError) as error:
         text = f"the options of the run cannot be read from its file process.json: {error}"
-        fix = Advice("give the folder of another run, or the job file of this run")
+        fix = Fix.advise("give the folder of another run, or the job file of this run")
         raise RunError([Problem("MS602", text, where=str(path), fix=fix)]) from error
     return {f"option {name}": str(value) for name, value in config.items() if name != "run"}
 
@@ -270,7 +270,7 @@ def _of_megatron(folder: Path) -> JobSide:
     facts = _arguments(folder)
     if not facts:
         text = "the folder is neither the folder of a run nor a checkpoint with readable arguments"
-        raise RunError([Problem("MS602", text, where=str(folder), fix=Advice(_FORMS))])
+        raise RunError([Problem("MS602", text, where=str(folder), fix=Fix.advise(_FORMS))])
     return JobSide(str(folder), "checkpoint of Megatron-LM", facts)
 
 
@@ -281,7 +281,7 @@ def _arguments(folder: Path) -> dict[str, str]:
     except UNREADABLE as error:
         text = f"the arguments in the checkpoint cannot be read: {type(error).__name__}: {error}"
         raise RunError(
-            [Problem("MS602", text, where=str(folder), fix=Advice("give another checkpoint, or the job file of its run"))]
+            [Problem("MS602", text, where=str(folder), fix=Fix.advise("give another checkpoint, or the job file of its run"))]
         ) from error
     if arguments is None:
         return {}

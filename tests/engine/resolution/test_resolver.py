@@ -15,8 +15,7 @@ from mindspeed.plugins import (
     Conflicts,
     FeatureArgs,
     Field,
-    GiveField,
-    GiveSetting,
+    Fix,
     Numerics,
     Requires,
     RequiresAny,
@@ -128,7 +127,9 @@ def test_an_order_may_name_a_slot():
 
 def test_a_failed_check_is_formatted_and_an_unknown_value_is_a_row():
     check = Condition(
-        lambda a, w: w.num_layers % a.size == 0, "{world.num_layers} layers do not divide by {args.size}", (GiveField("pp", 1),)
+        lambda a, w: w.num_layers % a.size == 0,
+        "{world.num_layers} layers do not divide by {args.size}",
+        (Fix.give_field("pp", 1),),
     )
     known = catalog(make("a", check, args=SizeArgs))
     settings = {"a": {"size": 3}}
@@ -142,7 +143,10 @@ def test_a_failed_check_is_formatted_and_an_unknown_value_is_a_row():
 
 def test_a_check_of_another_feature_holds_where_that_one_is_active():
     check = Condition(
-        lambda a, w, other: other.size % 2 == 0, "size {other.size} is odd for {world.tp}", (GiveSetting("b.size", 2),), of="b"
+        lambda a, w, other: other.size % 2 == 0,
+        "size {other.size} is odd for {world.tp}",
+        (Fix.give_setting("b.size", 2),),
+        of="b",
     )
     known = catalog(make("a", check), make("b", args=SizeArgs))
     assert order(ask(known, "a")) == ["a"]
