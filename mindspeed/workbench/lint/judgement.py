@@ -15,17 +15,20 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
+from mindspeed.job.fields import FIELDS
+from mindspeed.job.megatron_arguments import dests_of
 from mindspeed.megatron_lm.argument_layers import declared_flags
 from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest, unknown_options
 from mindspeed.megatron_lm.script_options import script_options
 from mindspeed.megatron_lm.training_request import split_own_flags
 from mindspeed.plugins.feature import Category
-from mindspeed.problems.problem import MindSpeedError, ResolutionError
+from mindspeed.problems.fixes import Fixes
+from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError
 from mindspeed.workbench.lint.dry_run import located, plan_command, smallest_world, without_options
 from mindspeed.workbench.lint.launched_command import LaunchedCommand
 from mindspeed.workbench.lint.traps import STOPS, Trap, traps_of
 from mindspeed.workbench.lint.upstream.process import Checkout, RulesProcess
-from mindspeed.workbench.lint.upstream.rules import Command, Judging, RulesVerdict
+from mindspeed.workbench.lint.upstream.rules import DERIVED, Command, Judging, RulesVerdict
 
 _OF_DEVICES: Final = re.compile(r"(CUDA|NCCL|NVTE|TORCH|PYTORCH|NVSHMEM|UB|HCCL|ASCEND)_\w+")
 """Environment variables that Megatron's rules read."""
@@ -160,7 +163,7 @@ def _with_rules(
     problems = [located(problem, command, known, registry.catalog_for(())) for problem in verdict.problems]
     problems += [trap.problem for trap in traps if trap.consequence == STOPS]
     if isinstance(plan, MindSpeedError):
-        return ResolutionError([*problems, *plan.problems], plan.words)
+        return ResolutionError(one_of_each(problems, plan.problems, known), plan.words)
     if problems and _is_stock(job, layers):
         return ResolutionError(problems)
     notes = list(verdict.notes(job.checkout)) if job.checkout is not None else []
@@ -169,6 +172,33 @@ def _with_rules(
         notes.append(PlanNote("not-checked", "megatron-lm", job.unjudged))
     notes += [PlanNote("warning", "megatron-lm", f"{problem.message} ({problem.where})") for problem in problems]
     return replace(plan, rows=(*plan.rows, *notes))
+
+
+def one_of_each(theirs: Sequence[Problem], ours: Sequence[Problem], known: Surface) -> list[Problem]:
+    """Return the problems of Megatron's rules, and those of ours that are about other arguments.
+
+    Of two about the same arguments, ours has the better fix where it is more than advice.
+    """
+    fixes: dict[frozenset[str], Fixes] = {_arguments(problem, known): () for problem in theirs if problem.facts}
+    left = []
+    for problem in ours:
+        about = _arguments(problem, known)
+        if about not in fixes:
+            left.append(problem)
+        elif any(fix.verb != "advice" for fix in problem.fix):
+            fixes[about] = fixes[about] or problem.fix
+    return [replace(problem, fix=fixes.get(_arguments(problem, known)) or problem.fix) for problem in theirs] + left
+
+
+def _arguments(problem: Problem, known: Surface) -> frozenset[str]:
+    """Return the names of Megatron's arguments whose values are at fault; a value that no option and no field gives has none."""
+    named = set()
+    for fact in problem.facts:
+        argument = known.by_option.get(fact.option or fact.name)
+        dest = next(iter(dests_of(fact.name)), argument.dest if argument is not None else fact.name)
+        if fact.source != DERIVED or dest in known.by_dest or dest in FIELDS:
+            named.add(dest)
+    return frozenset(named)
 
 
 def _megatron_command(job: CheckedJob, known: Surface) -> Command:

@@ -18,6 +18,8 @@ from mindspeed.workbench.lint.upstream.process import ARGUMENTS, SECONDS, Checko
 TIMEOUT: Final = 60.0
 """Seconds after which the child is ended, and a tenth of SECONDS more for each command."""
 MAX_CHILDREN: Final = 5
+DERIVED: Final = "derived"
+"""Source of a value that Megatron-LM makes of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def _fact(dest: str, value: Any, given: Mapping[str, Given], known: Surface) -> 
         return GivenValue(given[dest].option if is_shown else dest, value, "command line", given[dest].option)
     is_default = argument is not None and argument.default == value
     name = argument.options[0] if argument is not None and is_shown else dest
-    return GivenValue(name, value, "default" if is_default else "derived")
+    return GivenValue(name, value, "default" if is_default else DERIVED)
 
 
 def _in_options(wanted: str, known: Surface) -> str:
