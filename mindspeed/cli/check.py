@@ -52,10 +52,11 @@ class CheckedCommand:
     default="text",
     help="Output format. github = annotations of GitHub Actions, sarif = code scanning",
 )
+@click.option("--plan", "with_plan", is_flag=True, help="Also print the plan of each command without problems")
 @rules_options
 @request_options
 @json_option
-def check(request: Request, paths: tuple[str, ...], form: str, rules: RuleOptions) -> None:
+def check(request: Request, paths: tuple[str, ...], form: str, with_plan: bool, rules: RuleOptions) -> None:
     """Find every problem of training commands before they start.
 
     mindspeed check pretrain.sh
@@ -76,7 +77,7 @@ def check(request: Request, paths: tuple[str, ...], form: str, rules: RuleOption
         commands, traps = list(map(_as_json, checked)), _traps_as_json(checked)
         print_json({"commands": commands, "problems": problems, "traps": traps, "plan": None})
     elif form == "text":
-        _print(checked)
+        _print(checked, with_plan)
     else:
         from mindspeed.cli import check_formats
 
@@ -129,16 +130,19 @@ def _of_command(
 
 def _planned(request: Request) -> CheckedCommand:
     """Check a job file, or the job that options describe."""
+    from mindspeed.cli.feature_check import plan_of_job
     from mindspeed.problems.problem import MindSpeedError
 
     try:
-        return CheckedCommand(request.layers[0].source, 0, "job", plan=request.plan_of_run())
+        return CheckedCommand(request.layers[0].source, 0, "job", plan=plan_of_job(request))
     except MindSpeedError as error:
         return CheckedCommand(request.layers[0].source, 0, "job", tuple(error.problems), words=error.words)
 
 
-def _print(checked: list[CheckedCommand]) -> None:
+def _print(checked: list[CheckedCommand], with_plan: bool) -> None:
     """Print who judges, then problems, traps and warnings with the commands that have them, then a line for each command."""
+    from mindspeed.cli.plan_text import brief_lines, verdict
+
     for judge in dict.fromkeys(one.judge for one in checked if one.judge):
         click.echo(f"checked by {judge}")
     for one in checked:
@@ -153,8 +157,10 @@ def _print(checked: list[CheckedCommand]) -> None:
     for line, places in notes.items():
         click.echo(f"{line}\n  in: {', '.join(places)}")
     for one in checked:
-        verdict = f"{len(one.problems)} problem{'s' * (len(one.problems) != 1)}"
-        click.echo(f"{one.place}: no problems; plan {one.plan.digest}" if one.plan else f"{one.place}: {verdict}")
+        count = f"{len(one.problems)} problem{'s' * (len(one.problems) != 1)}"
+        click.echo(f"{one.place}: {verdict(one.plan) if one.plan else count}")
+        for line in brief_lines(one.plan, one.words) if with_plan and one.plan else ():
+            click.echo(line)
     if not checked:
         click.echo("no training commands found")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import FeatureNames, Request, request_options, spelled_names
-from mindspeed.cli.training_command import PlansCommands, RuleOptions, command_named, plan_of_launched, rules_options
+from mindspeed.cli.training_command import WORDS, PlansCommands, RuleOptions, plan_of_launched, rules_options
 from mindspeed.problems.fixes import Fix
 
 
@@ -46,14 +48,18 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
     from mindspeed.megatron_lm.given_arguments import argument_facts
     from mindspeed.ops.availability import can_run
     from mindspeed.problems.problem import MindSpeedError, Problem
+    from mindspeed.workbench.lint.launched_command import command_of_file, command_of_words
     from mindspeed.workbench.lint.locked_command import COMMAND, importable, locked_command
     from mindspeed.workbench.training.request_text import job_file
 
+    behind: list[str] | None = click.get_current_context().meta.get(WORDS)
     scripts = [word for word in words if "." in word or "/" in word]  # which no name of a feature has
     if len(scripts) > 1:
         raise click.UsageError(f"a lock file holds one job, but {' and '.join(scripts)} are several")
     request = request.naming(spelled_names([word for word in words if word not in scripts]))
-    command = command_named(scripts[0] if scripts else None)
+    if behind is not None and scripts:
+        raise click.UsageError("a script and a command after -- are two commands; give only one")
+    command = command_of_file(scripts[0], os.environ) if scripts else command_of_words(behind) if behind is not None else None
     with importable(command.program, rules.checkout) if command is not None else nullcontext(True) as has_megatron:
         plan = request.plan_of_run() if command is None else plan_of_launched(request, command, rules)
         if "megatron" not in plan.environment:

@@ -67,7 +67,7 @@ def keeping_budgets(made: ActivationPlan, known: Catalog) -> ActivationPlan:
             if made.strict:
                 text = f"{name}: the memory limit {what} (MiB) cannot be checked, because the model's memory is unknown"
                 problems.append(Problem("MS307", text, (name,), fix=Fix.advise(f"give {flags}")))
-            text = f"the memory limit {what} (MiB) cannot be checked, because the model's memory is unknown; give {flags}"
+            text = f"the memory limit {what} (MiB) cannot be checked, because the model's memory is unknown"
             rows.append(PlanNote("not-checked", name, text, tuple(unknown.fields)))
             continue
         if budget * MIB < least:

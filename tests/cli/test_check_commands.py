@@ -36,8 +36,8 @@ def test_every_command_of_a_folder_is_one_line(mindspeed, folder):
     assert result.exit_code == 1
     *_, bad, first, second = [line for line in result.stdout.splitlines() if line.startswith("jobs/")]
     assert bad == "jobs/bad.sh:2: 1 problem"
-    assert first.startswith("jobs/good.sh:1: no problems; plan ")
-    assert second.startswith("jobs/good.sh:3: no problems; plan ")
+    assert first.startswith("jobs/good.sh:1: no problems: ")
+    assert second.startswith("jobs/good.sh:3: no problems: ")
     assert f"MS114 {MESSAGE}\n  where: jobs/bad.sh:3\n  fix: give --seed a whole number\n" in result.stdout
 
 

@@ -191,7 +191,7 @@ def one_of_each(theirs: Sequence[Problem], ours: Sequence[Problem], known: Surfa
 
 
 def _arguments(problem: Problem, known: Surface) -> frozenset[str]:
-    """Return the names of Megatron's arguments whose values are at fault; a value that no option and no field gives has none."""
+    """Return the names of Megatron's arguments whose values are at fault; what is derived and cannot be given has none."""
     named = set()
     for fact in problem.facts:
         argument = known.by_option.get(fact.option or fact.name)
