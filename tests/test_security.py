@@ -29,7 +29,7 @@ TESTS = {
     "features of installed packages": "features_run_where_they_may",
     "job file (`-f`)": "job_file",
     "`--set`, `MINDSPEED_SET`, `MINDSPEED_FEATURES`, `MINDSPEED_WITHOUT`": "settings",
-    "shell script (`--script`, `check`)": "shell_script",
+    "shell script": "shell_script",
     "checkout of Megatron-LM that a command names": "checkout",
     "plan file (`MINDSPEED_PLAN`)": "plan_file",
     "lock file (`--lock`, `MINDSPEED_LOCK`)": "lock_file",
