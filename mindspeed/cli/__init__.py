@@ -21,6 +21,7 @@ main = Main(
     "mindspeed",
     lazy={verb: f"{__name__}.{verb}:{verb}" for verb in VERBS},
     developer=DEVELOPER_VERBS,
+    entry_points="mindspeed.verbs",
     help="Acceleration features for training large models on Megatron, as plugins.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
