@@ -97,9 +97,8 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     from mindspeed.job.megatron_arguments import OF_TRAINING
     from mindspeed.megatron.argument_overrides import check_overrides
     from mindspeed.ops.variants import has_variant
-    from mindspeed.platforms.former_settings import with_present_names
 
-    layers = [*(with_present_names(layer, features_beside_platforms()) for layer in layers), disabled_layer()]
+    layers = [*layers, disabled_layer()]
     known = known or catalog_for(_named(layers))
     platform = next((layer.platform for layer in reversed(layers) if layer.platform), None)
     environment = environment or probe(platform)

@@ -13,6 +13,7 @@ from mindspeed.context_parallel.costs import Attention
 from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature
 from mindspeed.context_parallel.patches import any_length, sliced_by
 from mindspeed.context_parallel.saved import compact_inputs, with_blocks, with_heads_exchanged
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
@@ -138,7 +139,7 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
         numerics=ms.Numerics.reordered(reason="the softmax is summed block by block"),
     )
 
-    def kept(self, tensors: ms.SavedTensors, a: Attention) -> ms.SavedTensors:
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         if self.args.ulysses_degree > 1:
             return with_heads_exchanged(tensors, a, self.args.ulysses_degree)
         return with_blocks(tensors, a, compact_inputs(a))

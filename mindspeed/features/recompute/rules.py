@@ -9,6 +9,7 @@ from pydantic import model_validator
 
 from mindspeed import plugins as ms
 from mindspeed.memory.conditions import groups_fill_chunks, modules_have_experts
+from mindspeed.plugins.constraints import Constraint
 from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING, NO_OVERLAPPED_MICRO_BATCHES
 
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
@@ -149,7 +150,7 @@ _HIDING: Final = (
     "shared experts cannot be recomputed while they overlap with transfers; remove shared_experts from recompute.modules to "
     "use both features"
 )
-CONSTRAINTS: Final[tuple[ms.Constraint, ...]] = (
+CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     replace(groups_fill_chunks, when=_is_uniform),
     chunks_have_the_layers,
     inputs_have_ranks,

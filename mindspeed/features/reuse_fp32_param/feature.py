@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspeed import plugins as ms
 from mindspeed.memory.conditions import MAIN_WEIGHTS
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 
 class ReuseFp32ParamArgs(ms.FeatureArgs):
@@ -49,7 +50,7 @@ class ReuseFp32Param(ms.Feature[ReuseFp32ParamArgs]):
         return optimizer_patches()
 
     @ms.hookimpl
-    def resting(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
+    def resting(self, tensors: SavedTensors) -> SavedTensors:
         """Return residuals of half the bytes in the place of main weights."""
         return tuple(replace(t, name="residuals", bytes=t.bytes // 2) if t.name == "main weights" else t for t in tensors)
 

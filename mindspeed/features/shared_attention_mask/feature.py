@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic import field_validator, model_validator
 
 from mindspeed import plugins as ms
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 _NAMED: Final = ("causal", "sliding-window", "prefix")
@@ -103,11 +104,11 @@ class SharedAttentionMask(ms.Feature[SharedAttentionMaskArgs]):
         ]
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         by_kernel = all(tensor.name != _SCORES for tensor in tensors)
         if self.world.cp > 1 or (by_kernel and self.args.kind in ("causal", "sliding-window")):
             return tensors
-        mask = ms.SavedTensor("attention: shared mask", self.world.seq_length**2, 1, by=self.spec.name, once=True)
+        mask = SavedTensor("attention: shared mask", self.world.seq_length**2, 1, by=self.spec.name, once=True)
         return (*tensors, mask)
 
     @ms.hookimpl

@@ -10,6 +10,7 @@ from mindspeed import plugins as ms
 from mindspeed.job.hybrid_pattern import ATTENTION
 from mindspeed.memory.conditions import PARTS_OF_LAYERS
 from mindspeed.memory.feature import ATTENTION as MODULES_OF_ATTENTION
+from mindspeed.plugins.saved_tensors import SavedTensors, in_backward, leave
 
 if TYPE_CHECKING:
     from mindspeed.memory.swap import LayerSwap
@@ -99,10 +100,10 @@ class SwapAttention(ms.Feature[SwapAttentionArgs]):
     handles: Sequence[Any] = ()
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         """Return what is left: all but the layer before the loss are offloaded, and one is prefetched for backward."""
         names = [tensor for module in self.args.modules for tensor in MODULES_OF_ATTENTION.get(module, ())]
-        return ms.in_backward(ms.leave(tensors, names, "swapped", self.spec.name, spare=1), self.spec.name)
+        return in_backward(leave(tensors, names, "swapped", self.spec.name, spare=1), self.spec.name)
 
     @ms.hookimpl
     def model_built(self, chunks: Sequence[Any]) -> None:

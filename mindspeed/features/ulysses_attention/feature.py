@@ -10,6 +10,7 @@ from mindspeed.context_parallel.costs import Attention, Keep, attention_of, cost
 from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
 from mindspeed.context_parallel.patches import any_length, packed_in, sliced_by
 from mindspeed.context_parallel.saved import compact_inputs, with_heads_exchanged
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
@@ -131,6 +132,6 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
     def cost(self) -> ms.Cost:
         return cost_of_waiting(ulysses(attention_of(self.world), self.world.cp, self.args.keep), self.world)
 
-    def kept(self, tensors: ms.SavedTensors, a: Attention) -> ms.SavedTensors:
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         own = own_instead_of_fetched(a, self.world, self.args.keep)
         return with_heads_exchanged(tensors, a, self.world.cp, own, self.args.interval)
