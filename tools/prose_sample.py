@@ -26,7 +26,7 @@ from mindspeed.cli import main as command_line
 from mindspeed.cli.request_options import TITLES
 from mindspeed.compat.provided_names import PROVIDED
 from mindspeed.job.world import World
-from mindspeed.plugins import fixes as fix_names
+from mindspeed.problems import fixes as fix_names
 from mindspeed.plugins.conditions import Condition
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.feature import Feature
