@@ -31,7 +31,6 @@ mindspeed.deactivate()
 IMPORT_LINE = """
 sys.argv[1:] = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--features", "tflops"]
 import mindspeed.megatron_adaptor
-import megatron.core.models.gpt.gpt_model
 print(sys.argv[1:])
 """
 
