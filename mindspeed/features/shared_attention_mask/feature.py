@@ -60,15 +60,14 @@ def _is_causal(args: SharedAttentionMaskArgs, world: ms.World) -> bool:
     return args.kind == "causal"
 
 
-@ms.condition(
+one_rank_has_the_sequence = ms.Condition.equals(
+    "cp",
+    1,
     "context parallelism (cp={world.cp}) computes the causal mask itself, so layers have no mask to share",
     fix=(ms.Fix.remove_feature(),),
     when=_is_causal,
     otherwise="idle",
 )
-def one_rank_has_the_sequence(args: SharedAttentionMaskArgs, world: ms.World) -> bool:
-    """Check that layers use a mask."""
-    return bool(world.cp == 1)
 
 
 class SharedAttentionMask(ms.Feature[SharedAttentionMaskArgs]):
