@@ -36,8 +36,8 @@ def overlaps(args: AmpipeArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "deepspeed-moe.groups={other.groups} is not a multiple of ampipe.parts x tp = {args.parts} x {world.tp}. A group of "
-    "tokens that shares an expert capacity would span several chunks of the sequence or several ranks",
+    "the number of groups in deepspeed-moe (its setting groups) is not a multiple of ampipe.parts x tp = {args.parts} x "
+    "{world.tp}. A group of tokens that shares an expert capacity would span several chunks of the sequence or several ranks",
     fix=(ms.Fix.give_setting("deepspeed-moe.groups", note="a multiple of {args.parts} x {world.tp}"),),
     of="deepspeed-moe",
 )
@@ -71,8 +71,7 @@ CONDITIONS: Final[tuple[ms.Condition, ...]] = (
         "seq_length",
         ("args.parts", "tp"),
         "seq_length={world.seq_length} is not divisible by parts x tp = {args.parts} x {world.tp}, so chunks would "
-        "have different "
-        "lengths",
+        "have different lengths",
         fix=(ms.Fix.give_setting("parts", note="a divisor of {world.seq_length} / {world.tp}"),),
     ),
     parts_divide_groups,
