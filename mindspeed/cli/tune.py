@@ -133,6 +133,7 @@ def tune(
     click.echo()
     lines = [f"{shares}; searched in {found.seconds:.2f} s"]
     lines += [f"not modelled: {', '.join(found.not_modelled)}"] if found.not_modelled else []
+    lines += [f"memory modelled, step time not: {', '.join(found.not_timed)}"] if found.not_timed else []
     for part in (part for line in lines for part in on_terminal(line)):
         click.echo(part)
 

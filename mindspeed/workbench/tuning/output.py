@@ -30,6 +30,7 @@ def as_json(found: Found, job_of: JobOf) -> dict[str, Any]:
         "fitting": found.fitting,
         "search_seconds": found.seconds,
         "not_modelled": list(found.not_modelled),
+        "not_timed": list(found.not_timed),
         "rows": [{name: getattr(row, name) for name in _SHOWN} | {"job": dict(job_of(row))} for row in found.rows],
     }
 
