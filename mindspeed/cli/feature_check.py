@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindspeed.cli.memory_size import MemorySize
+from mindspeed.cli.memory import MemorySize
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import Request, names_argument, request_options
 from mindspeed.cli.training_command import PlansCommandsFully, RuleOptions, plan_of_command, rules_options, script_option

@@ -8,7 +8,7 @@ from typing import Any
 from mindspeed import plugins as ms
 from mindspeed.memory.activations import has_own_activation
 from mindspeed.memory.model_layers import chosen_layers
-from mindspeed.memory.norms import norms_of
+from mindspeed.memory.region_checkpoint import norms_of
 
 
 def fused_parts(feature: ms.Feature[Any], chunks: Sequence[Any]) -> Iterator[str]:

@@ -14,8 +14,8 @@ from mindspeed import registry
 from mindspeed.plugins.constraints import Capability
 from mindspeed.problems.fixes import Advice
 from mindspeed.problems.problem import Problem, RunError
+from mindspeed.workbench.tuning.measure import Store
 from mindspeed.workbench.tuning.search import Configuration, Found
-from mindspeed.workbench.tuning.store import Store
 
 GIB = 2**30
 _SHOWN: Final = ("predicted_seconds", "predicted_bytes", "fits", "measured_seconds")

@@ -9,10 +9,10 @@ import yaml
 from mindspeed.features.auto_tuning.feature import AutoTuning, AutoTuningArgs
 from mindspeed.features.auto_tuning.measured import add_to_store
 from mindspeed.plugins import World
+from mindspeed.workbench.tuning.measure import Store, machine_facts
 from mindspeed.workbench.tuning.output import write
 from mindspeed.workbench.tuning.search import Configuration, Found
 from mindspeed.workbench.tuning.space import Choice
-from mindspeed.workbench.tuning.store import Store, machine_facts
 from tests.features.resolving import ask
 
 

@@ -20,10 +20,9 @@ from mindspeed.memory_planner.plans import peak_of
 from mindspeed.workbench.tuning import time as timing
 from mindspeed.workbench.tuning.job import make_search
 from mindspeed.workbench.tuning.layout_jobs import FixedRequest
-from mindspeed.workbench.tuning.measure import telling
+from mindspeed.workbench.tuning.measure import Measurement, Store, machine_facts, telling
 from mindspeed.workbench.tuning.search import Found, Question, Resolved, key_of, search
 from mindspeed.workbench.tuning.space import SIZES, Choice, Layouts
-from mindspeed.workbench.tuning.store import Measurement, Store, machine_facts
 from tests.features.resolving import CATALOG
 from tests.workbench.tuning.test_layout_jobs import OF_PLATFORM, everywhere, space
 
