@@ -13,7 +13,7 @@ from mindspeed.cli.html_option import html_option, write_page
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import FullJobCommand, Request, names_argument, request_options
 from mindspeed.cli.terminal import columns, rows_of_cells, wrapped
-from mindspeed.memory_planner.budgets import MIB
+from mindspeed.memory.byte_count import MIB
 from mindspeed.memory_planner.plans import shares, stages_of
 from mindspeed.memory_planner.stages import AT_PEAK, Row, Stage
 

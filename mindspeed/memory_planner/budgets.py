@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.job.world import UnknownValue
+from mindspeed.memory.byte_count import MIB
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.discovery import Catalog
@@ -19,8 +20,6 @@ from mindspeed.problems.problem import Problem, ResolutionError
 
 if TYPE_CHECKING:
     from mindspeed.memory_planner.stages import Stage
-
-MIB: Final = 2**20
 
 
 def within_budgets(made: ActivationPlan, known: Catalog) -> ActivationPlan:

@@ -54,7 +54,7 @@ class _Jobs(World):
         return self.global_batch_size // (self.micro_batch_size * self.dp)
 
 
-class InFlight(NamedTuple):
+class StagePasses(NamedTuple):
     """The passes through chunks whose activations a rank has at its peak, and those that are dropped.
 
     ``full`` and ``dropped`` are those of each ``stage`` of a layout, ``full_last`` and ``dropped_last`` those of the chunk
@@ -98,7 +98,7 @@ class LayoutPeaks:
         highest: Numbers = peaks.max(axis=1)
         return highest
 
-    def _in_flight(self, rows: Column, active: Mapping[str, Mask], settings: Settings) -> InFlight:
+    def _in_flight(self, rows: Column, active: Mapping[str, Mask], settings: Settings) -> StagePasses:
         """Count what is in flight under the schedules of features, or Megatron's own, where the first stage has most."""
         sizes = np.stack([self.columns[name][rows] for name in ("pp", "vpp", "num_micro_batches")], axis=1)
         pp, vpp, micro_batches = sizes.T[:, :, None]
@@ -106,9 +106,9 @@ class LayoutPeaks:
         if not any(mask.any() for mask in scheduled.values()):
             stage = np.concatenate([np.zeros_like(pp), pp - 1], axis=1)
             full = passes_in_flight(pp, vpp, micro_batches, stage)
-            return InFlight(stage, full, np.zeros_like(full), np.ones_like(rows), np.zeros_like(rows))
+            return StagePasses(stage, full, np.zeros_like(full), np.ones_like(rows), np.zeros_like(rows))
         stage = np.minimum(np.arange(pp.max()), pp - 1)
-        found = InFlight(stage, *(np.zeros_like(array) for array in (stage, stage, rows, rows)))
+        found = StagePasses(stage, *(np.zeros_like(array) for array in (stage, stage, rows, rows)))
         cases, numbers = np.unique(np.column_stack([sizes, *scheduled.values()]), axis=0, return_inverse=True)
         for number, case in enumerate(cases):
             same = numbers == number

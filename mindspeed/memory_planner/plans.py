@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.job.world import FIELDS, UnknownValue, World
-from mindspeed.memory_planner.budgets import MIB
+from mindspeed.memory.byte_count import MIB
 from mindspeed.memory_planner.stages import NEEDED, Live, Stage, stages
 from mindspeed.memory_planner.tensors import JobOptions
 from mindspeed.pipeline.feature import ScheduleFeature

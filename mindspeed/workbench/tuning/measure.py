@@ -1,4 +1,4 @@
-"""Measured steps: the configurations that tell most, short runs of them, and one file a run, so that a killed search loses one."""
+"""Measured steps: the configurations that tell most, short runs of them, and one file a run, so a killed search loses one."""
 
 from __future__ import annotations
 
