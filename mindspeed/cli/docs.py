@@ -12,7 +12,7 @@ import click
 
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import names_argument, names_option
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.near_names import suggestion
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _require_generators() -> None:
 
     if not _has_generators():
         text = "documentation of a feature from another package can only be generated in a checkout of mindspeed"
-        fix = Advice("in a checkout of mindspeed: pip install -e ., then run this command again")
+        fix = Fix.advise("in a checkout of mindspeed: pip install -e ., then run this command again")
         raise PlatformError([Problem("MS501", text, fix=fix)])
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))

@@ -10,12 +10,12 @@ from mindspeed.job.hybrid_pattern import ATTENTION
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import condition
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.problems.fixes import Advice, GiveField, GiveSetting, RemoveFeature, SettingsError
+from mindspeed.problems.fixes import Fix, SettingsError
 
 
 @condition(
     "sequence length {world.seq_length} is not a multiple of 2 x cp = 2 x {world.cp}",
-    fix=(GiveField("seq_length", note="a multiple of 2 x {world.cp}"),),
+    fix=(Fix.give_field("seq_length", note="a multiple of 2 x {world.cp}"),),
 )
 def two_chunks_for_each_rank(args: Any, world: World) -> bool:
     """Check that zig-zag can give each rank an early and a late chunk of the sequence."""
@@ -24,7 +24,7 @@ def two_chunks_for_each_rank(args: Any, world: World) -> bool:
 
 @condition(
     "softmax_type is {world.softmax_type}, but {feature} computes only the vanilla softmax",
-    fix=(GiveField("softmax_type", "vanilla"), RemoveFeature()),
+    fix=(Fix.give_field("softmax_type", "vanilla"), Fix.remove_feature()),
 )
 def softmax_is_vanilla(args: Any, world: World) -> bool:
     """Check that the softmax of attention has no offset and learns none."""
@@ -33,7 +33,7 @@ def softmax_is_vanilla(args: Any, world: World) -> bool:
 
 @condition(
     "attention has a sliding window (window_size), which {feature} does not support",
-    fix=(GiveField("windowed_attention", False), RemoveFeature()),
+    fix=(Fix.give_field("windowed_attention", False), Fix.remove_feature()),
 )
 def attention_sees_all_keys(args: Any, world: World) -> bool:
     """Check that attention has no window."""
@@ -43,11 +43,11 @@ def attention_sees_all_keys(args: Any, world: World) -> bool:
 @condition(
     "multi-token prediction expects tokens in Megatron's zig-zag order, which {feature} does not use",
     fix=(
-        Advice(
+        Fix.advise(
             "use a context-parallel feature with ring attention or all-gather (mindspeed features list --slot context-parallel "
             "shows them)"
         ),
-        GiveField("mtp_num_layers", 0),
+        Fix.give_field("mtp_num_layers", 0),
     ),
 )
 def predicts_one_token(args: Any, world: World) -> bool:
@@ -63,8 +63,8 @@ def has_head_groups(args: Any, world: World) -> bool:
 @condition(
     "ulysses_degree={args.ulysses_degree} does not split cp={world.cp} into two or more groups of equal size",
     fix=(
-        GiveField("cp", note="a multiple of {args.ulysses_degree}, at least 2 x {args.ulysses_degree}"),
-        GiveSetting("ulysses_degree", note="a divisor of {world.cp}, smaller than {world.cp}"),
+        Fix.give_field("cp", note="a multiple of {args.ulysses_degree}, at least 2 x {args.ulysses_degree}"),
+        Fix.give_setting("ulysses_degree", note="a divisor of {world.cp}, smaller than {world.cp}"),
     ),
     when=has_head_groups,
 )
@@ -75,7 +75,7 @@ def degree_splits_ranks(args: Any, world: World) -> bool:
 
 @condition(
     "{world.num_attention_heads} attention heads are not divisible by ulysses_degree x tp = {args.ulysses_degree} x {world.tp}",
-    fix=(GiveSetting("ulysses_degree", note="a divisor of the number of heads per tensor-parallel rank"),),
+    fix=(Fix.give_setting("ulysses_degree", note="a divisor of the number of heads per tensor-parallel rank"),),
     when=has_head_groups,
 )
 def degree_splits_heads(args: Any, world: World) -> bool:
@@ -100,7 +100,7 @@ class KeepArgs(FeatureArgs):
         """Refuse an interval of layers that keep nothing."""
         if self.interval and self.keep == "none":
             text = f"interval={self.interval} selects layers that keep keys and values, but with keep=none no layer does"
-            raise SettingsError(text, GiveSetting("keep", "full"), GiveSetting("interval", 0))
+            raise SettingsError(text, Fix.give_setting("keep", "full"), Fix.give_setting("interval", 0))
         return self
 
 
@@ -118,7 +118,7 @@ def _attention_layers(args: KeepArgs, world: World) -> dict[str, int]:
     "the setting interval={args.interval} skips {args.interval} attention layers after each one to which the setting keep "
     "applies. The model has {layers} attention layers, so keep would apply only to the first one. With interval=0, it applies "
     "to every attention layer",
-    fix=(GiveSetting("interval", 0),),
+    fix=(Fix.give_setting("interval", 0),),
     when=_has_interval,
     values=_attention_layers,
 )

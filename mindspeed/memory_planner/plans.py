@@ -18,13 +18,15 @@ from mindspeed.plugins.answers import changed_tensors, implements
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.saved_tensors import SavedTensors
-from mindspeed.problems.fixes import Advice, GiveField, Together, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 UNCOUNTED_LAYERS: Final = Problem(
     "MS307",
     "the hybrid layer pattern has layers of unknown memory: Mamba (M), gated delta net (G) or sparse attention (D)",
-    fix=Advice("to estimate roughly, replace M, G and D in --hybrid-layer-pattern by * (attention) or + (latent attention)"),
+    fix=Fix.advise(
+        "to estimate roughly, replace M, G and D in --hybrid-layer-pattern by * (attention) or + (latent attention)"
+    ),
 )
 Active = Mapping[str, tuple[type[Feature[Any]], Any]]
 """The class and the arguments of each active feature, by name."""
@@ -41,7 +43,7 @@ def stages_of(made: ActivationPlan, known: Catalog, dropout: bool = False) -> li
         if "hybrid_layer_pattern" in unknown.fields:
             raise MindSpeedError([UNCOUNTED_LAYERS]) from None
         text = f"memory cannot be estimated without {', '.join(unknown.fields)}"
-        fix = Together(tuple(GiveField(name, True if FIELDS[name].kind is bool else None) for name in unknown.fields))
+        fix = Fix.together(tuple(Fix.give_field(name, True if FIELDS[name].kind is bool else None) for name in unknown.fields))
         raise MindSpeedError([Problem("MS307", text, fix=fix)]) from None
 
 

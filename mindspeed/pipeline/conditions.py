@@ -8,12 +8,14 @@ from typing import Any, Final
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import ModelCondition, condition, unset
 from mindspeed.plugins.shared_conditions import NO_OTHER_PASSES, NO_TRANSFORMER_ENGINE_LAYERS
-from mindspeed.problems.fixes import Advice, GiveField, RemoveFeature
+from mindspeed.problems.fixes import Fix
 
-_REMOVE: Final = RemoveFeature()
+_REMOVE: Final = Fix.remove_feature()
 
 
-@condition("at least two pipeline stages are needed, but pp is {world.pp}", fix=(GiveField("pp", 2, or_more=True), _REMOVE))
+@condition(
+    "at least two pipeline stages are needed, but pp is {world.pp}", fix=(Fix.give_field("pp", 2, or_more=True), _REMOVE)
+)
 def has_stages(args: Any, world: World) -> bool:
     """Check that there is more than one pipeline stage."""
     return bool(world.pp > 1)
@@ -66,7 +68,7 @@ NO_SHARDED_MODEL: Final = ModelCondition(
 
 @condition(
     "the pattern of a hybrid model already assigns layers to pipeline stages",
-    fix=(Advice("separate uneven stages with | in the pattern"), RemoveFeature()),
+    fix=(Fix.advise("separate uneven stages with | in the pattern"), Fix.remove_feature()),
 )
 def layers_have_no_pattern(args: Any, world: World) -> bool:
     """Check that the model is no HybridModel, which has no layout but its pattern."""

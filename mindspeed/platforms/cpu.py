@@ -20,7 +20,7 @@ from mindspeed.plugins import (
     Feature,
     FeatureArgs,
     FeatureSpec,
-    GiveField,
+    Fix,
     Patch,
     Ref,
     Replace,
@@ -45,7 +45,7 @@ COLLECTIVES: Final = tuple(_TABLES["collectives"]["names"].split())
 
 @condition(
     "local layers on the CPU use torch's LayerNorm, which has no zero-centered weight",
-    fix=(GiveField("zero_centered_norm", False), GiveField("normalization", "RMSNorm")),
+    fix=(Fix.give_field("zero_centered_norm", False), Fix.give_field("normalization", "RMSNorm")),
 )
 def norm_is_not_zero_centered(args: Any, world: World) -> bool:
     """Check that a LayerNorm does not have zero-centered weights."""
@@ -56,7 +56,7 @@ GRADIENTS_ARE_NOT_DEFERRED: Final = unset(
     "deferred_embedding_gradients",
     "Megatron defers the weight gradient of the output layer (defer_embedding_wgrad_compute) only with "
     "gradient_accumulation_fusion, whose kernel needs CUDA",
-    (GiveField("deferred_embedding_gradients", False),),
+    (Fix.give_field("deferred_embedding_gradients", False),),
 )
 
 

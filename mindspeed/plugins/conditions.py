@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed.job.world import FIELDS, UnknownValue, World
-from mindspeed.problems.fixes import Fix, GiveField, RemoveFeature, filled
+from mindspeed.problems.fixes import Fix, Fixes, filled
 from mindspeed.process.watchdog import RUNNING
 
 Predicate = Callable[..., bool]
@@ -46,7 +46,7 @@ class Condition:
 
     holds: Predicate
     message: str
-    fix: Fix = ()
+    fix: Fixes = ()
     when: Predicate | None = None
     otherwise: Otherwise = "refuse"
     of: str = ""
@@ -79,7 +79,7 @@ class Condition:
 def condition(
     message: str,
     *,
-    fix: Fix = (),
+    fix: Fixes = (),
     when: Predicate | None = None,
     otherwise: Otherwise = "refuse",
     of: str = "",
@@ -107,18 +107,18 @@ class ModelCondition:
     function: str
     message: str
     subject: Literal["spec", "model", "optimizer"] = "model"
-    fix: Fix = ()
+    fix: Fixes = ()
     when: Predicate | None = None
 
 
-def unset(field: str, message: str, fix: Fix | None = None) -> Condition:
+def unset(field: str, message: str, fix: Fixes | None = None) -> Condition:
     """Require that a field of the job is not given, false or 0; what is not known passes until the configuration is built.
 
     Without a ``fix`` it is to give the field false or 0, or to remove the feature.
     """
     if fix is None:
         counts = field in FIELDS and FIELDS[field].kind is not bool
-        fix = (GiveField(field, 0 if counts else False), RemoveFeature())
+        fix = (Fix.give_field(field, 0 if counts else False), Fix.remove_feature())
 
     def is_unset(args: Any, world: World) -> bool:
         return not world.is_set(field)
@@ -149,7 +149,7 @@ class Failure:
 
     condition: Condition
     message: str
-    fix: Fix
+    fix: Fixes
 
 
 def failure(condition: Condition, feature: str, args: Any, world: World, other: Any = None) -> Failure | None:
@@ -188,7 +188,7 @@ def _asked(function: Predicate, *arguments: Any) -> bool:
     return answer
 
 
-def texts(condition: Condition, feature: str, args: Any, world: Any, other: Any = None) -> tuple[str, Fix]:
+def texts(condition: Condition, feature: str, args: Any, world: Any, other: Any = None) -> tuple[str, Fixes]:
     """Return the message and the fix of a condition for one feature and job. Raises ConditionError for a bad format string."""
     names: Mapping[str, Any] = {"args": args, "world": world, "other": other, "feature": feature}
     try:

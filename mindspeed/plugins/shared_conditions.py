@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import condition, unset
-from mindspeed.problems.fixes import GiveField, RemoveFeature
+from mindspeed.problems.fixes import Fix
 
-_REMOVE: Final = RemoveFeature()
+_REMOVE: Final = Fix.remove_feature()
 
 NO_CUDA_GRAPHS: Final = unset("cuda_graphs", "layers are captured as CUDA graphs, which {feature} does not support")
 NO_LOW_PRECISION: Final = unset("low_precision", "linear layers compute in fp8 or fp4, which {feature} does not support")
@@ -22,7 +22,7 @@ NO_FSDP: Final = unset("fsdp", "parameters are fully sharded over data-parallel 
 
 @condition(
     "layers are Transformer Engine's, but {feature} supports only Megatron's local layers",
-    fix=(GiveField("transformer_engine_layers", False), _REMOVE),
+    fix=(Fix.give_field("transformer_engine_layers", False), _REMOVE),
 )
 def no_transformer_engine_layers(args: Any, world: World) -> bool:
     """Check that layers are Megatron's local ones, or classes over them in the roles of Transformer Engine's."""
@@ -49,7 +49,7 @@ NO_OTHER_PASSES: Final = (
 """Conditions of features that repeat forward passes or move saved activations."""
 
 
-@condition("the model is dense, but {feature} needs a MoE model", fix=(GiveField("num_experts"), _REMOVE), selects=True)
+@condition("the model is dense, but {feature} needs a MoE model", fix=(Fix.give_field("num_experts"), _REMOVE), selects=True)
 def has_experts(args: Any, world: World) -> bool:
     """Check that the model has experts."""
     return bool(world.num_experts > 0)

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from mindspeed import plugins as ms
-from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
+from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS, describe_fused_products
 from mindspeed.tensor_parallel.pipeline import parts_that_fit
-from mindspeed.tensor_parallel.variants import describe_fused_products
 
 
 class CocArgs(ms.FeatureArgs):
@@ -36,7 +35,9 @@ def _fuses(args: CocArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "the operator for fused products has no variant on {world.platform}", fix=(ms.GiveSetting("fused", False),), when=_fuses
+    "the operator for fused products has no variant on {world.platform}",
+    fix=(ms.Fix.give_setting("fused", False),),
+    when=_fuses,
 )
 def operator_has_a_variant(args: CocArgs, world: ms.World) -> bool:
     """Check that the platform has the operator of fused products."""

@@ -30,7 +30,7 @@ def _is_spread(args: ContextParallelArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "sequence length {world.seq_length} is not divisible by cp={args.size}",
-    fix=(ms.GiveField("seq_length", note="a multiple of {args.size}"),),
+    fix=(ms.Fix.give_field("seq_length", note="a multiple of {args.size}"),),
     when=_is_spread,
 )
 def sequence_divides(args: ContextParallelArgs, world: ms.World) -> bool:
@@ -41,7 +41,7 @@ def sequence_divides(args: ContextParallelArgs, world: ms.World) -> bool:
 @ms.condition(
     "hybrid_context_parallel assigns a group of ranks to each sample, but cp={args.size} splits every sample over the "
     "same ranks",
-    fix=(ms.GiveField("hybrid_context_parallel", False), ms.GiveField("cp", 1)),
+    fix=(ms.Fix.give_field("hybrid_context_parallel", False), ms.Fix.give_field("cp", 1)),
     when=_is_spread,
 )
 def samples_share_a_group(args: ContextParallelArgs, world: ms.World) -> bool:

@@ -14,7 +14,7 @@ class DataParallelArgs(ms.FeatureArgs):
 @ms.condition(
     "global batch size {world.global_batch_size} is not divisible by "
     "micro batch size x dp = {world.micro_batch_size} x {world.dp}",
-    fix=(ms.GiveField("global_batch_size", note="a multiple of {world.micro_batch_size} x {world.dp}"),),
+    fix=(ms.Fix.give_field("global_batch_size", note="a multiple of {world.micro_batch_size} x {world.dp}"),),
 )
 def batch_divides(args: DataParallelArgs, world: ms.World) -> bool:
     """Check that replicas have equal numbers of micro-batches."""

@@ -13,7 +13,7 @@ def _splits_sequences(args: ms.FeatureArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "a sequence of {world.seq_length} tokens cannot be split into 2 x cp = 2 x {world.cp} equal chunks",
-    fix=(ms.Advice("pad every micro-batch to a multiple of 2 x {world.cp} tokens"),),
+    fix=(ms.Fix.advise("pad every micro-batch to a multiple of 2 x {world.cp} tokens"),),
     when=_splits_sequences,
 )
 def sequences_divide(args: ms.FeatureArgs, world: ms.World) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 from mindspeed import plugins as ms
+from mindspeed.plugins.saved_tensors import SavedTensors, resized
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 
@@ -31,7 +32,7 @@ class FlashAttentionArgs(ms.FeatureArgs):
 
 @ms.condition(
     "cp is {world.cp}, and the context-parallel algorithm already calls the same attention operator",
-    fix=(ms.RemoveFeature(),),
+    fix=(ms.Fix.remove_feature(),),
     otherwise="idle",
 )
 def one_rank_has_the_sequence(args: FlashAttentionArgs, world: ms.World) -> bool:
@@ -41,7 +42,7 @@ def one_rank_has_the_sequence(args: FlashAttentionArgs, world: ms.World) -> bool
 
 @ms.condition(
     "softmax_type is {world.softmax_type}, but the operator computes only the vanilla softmax",
-    fix=(ms.GiveField("softmax_type", "vanilla"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("softmax_type", "vanilla"), ms.Fix.remove_feature()),
 )
 def softmax_is_vanilla(args: FlashAttentionArgs, world: ms.World) -> bool:
     """Check that the softmax of attention has no offset and learns none."""
@@ -81,7 +82,7 @@ class FlashAttention(ms.Feature[FlashAttentionArgs]):
     )
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors | None:
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
         """Count queries, keys and values without copies for each group, and two numbers of each row of scores."""
         if self.world.cp > 1:
             return None
@@ -92,7 +93,7 @@ class FlashAttention(ms.Feature[FlashAttentionArgs]):
             "attention: queries, keys, values": tokens * width * (4 if world.dtype == "fp32" else 2),
             "attention: softmax": 8 * heads // world.tp * tokens,
         }
-        return ms.resized(tensors, sizes | {"attention: softmax dropout": 0, "attention: score buffer": 0})
+        return resized(tensors, sizes | {"attention: softmax dropout": 0, "attention: score buffer": 0})
 
     @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

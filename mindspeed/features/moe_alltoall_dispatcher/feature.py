@@ -9,7 +9,7 @@ from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, needs_dispatcher
 from mindspeed.moe.feature import REORDERED, DispatcherFeature
 from mindspeed.plugins.shared_conditions import has_experts
 
-_DROP = ms.DropSetting("once_per_rank")
+_DROP = ms.Fix.drop_setting("once_per_rank")
 
 
 class MoeAlltoallDispatcherArgs(ms.FeatureArgs):
@@ -27,7 +27,7 @@ def _sends_once(args: MoeAlltoallDispatcherArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "once_per_rank reduces transfers between expert-parallel ranks, but expert parallelism is off (ep={world.ep})",
-    fix=(ms.GiveField("ep", 2, or_more=True), _DROP),
+    fix=(ms.Fix.give_field("ep", 2, or_more=True), _DROP),
     when=_sends_once,
 )
 def experts_are_on_several_ranks(args: MoeAlltoallDispatcherArgs, world: ms.World) -> bool:
@@ -48,7 +48,7 @@ def tokens_have_several_experts(args: MoeAlltoallDispatcherArgs, world: ms.World
 @ms.condition(
     "once_per_rank=true sums the expert outputs of a token on one rank, but tensor-parallel ranks split each expert, so no "
     "rank has complete outputs",
-    fix=(ms.GiveSetting("expert-parallel.expert_tensor_size", 1), _DROP),
+    fix=(ms.Fix.give_setting("expert-parallel.expert_tensor_size", 1), _DROP),
     when=_sends_once,
     of="expert-parallel",
 )
@@ -60,7 +60,7 @@ def experts_are_whole(args: MoeAlltoallDispatcherArgs, world: ms.World, experts:
 @ms.condition(
     "once_per_rank=true sends a token only once to each rank, but expert inputs that are padded to a capacity "
     "(padded_experts) need a copy for each expert",
-    fix=(ms.GiveField("padded_experts", False), _DROP),
+    fix=(ms.Fix.give_field("padded_experts", False), _DROP),
     when=_sends_once,
 )
 def experts_are_not_padded(args: MoeAlltoallDispatcherArgs, world: ms.World) -> bool:

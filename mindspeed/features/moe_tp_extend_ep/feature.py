@@ -15,7 +15,7 @@ def _has_tensor_ranks(args: ms.FeatureArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "tensor parallelism is off (tp={world.tp}), so every expert is already whole and moe-tp-extend-ep has nothing to do",
-    fix=(ms.GiveField("tp", 2, or_more=True), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("tp", 2, or_more=True), ms.Fix.remove_feature()),
 )
 def experts_would_be_split(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that there are several tensor-parallel ranks."""
@@ -25,7 +25,7 @@ def experts_would_be_split(args: ms.FeatureArgs, world: ms.World) -> bool:
 @ms.condition(
     "ep={world.ep} is not a multiple of tp={world.tp}, but an expert-parallel group must consist of whole tensor-parallel "
     "groups, because every tensor-parallel rank holds experts",
-    fix=(ms.GiveField("ep", note="a multiple of {world.tp}"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("ep", note="a multiple of {world.tp}"), ms.Fix.remove_feature()),
     when=_has_tensor_ranks,
 )
 def tensor_ranks_hold_experts(args: ms.FeatureArgs, world: ms.World) -> bool:
@@ -70,5 +70,5 @@ class MoeTpExtendEp(ms.Feature[ms.FeatureArgs]):
                 f"{name}: process groups split every expert over {ranks} tensor-parallel ranks, but the feature keeps "
                 "experts whole"
             )
-            fix = (ms.Advice("remove the expert_tensor_parallel_size that the script sets"), ms.RemoveFeature(name))
+            fix = (ms.Fix.advise("remove the expert_tensor_parallel_size that the script sets"), ms.Fix.remove_feature(name))
             raise ms.MindSpeedError([ms.Problem("MS304", text, (name,), fix=fix)])

@@ -13,7 +13,7 @@ _LAYERS = "mindspeed.features.norm_recompute.layers"
 
 @ms.condition(
     "norms are fused into the linear layers that follow them, but {feature} recomputes separate norms",
-    fix=(ms.GiveField("transformer_engine_layers", False), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("transformer_engine_layers", False), ms.Fix.remove_feature()),
 )
 def norms_are_modules(args: Any, world: ms.World) -> bool:
     """Check that norms are separate modules, as in Megatron's local layers."""
@@ -34,7 +34,7 @@ class NormRecompute(PartRecompute[LayersArgs]):
             chunks_have_num_layers,
             norms_are_modules,
             ms.ModelCondition(
-                "mindspeed.features.norm_recompute.model_conditions:fused_norms",
+                "mindspeed.features.norm_recompute.layers:fused_norms",
                 "no norm of a layer is fused into a linear layer",
                 fix=LOCAL_LAYERS,
             ),

@@ -7,7 +7,7 @@ from mindspeed import plugins as ms
 
 @ms.condition(
     "cp is {world.cp}, so attention has only one block and there is nothing to merge",
-    fix=(ms.GiveField("cp", 2, "together with a context-parallel algorithm that merges blocks"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("cp", 2, "together with a context-parallel algorithm that merges blocks"), ms.Fix.remove_feature()),
 )
 def attention_has_blocks(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that attention is computed block by block."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mindspeed import plugins as ms
+from mindspeed.plugins.saved_tensors import SavedTensors, resized
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 _NORMS = ("input norm", "pre-mlp norm", "final norm", "prediction norms")
@@ -13,7 +14,7 @@ _NORMS = ("input norm", "pre-mlp norm", "final norm", "prediction norms")
 
 @ms.condition(
     "normalization is {world.normalization}, not RMSNorm",
-    fix=(ms.GiveField("normalization", "RMSNorm"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("normalization", "RMSNorm"), ms.Fix.remove_feature()),
 )
 def norms_are_rms_norm(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that the norms of the model are RMSNorm."""
@@ -37,8 +38,8 @@ class RmsNorm(ms.Feature[ms.FeatureArgs]):
     )
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
-        return ms.resized(tensors, {f"{norm}: copies": 0 for norm in _NORMS})
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+        return resized(tensors, {f"{norm}: copies": 0 for norm in _NORMS})
 
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:

@@ -10,7 +10,7 @@ from mindspeed import plugins as ms
 
 @ms.condition(
     "sequence-parallel splits the sequence over tensor-parallel ranks, but tp is {world.tp}",
-    fix=(ms.GiveField("tp", 2, or_more=True), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("tp", 2, or_more=True), ms.Fix.remove_feature()),
 )
 def ranks_share_the_sequence(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that there are several tensor-parallel ranks."""
@@ -19,7 +19,7 @@ def ranks_share_the_sequence(args: ms.FeatureArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "sequence length {world.seq_length} is not divisible by tp x cp = {world.tp} x {world.cp}",
-    fix=(ms.GiveField("seq_length", note="a multiple of {world.tp} x {world.cp}"),),
+    fix=(ms.Fix.give_field("seq_length", note="a multiple of {world.tp} x {world.cp}"),),
 )
 def sequence_divides(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that each rank gets as many tokens."""

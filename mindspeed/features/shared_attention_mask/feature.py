@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic import field_validator, model_validator
 
 from mindspeed import plugins as ms
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 _NAMED: Final = ("causal", "sliding-window", "prefix")
@@ -36,7 +37,7 @@ class SharedAttentionMaskArgs(ms.FeatureArgs):
         if kind not in _NAMED and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", kind):
             raise ms.SettingsError(
                 "a mask must be causal, sliding-window, prefix or package.module:function",
-                *(ms.GiveSetting("kind", name) for name in _NAMED),
+                *(ms.Fix.give_setting("kind", name) for name in _NAMED),
             )
         return kind
 
@@ -45,8 +46,8 @@ class SharedAttentionMaskArgs(ms.FeatureArgs):
         for setting, kind in (("width", "sliding-window"), ("prefix", "prefix")):
             if (getattr(self, setting) is not None) is not (self.kind == kind):
                 text = f"{setting} is {getattr(self, setting)} with kind={self.kind}, but only kind={kind} uses it and needs it"
-                drop = ms.DropSetting(setting) if self.kind != kind else ms.GiveSetting(setting)
-                raise ms.SettingsError(text, drop, ms.GiveSetting("kind", kind if self.kind != kind else "causal"))
+                drop = ms.Fix.drop_setting(setting) if self.kind != kind else ms.Fix.give_setting(setting)
+                raise ms.SettingsError(text, drop, ms.Fix.give_setting("kind", kind if self.kind != kind else "causal"))
         return self
 
 
@@ -61,7 +62,7 @@ def _is_causal(args: SharedAttentionMaskArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "context parallelism (cp={world.cp}) computes the causal mask itself, so layers have no mask to share",
-    fix=(ms.RemoveFeature(),),
+    fix=(ms.Fix.remove_feature(),),
     when=_is_causal,
     otherwise="idle",
 )
@@ -103,11 +104,11 @@ class SharedAttentionMask(ms.Feature[SharedAttentionMaskArgs]):
         ]
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         by_kernel = all(tensor.name != _SCORES for tensor in tensors)
         if self.world.cp > 1 or (by_kernel and self.args.kind in ("causal", "sliding-window")):
             return tensors
-        mask = ms.SavedTensor("attention: shared mask", self.world.seq_length**2, 1, by=self.spec.name, once=True)
+        mask = SavedTensor("attention: shared mask", self.world.seq_length**2, 1, by=self.spec.name, once=True)
         return (*tensors, mask)
 
     @ms.hookimpl

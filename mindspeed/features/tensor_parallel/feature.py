@@ -13,7 +13,7 @@ class TensorParallelArgs(ms.FeatureArgs):
 
 @ms.condition(
     "{world.num_attention_heads} attention heads are not divisible by tp={args.size}",
-    fix=(ms.GiveField("tp", note="a divisor of {world.num_attention_heads}"),),
+    fix=(ms.Fix.give_field("tp", note="a divisor of {world.num_attention_heads}"),),
 )
 def heads_divide(args: TensorParallelArgs, world: ms.World) -> bool:
     """Check that each rank gets as many attention heads."""
@@ -22,7 +22,7 @@ def heads_divide(args: TensorParallelArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "{world.num_query_groups} query groups are neither a multiple nor a divisor of tp={args.size}",
-    fix=(ms.GiveField("tp", note="a divisor of {world.num_query_groups}"),),
+    fix=(ms.Fix.give_field("tp", note="a divisor of {world.num_query_groups}"),),
 )
 def query_groups_divide(args: TensorParallelArgs, world: ms.World) -> bool:
     """Check that each rank gets as many key heads, or as many ranks share one."""
@@ -31,7 +31,7 @@ def query_groups_divide(args: TensorParallelArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "ffn_hidden_size={world.ffn_hidden_size} is not divisible by tp={args.size}",
-    fix=(ms.GiveField("tp", note="a divisor of {world.ffn_hidden_size}"),),
+    fix=(ms.Fix.give_field("tp", note="a divisor of {world.ffn_hidden_size}"),),
 )
 def mlp_divides(args: TensorParallelArgs, world: ms.World) -> bool:
     """Check that each rank gets as many hidden units of the MLP."""
@@ -40,7 +40,7 @@ def mlp_divides(args: TensorParallelArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "vocabulary size {world.vocab_size} is not divisible by tp={args.size}",
-    fix=(ms.Advice("pad the vocabulary, so that --vocab-size is a multiple of {args.size}"),),
+    fix=(ms.Fix.advise("pad the vocabulary, so that --vocab-size is a multiple of {args.size}"),),
 )
 def vocabulary_divides(args: TensorParallelArgs, world: ms.World) -> bool:
     """Check that each rank gets as many rows of the embedding."""

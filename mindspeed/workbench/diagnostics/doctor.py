@@ -24,6 +24,29 @@ from mindspeed.problems.problem import Problem
 from mindspeed.workbench.diagnostics import ascend
 from mindspeed.workbench.diagnostics.finding import Finding
 
+_SIZES: Final = {"cpu": 1024, "cuda": 8192, "npu": 8192}
+_ROUNDS: Final = 5
+
+
+def measure_peaks(platform: str) -> dict[str, float]:
+    """Return the best TFLOP/s of a few square products on one device, by the name of the precision."""
+    import torch
+
+    device = torch.device(platform)
+    size = _SIZES[platform]
+    peaks = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        seconds = []
+        for _ in range(_ROUNDS + 1):
+            start = time.perf_counter()
+            c = a @ b
+            c[-1, -1].item()  # waits for the device
+            seconds.append(time.perf_counter() - start)
+        peaks[name] = 2 * size**3 / min(seconds[1:]) / 1e12
+    return peaks
+
+
 INSTALL: Final = "pip install 'mindspeed[train]'"
 PROBE_SECONDS: Final = 120
 _NO_TORCH: Final = Finding("torch", "not installed", "missing", INSTALL)
@@ -38,8 +61,6 @@ USEFUL: Final = {
     "matplotlib": "drawing the loss curve",
     "tokenizers": "reading tokenizer.json files",
 }
-_PEAK_SIZES: Final = {"cpu": 1024, "cuda": 8192, "npu": 8192}
-_PEAK_ROUNDS: Final = 5
 
 
 def examine() -> Iterator[Finding]:
@@ -197,22 +218,3 @@ def _features() -> Iterator[Finding]:
     for row in catalog.broken.values():
         if row.problem is not None:
             yield Finding(row.name, f"{row.problem.code} {row.problem.message}", "warning", row.problem.fix_text)
-
-
-def measure_peaks(platform: str) -> dict[str, float]:
-    """Return the best TFLOP/s of a few large square products on one device, by the name of the precision."""
-    import torch
-
-    device = torch.device(platform)
-    size = _PEAK_SIZES[platform]
-    peaks = {}
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
-        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        seconds = []
-        for _ in range(_PEAK_ROUNDS + 1):
-            start = time.perf_counter()
-            c = a @ b
-            c[-1, -1].item()  # waits for the device
-            seconds.append(time.perf_counter() - start)
-        peaks[name] = 2 * size**3 / min(seconds[1:]) / 1e12
-    return peaks
