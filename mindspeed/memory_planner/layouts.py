@@ -77,15 +77,22 @@ class LayoutPeaks:
     def __init__(self, catalog: Catalog, model: Mapping[str, Any], columns: Mapping[str, Column]) -> None:
         self.catalog, self.model, self.columns = catalog, model, columns
         self._tables: dict[tuple[Any, ...], Numbers] = {}
+        self._peaks: dict[tuple[Any, ...], Numbers] = {}
         self._passes: dict[tuple[Any, ...], tuple[Live, Live]] = {}
 
     def of(self, rows: Column, active: Mapping[str, Mask], settings: Settings) -> Numbers:
         """Return the bytes of the fullest rank of these layouts, with the features that are active in each of them."""
-        chunk, outside, once, last, last_outside, last_once = self._table(_kept, _changes_passes, rows, active, settings)
-        first_resting, middle_resting, last_resting, behind, last_behind = self._table(
-            _resting, _changes_resting, rows, active, settings
-        )
-        flight = self._in_flight(rows, active, settings)
+        kept = self._table(_kept, _changes_passes, rows, active, settings)
+        resting = self._table(_resting, _changes_resting, rows, active, settings)
+        key = (id(kept), id(resting), *self._counted(has_schedule, rows, active, settings))
+        if key not in self._peaks:
+            self._peaks[key] = self._highest(kept, resting, rows, self._in_flight(rows, active, settings))
+        return self._peaks[key]
+
+    def _highest(self, kept: Numbers, rests: Numbers, rows: Column, flight: StagePasses) -> Numbers:
+        """Return the bytes of the fullest stage of these layouts."""
+        chunk, outside, once, last, last_outside, last_once = kept
+        first_resting, middle_resting, last_resting, behind, last_behind = rests
         is_last = flight.stage == self.columns["pp"][rows, None] - 1
         passes = flight.full * chunk[:, None] + flight.dropped * outside[:, None] + once[:, None]
         ends = flight.full_last * (last - chunk) + flight.dropped_last * (last_outside - outside) + last_once - once
@@ -140,12 +147,18 @@ class LayoutPeaks:
         settings: Settings,
     ) -> Numbers:
         """Return what a formula gives for these layouts, with the features that count for it."""
-        counted = {name: mask for name, mask in active.items() if counts(self.catalog.feature(name))}
-        features = sorted((name, id(settings.get(name)), mask[rows].tobytes()) for name, mask in counted.items())
-        key = (formula, rows.tobytes(), *features)
+        key = (formula, rows.tobytes(), *self._counted(counts, rows, active, settings))
         if key not in self._tables:
+            counted = {name: mask for name, mask in active.items() if counts(self.catalog.feature(name))}
             self._tables[key] = self._tabulated(formula, rows, counted, settings)
         return self._tables[key]
+
+    def _counted(
+        self, counts: Callable[[type[Feature[Any]]], bool], rows: Column, active: Mapping[str, Mask], settings: Settings
+    ) -> list[tuple[str, int, bytes]]:
+        """Identify the features that count, their settings, and the layouts in which they are active."""
+        names = [name for name in active if counts(self.catalog.feature(name))]
+        return sorted((name, id(settings.get(name)), active[name][rows].tobytes()) for name in names)
 
     def _tabulated(self, formula: Formula, rows: Column, active: Mapping[str, Mask], settings: Settings) -> Numbers:
         features = {name: (self.catalog.feature(name), self.catalog.models[name](**settings.get(name, {}))) for name in active}
