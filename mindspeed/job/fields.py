@@ -218,6 +218,12 @@ class Fields(ShapeFields):
     probabilities_on_input: bool = flag(
         "expert inputs are multiplied by the router's probabilities", "moe_apply_probs_on_input"
     )
+    drop_policy: str = fact(
+        "tokens that a full expert drops: those of the lowest probability (probs) or the last ones (position)",
+        "moe_token_drop_policy",
+        words=("probs", "position"),
+        default="probs",
+    )
     moe_layers: int = fact(
         "number of layers with experts, E in a hybrid pattern; not set = all layers",
         "moe_layer_freq",

@@ -12,7 +12,6 @@ from mindspeed.plugins.active import report_problem as report_problem
 from mindspeed.plugins.conditions import Condition as Condition
 from mindspeed.plugins.conditions import ModelCondition as ModelCondition
 from mindspeed.plugins.conditions import condition as condition
-from mindspeed.plugins.conditions import unset as unset
 from mindspeed.plugins.constraints import After as After
 from mindspeed.plugins.constraints import Before as Before
 from mindspeed.plugins.constraints import Capability as Capability

@@ -80,16 +80,6 @@ def has_one_mask(args: AdaptiveCpArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "only the first and the last pipeline stage receive the mask of a batch, but {feature} needs it in all {world.pp} stages",
-    fix=(ms.Fix.give_field("pp", 2, "or less"), _SHARED_MASK),
-    when=reads_masks,
-)
-def stages_get_the_mask(args: AdaptiveCpArgs, world: ms.World) -> bool:
-    """Check that there is no stage between the first and the last."""
-    return bool(world.pp <= 2)
-
-
-@ms.condition(
     "{feature} computes a schedule for each batch's mask on the CPU, but layers are captured as CUDA graphs, which repeat "
     "only GPU work. With dynamic_mask=false, all batches share one mask and its schedule",
     fix=(ms.Fix.give_field("cuda_graphs", False), _SHARED_MASK),
@@ -131,7 +121,14 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
                 "a shared mask",
                 when=reads_masks,
             ),
-            stages_get_the_mask,
+            ms.Condition.at_most(
+                "pp",
+                2,
+                "only the first and the last pipeline stage receive the mask of a batch, but {feature} needs it in "
+                "all {world.pp} stages",
+                fix=(ms.Fix.give_field("pp", 2, "or less"), _SHARED_MASK),
+                when=reads_masks,
+            ),
             plans_outside_of_graphs,
             degree_splits_ranks,
             degree_splits_heads,

@@ -19,15 +19,6 @@ class ReuseFp32ParamArgs(ms.FeatureArgs):
     )
 
 
-@ms.condition(
-    "weights are {world.dtype}, but {feature} supports only bf16 weights with a 16-bit residual",
-    fix=(ms.Fix.give_field("dtype", "bf16"), ms.Fix.remove_feature()),
-)
-def weights_are_bf16(args: ReuseFp32ParamArgs, world: ms.World) -> bool:
-    """Check that weights are bf16."""
-    return bool(world.dtype == "bf16")
-
-
 class ReuseFp32Param(ms.Feature[ReuseFp32ParamArgs]):
     """Store bf16 weights and residuals, not fp32.
 
@@ -38,7 +29,12 @@ class ReuseFp32Param(ms.Feature[ReuseFp32ParamArgs]):
     spec = ms.FeatureSpec(
         name="reuse-fp32-param",
         category=ms.Category.MEMORY,
-        constraints=(weights_are_bf16, *MAIN_WEIGHTS),
+        constraints=(
+            ms.Condition.equals(
+                "dtype", "bf16", "weights are {world.dtype}, but {feature} supports only bf16 weights with a 16-bit residual"
+            ),
+            *MAIN_WEIGHTS,
+        ),
         numerics=ms.Numerics.exact(),
         verify_with=ms.VerifyWith(world={"dtype": "bf16"}),
     )

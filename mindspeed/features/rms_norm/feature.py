@@ -12,15 +12,6 @@ from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 _NORMS = ("input norm", "pre-mlp norm", "final norm", "prediction norms")
 
 
-@ms.condition(
-    "normalization is {world.normalization}, not RMSNorm",
-    fix=(ms.Fix.give_field("normalization", "RMSNorm"), ms.Fix.remove_feature()),
-)
-def norms_are_rms_norm(args: ms.FeatureArgs, world: ms.World) -> bool:
-    """Check that the norms of the model are RMSNorm."""
-    return bool(world.normalization == "RMSNorm")
-
-
 class RmsNorm(ms.Feature[ms.FeatureArgs]):
     """Compute RMSNorm by one operator.
 
@@ -33,7 +24,10 @@ class RmsNorm(ms.Feature[ms.FeatureArgs]):
         category=ms.Category.COMPUTE,
         level=1,
         ops=("rms_norm",),
-        constraints=(norms_are_rms_norm, NO_TRANSFORMER_ENGINE_LAYERS),
+        constraints=(
+            ms.Condition.equals("normalization", "RMSNorm", "normalization is {world.normalization}, not RMSNorm"),
+            NO_TRANSFORMER_ENGINE_LAYERS,
+        ),
         numerics=ms.Numerics.reordered(reason="the mean of squares is summed in a different order than in Megatron's norm"),
     )
 

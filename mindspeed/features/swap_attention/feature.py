@@ -57,16 +57,6 @@ def _offloads_linear_qkv(args: SwapAttentionArgs, world: ms.World) -> bool:
     return "linear_qkv" in args.modules
 
 
-@ms.condition(
-    "linear_qkv includes the norm, so its input cannot be offloaded: the residual connection needs it too",
-    fix=(ms.Fix.give_setting("modules", note="without linear_qkv"), ms.Fix.give_field("transformer_engine_layers", False)),
-    when=_offloads_linear_qkv,
-)
-def linear_qkv_has_no_norm(args: SwapAttentionArgs, world: ms.World) -> bool:
-    """Check that norms are separate modules, as in Megatron's local layers."""
-    return not world.is_set("engine_over_local")
-
-
 class SwapAttention(ms.Feature[SwapAttentionArgs]):
     """Offload attention activations to host memory.
 
@@ -80,7 +70,15 @@ class SwapAttention(ms.Feature[SwapAttentionArgs]):
         constraints=(
             offloads_attention,
             core_attention_is_not_recomputed,
-            linear_qkv_has_no_norm,
+            ms.Condition.unset(
+                "engine_over_local",
+                "linear_qkv includes the norm, so its input cannot be offloaded: the residual connection needs it too",
+                fix=(
+                    ms.Fix.give_setting("modules", note="without linear_qkv"),
+                    ms.Fix.give_field("transformer_engine_layers", False),
+                ),
+                when=_offloads_linear_qkv,
+            ),
             *PARTS_OF_LAYERS,
             ms.ModelCondition(
                 "mindspeed.features.swap_attention.model_conditions:parts_of_attention",

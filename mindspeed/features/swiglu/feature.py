@@ -25,7 +25,7 @@ def mlp_is_swiglu(args: ms.FeatureArgs, world: ms.World) -> bool:
 
 
 _OTHER_ACTIVATIONS: Final = tuple(
-    ms.unset(field, text)
+    ms.Condition.unset(field, text)
     for field, text in (
         (
             "clamped_activation",

@@ -32,18 +32,6 @@ class UlyssesAttentionArgs(KeepArgs):
     )
 
 
-@ms.condition(
-    "{world.num_attention_heads} attention heads are not divisible by cp x tp = {world.cp} x {world.tp}",
-    fix=(
-        ms.Fix.give_field("cp", note="so that cp x tp divides the number of heads"),
-        ms.Fix.advise("use ring-attention, which does not split heads"),
-    ),
-)
-def heads_divide(args: UlyssesAttentionArgs, world: ms.World) -> bool:
-    """Check that each rank gets as many heads."""
-    return bool(world.num_attention_heads % (world.cp * world.tp) == 0)
-
-
 def _keeps(args: UlyssesAttentionArgs, world: ms.World) -> bool:
     """Return whether backward exchanges keys again."""
     return args.keep != "none"
@@ -105,7 +93,15 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
         constraints=(
             *ALGORITHM,
             predicts_one_token,
-            heads_divide,
+            ms.Condition.divides(
+                "num_attention_heads",
+                ("cp", "tp"),
+                "{world.num_attention_heads} attention heads are not divisible by cp x tp = {world.cp} x {world.tp}",
+                fix=(
+                    ms.Fix.give_field("cp", note="so that cp x tp divides the number of heads"),
+                    ms.Fix.advise("use ring-attention, which does not split heads"),
+                ),
+            ),
             key_heads_are_sent_twice,
             interval_is_inside,
             one_key_head_is_gathered,
