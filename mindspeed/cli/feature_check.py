@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindspeed.cli.memory_size import MemorySize
+from mindspeed.cli.memory import MemorySize
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.plan_text import note_lines, verdict
 from mindspeed.cli.request_options import FullJobCommand, Request, former_script_option, names_argument, request_options
@@ -39,10 +39,11 @@ def check(request: Request, names: tuple[str, ...], device_memory: int | None) -
     """
     plan = plan_of_job(request.naming(names))
     if device_memory is not None:
+        from mindspeed.memory_planner.plans import over_budget
         from mindspeed.problems.problem import MindSpeedError
-        from mindspeed.workbench.diagnostics.job_memory import over_budget
+        from mindspeed.registry import catalog
 
-        if problems := over_budget(plan, device_memory / 2**20):
+        if problems := over_budget(plan, catalog(), device_memory / 2**20):
             raise MindSpeedError(problems)
     print_result({"problems": [], "plan": plan}, [*note_lines(plan.rows), verdict(plan)])
 

@@ -8,27 +8,21 @@ from pydantic import Field, model_validator
 
 from mindspeed.job.hybrid_pattern import ATTENTION
 from mindspeed.job.world import World
-from mindspeed.plugins.conditions import condition
+from mindspeed.plugins.conditions import Condition, condition
 from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.problems.fixes import Fix, SettingsError
 
-
-@condition(
+two_chunks_for_each_rank = Condition.divides(
+    "seq_length",
+    (2, "cp"),
     "sequence length {world.seq_length} is not a multiple of 2 x cp = 2 x {world.cp}",
     fix=(Fix.give_field("seq_length", note="a multiple of 2 x {world.cp}"),),
 )
-def two_chunks_for_each_rank(args: Any, world: World) -> bool:
-    """Check that zig-zag can give each rank an early and a late chunk of the sequence."""
-    return bool(world.seq_length % (2 * world.cp) == 0)
 
 
-@condition(
-    "softmax_type is {world.softmax_type}, but {feature} computes only the vanilla softmax",
-    fix=(Fix.give_field("softmax_type", "vanilla"), Fix.remove_feature()),
+softmax_is_vanilla = Condition.equals(
+    "softmax_type", "vanilla", "softmax_type is {world.softmax_type}, but {feature} computes only the vanilla softmax"
 )
-def softmax_is_vanilla(args: Any, world: World) -> bool:
-    """Check that the softmax of attention has no offset and learns none."""
-    return bool(world.softmax_type == "vanilla")
 
 
 @condition(
@@ -40,7 +34,8 @@ def attention_sees_all_keys(args: Any, world: World) -> bool:
     return not world.windowed_attention
 
 
-@condition(
+predicts_one_token = Condition.unset(
+    "mtp_num_layers",
     "multi-token prediction expects tokens in Megatron's zig-zag order, which {feature} does not use",
     fix=(
         Fix.advise(
@@ -50,9 +45,6 @@ def attention_sees_all_keys(args: Any, world: World) -> bool:
         Fix.give_field("mtp_num_layers", 0),
     ),
 )
-def predicts_one_token(args: Any, world: World) -> bool:
-    """Check that the model predicts only the next token; an unknown model is checked when it is built."""
-    return not world.is_set("mtp_num_layers")
 
 
 def has_head_groups(args: Any, world: World) -> bool:
@@ -73,14 +65,13 @@ def degree_splits_ranks(args: Any, world: World) -> bool:
     return bool(world.cp % args.ulysses_degree == 0 and world.cp > args.ulysses_degree)
 
 
-@condition(
+degree_splits_heads = Condition.divides(
+    "num_attention_heads",
+    ("args.ulysses_degree", "tp"),
     "{world.num_attention_heads} attention heads are not divisible by ulysses_degree x tp = {args.ulysses_degree} x {world.tp}",
     fix=(Fix.give_setting("ulysses_degree", note="a divisor of the number of heads per tensor-parallel rank"),),
     when=has_head_groups,
 )
-def degree_splits_heads(args: Any, world: World) -> bool:
-    """Check that neighbours can share the heads of a tensor-parallel rank."""
-    return bool(world.num_attention_heads % (args.ulysses_degree * world.tp) == 0)
 
 
 class KeepArgs(FeatureArgs):

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from mindspeed.job.hybrid_pattern import ATTENTION, EXPERTS, KINDS, MLP
 from mindspeed.job.world import World
-from mindspeed.plugins.conditions import ModelCondition, condition, unset
+from mindspeed.plugins.conditions import Condition, ModelCondition, condition
 from mindspeed.plugins.shared_conditions import (
     NO_CPU_OFFLOADING,
     NO_FSDP,
@@ -92,7 +92,7 @@ def chunks_have_num_layers(args: Any, world: World) -> bool:
 
 
 LAYERS_OF_MODEL: Final = ModelCondition(
-    "mindspeed.memory.model_conditions:missing_layers",
+    "mindspeed.memory.model_layers:missing_layers",
     "each model chunk has the requested number of layers, without fully sharded weights (FSDP)",
 )
 PARTS_OF_LAYERS: Final = (
@@ -116,16 +116,15 @@ def groups_fill_chunks(args: Any, world: World) -> bool:
     return all(layers % args.num_layers == 0 for layers in world.layers_per_chunk)
 
 
-@condition(
+modules_have_experts = Condition.at_least(
+    "num_experts",
+    1,
     "moe and shared_experts are modules of a MoE model, but the model is dense",
     fix=(Fix.give_setting("modules", note="without moe and shared_experts"), Fix.give_field("num_experts")),
 )
-def modules_have_experts(args: Any, world: World) -> bool:
-    """Check that a model whose experts are to be recomputed has some."""
-    return bool(world.num_experts > 0)
 
 
-NO_SHARED_EXPERT_OVERLAP: Final = unset(
+NO_SHARED_EXPERT_OVERLAP: Final = Condition.unset(
     "shared_expert_overlap",
     "shared experts overlap with the transfers of routed experts (moe_shared_expert_overlap), which {feature} does not support",
 )
@@ -146,14 +145,16 @@ def optimizer_is_elementwise(args: Any, world: World) -> bool:
 
 
 MAIN_WEIGHTS: Final = (
-    unset("qk_clip", "QK clipping changes main weights between steps, which {feature} does not support"),
-    unset("low_precision_weights", "weights are stored in fp8 or fp4, but {feature} writes updated weights only in 16 bits"),
-    unset("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
-    unset(
+    Condition.unset("qk_clip", "QK clipping changes main weights between steps, which {feature} does not support"),
+    Condition.unset(
+        "low_precision_weights", "weights are stored in fp8 or fp4, but {feature} writes updated weights only in 16 bits"
+    ),
+    Condition.unset("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
+    Condition.unset(
         "offloaded_optimizer",
         "Megatron offloads main weights and optimizer states (optimizer_cpu_offload), which {feature} does not support",
     ),
-    unset(
+    Condition.unset(
         "shared_gradient_buffer",
         "mxfp8 weights are computed from all fp32 weights at once (reuse_grad_buf_for_mxfp8_param_ag), which {feature} does "
         "not support",
@@ -161,7 +162,7 @@ MAIN_WEIGHTS: Final = (
     NO_FSDP,
     optimizer_is_elementwise,
     ModelCondition(
-        "mindspeed.memory.model_conditions:unsuited_optimizers",
+        "mindspeed.memory.model_layers:unsuited_optimizers",
         "the optimizer updates each element independently, without FSDP",
         subject="optimizer",
     ),

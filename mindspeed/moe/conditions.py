@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mindspeed.job.world import World
-from mindspeed.plugins import Condition, Fix, condition, unset
+from mindspeed.plugins import Condition, Fix, condition
 from mindspeed.plugins.shared_conditions import (
     NO_CUDA_GRAPHS,
     NO_LOW_PRECISION,
@@ -14,16 +14,16 @@ from mindspeed.plugins.shared_conditions import (
 
 _REMOVE: Final = Fix.remove_feature()
 
-NO_LATENT_EXPERTS: Final = unset(
+NO_LATENT_EXPERTS: Final = Condition.unset(
     "latent_expert_size", "experts work on latent vectors of width {world.latent_expert_size}, which {feature} does not support"
 )
-NO_PADDED_ROUTING: Final = unset(
+NO_PADDED_ROUTING: Final = Condition.unset(
     "padded_routing", "the inputs of experts are padded for fp8 or fp4 matrix products, which {feature} does not support"
 )
-NO_FORCED_BALANCING: Final = unset(
+NO_FORCED_BALANCING: Final = Condition.unset(
     "forced_balancing", "the router distributes tokens evenly and ignores their scores, which {feature} does not support"
 )
-NO_LINEAR_BIAS: Final = unset("linear_bias", "linear layers have biases, which {feature} does not support")
+NO_LINEAR_BIAS: Final = Condition.unset("linear_bias", "linear layers have biases, which {feature} does not support")
 
 
 def is_sparse(args: Any, world: World) -> bool:
@@ -41,13 +41,9 @@ DISPATCHER_CONDITIONS: Final = (
 """Conditions of features that move tokens to experts by transfers of their own."""
 
 
-@condition(
-    "expert parallelism is off (ep={world.ep}), so {feature} has no transfer to overlap",
-    fix=(Fix.give_field("ep", 2, or_more=True), _REMOVE),
+experts_are_spread = Condition.at_least(
+    "ep", 2, "expert parallelism is off (ep={world.ep}), so {feature} has no transfer to overlap"
 )
-def experts_are_spread(args: Any, world: World) -> bool:
-    """Check that experts are on several ranks."""
-    return world.ep > 1
 
 
 @condition(

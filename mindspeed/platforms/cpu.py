@@ -17,6 +17,7 @@ from mindspeed.files.tables import table_beside
 from mindspeed.plugins import (
     ArgOverride,
     Category,
+    Condition,
     Feature,
     FeatureArgs,
     FeatureSpec,
@@ -29,7 +30,6 @@ from mindspeed.plugins import (
     Wrap,
     condition,
     hookimpl,
-    unset,
 )
 
 _HERE: Final = "mindspeed.platforms"
@@ -52,7 +52,7 @@ def norm_is_not_zero_centered(args: Any, world: World) -> bool:
     return world.is_set("engine_over_local") or not world.is_set("zero_centered_norm") or world.normalization != "LayerNorm"
 
 
-GRADIENTS_ARE_NOT_DEFERRED: Final = unset(
+GRADIENTS_ARE_NOT_DEFERRED: Final = Condition.unset(
     "deferred_embedding_gradients",
     "Megatron defers the weight gradient of the output layer (defer_embedding_wgrad_compute) only with "
     "gradient_accumulation_fusion, whose kernel needs CUDA",

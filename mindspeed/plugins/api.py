@@ -5,29 +5,23 @@ Each is imported ``as`` itself, which makes it public for type checkers.
 
 from pydantic import Field as Field
 
-from mindspeed.files.cache_folder import why_unwritable as why_unwritable
 from mindspeed.job.world import UnknownValue as UnknownValue
 from mindspeed.job.world import World as World
 from mindspeed.plugins.active import active_feature as active_feature
-from mindspeed.plugins.active import feature_ranges as feature_ranges
 from mindspeed.plugins.active import report_problem as report_problem
 from mindspeed.plugins.conditions import Condition as Condition
 from mindspeed.plugins.conditions import ModelCondition as ModelCondition
 from mindspeed.plugins.conditions import condition as condition
-from mindspeed.plugins.conditions import obstacle as obstacle
-from mindspeed.plugins.conditions import unset as unset
 from mindspeed.plugins.constraints import After as After
 from mindspeed.plugins.constraints import Before as Before
 from mindspeed.plugins.constraints import Capability as Capability
 from mindspeed.plugins.constraints import Conflicts as Conflicts
-from mindspeed.plugins.constraints import Constraint as Constraint
 from mindspeed.plugins.constraints import Cost as Cost
 from mindspeed.plugins.constraints import Requires as Requires
 from mindspeed.plugins.constraints import RequiresAny as RequiresAny
 from mindspeed.plugins.constraints import RequiresCapability as RequiresCapability
 from mindspeed.plugins.constraints import RequiresSlot as RequiresSlot
 from mindspeed.plugins.constraints import Slot as Slot
-from mindspeed.plugins.constraints import Supersedes as Supersedes
 from mindspeed.plugins.estimates import Estimate as Estimate
 from mindspeed.plugins.estimates import Traffic as Traffic
 from mindspeed.plugins.feature import Category as Category
@@ -48,15 +42,9 @@ from mindspeed.plugins.patches import Replace as Replace
 from mindspeed.plugins.patches import Set as Set
 from mindspeed.plugins.patches import When as When
 from mindspeed.plugins.patches import Wrap as Wrap
-from mindspeed.plugins.saved_tensors import SavedTensor as SavedTensor
-from mindspeed.plugins.saved_tensors import SavedTensors as SavedTensors
-from mindspeed.plugins.saved_tensors import in_backward as in_backward
-from mindspeed.plugins.saved_tensors import leave as leave
-from mindspeed.plugins.saved_tensors import resized as resized
 from mindspeed.problems.fixes import Fix as Fix
 from mindspeed.problems.fixes import Fixes as Fixes
 from mindspeed.problems.fixes import SettingsError as SettingsError
 from mindspeed.problems.problem import GivenValue as GivenValue
 from mindspeed.problems.problem import MindSpeedError as MindSpeedError
 from mindspeed.problems.problem import Problem as Problem
-from mindspeed.process.variables import ProcessVariable as ProcessVariable

@@ -10,6 +10,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, Literal
@@ -75,6 +76,96 @@ class Condition:
         inside = parts[parts.index(root) :] if root in parts else parts[-1:]
         return f"{'/'.join(inside)}:{code.co_firstlineno}"
 
+    @staticmethod
+    def unset(
+        field: str, message: str, fix: Fixes = (), when: Predicate | None = None, otherwise: Otherwise = "refuse"
+    ) -> Condition:
+        """Require that a field of the job is not given, false or 0; what is not known passes until the configuration is built.
+
+        Without a ``fix`` it is to give the field false or 0, or to remove the feature.
+        """
+        empty = 0 if field in FIELDS and FIELDS[field].kind is not bool else False
+        usual = (Fix.give_field(field, empty), Fix.remove_feature())
+        return _stated(f"no_{field}", lambda world: not world.is_set(field), message, fix or usual, when, otherwise)
+
+    @staticmethod
+    def equals(
+        field: str, value: Any, message: str, fix: Fixes = (), when: Predicate | None = None, otherwise: Otherwise = "refuse"
+    ) -> Condition:
+        """Require that a field of the job has a value. Without a ``fix`` it is to give it that, or to remove the feature."""
+        usual = (Fix.give_field(field, value), Fix.remove_feature())
+        name = f"{field}_is_{value}"
+        return _stated(name, lambda world: getattr(world, field) == value, message, fix or usual, when, otherwise)
+
+    @staticmethod
+    def at_least(
+        field: str,
+        number: int,
+        message: str,
+        fix: Fixes = (),
+        when: Predicate | None = None,
+        otherwise: Otherwise = "refuse",
+        selects: bool = False,
+    ) -> Condition:
+        """Require that a field of the job has at least a number. Without a ``fix`` it is to give it that or more."""
+        usual = (Fix.give_field(field, number, or_more=True), Fix.remove_feature())
+        name = f"{field}_is_at_least_{number}"
+        return _stated(name, lambda world: getattr(world, field) >= number, message, fix or usual, when, otherwise, selects)
+
+    @staticmethod
+    def at_most(
+        field: str, number: int, message: str, fix: Fixes = (), when: Predicate | None = None, otherwise: Otherwise = "refuse"
+    ) -> Condition:
+        """Require that a field of the job has at most a number. Without a ``fix`` it is to give it that or less."""
+        usual = (Fix.give_field(field, number, "or less"), Fix.remove_feature())
+        name = f"{field}_is_at_most_{number}"
+        return _stated(name, lambda world: getattr(world, field) <= number, message, fix or usual, when, otherwise)
+
+    @staticmethod
+    def divides(
+        field: str,
+        factors: tuple[str | int, ...],
+        message: str,
+        fix: Fixes = (),
+        when: Predicate | None = None,
+        otherwise: Otherwise = "refuse",
+    ) -> Condition:
+        """Require that the product of ``factors`` divides a field: numbers, fields of the job, and settings (``args.size``)."""
+
+        def holds(args: Any, world: World) -> bool:
+            return bool(getattr(world, field) % prod(_factor(factor, args, world) for factor in factors) == 0)
+
+        named = " x ".join(str(factor).removeprefix("args.") for factor in factors)
+        holds.__name__ = f"{field}_is_a_multiple_of_{named}".replace(" x ", "_x_")
+        holds.__doc__ = f"Check that {field} is a multiple of {named}."
+        return Condition(holds, message, fix, when, otherwise)
+
+
+def _factor(factor: str | int, args: Any, world: World) -> int:
+    if isinstance(factor, int):
+        return factor
+    holder, _, name = factor.rpartition(".")
+    return int(getattr(args if holder else world, name))
+
+
+def _stated(
+    name: str,
+    test: Callable[[World], bool],
+    message: str,
+    fix: Fixes,
+    when: Predicate | None,
+    otherwise: Otherwise,
+    selects: bool = False,
+) -> Condition:
+    """Make a condition on the job alone; its name is its documentation."""
+
+    def holds(args: Any, world: World) -> bool:
+        return bool(test(world))
+
+    holds.__name__ = name
+    holds.__doc__ = f"Check that {name.replace('_', ' ')}."
+    return Condition(holds, message, fix, when, otherwise, selects=selects)
+
 
 def condition(
     message: str,
@@ -109,23 +200,6 @@ class ModelCondition:
     subject: Literal["spec", "model", "optimizer"] = "model"
     fix: Fixes = ()
     when: Predicate | None = None
-
-
-def unset(field: str, message: str, fix: Fixes | None = None) -> Condition:
-    """Require that a field of the job is not given, false or 0; what is not known passes until the configuration is built.
-
-    Without a ``fix`` it is to give the field false or 0, or to remove the feature.
-    """
-    if fix is None:
-        counts = field in FIELDS and FIELDS[field].kind is not bool
-        fix = (Fix.give_field(field, 0 if counts else False), Fix.remove_feature())
-
-    def is_unset(args: Any, world: World) -> bool:
-        return not world.is_set(field)
-
-    is_unset.__name__ = f"no_{field}"
-    is_unset.__doc__ = f"Check that {field} is not set."
-    return Condition(is_unset, message, fix)
 
 
 class ConditionError(Exception):

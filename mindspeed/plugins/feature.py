@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from mindspeed.files.tables import table_beside
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, PLATFORMS, World
 from mindspeed.plugins.conditions import Condition
 from mindspeed.plugins.constraints import SERVED_SIZES, Constraint
@@ -206,14 +205,6 @@ class FeatureSpec:
     state: CheckpointState = field(default_factory=CheckpointState)
     verify_with: VerifyWith = field(default_factory=VerifyWith)
     reference: Mapping[str, Any] | None = None
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> FeatureSpec:
-        """Raise DeclarationError for a field of the former declaration, with what replaced it."""
-        unknown = [name for name in kwargs if name not in cls.__dataclass_fields__]
-        replaced = table_beside(__file__) if unknown else {}
-        if former := [f"FeatureSpec.{name} is {replaced[name]}" for name in unknown if name in replaced]:
-            raise DeclarationError(f"{'; '.join(former)} (docs/writing-a-feature.md)")
-        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         require_types(self)

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from mindspeed.job.world import World
-from mindspeed.plugins.conditions import ModelCondition, condition, unset
+from mindspeed.plugins.conditions import Condition, ModelCondition
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 from mindspeed.problems.fixes import Fix
 
-
-@condition(
-    "tp is {world.tp}, so linear layers are not split over ranks and exchange no data",
-    fix=(Fix.give_field("tp", 2, or_more=True), Fix.remove_feature()),
-    otherwise="idle",
-)
-def layers_have_collectives(args: Any, world: World) -> bool:
-    """Check that several ranks share a linear layer."""
-    return bool(world.tp > 1)
-
-
 LINEAR_LAYERS: Final = (
-    layers_have_collectives,
+    Condition.at_least(
+        "tp", 2, "tp is {world.tp}, so linear layers are not split over ranks and exchange no data", otherwise="idle"
+    ),
     NO_TRANSFORMER_ENGINE_LAYERS,
-    unset(
+    Condition.unset(
         "tensor_parallel_overlap",
         "tp_comm_overlap works only in Transformer Engine's layers, but {feature} works only in Megatron's local layers, so "
         "tp_comm_overlap would have no effect",

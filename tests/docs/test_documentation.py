@@ -279,7 +279,7 @@ def test_the_guide_has_every_field_of_a_declaration_and_every_constraint():
     assert {field.name for field in fields(FeatureSpec)} - named == set()
     assert len(fields(FeatureSpec)) <= 17
     assert table_beside(feature_module.__file__).keys() - named == set()
-    constraints = {"Requires", "RequiresAny", "RequiresSlot", "Conflicts", "After", "Before", "Supersedes", "ModelCondition"}
+    constraints = {"Requires", "RequiresAny", "RequiresSlot", "Conflicts", "After", "Before", "ModelCondition"}
     assert constraints - named == set()
     assert "`@condition(" in text
     assert "CheckpointState(" in text

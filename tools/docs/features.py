@@ -26,7 +26,6 @@ from mindspeed.plugins.constraints import (
     RequiresCapability,
     RequiresSlot,
     Slot,
-    Supersedes,
 )
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec, Numerics
@@ -285,7 +284,6 @@ def sentence(name: str, constraint: Any) -> str:
         Conflicts: "Conflicts with",
         After: "Comes after",
         Before: "Comes before",
-        Supersedes: "Supersedes",
     }
     holders = "every feature that holds the slot " if constraint.name in _SLOTS else ""
     return f"{verbs[type(constraint)]} {holders}{constraint.name}{because}."

@@ -19,7 +19,7 @@ from packaging.version import Version
 from mindspeed.workbench.diagnostics.support_matrix import engine_results
 from tools.docs.markdown import table
 
-FILE: Final = Path(__file__).parents[2] / "mindspeed" / "diagnostics" / "version_results.json"
+FILE: Final = Path(__file__).parents[2] / "mindspeed" / "workbench" / "diagnostics" / "version_results.json"
 PASSED: Final = "passed"
 NOT_RUN: Final = "not run"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from mindspeed.engine.inspection.megatron_copies import mixed_roots
@@ -20,7 +20,7 @@ from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
-from mindspeed.plugins.patches import ArgOverride, Patch, Replace
+from mindspeed.plugins.patches import ArgOverride, Patch
 from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem, ResolutionError
 from mindspeed.process.providers import provider_of
@@ -76,7 +76,7 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
         PlannedPatch(owner, patch, patch.target, ground, _skipped(patch, environment)) for owner, patch, ground in proposed
     ]
     places = target_infos_of(patches, environment.megatron)
-    patches = _superseded(with_sites(patches, environment.megatron, places), resolution.supersedes)
+    patches = with_sites(patches, environment.megatron, places)
     problems += check_patches(patches, environment.megatron, places)
     if is_installed(environment.megatron) and (mixed := mixed_roots()) is not None:
         problems.append(mixed)
@@ -189,18 +189,3 @@ def _skipped(patch: Patch, environment: Environment) -> str:
     if when.megatron is not None and not version_in(environment.megatron or "", when.megatron):
         return f"only for megatron-core {when.megatron}"
     return ""
-
-
-def _superseded(patches: Sequence[PlannedPatch], supersedes: Sequence[tuple[str, str, str]]) -> list[PlannedPatch]:
-    """Leave out the Replace of a feature that another one at the same site supersedes."""
-    replacing = [(p.owner, p.site) for p in patches if isinstance(p.patch, Replace) and not p.skipped]
-    skipped = {
-        (old, site): f"superseded by {new}, because {reason}"
-        for new, old, reason in reversed(supersedes)
-        for owner, site in replacing
-        if owner == new
-    }
-    return [
-        replace(p, skipped=p.skipped or skipped.get((p.owner, p.site), "")) if isinstance(p.patch, Replace) else p
-        for p in patches
-    ]

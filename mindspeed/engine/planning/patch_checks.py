@@ -215,7 +215,7 @@ def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
             text = (
                 f"{owners} replace {site}, but only one feature can" if " and " in owners else f"{owners} replaces {site} twice"
             )
-            yield _conflict(replacing, text, ", or let one declare Supersedes")
+            yield _conflict(replacing, text)
         setting = [planned for planned in here if isinstance(planned.patch, Set)]
         if len({repr(planned.patch.value) for planned in setting}) > 1:
             values = " and ".join(sorted(f"{planned.owner} sets it to {planned.patch.value!r}" for planned in setting))
@@ -230,10 +230,10 @@ def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
                     yield _conflict([planned, *here], text)
 
 
-def _conflict(patches: Sequence[PlannedPatch], text: str, way_out: str = "") -> Problem:
+def _conflict(patches: Sequence[PlannedPatch], text: str) -> Problem:
     owners = tuple(sorted({planned.owner for planned in patches}))
     chain = tuple(sorted(f"{p.owner}: {p.patch.kind} of {p.patch.target}, {p.patch.reason}" for p in patches))
-    return Problem("MS402", text, owners, chain, fix=Fix.advise(f"remove {' or '.join(owners)}{way_out}"))
+    return Problem("MS402", text, owners, chain, fix=Fix.advise(f"remove {' or '.join(owners)}"))
 
 
 def _and(patches: Iterable[PlannedPatch]) -> str:

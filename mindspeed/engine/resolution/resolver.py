@@ -29,7 +29,7 @@ from mindspeed.engine.resolution.request_merge import merge
 from mindspeed.engine.resolution.resolution_state import HasVariant, ResolutionState, because
 from mindspeed.engine.resolution.slot_selection import Root, select_holders
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, World, size_name
-from mindspeed.plugins.constraints import After, Before, Requires, Supersedes
+from mindspeed.plugins.constraints import After, Before, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
 from mindspeed.problems.fixes import Fix, Fixes
@@ -48,7 +48,6 @@ class Resolution:
     features: tuple[PlannedFeature, ...] = ()
     base: tuple[PlannedFeature, ...] = ()
     args: dict[str, FeatureArgs] = field(default_factory=dict)
-    supersedes: tuple[tuple[str, str, str], ...] = ()
     rows: list[PlanNote] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
@@ -151,7 +150,6 @@ def _resolution(state: ResolutionState, order: Sequence[str]) -> Resolution:
     if not state.problems:
         result.features = tuple(_planned(state, name, state.why(name)) for name in order)
         result.base = tuple(_planned(state, name, (Reason(name, ReasonKind.EVERY_PLAN),)) for name in state.base)
-        result.supersedes = tuple((n, c.name, c.reason) for n, c, _ in state.constraints(Supersedes) if c.name in state.active)
     return result
 
 
@@ -326,7 +324,7 @@ def _order(state: ResolutionState) -> list[str]:
 def _declared_order(state: ResolutionState, *kinds: type[Any]) -> Iterator[tuple[str, str]]:
     """``(first, second)`` of every order that active features declare; After and Before also name all holders of a slot."""
     holders = state.holders
-    for kind in kinds or (After, Before, Requires, Supersedes):
+    for kind in kinds or (After, Before, Requires):
         for name, constraint in state.declared[kind]:
             if constraint.when is not None and not state.where.get(name, state.scope) & state.holds(name, constraint):
                 continue
@@ -340,7 +338,7 @@ def _declared_order(state: ResolutionState, *kinds: type[Any]) -> Iterator[tuple
 
 
 def _step(state: ResolutionState, first: str, second: str) -> str:
-    by_second = (first, second) in _declared_order(state, After, Requires, Supersedes)
+    by_second = (first, second) in _declared_order(state, After, Requires)
     return f"{first} comes before {second}, declared by {second if by_second else first}"
 
 

@@ -13,6 +13,7 @@ from mindspeed.context_parallel.costs import Attention
 from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature
 from mindspeed.context_parallel.patches import any_length, sliced_by
 from mindspeed.context_parallel.saved import compact_inputs, with_blocks, with_heads_exchanged
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
@@ -79,16 +80,6 @@ def has_one_mask(args: AdaptiveCpArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "only the first and the last pipeline stage receive the mask of a batch, but {feature} needs it in all {world.pp} stages",
-    fix=(ms.Fix.give_field("pp", 2, "or less"), _SHARED_MASK),
-    when=reads_masks,
-)
-def stages_get_the_mask(args: AdaptiveCpArgs, world: ms.World) -> bool:
-    """Check that there is no stage between the first and the last."""
-    return bool(world.pp <= 2)
-
-
-@ms.condition(
     "{feature} computes a schedule for each batch's mask on the CPU, but layers are captured as CUDA graphs, which repeat "
     "only GPU work. With dynamic_mask=false, all batches share one mask and its schedule",
     fix=(ms.Fix.give_field("cuda_graphs", False), _SHARED_MASK),
@@ -130,7 +121,14 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
                 "a shared mask",
                 when=reads_masks,
             ),
-            stages_get_the_mask,
+            ms.Condition.at_most(
+                "pp",
+                2,
+                "only the first and the last pipeline stage receive the mask of a batch, but {feature} needs it in "
+                "all {world.pp} stages",
+                fix=(ms.Fix.give_field("pp", 2, "or less"), _SHARED_MASK),
+                when=reads_masks,
+            ),
             plans_outside_of_graphs,
             degree_splits_ranks,
             degree_splits_heads,
@@ -138,7 +136,7 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
         numerics=ms.Numerics.reordered(reason="the softmax is summed block by block"),
     )
 
-    def kept(self, tensors: ms.SavedTensors, a: Attention) -> ms.SavedTensors:
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         if self.args.ulysses_degree > 1:
             return with_heads_exchanged(tensors, a, self.args.ulysses_degree)
         return with_blocks(tensors, a, compact_inputs(a))

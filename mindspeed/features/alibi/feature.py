@@ -100,7 +100,7 @@ def blocks_have_slopes(args: AlibiArgs, world: ms.World) -> bool:
 
 CONDITIONS: Final = (
     positions_are_not_rotary,
-    ms.unset(
+    ms.Condition.unset(
         "multi_latent_attention", "multi-latent attention uses rotary positions, but {feature} replaces position embeddings"
     ),
     blocks_have_slopes,

@@ -36,18 +36,8 @@ def overlaps(args: AmpipeArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "seq_length={world.seq_length} is not divisible by parts x tp = {args.parts} x {world.tp}, so chunks would have different "
-    "lengths",
-    fix=(ms.Fix.give_setting("parts", note="a divisor of {world.seq_length} / {world.tp}"),),
-)
-def parts_divide_sequence(args: AmpipeArgs, world: ms.World) -> bool:
-    """Check that chunks are of equal size on every tensor-parallel rank."""
-    return bool(world.seq_length % (args.parts * world.tp) == 0)
-
-
-@ms.condition(
-    "deepspeed-moe.groups={other.groups} is not a multiple of ampipe.parts x tp = {args.parts} x {world.tp}. A group of "
-    "tokens that shares an expert capacity would span several chunks of the sequence or several ranks",
+    "the number of groups in deepspeed-moe (its setting groups) is not a multiple of ampipe.parts x tp = {args.parts} x "
+    "{world.tp}. A group of tokens that shares an expert capacity would span several chunks of the sequence or several ranks",
     fix=(ms.Fix.give_setting("deepspeed-moe.groups", note="a multiple of {args.parts} x {world.tp}"),),
     of="deepspeed-moe",
 )
@@ -66,25 +56,6 @@ def modules_are_kept(args: AmpipeArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "overlap=true overlaps transfers between tensor-parallel ranks, but tensor parallelism is off (tp={world.tp})",
-    fix=(ms.Fix.give_field("tp", 2, or_more=True), ms.Fix.drop_setting("overlap")),
-    when=overlaps,
-)
-def tensor_ranks_share_experts(args: AmpipeArgs, world: ms.World) -> bool:
-    """Check that there are several tensor-parallel ranks."""
-    return world.tp > 1
-
-
-@ms.condition(
-    "context parallelism splits keys over ranks (cp={world.cp}), but {feature} needs all keys on each rank",
-    fix=(ms.Fix.give_field("cp", 1), _REMOVE),
-)
-def ranks_have_all_keys(args: AmpipeArgs, world: ms.World) -> bool:
-    """Check that context parallelism is off."""
-    return world.cp == 1
-
-
-@ms.condition(
     "the router balances experts by sinkhorn over all tokens, but {feature} routes tokens chunk by chunk",
     fix=(ms.Fix.give_field("router_balancing", "aux_loss"), _REMOVE),
 )
@@ -96,16 +67,32 @@ def routing_is_by_token(args: AmpipeArgs, world: ms.World) -> bool:
 CONDITIONS: Final[tuple[ms.Condition, ...]] = (
     has_experts,
     experts_are_spread,
-    parts_divide_sequence,
+    ms.Condition.divides(
+        "seq_length",
+        ("args.parts", "tp"),
+        "seq_length={world.seq_length} is not divisible by parts x tp = {args.parts} x {world.tp}, so chunks would "
+        "have different lengths",
+        fix=(ms.Fix.give_setting("parts", note="a divisor of {world.seq_length} / {world.tp}"),),
+    ),
     parts_divide_groups,
     modules_are_kept,
-    tensor_ranks_share_experts,
-    ranks_have_all_keys,
+    ms.Condition.at_least(
+        "tp",
+        2,
+        "overlap=true overlaps transfers between tensor-parallel ranks, but tensor parallelism is off (tp={world.tp})",
+        fix=(ms.Fix.give_field("tp", 2, or_more=True), ms.Fix.drop_setting("overlap")),
+        when=overlaps,
+    ),
+    ms.Condition.equals(
+        "cp", 1, "context parallelism splits keys over ranks (cp={world.cp}), but {feature} needs all keys on each rank"
+    ),
     routing_is_by_token,
-    ms.unset("multi_latent_attention", "attention is multi-latent, which {feature} does not support"),
-    ms.unset("windowed_attention", "attention has a sliding window, but {feature} supports only causal and full attention"),
-    ms.unset("gated_attention", "the attention output is gated, which {feature} does not support"),
-    ms.unset(
+    ms.Condition.unset("multi_latent_attention", "attention is multi-latent, which {feature} does not support"),
+    ms.Condition.unset(
+        "windowed_attention", "attention has a sliding window, but {feature} supports only causal and full attention"
+    ),
+    ms.Condition.unset("gated_attention", "the attention output is gated, which {feature} does not support"),
+    ms.Condition.unset(
         "expert_capacity_factor",
         "Megatron limits the tokens per expert (expert_capacity_factor={world.expert_capacity_factor}), which {feature} "
         "does not support",

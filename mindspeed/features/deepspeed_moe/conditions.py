@@ -43,7 +43,7 @@ def _chooses_one_expert(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 
 
 def _without(field: str, sentence: str, fix: ms.Fixes) -> ms.Condition:
-    return ms.unset(field, f"{sentence}, which {{feature}} does not support", (*fix, _REMOVE))
+    return ms.Condition.unset(field, f"{sentence}, which {{feature}} does not support", (*fix, _REMOVE))
 
 
 @ms.condition(
@@ -54,16 +54,6 @@ def _without(field: str, sentence: str, fix: ms.Fixes) -> ms.Condition:
 def tokens_have_enough_experts(args: DeepspeedMoeArgs, world: ms.World) -> bool:
     """Check that a token chooses among at least as many experts as it gets."""
     return not world.knows("router_topk") or bool(world.router_topk <= world.num_experts)
-
-
-@ms.condition(
-    "Megatron limits the tokens per expert (expert_capacity_factor={world.expert_capacity_factor}), but {feature} sets a "
-    "separate capacity",
-    fix=(ms.Fix.together((ms.Fix.give_field("expert_capacity_factor", 0), ms.Fix.give_setting("capacity_factor"))),),
-)
-def capacity_is_the_gates(args: DeepspeedMoeArgs, world: ms.World) -> bool:
-    """Check that Megatron gives experts no capacity."""
-    return not world.is_set("expert_capacity_factor")
 
 
 @ms.condition(
@@ -117,28 +107,6 @@ def reference_has_all_experts(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "noise=rsample and random_priority support only one expert per token, but router_topk is {world.router_topk}",
-    fix=(
-        ms.Fix.together((ms.Fix.drop_setting("noise"), ms.Fix.drop_setting("random_priority"))),
-        ms.Fix.give_field("router_topk", 1),
-    ),
-    when=_chooses_one_expert,
-)
-def tokens_have_one_expert(args: DeepspeedMoeArgs, world: ms.World) -> bool:
-    """Check that a token has one expert."""
-    return bool(world.router_topk == 1)
-
-
-@ms.condition(
-    "router scores are {world.router_score}, but {feature} supports only softmax",
-    fix=(ms.Fix.give_field("router_score", "softmax"), _REMOVE),
-)
-def scores_are_softmax(args: DeepspeedMoeArgs, world: ms.World) -> bool:
-    """Check that the router scores experts as the gate does."""
-    return bool(world.router_score == "softmax")
-
-
-@ms.condition(
     "the router balances experts by {world.router_balancing[0]}, but {feature} supports only aux_loss and none",
     fix=(ms.Fix.give_field("router_balancing", "aux_loss"), _REMOVE),
 )
@@ -171,7 +139,12 @@ def experts_have_no_copies(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 CONDITIONS: Final[tuple[ms.Condition, ...]] = (
     has_experts,
     tokens_have_enough_experts,
-    capacity_is_the_gates,
+    ms.Condition.unset(
+        "expert_capacity_factor",
+        "Megatron limits the tokens per expert (expert_capacity_factor={world.expert_capacity_factor}), but {feature} sets a "
+        "separate capacity",
+        fix=(ms.Fix.together((ms.Fix.give_field("expert_capacity_factor", 0), ms.Fix.give_setting("capacity_factor"))),),
+    ),
     *DISPATCHER_CONDITIONS,
     NO_TRANSFORMER_ENGINE_LAYERS,
     ranks_share_groups,
@@ -179,8 +152,19 @@ CONDITIONS: Final[tuple[ms.Condition, ...]] = (
     groups_have_tokens,
     model_has_expert_layers,
     reference_has_all_experts,
-    tokens_have_one_expert,
-    scores_are_softmax,
+    ms.Condition.equals(
+        "router_topk",
+        1,
+        "noise=rsample and random_priority support only one expert per token, but router_topk is {world.router_topk}",
+        fix=(
+            ms.Fix.together((ms.Fix.drop_setting("noise"), ms.Fix.drop_setting("random_priority"))),
+            ms.Fix.give_field("router_topk", 1),
+        ),
+        when=_chooses_one_expert,
+    ),
+    ms.Condition.equals(
+        "router_score", "softmax", "router scores are {world.router_score}, but {feature} supports only softmax"
+    ),
     balancing_is_known,
     dispatcher_is_not_flex,
     experts_have_no_copies,

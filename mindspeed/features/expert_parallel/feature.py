@@ -36,28 +36,6 @@ def _has_biases_on_tensor_ranks(args: ExpertParallelArgs, world: ms.World) -> bo
 
 
 @ms.condition(
-    "{world.num_experts} experts are not divisible by ep={args.size}",
-    fix=(ms.Fix.give_field("ep", note="a divisor of {world.num_experts}"),),
-)
-def ranks_divide_experts(args: ExpertParallelArgs, world: ms.World) -> bool:
-    """Check that every rank gets equally many experts."""
-    return bool(world.num_experts % args.size == 0)
-
-
-@ms.condition(
-    "world size {world.world_size} is not a multiple of tp x ep x pp = {world.tp} x {args.size} x {world.pp}",
-    fix=(
-        ms.Fix.give_field("ep", note="so that tp x ep x pp divides {world.world_size}"),
-        ms.Fix.give_setting("expert_tensor_size", 1),
-    ),
-    when=_follows_tensor_size,
-)
-def ranks_hold_experts(args: ExpertParallelArgs, world: ms.World) -> bool:
-    """Check that the ranks suffice for experts that are split as other weights are."""
-    return bool(world.world_size % (world.tp * args.size * world.pp) == 0)
-
-
-@ms.condition(
     "world size {world.world_size} is not a multiple of expert_tensor_size x ep x pp = "
     "{args.expert_tensor_size} x {args.size} x {world.pp}",
     fix=(
@@ -104,8 +82,22 @@ class ExpertParallel(ms.Feature[ExpertParallelArgs]):
         sizes={"ep": "size"},
         constraints=(
             has_experts,
-            ranks_divide_experts,
-            ranks_hold_experts,
+            ms.Condition.divides(
+                "num_experts",
+                ("args.size",),
+                "{world.num_experts} experts are not divisible by ep={args.size}",
+                fix=(ms.Fix.give_field("ep", note="a divisor of {world.num_experts}"),),
+            ),
+            ms.Condition.divides(
+                "world_size",
+                ("tp", "args.size", "pp"),
+                "world size {world.world_size} is not a multiple of tp x ep x pp = {world.tp} x {args.size} x {world.pp}",
+                fix=(
+                    ms.Fix.give_field("ep", note="so that tp x ep x pp divides {world.world_size}"),
+                    ms.Fix.give_setting("expert_tensor_size", 1),
+                ),
+                when=_follows_tensor_size,
+            ),
             ranks_hold_experts_of_given_size,
             bytes_are_known,
             biased_experts_are_whole,

@@ -19,6 +19,7 @@ from mindspeed.context_parallel.costs import Attention, attention_of, between, c
 from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature
 from mindspeed.context_parallel.patches import packed_in, sliced_by
 from mindspeed.context_parallel.saved import blocks_of_ring, with_heads_exchanged
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
@@ -127,7 +128,7 @@ class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
             found.append(cost(ring(head_all_to_all(a, inner), world.cp // inner), sent, across, **settings))
         return min(found, key=lambda one: one.amounts)
 
-    def kept(self, tensors: ms.SavedTensors, a: Attention) -> ms.SavedTensors:
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         degree = self.args.ulysses_degree or 1
         received = blocks_of_ring(head_all_to_all(a, degree), self.world.cp // degree, self.args.keep)
         return with_heads_exchanged(tensors, a, degree, received, self.args.interval)

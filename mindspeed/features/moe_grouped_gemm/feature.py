@@ -55,8 +55,10 @@ class MoeGroupedGemm(ms.Feature[ms.FeatureArgs]):
             NO_LATENT_EXPERTS,
             NO_TRANSFORMER_ENGINE_LAYERS,
             experts_are_local,
-            ms.unset("clamped_activation", "the input of the activation function is clamped, which {feature} does not support"),
-            ms.unset(
+            ms.Condition.unset(
+                "clamped_activation", "the input of the activation function is clamped, which {feature} does not support"
+            ),
+            ms.Condition.unset(
                 "shifted_gate",
                 "an offset is added to the linear part of gated units (glu_linear_offset), which {feature} does not support",
             ),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import model_validator
 
 from mindspeed import plugins as ms
+from mindspeed.files.cache_folder import why_unwritable
 
 if TYPE_CHECKING:
     from mindspeed.features.profiler.window import TraceWindow
@@ -57,7 +58,7 @@ def ranks_exist(args: ProfilerArgs, world: ms.World) -> bool:
 @ms.condition("folder {args.folder} is not writable", fix=(ms.Fix.give_setting("folder", "FOLDER", note="a writable folder"),))
 def folder_is_writable(args: ProfilerArgs, world: ms.World) -> bool:
     """Check that traces can be written."""
-    return not ms.why_unwritable(Path(args.folder))
+    return not why_unwritable(Path(args.folder))
 
 
 @ms.condition(

@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 from mindspeed import plugins as ms
 from mindspeed.features.recompute.rules import CONSTRAINTS, Module, RecomputeArgs, is_full
 from mindspeed.job.arithmetic import mean_layer_forward, score_forward, shape_of_world
+from mindspeed.plugins.saved_tensors import SavedTensors, in_backward, leave
 
 _BETWEEN_LAYERS: Final = ("layer input",)
 _OUTSIDE_PREDICTION: Final = (
@@ -43,7 +44,7 @@ def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         if bool(world.num_experts) and "mlp" in chosen:
             chosen = tuple(module for module in chosen if module != "mlp")
         names = [name for module in chosen for name in _MODULES.get(module, ())]
-        return ms.leave(tensors, names, "recomputed", "recompute", prediction=True)
+        return leave(tensors, names, "recomputed", "recompute", prediction=True)
     of_layers = [t for t in tensors if t.name.startswith(("layer", *_ATTENTION, *_MLP)) and not (t.once or t.prediction)]
     counts = Counter[str]()  # other features may have taken some layers of a tensor
     for tensor in of_layers:
@@ -55,25 +56,25 @@ def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         if name in _BETWEEN_LAYERS:
             continue
         first = (layers * count + (0 if name.startswith(_MLP) else inputs - 1)) // inputs
-        left = ms.leave(left, (name,), "recomputed", "recompute", first if args.method == "block" else None)
+        left = leave(left, (name,), "recomputed", "recompute", first if args.method == "block" else None)
     if args.method == "block":
         return left if inputs > layers else _coming_back(world, left, 1)
     groups = inputs // layers
     repeated = [t.name for t in tensors if t.prediction and t.name not in _OUTSIDE_PREDICTION]
     left = (
         *(t for t in left if not t.prediction),
-        *ms.leave([t for t in left if t.prediction], repeated, "recomputed", "recompute", prediction=True),
+        *leave([t for t in left if t.prediction], repeated, "recomputed", "recompute", prediction=True),
     )
-    return _coming_back(world, ms.leave(left, _BETWEEN_LAYERS, "recomputed", "recompute", inputs - groups), layers)
+    return _coming_back(world, leave(left, _BETWEEN_LAYERS, "recomputed", "recompute", inputs - groups), layers)
 
 
 def _coming_back(world: Any, tensors: tuple[Any, ...], layers: Any) -> tuple[Any, ...]:
     """Restore a group of layers, of which those of a hybrid model have attention or an MLP each."""
     if not world.is_hybrid:
-        return ms.in_backward(tensors, "recompute", layers)
+        return in_backward(tensors, "recompute", layers)
     names = [t.name for t in tensors]
     halves = [[name for name in names if not name.startswith(other)] for other in (_MLP, _ATTENTION)]
-    return ms.in_backward(tensors, "recompute", -(-layers // 2), halves if layers == 1 else ())
+    return in_backward(tensors, "recompute", -(-layers // 2), halves if layers == 1 else ())
 
 
 def estimate(args: Any, world: Any) -> ms.Estimate:
@@ -125,7 +126,7 @@ class Recompute(ms.Feature[RecomputeArgs]):
         return self.spec.slots if is_full(self.args, self.world) else ()
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         return saved(self.args, self.world, tensors)
 
     @ms.hookimpl

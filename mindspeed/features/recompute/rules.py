@@ -9,6 +9,7 @@ from pydantic import model_validator
 
 from mindspeed import plugins as ms
 from mindspeed.memory.conditions import groups_fill_chunks, modules_have_experts
+from mindspeed.plugins.constraints import Constraint
 from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING, NO_OVERLAPPED_MICRO_BATCHES
 
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
@@ -115,16 +116,6 @@ def chunks_have_the_layers(args: RecomputeArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "distribute=true splits saved inputs over tensor-parallel ranks, but tp is {world.tp}",
-    fix=(ms.Fix.give_setting("distribute", False), ms.Fix.give_field("tp", 2, or_more=True)),
-    when=_is_distributed,
-)
-def inputs_have_ranks(args: RecomputeArgs, world: ms.World) -> bool:
-    """Check that there are several tensor-parallel ranks."""
-    return bool(world.tp > 1)
-
-
-@ms.condition(
     "moe_act recomputes the activation of grouped experts, but the model has none (for other experts and MLPs, "
     "activation-recompute does this)",
     fix=(ms.Fix.give_setting("modules", note="without moe_act"),),
@@ -149,10 +140,16 @@ _HIDING: Final = (
     "shared experts cannot be recomputed while they overlap with transfers; remove shared_experts from recompute.modules to "
     "use both features"
 )
-CONSTRAINTS: Final[tuple[ms.Constraint, ...]] = (
+CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     replace(groups_fill_chunks, when=_is_uniform),
     chunks_have_the_layers,
-    inputs_have_ranks,
+    ms.Condition.at_least(
+        "tp",
+        2,
+        "distribute=true splits saved inputs over tensor-parallel ranks, but tp is {world.tp}",
+        fix=(ms.Fix.give_setting("distribute", False), ms.Fix.give_field("tp", 2, or_more=True)),
+        when=_is_distributed,
+    ),
     replace(modules_have_experts, when=_takes_experts),
     experts_are_grouped,
     attention_is_latent,

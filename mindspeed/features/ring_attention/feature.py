@@ -10,6 +10,7 @@ from mindspeed.context_parallel.conditions import KeepArgs, interval_is_inside, 
 from mindspeed.context_parallel.costs import NOTHING, Attention, attention_of, cost, ring
 from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
 from mindspeed.context_parallel.saved import blocks_of_ring, given_inputs, with_blocks
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -99,6 +100,6 @@ class RingAttention(AlgorithmFeature[RingAttentionArgs]):
         """Count the transfers of a ring, which blocks hide."""
         return cost(ring(attention_of(self.world), self.world.cp, self.args.keep), NOTHING, 0)
 
-    def kept(self, tensors: ms.SavedTensors, a: Attention) -> ms.SavedTensors:
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         received = blocks_of_ring(a, self.world.cp, self.args.keep)
         return with_blocks(tensors, a, given_inputs(a, self.world), received, self.args.interval)

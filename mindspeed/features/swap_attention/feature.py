@@ -10,6 +10,7 @@ from mindspeed import plugins as ms
 from mindspeed.job.hybrid_pattern import ATTENTION
 from mindspeed.memory.conditions import PARTS_OF_LAYERS
 from mindspeed.memory.feature import ATTENTION as MODULES_OF_ATTENTION
+from mindspeed.plugins.saved_tensors import SavedTensors, in_backward, leave
 
 if TYPE_CHECKING:
     from mindspeed.memory.swap import LayerSwap
@@ -56,16 +57,6 @@ def _offloads_linear_qkv(args: SwapAttentionArgs, world: ms.World) -> bool:
     return "linear_qkv" in args.modules
 
 
-@ms.condition(
-    "linear_qkv includes the norm, so its input cannot be offloaded: the residual connection needs it too",
-    fix=(ms.Fix.give_setting("modules", note="without linear_qkv"), ms.Fix.give_field("transformer_engine_layers", False)),
-    when=_offloads_linear_qkv,
-)
-def linear_qkv_has_no_norm(args: SwapAttentionArgs, world: ms.World) -> bool:
-    """Check that norms are separate modules, as in Megatron's local layers."""
-    return not world.is_set("engine_over_local")
-
-
 class SwapAttention(ms.Feature[SwapAttentionArgs]):
     """Offload attention activations to host memory.
 
@@ -79,7 +70,15 @@ class SwapAttention(ms.Feature[SwapAttentionArgs]):
         constraints=(
             offloads_attention,
             core_attention_is_not_recomputed,
-            linear_qkv_has_no_norm,
+            ms.Condition.unset(
+                "engine_over_local",
+                "linear_qkv includes the norm, so its input cannot be offloaded: the residual connection needs it too",
+                fix=(
+                    ms.Fix.give_setting("modules", note="without linear_qkv"),
+                    ms.Fix.give_field("transformer_engine_layers", False),
+                ),
+                when=_offloads_linear_qkv,
+            ),
             *PARTS_OF_LAYERS,
             ms.ModelCondition(
                 "mindspeed.features.swap_attention.model_conditions:parts_of_attention",
@@ -99,10 +98,10 @@ class SwapAttention(ms.Feature[SwapAttentionArgs]):
     handles: Sequence[Any] = ()
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         """Return what is left: all but the layer before the loss are offloaded, and one is prefetched for backward."""
         names = [tensor for module in self.args.modules for tensor in MODULES_OF_ATTENTION.get(module, ())]
-        return ms.in_backward(ms.leave(tensors, names, "swapped", self.spec.name, spare=1), self.spec.name)
+        return in_backward(leave(tensors, names, "swapped", self.spec.name, spare=1), self.spec.name)
 
     @ms.hookimpl
     def model_built(self, chunks: Sequence[Any]) -> None:

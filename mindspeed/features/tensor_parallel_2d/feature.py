@@ -95,7 +95,7 @@ class TensorParallel2D(ms.Feature[TensorParallel2DArgs]):
             ),
             ms.Wrap(
                 "megatron.core.optimizer.muon:get_megatron_muon_optimizer",
-                "mindspeed.features.tensor_parallel_2d.conditions:refusing",
+                "mindspeed.features.tensor_parallel_2d.refusals:refusing",
                 reason="stops when Megatron creates the Muon optimizer, which supports only weights split along one dimension",
                 when=ms.When(megatron=">=0.16"),
                 phase="build",
@@ -105,8 +105,8 @@ class TensorParallel2D(ms.Feature[TensorParallel2DArgs]):
 
     @ms.hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        from mindspeed.features.tensor_parallel_2d.conditions import grid_is_unknown
         from mindspeed.features.tensor_parallel_2d.products import make_grid
+        from mindspeed.features.tensor_parallel_2d.refusals import grid_is_unknown
 
         try:
             _, y = grid_of(self.args, ms.World({**self.world.known(), "tp": sizes["tp"]}))

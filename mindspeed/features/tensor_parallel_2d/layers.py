@@ -15,8 +15,8 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from torch import Tensor
 
 from mindspeed import plugins as ms
-from mindspeed.features.tensor_parallel_2d.conditions import SplitAlongBothDimensions
 from mindspeed.features.tensor_parallel_2d.products import Grid, Overlap, Products2D, column_products, row_products
+from mindspeed.features.tensor_parallel_2d.refusals import SplitAlongBothDimensions
 from mindspeed.tensor_parallel.layers import ColumnLinear, RowLinear
 from mindspeed.tensor_parallel.linear import Products
 

@@ -111,7 +111,7 @@ _ONLY_REAL: Final = {
     "logged_attention_logits": "log_max_attention_logit (--logged-attention-logits) needs the largest attention logits",
 }
 REFUSED: Final = tuple(
-    ms.unset(
+    ms.Condition.unset(
         field,
         f"{text}, which only Transformer Engine's original layers support, not their replacements in transformer-engine-layers",
         (ms.Fix.give_field(field, False),),
@@ -119,16 +119,6 @@ REFUSED: Final = tuple(
     for field, text in _ONLY_REAL.items()
 )
 """Options of Transformer Engine's layers that these do not have."""
-
-
-@ms.condition(
-    "weight_shards is {world.weight_shards}, so Megatron (--tensor-parallel-num-weight-shards) splits the weights of each "
-    "tensor-parallel rank again; only Transformer Engine's original layers support this",
-    fix=(ms.Fix.give_field("weight_shards", 1),),
-)
-def weights_are_whole(args: TransformerEngineLayersArgs, world: ms.World) -> bool:
-    """Check that only tensor-parallel ranks share the weight of a linear layer."""
-    return bool(world.weight_shards == 1)
 
 
 class TransformerEngineLayers(ms.Feature[TransformerEngineLayersArgs]):
@@ -144,7 +134,18 @@ class TransformerEngineLayers(ms.Feature[TransformerEngineLayersArgs]):
         category=ms.Category.COMPUTE,
         level=0,
         follows="transformer_engine_layers",
-        constraints=(no_engine_is_installed, *REFUSED, weights_are_whole),
+        constraints=(
+            no_engine_is_installed,
+            *REFUSED,
+            ms.Condition.equals(
+                "weight_shards",
+                1,
+                "weight_shards is {world.weight_shards}, so Megatron (--tensor-parallel-num-weight-shards) splits the "
+                "weights of each "
+                "tensor-parallel rank again; only Transformer Engine's original layers support this",
+                fix=(ms.Fix.give_field("weight_shards", 1),),
+            ),
+        ),
         verify_with=ms.VerifyWith(
             settings={"transformer-engine-layers": {"replace": True}},
             algorithm=tuple(f"{_HERE}.{module}" for module in ("attention", "linear", "norm_linear")),

@@ -10,6 +10,7 @@ from mindspeed.context_parallel.costs import Attention, Keep, attention_of, cost
 from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
 from mindspeed.context_parallel.patches import any_length, packed_in, sliced_by
 from mindspeed.context_parallel.saved import compact_inputs, with_heads_exchanged
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
@@ -29,18 +30,6 @@ class UlyssesAttentionArgs(KeepArgs):
         description="For a model with a single key/value head: all-gather keys and values (true), instead of sending a copy "
         "to each rank by all-to-all (false)",
     )
-
-
-@ms.condition(
-    "{world.num_attention_heads} attention heads are not divisible by cp x tp = {world.cp} x {world.tp}",
-    fix=(
-        ms.Fix.give_field("cp", note="so that cp x tp divides the number of heads"),
-        ms.Fix.advise("use ring-attention, which does not split heads"),
-    ),
-)
-def heads_divide(args: UlyssesAttentionArgs, world: ms.World) -> bool:
-    """Check that each rank gets as many heads."""
-    return bool(world.num_attention_heads % (world.cp * world.tp) == 0)
 
 
 def _keeps(args: UlyssesAttentionArgs, world: ms.World) -> bool:
@@ -104,7 +93,15 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
         constraints=(
             *ALGORITHM,
             predicts_one_token,
-            heads_divide,
+            ms.Condition.divides(
+                "num_attention_heads",
+                ("cp", "tp"),
+                "{world.num_attention_heads} attention heads are not divisible by cp x tp = {world.cp} x {world.tp}",
+                fix=(
+                    ms.Fix.give_field("cp", note="so that cp x tp divides the number of heads"),
+                    ms.Fix.advise("use ring-attention, which does not split heads"),
+                ),
+            ),
             key_heads_are_sent_twice,
             interval_is_inside,
             one_key_head_is_gathered,
@@ -131,6 +128,6 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
     def cost(self) -> ms.Cost:
         return cost_of_waiting(ulysses(attention_of(self.world), self.world.cp, self.args.keep), self.world)
 
-    def kept(self, tensors: ms.SavedTensors, a: Attention) -> ms.SavedTensors:
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         own = own_instead_of_fetched(a, self.world, self.args.keep)
         return with_heads_exchanged(tensors, a, self.world.cp, own, self.args.interval)

@@ -13,6 +13,7 @@ from mindspeed.pipeline.conditions import KEEPS_PASSES
 from mindspeed.pipeline.declarations import ScheduleArgs
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import LimitTooSmallError, least_limit
+from mindspeed.plugins.constraints import Constraint
 
 
 class ZeroBubbleArgs(ScheduleArgs):
@@ -142,7 +143,7 @@ def limit_keeps_deferred_sets(args: ZeroBubbleArgs, world: ms.World, other: Any)
     return other.limit is None or other.limit >= _least_listed(args, world)
 
 
-CONSTRAINTS: Final[tuple[ms.Constraint, ...]] = (
+CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     ms.Requires("pipeline-parallel", reason="zero-bubble fills pipeline bubbles"),
     *KEEPS_PASSES,
     ms.Conflicts(

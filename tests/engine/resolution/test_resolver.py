@@ -20,7 +20,6 @@ from mindspeed.plugins import (
     Requires,
     RequiresAny,
     RequiresSlot,
-    Supersedes,
 )
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from tests.plugins.synthetic import CPU, ask, catalog, codes, make, order
@@ -332,12 +331,6 @@ def test_a_constraint_on_a_name_nobody_has_is_the_declarers_mistake():
 def test_holding_the_slot_of_a_requirement_is_refused_at_registration():
     known = catalog(make("a", Requires("b"), slots={"linear"}), make("b", slots={"linear"}))
     assert messages(ask(known, "a")) == ["feature a requires b, but both hold the slot linear"]
-
-
-def test_supersedes_orders_and_is_reported():
-    result = ask(catalog(make("a", Supersedes("b", reason="it is newer")), make("b")), "a", "b")
-    assert order(result) == ["b", "a"]
-    assert result.supersedes == (("a", "b", "it is newer"),)
 
 
 NAMES = [f"f{i}" for i in range(6)]

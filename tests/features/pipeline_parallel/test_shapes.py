@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mindspeed.features.pipeline_parallel.feature import with_checked_shapes
+from mindspeed.features.pipeline_parallel.shapes import with_checked_shapes
 from mindspeed.plugins import MindSpeedError
 
 LONG, SHORT = torch.zeros(6, 1, 4), torch.zeros(4, 1, 4)

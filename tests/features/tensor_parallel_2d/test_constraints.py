@@ -2,9 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindspeed.features.tensor_parallel_2d.conditions import muon_optimizers, refusing
 from mindspeed.features.tensor_parallel_2d.costs import cheapest_grid, column, layer_numbers, row
 from mindspeed.features.tensor_parallel_2d.feature import TensorParallel2D, TensorParallel2DArgs
+from mindspeed.features.tensor_parallel_2d.refusals import muon_optimizers, refusing
 from mindspeed.plugins import MindSpeedError, World
 from tests.features.resolving import active, ask, refusals
 

@@ -166,7 +166,7 @@ def trained_with_modules(recipe) -> list[str]:
 @pytest.mark.parametrize("names", [("recompute", "tflops"), ("rms-norm", "swap-optimizer")])
 def test_no_worker_imports_what_counts_as_not_reached(names, sources) -> None:
     case = MatrixCase(names).build()
-    with WorkerPool([str(Path(__file__).parents[3])]) as pool:  # a worker of the test run may have imported anything
+    with WorkerPool([str(Path(__file__).parents[4])]) as pool:  # a worker of the test run may have imported anything
         (imported,) = pool.call(trained_with_modules, 1, case.recipe, plan=case.plan)
     assert "mindspeed.megatron_lm.training_plan" in sources._files
     assert "mindspeed.registry" in imported
@@ -295,7 +295,7 @@ def test_the_page_holds_every_verdict_and_needs_no_other_file(sources) -> None:
 
 
 def test_every_reproduction_of_a_stock_disagreement_is_a_file_of_the_repository(sources) -> None:
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     data = summary({}, registry.catalog(), sources)
     named = {*data["reproductions"].values(), *(row["reproduction"] for row in data["elsewhere"])}
     assert named >= {"tests/megatron/stock_loss_weights.py", "tests/megatron/stock_tensor_parallel.py"}

@@ -19,7 +19,7 @@ from mindspeed.workbench.verification.matrix.reach import Sources
 from mindspeed.workbench.verification.matrix.verdicts import CaseOutcome, CaseResult, judge
 from tests import stale_verdicts
 
-PUBLISHED: Final = Path(__file__).parents[3] / "docs" / "matrix.json"
+PUBLISHED: Final = Path(__file__).parents[4] / "docs" / "matrix.json"
 PART: Final = 6
 """One pair of so many is resolved in the default run."""
 SAMPLE: Final = 20
