@@ -37,7 +37,7 @@ def check(request: Request, names: tuple[str, ...], device_memory: int | None) -
     problems are printed at once. The exit status is 1 when there are any. With --device-memory, a pipeline stage that needs
     more memory is also a problem. A Megatron-LM command is checked by mindspeed check.
     """
-    plan = plan_of_job(request.naming(names))
+    plan = plan_of_job(request, names)
     if device_memory is not None:
         from mindspeed.memory_planner.plans import over_budget
         from mindspeed.problems.problem import MindSpeedError
@@ -48,9 +48,9 @@ def check(request: Request, names: tuple[str, ...], device_memory: int | None) -
     print_result({"problems": [], "plan": plan}, [*note_lines(plan.rows), verdict(plan)])
 
 
-def plan_of_job(request: Request) -> ActivationPlan:
+def plan_of_job(request: Request, names: tuple[str, ...] = ()) -> ActivationPlan:
     """Return the plan of a job, with warnings of what only its run would show. Raises ResolutionError with every problem."""
-    plan = request.plan_of_run()
+    plan = request.plan_of_run(names)
     return replace(plan, rows=(*plan.rows, *_ambiguous_padding(plan, request.train), *_unknown_megatron(plan)))
 
 

@@ -131,7 +131,7 @@ def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, na
     because, brings, problems = _why_not(plan, known, row), list[str](), list[Problem]()
     if name not in {row.feature for row in plan.rows if row.kind == "disabled"}:
         try:
-            with_it = request.naming((name,)).plan_of_run()
+            with_it = request.plan_of_run((name,))
             brings = [other for other in with_it.names if other not in plan.names and other != name]
         except ResolutionError as error:
             problems = list(error.problems)

@@ -210,25 +210,29 @@ class Request:
 
         return registry.resolve([*more, *self.layers], self.environment(world_size))
 
-    def plan_of_run(self) -> ActivationPlan:
-        """The plan that a run of this request has: a job file with a ``train`` section gets the trainer's values as well.
+    def plan_of_run(self, names: tuple[str, ...] = ()) -> ActivationPlan:
+        """The plan that a run of this request has, with more features: a section ``train`` gives the trainer's values as well.
 
         Raises ResolutionError with every problem, those of the section included.
         """
         from mindspeed.problems.problem import ResolutionError
 
-        if not self.train:
-            return self.resolve()
-        from mindspeed.workbench.training.shape import trainer_request
-
-        lowest, problems = trainer_request(self.layers, self.train, self.environment())
+        lowest, problems = self._of_trainer() if self.train else ((), [])
+        request = self.naming(names)
         try:
-            plan = self.resolve(None, lowest)
+            plan = request.resolve(None, *lowest)
         except ResolutionError as error:
             raise ResolutionError([*problems, *error.problems]) from error
         if problems:
             raise ResolutionError(problems)
         return plan
+
+    def _of_trainer(self) -> tuple[tuple[Layer], list[Problem]]:
+        """The trainer's own layer, which comes lowest, and what is wrong with the section ``train``."""
+        from mindspeed.workbench.training.shape import trainer_request
+
+        lowest, problems = trainer_request(self.layers, self.train, self.environment())
+        return (lowest,), problems
 
 
 def gather_options(
