@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from mindspeed.cli.feature_check import device_memory_option, plan_of_job, require_memory
 from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 from mindspeed.cli.training_command import WORDS, PlansCommands, RuleOptions, plans_of_launched, rules_options
@@ -53,10 +54,18 @@ class CheckedCommand:
     help="Output format. github = annotations of GitHub Actions, sarif = code scanning",
 )
 @click.option("--plan", "with_plan", is_flag=True, help="Also print the plan of each command without problems")
+@device_memory_option
 @rules_options
 @request_options
 @json_option
-def check(request: Request, paths: tuple[str, ...], form: str, with_plan: bool, rules: RuleOptions) -> None:
+def check(
+    request: Request,
+    paths: tuple[str, ...],
+    form: str,
+    with_plan: bool,
+    device_memory: int | None,
+    rules: RuleOptions,
+) -> None:
     """Find every problem of training commands before they start.
 
     mindspeed check pretrain.sh
@@ -71,7 +80,7 @@ def check(request: Request, paths: tuple[str, ...], form: str, with_plan: bool, 
     these. Each command is checked by the rules of its Megatron-LM and of its features. The exit status is 1 when a command
     has problems.
     """
-    checked = _checked(request, paths, rules)
+    checked = [_with_memory(one, device_memory) for one in _checked(request, paths, rules)]
     if wants_json():
         problems = [problem.to_json(one.words) for one in checked for problem in one.problems]
         commands, traps = list(map(_as_json, checked)), _traps_as_json(checked)
@@ -128,9 +137,20 @@ def _of_command(
     return CheckedCommand(*place, plan.problems, lines, plan.words, traps=passing, judge=judge)
 
 
+def _with_memory(one: CheckedCommand, device_memory: int | None) -> CheckedCommand:
+    """Add the stages that need more memory than a device has to the problems of a command."""
+    from mindspeed.problems.problem import MindSpeedError
+
+    try:
+        if one.plan is not None:
+            require_memory(one.plan, device_memory)
+    except MindSpeedError as error:
+        return replace(one, problems=error.problems, plan=None)
+    return one
+
+
 def _planned(request: Request) -> CheckedCommand:
     """Check a job file, or the job that options describe."""
-    from mindspeed.cli.feature_check import plan_of_job
     from mindspeed.problems.problem import MindSpeedError
 
     try:

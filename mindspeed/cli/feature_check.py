@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
     from mindspeed.engine.resolution.planned_feature import PlanNote
 
-
-@click.command(cls=FullJobCommand)
-@names_argument("[NAME]...")
-@click.option(
+device_memory_option = click.option(
     "--device-memory",
     type=MemorySize(),
     metavar="SIZE",
     help="Memory of a device, such as 60GiB, or in MiB; stages that need more are problems",
 )
+
+
+@click.command(cls=FullJobCommand)
+@names_argument("[NAME]...")
+@device_memory_option
 @former_script_option
 @request_options
 @json_option
@@ -38,13 +40,7 @@ def check(request: Request, names: tuple[str, ...], device_memory: int | None) -
     more memory is also a problem. A Megatron-LM command is checked by mindspeed check.
     """
     plan = plan_of_job(request, names)
-    if device_memory is not None:
-        from mindspeed.memory_planner.plans import over_budget
-        from mindspeed.problems.problem import MindSpeedError
-        from mindspeed.registry import catalog
-
-        if problems := over_budget(plan, catalog(), device_memory / 2**20):
-            raise MindSpeedError(problems)
+    require_memory(plan, device_memory)
     print_result({"problems": [], "plan": plan}, [*note_lines(plan.rows), verdict(plan)])
 
 
@@ -52,6 +48,18 @@ def plan_of_job(request: Request, names: tuple[str, ...] = ()) -> ActivationPlan
     """Return the plan of a job, with warnings of what only its run would show. Raises ResolutionError with every problem."""
     plan = request.plan_of_run(names)
     return replace(plan, rows=(*plan.rows, *_ambiguous_padding(plan, request.train), *_unknown_megatron(plan)))
+
+
+def require_memory(plan: ActivationPlan, device_memory: int | None) -> None:
+    """Raise MindSpeedError for the stages of a plan that need more memory than a device has; None is any."""
+    if device_memory is None:
+        return
+    from mindspeed.memory_planner.plans import over_budget
+    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.registry import catalog
+
+    if problems := over_budget(plan, catalog(), device_memory / 2**20):
+        raise MindSpeedError(problems)
 
 
 def _unknown_megatron(plan: ActivationPlan) -> Iterator[PlanNote]:

@@ -198,3 +198,13 @@ def test_missing_rules_are_told(mindspeed, folder):
         in result.stdout
     )
     assert "own rules" not in mindspeed("check", *CUDA, "jobs/good.sh").stdout
+
+
+def test_a_command_that_needs_more_memory_than_a_device_has_has_a_problem(mindspeed, folder):
+    command = ("--", *GOOD.split(), "--padded-vocab-size", "64")
+    missing = mindspeed("check", *CUDA, "--device-memory", "1MiB", *command)
+    assert "MS307 memory cannot be estimated without global_batch_size\n  fix: --global-batch-size N\n" in missing.stdout
+    needed = mindspeed("check", *CUDA, "--device-memory", "1MiB", *command, "--global-batch-size", "1")
+    assert needed.exit_code == 1
+    assert "MS347 the peak of stage 0 is" in needed.stdout
+    assert mindspeed("check", *CUDA, "--device-memory", "60GiB", *command, "--global-batch-size", "1").exit_code == 0
