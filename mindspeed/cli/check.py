@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from mindspeed._version import __version__
 from mindspeed.cli.feature_check import device_memory_option, plan_of_job, require_memory
 from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from mindspeed.workbench.lint.traps import Trap
 
 _FORMATS: Final = ("text", "github", "sarif")
+_SARIF: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +91,7 @@ def check(
     elif form == "text":
         _print(checked, with_plan)
     else:
-        from mindspeed.cli import check_formats
-
-        click.echo(check_formats.github(checked) if form == "github" else check_formats.sarif(checked), nl=form == "sarif")
+        click.echo(_github(checked) if form == "github" else _sarif(checked), nl=form == "sarif")
     end(exit_code([problem for one in checked for problem in one.problems]))
 
 
@@ -216,3 +217,59 @@ def _traps_as_json(checked: list[CheckedCommand]) -> list[dict[str, object]]:
 def _as_json(one: CheckedCommand) -> dict[str, object]:
     told = {name: getattr(one, name) for name in ("file", "line", "program", "judge")}
     return told | {"problems": len(one.problems), "plan": one.plan}
+
+
+def _located(checked: list[CheckedCommand]) -> Iterator[tuple[CheckedCommand, Problem, int]]:
+    for one in checked:
+        lines = one.lines or (one.line,) * len(one.problems)
+        yield from ((one, problem, line or 1) for problem, line in zip(one.problems, lines, strict=True))
+
+
+def _text(one: CheckedCommand, problem: Problem) -> str:
+    fix = one.words(problem.fix) if one.words else problem.fix_text
+    return "\n".join([problem.message, *problem.chain, *([f"fix: {fix}"] if fix else [])])
+
+
+def _github(checked: list[CheckedCommand]) -> str:
+    """Write one workflow command ``::error`` for each problem, ``::warning`` or ``::notice`` for each trap."""
+    errors = [("error", one, line, problem.code, _text(one, problem)) for one, problem, line in _located(checked)]
+    traps = [
+        (_LEVELS.get(trap.consequence, "warning"), one, one.line or 1, trap.name, str(trap)) for one, trap in _traps(checked)
+    ]
+    return "".join(
+        f"::{level} file={_escaped(one.file, ':,')},line={line},title={title}::{_escaped(text)}\n"
+        for level, one, line, title, text in (*errors, *traps)
+    )
+
+
+_LEVELS = {"note": "notice"}
+
+
+def _traps(checked: list[CheckedCommand]) -> Iterator[tuple[CheckedCommand, Trap]]:
+    yield from ((one, trap) for one in checked for trap in one.traps)
+
+
+def _escaped(text: str, more: str = "") -> str:
+    for sign in "%\r\n" + more:
+        text = text.replace(sign, f"%{ord(sign):02X}")
+    return text
+
+
+def _sarif(checked: list[CheckedCommand]) -> str:
+    """A log of SARIF 2.1.0 with one run."""
+    from mindspeed.problems.problem import error_codes
+
+    results = [_result(problem.code, "error", _text(one, problem), one, line) for one, problem, line in _located(checked)]
+    for one, trap in _traps(checked):
+        results.append(_result(trap.name, "note" if trap.consequence == "note" else "warning", str(trap), one, one.line or 1))
+    described = {problem.code: error_codes()[problem.code] for _, problem, _ in _located(checked)}
+    described |= {trap.name: trap.text for _, trap in _traps(checked)}
+    rules = [{"id": name, "fullDescription": {"text": text}} for name, text in sorted(described.items())]
+    driver = {"name": "mindspeed", "version": __version__, "rules": rules}
+    log = {"$schema": _SARIF, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
+    return json.dumps(log, indent=2)
+
+
+def _result(rule: str, level: str, text: str, one: CheckedCommand, line: int) -> dict[str, Any]:
+    place = {"physicalLocation": {"artifactLocation": {"uri": one.file}, "region": {"startLine": line}}}
+    return {"ruleId": rule, "level": level, "message": {"text": text}, "locations": [place]}

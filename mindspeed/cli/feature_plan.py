@@ -7,8 +7,7 @@ from typing import Final
 
 import click
 
-from mindspeed.cli.html_option import html_option, write_page
-from mindspeed.cli.output import json_option, print_result
+from mindspeed.cli.output import html_option, json_option, print_result, write_page
 from mindspeed.cli.plan_text import as_lines, brief_lines, sections
 from mindspeed.cli.request_options import JobCommand, Request, former_script_option, names_argument, request_options
 from mindspeed.cli.terminal import wrapped

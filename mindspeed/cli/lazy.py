@@ -123,15 +123,14 @@ class Main(Group):
             raise
 
     def main(self, *args: Any, **options: Any) -> Any:
-        from mindspeed.cli.streams import open_closed_streams
+        from mindspeed.cli.ending import open_closed_streams
 
         open_closed_streams()
         return super().main(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from mindspeed.cli.last_handler import INTERRUPTED, is_of_click
+        from mindspeed.cli.ending import INTERRUPTED, is_of_click, status_of
         from mindspeed.cli.output import exit_code, print_problems
-        from mindspeed.cli.streams import status_of
         from mindspeed.engine.runtime.uncaught import unforeseen
 
         try:
