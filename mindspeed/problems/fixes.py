@@ -234,7 +234,7 @@ class CommandLine:
         return f"--set {shlex.quote(text) if _SHELL.search(text) else text}"
 
     def give_option(self, option: str, value: Any) -> str:
-        return option if value is True else f"{option} {value}"
+        return option if value is True else f"{option} {'N' if value is None else value}"
 
     def add_feature(self, name: str) -> str:
         return f"add {name} to the features"

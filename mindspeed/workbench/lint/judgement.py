@@ -17,6 +17,7 @@ from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.fields import FIELDS
 from mindspeed.job.megatron_arguments import dests_of
+from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.megatron_lm.argument_layers import declared_flags
 from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest, unknown_options
 from mindspeed.megatron_lm.script_options import script_options
@@ -28,7 +29,7 @@ from mindspeed.workbench.lint.dry_run import located, plan_command, smallest_wor
 from mindspeed.workbench.lint.launched_command import LaunchedCommand
 from mindspeed.workbench.lint.traps import STOPS, Trap, traps_of
 from mindspeed.workbench.lint.upstream.process import Checkout, RulesProcess
-from mindspeed.workbench.lint.upstream.rules import DERIVED, Command, Judging, RulesVerdict
+from mindspeed.workbench.lint.upstream.rules import Command, Judging, RulesVerdict
 
 _OF_DEVICES: Final = re.compile(r"(CUDA|NCCL|NVTE|TORCH|PYTORCH|NVSHMEM|UB|HCCL|ASCEND)_\w+")
 """Environment variables that Megatron's rules read."""
@@ -175,30 +176,31 @@ def _with_rules(
 
 
 def one_of_each(theirs: Sequence[Problem], ours: Sequence[Problem], known: Surface) -> list[Problem]:
-    """Return the problems of Megatron's rules, and those of ours that are about other arguments.
-
-    Of two about the same arguments, ours has the better fix where it is more than advice.
-    """
-    fixes: dict[frozenset[str], Fixes] = {_arguments(problem, known): () for problem in theirs if problem.facts}
+    """Return the problems of Megatron's rules, and those of ours that are about other values of the command."""
+    about = {given: problem for problem in reversed(theirs) if (given := _given(problem, known))}
+    fixes: dict[Problem, Fixes] = {}
     left = []
     for problem in ours:
-        about = _arguments(problem, known)
-        if about not in fixes:
+        if (same := about.get(_given(problem, known))) is not None:
+            fixes.setdefault(same, _better_fix(same, problem, known))
+        else:
             left.append(problem)
-        elif any(fix.verb != "advice" for fix in problem.fix):
-            fixes[about] = fixes[about] or problem.fix
-    return [replace(problem, fix=fixes.get(_arguments(problem, known)) or problem.fix) for problem in theirs] + left
+    return [replace(problem, fix=fixes.get(problem, problem.fix)) for problem in theirs] + left
 
 
-def _arguments(problem: Problem, known: Surface) -> frozenset[str]:
-    """Return the names of Megatron's arguments whose values are at fault; what is derived and cannot be given has none."""
-    named = set()
-    for fact in problem.facts:
-        argument = known.by_option.get(fact.option or fact.name)
-        dest = next(iter(dests_of(fact.name)), argument.dest if argument is not None else fact.name)
-        if fact.source != DERIVED or dest in known.by_dest or dest in FIELDS:
-            named.add(dest)
-    return frozenset(named)
+def _better_fix(theirs: Problem, ours: Problem, known: Surface) -> Fixes:
+    """Return our fix where it can be typed, but theirs where both change one value of the model: their rule must hold."""
+    options = {argument.dest for fix in theirs.fix if (argument := known.by_option.get(fix.name)) is not None}
+    of_model = {dest for fix in ours.fix if fix.name not in PARALLEL_SIZES for dest in dests_of(fix.name)}
+    is_advice = all(fix.verb == "advice" for fix in ours.fix)
+    return theirs.fix if is_advice or options & of_model else ours.fix
+
+
+def _given(problem: Problem, known: Surface) -> frozenset[str]:
+    """Return what a problem is about: Megatron's arguments on the command line by dest, and fields that its launcher gives."""
+    options = (known.by_option.get(fact.option) for fact in problem.facts if fact.option)
+    launched = {fact.name for fact in problem.facts if not fact.option and fact.name in FIELDS and not dests_of(fact.name)}
+    return frozenset(launched | {argument.dest for argument in options if argument is not None})
 
 
 def _megatron_command(job: CheckedJob, known: Surface) -> Command:
