@@ -31,6 +31,6 @@ def test_the_order_of_a_large_request_does_not_change_its_plan(seed: int) -> Non
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_large_set_leaves_nothing_in_torch_and_megatron(seed: int) -> None:
     words = [sys.executable, "-W", "ignore", "-m", "tests.workbench.verification.matrix.largest_sets", *largest_set(seed)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[4])
     assert "RESULT" in done.stdout, done.stderr[-2000:]
     assert json.loads(done.stdout.partition("RESULT")[2]) == []
