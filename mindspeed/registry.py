@@ -35,7 +35,7 @@ from mindspeed.ops.variants import public_functions
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover, features_beside_platforms
-from mindspeed.problems.fixes import Advice, in_python
+from mindspeed.problems.fixes import Fix, in_python
 from mindspeed.problems.problem import MindSpeedError, PatchError, Problem, ResolutionError
 from mindspeed.process.tracing import trace, tracing
 from mindspeed.process.variables import Variables, unset_variables, variable_problems
@@ -97,9 +97,8 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     from mindspeed.job.megatron_arguments import OF_TRAINING
     from mindspeed.megatron.argument_overrides import check_overrides
     from mindspeed.ops.variants import has_variant
-    from mindspeed.platforms.former_settings import with_present_names
 
-    layers = [*(with_present_names(layer, features_beside_platforms()) for layer in layers), disabled_layer()]
+    layers = [*layers, disabled_layer()]
     known = known or catalog_for(_named(layers))
     platform = next((layer.platform for layer in reversed(layers) if layer.platform), None)
     environment = environment or probe(platform)
@@ -251,7 +250,7 @@ def plan(
     )
     if environment is not None and not isinstance(environment, Environment):
         text = f"the argument environment of mindspeed.plan is {environment!r}, but it must be an Environment"
-        fix = Advice(
+        fix = Fix.advise(
             "leave environment out to plan for this machine. To plan for another one, such as an NPU with Megatron 0.16.1: "
             'from mindspeed.engine.resolution.environment import made_up; environment=made_up("npu", "0.16.1")'
         )
@@ -274,7 +273,7 @@ def activate(plan: ActivationPlan) -> ActivationReport:
     """
     if not isinstance(plan, ActivationPlan):
         text = f"the argument of mindspeed.activate is {plan!r}, but it must be an ActivationPlan"
-        fix = Advice("mindspeed.activate(mindspeed.plan(features=[...]))")
+        fix = Fix.advise("mindspeed.activate(mindspeed.plan(features=[...]))")
         raise ResolutionError([Problem("MS301", text, where="mindspeed.activate", fix=fix)])
     was_active = session.current() is not None
     uncaught.install()
@@ -345,7 +344,7 @@ def read_plan(path: str | Path) -> ActivationPlan:
     try:
         return plan_from_json(json.loads(Path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        fix = Advice(
+        fix = Fix.advise(
             "write the file again with mindspeed features plan --json, or start the job again, which writes a new plan"
         )
         raise MindSpeedError([Problem("MS305", f"the plan file cannot be read: {error}", where=str(path), fix=fix)]) from error

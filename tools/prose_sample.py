@@ -26,11 +26,11 @@ from mindspeed.cli import main as command_line
 from mindspeed.cli.request_options import TITLES
 from mindspeed.compat.provided_names import PROVIDED
 from mindspeed.job.world import World
-from mindspeed.plugins import fixes as fix_names
 from mindspeed.plugins.conditions import Condition
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
+from mindspeed.problems import fixes as fix_names
 from mindspeed.problems.fixes import filled, on_command_line
 from mindspeed.workbench.pages.features import MODEL, sentence, type_text
 from tools.prose import literal

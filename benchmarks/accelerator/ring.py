@@ -25,7 +25,7 @@ from mindspeed.context_parallel import ring
 from mindspeed.context_parallel.blocks import Scoring
 from mindspeed.context_parallel.exchange import Exchange
 from mindspeed.context_parallel.layout import zigzag
-from mindspeed.context_parallel.ring_schedule import Rounds
+from mindspeed.context_parallel.ring import Rounds
 
 RANKS: Final = 8
 SHARE: Final = 8192

@@ -12,7 +12,7 @@ import click
 from mindspeed.cli.lazy import Group
 from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_json, print_result, print_table, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, request_options
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.checkpoint_layers import LayerKind
@@ -173,7 +173,7 @@ def diff(request: Request, path: str, step: int | None) -> None:
     record = read_record(folder)
     if record is None:
         text = f"the checkpoint does not contain the list of features that it was saved with: {FILE} is missing"
-        raise RunError([Problem("MS602", text, where=str(folder), fix=Advice("give a checkpoint that mindspeed saved"))])
+        raise RunError([Problem("MS602", text, where=str(folder), fix=Fix.advise("give a checkpoint that mindspeed saved"))])
     manifest = read_manifest(folder) if (folder / MANIFEST).is_file() else None
     if manifest is None:
         plan, problems = request.plan_of_run(), []

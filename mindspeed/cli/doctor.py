@@ -58,7 +58,7 @@ def _lines(finding: Finding) -> Iterator[str]:
 
 def _print_peaks() -> None:
     from mindspeed.registry import probe
-    from mindspeed.workbench.diagnostics.peak import measure_peaks
+    from mindspeed.workbench.diagnostics.doctor import measure_peaks
 
     platform = probe().platform
     peaks = measure_peaks(platform)

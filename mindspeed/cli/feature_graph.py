@@ -19,20 +19,18 @@ from mindspeed.plugins.constraints import (
     RequiresAny,
     RequiresCapability,
     RequiresSlot,
-    Supersedes,
 )
 
 if TYPE_CHECKING:
     from mindspeed.plugins.feature import Feature
 
-_VERBS: Final = {Requires: "requires", Conflicts: "conflicts with", After: "comes after", Supersedes: "supersedes"}
+_VERBS: Final = {Requires: "requires", Conflicts: "conflicts with", After: "comes after"}
 _STYLES: Final = {
     "requires": "",
     "needs one of": "style=dashed",
     "needs a capability of": "style=dashed",
     "conflicts with": 'color=red, dir=none, constraint=false, label="conflict"',
     "comes after": "style=dotted, constraint=false",
-    "supersedes": 'color=blue, label="supersedes"',
 }
 """Kinds of relations, and how each is drawn."""
 
@@ -100,7 +98,7 @@ def _relations(features: Iterable[type[Feature[Any]]]) -> Iterator[Relation]:
                     yield Relation(name, "needs a capability of", f"slot {constraint.slot}", because, when)
                 case Before():
                     yield Relation(constraint.name, "comes after", name, reason, when)
-                case Requires() | Conflicts() | After() | Supersedes():
+                case Requires() | Conflicts() | After():
                     yield Relation(name, _VERBS[type(constraint)], constraint.name, reason, when)
 
 

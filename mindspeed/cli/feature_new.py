@@ -14,7 +14,7 @@ import click
 
 from mindspeed._version import __version__
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 
 if TYPE_CHECKING:
     from mindspeed.problems.problem import Problem
@@ -169,10 +169,12 @@ def _name_problems(name: str) -> list[Problem]:
 
     if not _NAME.fullmatch(name):
         text = f"the feature name {name!r} does not consist of lower-case words joined by dashes"
-        return [Problem("MS106", text, (name,), fix=Advice("use a name such as acme-z-loss"))]
+        return [Problem("MS106", text, (name,), fix=Fix.advise("use a name such as acme-z-loss"))]
     if keyword.iskeyword(name):
         text = f"{name!r} is a keyword of Python, so no module with that name can be imported"
-        return [Problem("MS106", text, (name,), fix=Advice(f"choose another name, as in acme-{name}"))]
+        return [Problem("MS106", text, (name,), fix=Fix.advise(f"choose another name, as in acme-{name}"))]
     rows = [row for row in installed() if row.name == name]
     texts = {row.where: f"{row.distribution} {row.version} already provides a feature named {name}" for row in rows}
-    return [Problem("MS106", text, (name,), where=where, fix=Advice("choose another name")) for where, text in texts.items()]
+    return [
+        Problem("MS106", text, (name,), where=where, fix=Fix.advise("choose another name")) for where, text in texts.items()
+    ]

@@ -60,7 +60,7 @@ def test(name: str, parity: bool, pairs: bool, budget_seconds: float | None, sto
 def _judged_pairs(name: str, budget_seconds: float | None, store: Path | None) -> tuple[list[CaseResult], int]:
     """The verdicts of the pairs of a distribution, and how many have none within the budget."""
     from mindspeed import registry
-    from mindspeed.workbench.conformance.pairs import pairs_of
+    from mindspeed.workbench.conformance.suite import pairs_of
     from mindspeed.workbench.verification.matrix.reach import Sources
     from mindspeed.workbench.verification.matrix.run import judge_all, to_judge
     from mindspeed.workbench.verification.matrix.store import VerdictStore, default_store

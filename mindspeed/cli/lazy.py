@@ -86,7 +86,7 @@ class Main(Group):
         from mindspeed.cli.last_handler import INTERRUPTED, is_of_click
         from mindspeed.cli.output import exit_code, print_problems
         from mindspeed.cli.streams import status_of
-        from mindspeed.process.unforeseen import unforeseen
+        from mindspeed.engine.runtime.uncaught import unforeseen
 
         try:
             return self._invoke(ctx)

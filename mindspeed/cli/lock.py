@@ -7,7 +7,7 @@ import click
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import FeatureNames, Request, request_options, spelled_names
 from mindspeed.cli.training_command import PlansCommands, RuleOptions, command_named, plan_of_launched, rules_options
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 
 
 @click.command(cls=PlansCommands)
@@ -58,7 +58,9 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
         plan = request.plan_of_run() if command is None else plan_of_launched(request, command, rules)
         if "megatron" not in plan.environment:
             text = "megatron-core is not installed, but a lock file must record a version of megatron-core"
-            raise MindSpeedError([Problem("MS502", text, fix=Advice("--megatron 0.16.1, or the version that the job uses"))])
+            raise MindSpeedError(
+                [Problem("MS502", text, fix=Fix.advise("--megatron 0.16.1, or the version that the job uses"))]
+            )
         here = registry.content_of(plan, {})
     if not has_megatron:
         here = {key: value for key, value in here.items() if kind_of(key) != "target"}

@@ -18,7 +18,7 @@ from mindspeed.cli.output import OK, end, json_option, print_alone, print_proble
 from mindspeed.cli.plan_text import as_lines, brief_lines
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, names_argument, request_options
 from mindspeed.engine.resolution.setting_validation import flag
-from mindspeed.problems.fixes import GiveOption
+from mindspeed.problems.fixes import Fix
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _check_shared_folder(job: Job) -> None:
 
     if job.config.run is None:
         text = "processes that are started separately must use the same run folder"
-        raise MindSpeedError([Problem("MS301", text, fix=GiveOption("--run", "FOLDER"))])
+        raise MindSpeedError([Problem("MS301", text, fix=Fix.give_option("--run", "FOLDER"))])
 
 
 def _print_result(job: Job, *launching: str) -> None:

@@ -12,7 +12,7 @@ from mindspeed.cli.html_option import html_option, write_page
 from mindspeed.cli.lazy import Group
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def show(
     planned = _planned(name, (pp, vpp, micro_batches, group), costs, recompute, limit, assignments)
     verdict = judge(planned, costs)
     if verdict.problems:
-        fix = Advice("change the order of operations, or use another --schedule")
+        fix = Fix.advise("change the order of operations, or use another --schedule")
         raise MindSpeedError([Problem("MS650", f"{planned.name}: {text}", where=name, fix=fix) for text in verdict.problems])
     timelines: list[tuple[str, Timeline]] = [(f"{planned.name}: planned", verdict.spans)]
     if traces:
@@ -184,7 +184,7 @@ def _planned(
         return recomputed(named(name, shape, costs), kind, limit)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        fix = Advice(f"--schedule with one of {', '.join(NAMES)}, a feature or a file, and sizes that it supports")
+        fix = Fix.advise(f"--schedule with one of {', '.join(NAMES)}, a feature or a file, and sizes that it supports")
         raise MindSpeedError([Problem("MS650", f"{name}: {reason}", fix=fix)]) from error
 
 
@@ -200,12 +200,12 @@ def _feature(name: str, assignments: tuple[str, ...]) -> Any:
     known = catalog_for([name])
     able = [other for other in known.usable if hasattr(known.feature(other), "planned_schedule")]
     if name not in able:
-        fix = Advice(f"use one of {', '.join([*NAMES, *able])}")
+        fix = Fix.advise(f"use one of {', '.join([*NAMES, *able])}")
         raise MindSpeedError([Problem("MS201", f"there is no schedule {name}", fix=fix)])
     settings = parse_assignments(assignments, "--set")
     if foreign := sorted(settings.keys() - {name}):
         text = f"--set has a setting of {foreign[0]}, but the pipeline schedule to show is that of {name}"
-        fix = Advice(f"--schedule {foreign[0]}, or remove the setting")
+        fix = Fix.advise(f"--schedule {foreign[0]}, or remove the setting")
         raise MindSpeedError([Problem("MS301", text, (name,), where="--set", fix=fix)])
     feature = known.feature(name)
     given = {name: {key: Value(value, "--set") for key, value in settings.get(name, {}).items()}}

@@ -22,7 +22,7 @@ from mindspeed.cli.request_options import (
     unknown_feature,
 )
 from mindspeed.cli.terminal import on_terminal
-from mindspeed.problems.fixes import Advice, GiveField
+from mindspeed.problems.fixes import Fix
 
 if TYPE_CHECKING:
     from mindspeed.workbench.tuning.job import CountBytes, SearchJob
@@ -153,7 +153,7 @@ def _ranks(request: Request) -> int:
     from mindspeed.workbench.training.shape import given_world
 
     if not (given := given_world(request.layers).get("world_size")):
-        raise ResolutionError([Problem("MS301", "--world-size is not set", fix=GiveField("world_size"))])
+        raise ResolutionError([Problem("MS301", "--world-size is not set", fix=Fix.give_field("world_size"))])
     return int(given)
 
 
@@ -173,7 +173,7 @@ def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: flo
                 f"--calibrate {calibrate} needs {calibrate} different configurations (layout and features) of {ranks} ranks, "
                 f"but only {len(rows)} are valid and fit in device memory"
             )
-            raise RunError([Problem("MS345", text, fix=Advice(f"--calibrate {len(rows)}, or a larger --world-size"))])
+            raise RunError([Problem("MS345", text, fix=Fix.advise(f"--calibrate {len(rows)}, or a larger --world-size"))])
         known = measure(rows, job.job_of, store, ranks, steps, budget, _say)
         measured = [known[row.key] for row in rows if row.key in known]  # others would change what a resumed search finds
     elif (stale := store.staleness()) is not None:
@@ -192,7 +192,7 @@ def _local_ranks(job: SearchJob) -> int:
     ranks, cores = int(job.model["world_size"]), os.cpu_count() or 1
     if job.environment.platform == "cpu" and ranks > cores:
         text = f"{ranks} ranks cannot be measured on {cores} processor cores: they would wait for each other"
-        fix = Advice(f"--world-size {cores}, or measure on a machine with {ranks} cores")
+        fix = Fix.advise(f"--world-size {cores}, or measure on a machine with {ranks} cores")
         raise RunError([Problem("MS345", text, fix=fix)])
     return ranks
 
@@ -207,7 +207,7 @@ def _dry_runs(job: SearchJob) -> Iterator[CountBytes]:
 
     if (platform := job.environment.platform) != "cpu":
         text = f"a dry run uses the layers of platform cpu, but this job is for {platform}"
-        raise ResolutionError([Problem("MS345", text, fix=Advice("remove --dry-run, or give --platform cpu"))])
+        raise ResolutionError([Problem("MS345", text, fix=Fix.advise("remove --dry-run, or give --platform cpu"))])
 
     def count(choice: Choice, world: Mapping[str, Any]) -> int:
         short = with_few_micro_batches(job.plan_of(choice, world).world)

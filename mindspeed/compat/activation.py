@@ -33,7 +33,7 @@ from mindspeed.plugins.discovery import BUILT_IN, DiscoveredFeature
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError
 
 SOURCE: Final = "old names"
@@ -269,7 +269,7 @@ def _request(values: Mapping[str, Any]) -> _Request:
             needed = feature.is_need_apply(complete)
         except Exception as error:  # foreign code may fail in any way
             text = f"{name} raised an error in is_need_apply: {refusal_of(error)}"
-            fix = Advice("correct is_need_apply")
+            fix = Fix.advise("correct is_need_apply")
             problems.append(Problem("MS901", text, (name,), where=manager.where_of(feature), fix=fix))
             continue
         if needed:
@@ -279,7 +279,7 @@ def _request(values: Mapping[str, Any]) -> _Request:
             if own_settings:
                 options = [action.option_strings[0] for action in own_arguments(feature) if action.dest in own_settings]
                 text = f"{', '.join(options)} is given to {name}, but {reason}"
-                fix = Advice(f"request it by name (--features {name}), or let it register --{name.removeprefix(PREFIX)}")
+                fix = Fix.advise(f"request it by name (--features {name}), or let it register --{name.removeprefix(PREFIX)}")
                 problems.append(Problem("MS110", text, (name,), where=manager.where_of(feature), fix=fix))
             rows.append(PlanNote("note", name, reason))
     level = values.get("optimization_level", 2)

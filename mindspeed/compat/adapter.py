@@ -22,7 +22,7 @@ from mindspeed.plugins.constraints import After
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 PREFIX: Final = "compat:"
@@ -124,7 +124,7 @@ def registrations_of(adapter: OldFeature) -> list[Registration]:
                 f"feature {adapter.spec.name}, which uses MindSpeed's interface, failed when it registered its patches: "
                 f"{refusal_of(error)}"
             )
-            fix = Advice("correct the method register_patches of the feature's class")
+            fix = Fix.advise("correct the method register_patches of the feature's class")
             raise MindSpeedError([Problem("MS901", text, (adapter.spec.name,), fix=fix)]) from error
     return registered
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mindspeed.compat.old_flags.flags import BY_DEST, OLD_FLAGS, register_old_flags
 from mindspeed.plugins.feature import Feature
-from mindspeed.problems.fixes import GiveOption, RemoveFeature, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.near_names import near_names, suggestion
 from mindspeed.problems.problem import MindSpeedError, Problem
 
@@ -52,14 +52,14 @@ class MindSpeedFeature:
         """Raise MS202 when both this feature and the argument or feature ``check_args`` are on, MS110 when it is unknown."""
         if self._is_on(global_args, check_args, "excludes"):
             names = (self.feature_name, check_args)
-            fix = tuple(map(RemoveFeature, names))
+            fix = tuple(map(Fix.remove_feature, names))
             raise MindSpeedError([Problem("MS202", f"{names[0]} and {names[1]} conflict", names, fix=fix)])
 
     def dependency_check(self, global_args: Namespace, check_args: str) -> None:
         """Raise MS205 when this feature is on without the argument or feature ``check_args``, MS110 when it does not exist."""
         if self._is_on(global_args, check_args, "requires") is False:
             text = f"the feature {self.feature_name} requires {check_args}, which is not active"
-            fix = (GiveOption(f"--{check_args.replace('_', '-')}"), RemoveFeature(self.feature_name))
+            fix = (Fix.give_option(f"--{check_args.replace('_', '-')}"), Fix.remove_feature(self.feature_name))
             raise MindSpeedError([Problem("MS205", text, (self.feature_name,), fix=fix)])
 
     def _is_on(self, args: Namespace, name: str, verb: str) -> bool | None:

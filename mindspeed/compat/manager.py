@@ -15,7 +15,7 @@ from mindspeed.compat.registrations import Registration
 from mindspeed.plugins.discovery import DiscoveredFeature
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.found import declared_at
-from mindspeed.problems.fixes import Advice, RemoveFeature
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 
@@ -84,7 +84,7 @@ class MindSpeedFeaturesManager:
                 problems += error.problems
             except Exception as error:  # features refuse with whatever error they like
                 text = f"{name_of(feature)}: {refusal_of(error)}"
-                fix = RemoveFeature(name_of(feature))
+                fix = Fix.remove_feature(name_of(feature))
                 problems.append(Problem("MS304", text, (name_of(feature),), where=where_of(feature), fix=fix))
         if problems:
             raise MindSpeedError(problems)
@@ -107,7 +107,7 @@ def found_rows(common: Namespace | None, force_overridden: frozenset[Registratio
             row = replace(row, feature=adapt(feature, tuple(before), lambda: common, force_overridden))
         except Exception as error:  # foreign code may fail in any way; it must not take the others with it
             text = f"feature {name} cannot be read: {type(error).__name__}: {error}"
-            fix = Advice("correct the feature class")
+            fix = Fix.advise("correct the feature class")
             row = replace(row, problem=Problem("MS101", text, (name,), where=row.where, fix=fix))
         rows.append(row)
         before.append(name)

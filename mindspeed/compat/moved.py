@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any, Final
 
 from mindspeed.files.tables import table_beside
 
 MOVED: Final[dict[str, str]] = table_beside(__file__)
-"""Former names, of modules and packages, and the present ones."""
+"""Former names of modules and packages, and the present ones; one with a colon is an object in a module."""
 
 STABLE: Final = ("mindspeed.conformance", "mindspeed.training")
 """Names that stay: importing them gives no warning."""
@@ -39,16 +41,18 @@ class _Loader:
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
-        """Warn about a former name; there is nothing to run."""
+        """Warn about a former name, and put an object of a module in the place of the module that has its name."""
+        present = present_name(module.__name__) or ""
         if not _is_below(module.__name__, STABLE):
-            text = f"{module.__name__} is {present_name(module.__name__)} now"
-            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            warnings.warn(f"{module.__name__} is {present.replace(':', '.')} now", DeprecationWarning, stacklevel=2)
+        if ":" in present:
+            sys.modules[module.__name__] = resolve_name(present)
 
 
 def moved_spec(name: str) -> ModuleSpec | None:
     """Find a module by its former name; None for a name that no module had."""
     present = present_name(name)
-    if present is None or find_spec(present) is None:
+    if present is None or find_spec(present.partition(":")[0]) is None:
         return None
     return ModuleSpec(name, _Loader(), is_package=True)  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from mindspeed.compat.registrations import Registration, target_of
 from mindspeed.engine.inspection.sites import find_site
 from mindspeed.engine.inspection.source import find_module
 from mindspeed.engine.runtime import session
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 DIRECT: str = "compat:patches"
@@ -109,7 +109,7 @@ class MindSpeedPatchesManager:
         """
         if not isinstance(orig_func_name, str) or "." not in orig_func_name:
             text = f"the patch target {orig_func_name!r} in a call of register_patch does not have the form package.module.name"
-            fix = Advice("write the full dotted name, such as megatron.core.utils.divide")
+            fix = Fix.advise("write the full dotted name, such as megatron.core.utils.divide")
             raise MindSpeedError([Problem("MS409", text, (cls._owner,), fix=fix)])
         call = Registration(cls._owner, orig_func_name, new_func, force_patch, create_dummy)
         if call not in cls.registrations:
@@ -140,7 +140,7 @@ class MindSpeedPatchesManager:
         gone = [call for call in wrappers if call.new.__name__ == wrappers_name]
         if not gone and remove_check:
             text = f"{orig_func_name} has no wrapper {wrappers_name}"
-            raise MindSpeedError([Problem("MS409", text, fix=Advice("see MindSpeedPatchesManager.patches_info"))])
+            raise MindSpeedError([Problem("MS409", text, fix=Fix.advise("see MindSpeedPatchesManager.patches_info"))])
         cls.registrations[:] = [call for call in cls.registrations if call not in gone]
         from mindspeed.compat import activation
 

@@ -8,51 +8,43 @@ from pydantic import Field, model_validator
 
 from mindspeed.job.hybrid_pattern import ATTENTION
 from mindspeed.job.world import World
-from mindspeed.plugins.conditions import condition
+from mindspeed.plugins.conditions import Condition, condition
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.problems.fixes import Advice, GiveField, GiveSetting, RemoveFeature, SettingsError
+from mindspeed.problems.fixes import Fix, SettingsError
 
-
-@condition(
+two_chunks_for_each_rank = Condition.divides(
+    "seq_length",
+    (2, "cp"),
     "sequence length {world.seq_length} is not a multiple of 2 x cp = 2 x {world.cp}",
-    fix=(GiveField("seq_length", note="a multiple of 2 x {world.cp}"),),
+    fix=(Fix.give_field("seq_length", note="a multiple of 2 x {world.cp}"),),
 )
-def two_chunks_for_each_rank(args: Any, world: World) -> bool:
-    """Check that zig-zag can give each rank an early and a late chunk of the sequence."""
-    return bool(world.seq_length % (2 * world.cp) == 0)
 
 
-@condition(
-    "softmax_type is {world.softmax_type}, but {feature} computes only the vanilla softmax",
-    fix=(GiveField("softmax_type", "vanilla"), RemoveFeature()),
+softmax_is_vanilla = Condition.equals(
+    "softmax_type", "vanilla", "softmax_type is {world.softmax_type}, but {feature} computes only the vanilla softmax"
 )
-def softmax_is_vanilla(args: Any, world: World) -> bool:
-    """Check that the softmax of attention has no offset and learns none."""
-    return bool(world.softmax_type == "vanilla")
 
 
 @condition(
     "attention has a sliding window (window_size), which {feature} does not support",
-    fix=(GiveField("windowed_attention", False), RemoveFeature()),
+    fix=(Fix.give_field("windowed_attention", False), Fix.remove_feature()),
 )
 def attention_sees_all_keys(args: Any, world: World) -> bool:
     """Check that attention has no window."""
     return not world.windowed_attention
 
 
-@condition(
+predicts_one_token = Condition.unset(
+    "mtp_num_layers",
     "multi-token prediction expects tokens in Megatron's zig-zag order, which {feature} does not use",
     fix=(
-        Advice(
+        Fix.advise(
             "use a context-parallel feature with ring attention or all-gather (mindspeed features list --slot context-parallel "
             "shows them)"
         ),
-        GiveField("mtp_num_layers", 0),
+        Fix.give_field("mtp_num_layers", 0),
     ),
 )
-def predicts_one_token(args: Any, world: World) -> bool:
-    """Check that the model predicts only the next token; an unknown model is checked when it is built."""
-    return not world.is_set("mtp_num_layers")
 
 
 def has_head_groups(args: Any, world: World) -> bool:
@@ -63,8 +55,8 @@ def has_head_groups(args: Any, world: World) -> bool:
 @condition(
     "ulysses_degree={args.ulysses_degree} does not split cp={world.cp} into two or more groups of equal size",
     fix=(
-        GiveField("cp", note="a multiple of {args.ulysses_degree}, at least 2 x {args.ulysses_degree}"),
-        GiveSetting("ulysses_degree", note="a divisor of {world.cp}, smaller than {world.cp}"),
+        Fix.give_field("cp", note="a multiple of {args.ulysses_degree}, at least 2 x {args.ulysses_degree}"),
+        Fix.give_setting("ulysses_degree", note="a divisor of {world.cp}, smaller than {world.cp}"),
     ),
     when=has_head_groups,
 )
@@ -73,14 +65,13 @@ def degree_splits_ranks(args: Any, world: World) -> bool:
     return bool(world.cp % args.ulysses_degree == 0 and world.cp > args.ulysses_degree)
 
 
-@condition(
+degree_splits_heads = Condition.divides(
+    "num_attention_heads",
+    ("args.ulysses_degree", "tp"),
     "{world.num_attention_heads} attention heads are not divisible by ulysses_degree x tp = {args.ulysses_degree} x {world.tp}",
-    fix=(GiveSetting("ulysses_degree", note="a divisor of the number of heads per tensor-parallel rank"),),
+    fix=(Fix.give_setting("ulysses_degree", note="a divisor of the number of heads per tensor-parallel rank"),),
     when=has_head_groups,
 )
-def degree_splits_heads(args: Any, world: World) -> bool:
-    """Check that neighbours can share the heads of a tensor-parallel rank."""
-    return bool(world.num_attention_heads % (args.ulysses_degree * world.tp) == 0)
 
 
 class KeepArgs(FeatureArgs):
@@ -100,7 +91,7 @@ class KeepArgs(FeatureArgs):
         """Refuse an interval of layers that keep nothing."""
         if self.interval and self.keep == "none":
             text = f"interval={self.interval} selects layers that keep keys and values, but with keep=none no layer does"
-            raise SettingsError(text, GiveSetting("keep", "full"), GiveSetting("interval", 0))
+            raise SettingsError(text, Fix.give_setting("keep", "full"), Fix.give_setting("interval", 0))
         return self
 
 
@@ -118,7 +109,7 @@ def _attention_layers(args: KeepArgs, world: World) -> dict[str, int]:
     "the setting interval={args.interval} skips {args.interval} attention layers after each one to which the setting keep "
     "applies. The model has {layers} attention layers, so keep would apply only to the first one. With interval=0, it applies "
     "to every attention layer",
-    fix=(GiveSetting("interval", 0),),
+    fix=(Fix.give_setting("interval", 0),),
     when=_has_interval,
     values=_attention_layers,
 )

@@ -20,7 +20,7 @@ from mindspeed.job.hybrid_pattern import ATTENTION
 from mindspeed.megatron.module_specs import with_modules
 from mindspeed.ops.attention_mask import AttentionVisibility, attention_visibility
 from mindspeed.plugins import Feature, MindSpeedError, Problem
-from mindspeed.problems.fixes import GiveField
+from mindspeed.problems.fixes import Fix
 
 
 class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has no types
@@ -118,7 +118,7 @@ class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has 
 
     def _refused(self, sentence: str) -> MindSpeedError:
         name = self.feature.spec.name
-        return MindSpeedError([Problem("MS304", f"{name}: {sentence}", (name,), fix=GiveField("cp", 1))])
+        return MindSpeedError([Problem("MS304", f"{name}: {sentence}", (name,), fix=Fix.give_field("cp", 1))])
 
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 
 Ends = tuple[tuple[int, ...], ...]
 """For each row of a batch the ends of the documents packed into it; the last is the length. Nothing means one document."""
@@ -42,7 +42,7 @@ def ends_of_packed(packed: Any, side: Literal["q", "kv"], tokens: int) -> tuple[
         _, *ends = starts.flatten().tolist()
         if ends[-1] > tokens:
             text = f"packed sequences end at {ends[-1]}, but their row has {tokens} tokens"
-            raise MindSpeedError([Problem("MS337", text, fix=Advice("give cu_seqlens that match this row"))])
+            raise MindSpeedError([Problem("MS337", text, fix=Fix.advise("give cu_seqlens that match this row"))])
         known[side, tokens] = (*ends, *([tokens] if ends[-1] < tokens else []))
     return known[side, tokens]
 

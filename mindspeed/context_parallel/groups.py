@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from mindspeed.ops.errors import OperatorError
 from mindspeed.plugins import Problem
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +36,7 @@ def require_groups(groups: Groups | None, op: str) -> Groups:
     """Give the groups of this rank. Raises OperatorError, in the name of ``op``, when there are none."""
     if groups is None:
         text = f"{op}: Megatron's process groups do not exist"
-        raise OperatorError([Problem("MS505", text, fix=Advice("call initialize_model_parallel before building the model"))])
+        raise OperatorError(
+            [Problem("MS505", text, fix=Fix.advise("call initialize_model_parallel before building the model"))]
+        )
     return groups

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 CACHE_VARIABLE: Final = "MINDSPEED_CACHE"
@@ -73,7 +73,7 @@ def _distrusted(place: Path) -> Problem | None:
 
 def untrusted(reason: str, fix: str) -> Problem:
     """MS518 for a part of the cache."""
-    return Problem("MS518", f"{reason}; nothing is loaded from there", fix=Advice(fix))
+    return Problem("MS518", f"{reason}; nothing is loaded from there", fix=Fix.advise(fix))
 
 
 def why_unwritable(folder: Path) -> str:

@@ -20,7 +20,7 @@ from mindspeed.engine.runtime import session
 from mindspeed.engine.runtime.job_conditions import report_step_aside
 from mindspeed.job.megatron_arguments import OF_TRAINING
 from mindspeed.plugins.active import active_feature
-from mindspeed.problems.fixes import RemoveFeature, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.near_names import near_names, suggestion
 from mindspeed.problems.problem import MindSpeedError, Problem
 
@@ -142,7 +142,9 @@ def _function(planned: PlannedOverride, reference: str) -> Callable[[Any], Any]:
             f"decide whether to set Megatron's argument {planned.override.argument}. The feature's author must correct the "
             "function"
         )
-        raise MindSpeedError([Problem("MS406", text, planned.owners, fix=tuple(map(RemoveFeature, planned.owners)))]) from error
+        raise MindSpeedError(
+            [Problem("MS406", text, planned.owners, fix=tuple(map(Fix.remove_feature, planned.owners)))]
+        ) from error
     return function
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
-from mindspeed.problems.fixes import RemoveFeature
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch.distributed.distributed_c10d import _world
+
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 
@@ -45,7 +50,7 @@ def _as_object(options: Any) -> Any:
 
 def _disagreement(group: str, field: str, features: tuple[str, ...], values: str) -> Problem:
     text = f"the options {field} of process group {group} have two values: {values}".replace("  ", " ")
-    return Problem("MS402", text, features, fix=tuple(map(RemoveFeature, features)))
+    return Problem("MS402", text, features, fix=tuple(map(Fix.remove_feature, features)))
 
 
 def _set_fields(options: Any) -> dict[str, Any]:
@@ -64,3 +69,22 @@ def _fields(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             continue
         nested = [] if prefix or isinstance(value, str | int | float | list | tuple | None) else [*_fields(value, f"{name}.")]
         yield from nested or [(f"{prefix}{name}", value)]
+
+
+@contextmanager
+def destroyed_after() -> Iterator[None]:
+    """Destroy Megatron's process groups after the block, in which it forgets most of them."""
+    state = vars(parallel_state)
+    groups = set(_process_groups(state.values())) - {dist.group.WORLD}
+    yield
+    state.update({name: None for name, value in state.items() if isinstance(value, dist.ProcessGroup) and value in groups})
+    for group in groups & _world.pg_map.keys():
+        dist.destroy_process_group(group)
+
+
+def _process_groups(values: Iterable[Any]) -> Iterator[dist.ProcessGroup]:
+    for value in values:
+        if isinstance(value, dist.ProcessGroup):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _process_groups(value)

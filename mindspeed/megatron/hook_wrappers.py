@@ -19,7 +19,7 @@ from mindspeed.megatron.group_options import merged_options
 from mindspeed.megatron.module_specs import with_parts
 from mindspeed.plugins.hookspecs import Unit
 from mindspeed.plugins.wrapping import Function, wrapper
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 _initialising: Final[set[int]] = set()
@@ -112,7 +112,7 @@ def destroy_model_parallel(original: Function, *args: Any, **kwargs: Any) -> Any
     active = session.current()
     if active is None or active.plan.environment.get("platform") != "cpu":
         return original(*args, **kwargs)
-    from mindspeed.megatron.fixes.groups import destroyed_after
+    from mindspeed.megatron.group_options import destroyed_after
 
     with destroyed_after():
         return original(*args, **kwargs)
@@ -292,5 +292,5 @@ def _only_answer(hook: str, subject: str, **arguments: Any) -> Any:
     if len(answers) > 1:
         names = tuple(feature for feature, _ in answers)
         text = f"{' and '.join(names)} both give {subject}"
-        raise MindSpeedError([Problem("MS402", text, names, fix=Advice("remove one of these features"))])
+        raise MindSpeedError([Problem("MS402", text, names, fix=Fix.advise("remove one of these features"))])
     return answers[0][1] if answers else None

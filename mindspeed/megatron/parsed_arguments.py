@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from mindspeed.engine.planning.plan import PlannedOverride
 from mindspeed.job.fact import Values
-from mindspeed.problems.fixes import Advice, DropOption, RemoveFeature, Together
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import GivenValue, Problem
 
 
@@ -16,8 +16,8 @@ def contradiction(planned: PlannedOverride, given: GivenValue, wanted: Any) -> P
     """MS605 for one argument: ``given`` on a command line or elsewhere, the plan has ``wanted``."""
     owners = " and ".join(planned.owners)
     text = f"{given.source} sets {given.value!r}, but {owners} needs the value {wanted!r}: {planned.override.reason}"
-    way = DropOption(given.option) if given.option else Advice("change the value where Megatron reads it")
-    fix = (way, Together(tuple(map(RemoveFeature, planned.owners))))
+    way = Fix.drop_option(given.option) if given.option else Fix.advise("change the value where Megatron reads it")
+    fix = (way, Fix.together(map(Fix.remove_feature, planned.owners)))
     return Problem("MS605", text, planned.owners, where=given.source, fix=fix, facts=(given,))
 
 
@@ -49,5 +49,5 @@ def unsupported_arguments(values: Values, given: Mapping[str, GivenValue]) -> li
         if values.get(dest) and (has_torch_norm or dest != "layernorm_zero_centered_gamma"):
             fact = given.get(dest) or argument_fact(dest, values[dest])
             text = f"{fact.source} sets {values[dest]!r}, but the layers are local (transformer_impl): {reason}"
-            problems.append(Problem("MS605", text, where=fact.source, fix=DropOption(option), facts=(fact,)))
+            problems.append(Problem("MS605", text, where=fact.source, fix=Fix.drop_option(option), facts=(fact,)))
     return problems

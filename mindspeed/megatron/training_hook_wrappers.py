@@ -17,7 +17,7 @@ from mindspeed.engine.runtime import session
 from mindspeed.engine.runtime.job_conditions import refusals
 from mindspeed.job import megatron_arguments as flags
 from mindspeed.job.world import World
-from mindspeed.megatron import gpt_of_hybrid
+from mindspeed.megatron import model_class
 from mindspeed.megatron.parsed_arguments import argument_fact, contradiction, unsupported_arguments
 from mindspeed.plugins.answers import completed
 from mindspeed.plugins.wrapping import Function, wrapper
@@ -238,12 +238,12 @@ def load_base_checkpoint(original: Function, load_dir: Any, args: Any = None, *r
             raise RunError([problem])
         if unfit := checkpoint_state.other_layers(folder, active.plan):
             raise RunError(checkpoint_state.refusals(unfit, str(folder)))
-        if pattern := gpt_of_hybrid.pattern_for_gpt(folder, args):
-            gpt_of_hybrid.point_at_pattern(kwargs.get("sharded_state_dict") or {}, pattern)
+        if pattern := model_class.pattern_for_gpt(folder, args):
+            model_class.point_at_pattern(kwargs.get("sharded_state_dict") or {}, pattern)
     result = original(load_dir, args, *rest, **kwargs)
     content, folder = (*result, None, None)[:2] if isinstance(result, tuple) else (None, None)
     if pattern and content:
-        gpt_of_hybrid.as_gpt(content, pattern)
+        model_class.as_gpt(content, pattern)
     if active is not None and folder and not weights_alone:
         _compare_record(active, Path(folder))
     if isinstance(content, dict) and EXTRA in content:

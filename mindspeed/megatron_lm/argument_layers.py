@@ -15,8 +15,8 @@ from mindspeed.job.world import FIELDS, PARALLEL_SIZES
 from mindspeed.megatron_lm.given_arguments import Given
 from mindspeed.plugins.constraints import RequiresSlot
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.megatron_flags import MegatronFlag
-from mindspeed.problems.fixes import Advice
+from mindspeed.plugins.feature import MegatronFlag
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import GivenValue, Problem
 
 _PATTERN: Final = "hybrid_layer_pattern"
@@ -130,7 +130,7 @@ def _put_choices(
         else:
             known = ", ".join(sorted(map(str, by_value)))
             differs = "differs between layers, but all layers need the same value"
-            text, fix = f"{what} {differs if len(values) > 1 else f'must be one of {known}'}", Advice(f"use one of {known}")
+            text, fix = f"{what} {differs if len(values) > 1 else f'must be one of {known}'}", Fix.advise(f"use one of {known}")
             made.problems.append(Problem("MS605", text, where=argument.source, fix=fix, facts=(argument.fact,)))
 
 
@@ -198,7 +198,7 @@ def disagreements(theirs: Sequence[Layer], ours: Sequence[Layer], catalog: Catal
                 owners = (key[0],) if key[0] != "world" else ()
                 name = key[1] if key[0] == "world" else ".".join(key)
                 facts = [GivenValue(name, theirs_value, other.source, other.option), GivenValue(name, value, layer.source)]
-                fix = Advice("keep one of the two; both set the same value")
+                fix = Fix.advise("keep one of the two; both set the same value")
                 problems.append(Problem("MS303", text, owners, where=layer.source, fix=fix, facts=facts))
     return problems
 

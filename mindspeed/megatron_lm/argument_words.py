@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from mindspeed.problems.fixes import Fix, FixStep
+from mindspeed.problems.fixes import Fix, Fixes
 from mindspeed.problems.problem import GivenValue, Problem
 
 Count = int | Literal["+"]
@@ -21,7 +21,7 @@ def whole_number(text: str) -> int | None:
 
 
 def problem_of_flags(
-    code: str, message: str, flags: Iterable[str], fix: Fix | FixStep, features: tuple[str, ...] = ()
+    code: str, message: str, flags: Iterable[str], fix: Fixes | Fix, features: tuple[str, ...] = ()
 ) -> Problem:
     """A problem of flags on the command line."""
     facts = (GivenValue(flag, source="command line", option=flag) for flag in flags)

@@ -10,7 +10,7 @@ from typing import Any
 from mindspeed.engine.inspection.cli_arguments import Argument
 from mindspeed.job.megatron_arguments import dests_of, world_of
 from mindspeed.megatron_lm.given_arguments import constant, surface_or_nearest
-from mindspeed.problems.fixes import CommandLine, Fix, GiveField
+from mindspeed.problems.fixes import CommandLine, Fixes
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class MegatronCommandLine(CommandLine):
         options = (argument.options[0] for flag in flags if flag.switch == "on" for argument in self._known(flag.dest))
         return next(options, super().add_feature(name))
 
-    def together(self, steps: Fix) -> str:
+    def together(self, steps: Fixes) -> str:
         """Several fields may be one option: ``--activation silu --gated-linear-unit`` is ``--swiglu``."""
-        wanted = {step.field: step.value for step in steps if isinstance(step, GiveField)}
+        wanted = {step.name: step.value for step in steps if step.verb == "give-field"}
         if len(wanted) == len(steps):
             for dest in chain.from_iterable(map(dests_of, wanted)):
                 for argument in self._known(dest):

@@ -16,7 +16,7 @@ from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.argument_words import ArgumentWords, Count
 from mindspeed.megatron_lm.field_options import with_field_options
-from mindspeed.plugins.megatron_flags import MegatronFlag
+from mindspeed.plugins.feature import MegatronFlag
 from mindspeed.problems.problem import GivenValue
 
 KINDS: Final = {"int": int, "float": float}

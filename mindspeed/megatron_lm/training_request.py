@@ -32,7 +32,7 @@ from mindspeed.megatron_lm.given_arguments import (
     without_arguments,
 )
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Advice, DropOption, GiveOption
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import CollectedProblems, Problem, ResolutionError
 
 COMMAND_LINE: Final = "command line"
@@ -140,7 +140,9 @@ def split_own_flags(arguments: Sequence[str], problems: list[Problem]) -> tuple[
     for flag, needed in OWN_FLAGS.items():
         for values in words.replace_all(flag, 1 if needed else 0):
             if needed and not values:
-                problems.append(Problem("MS301", f"{flag} needs a value: {needed}", where=COMMAND_LINE, fix=DropOption(flag)))
+                problems.append(
+                    Problem("MS301", f"{flag} needs a value: {needed}", where=COMMAND_LINE, fix=Fix.drop_option(flag))
+                )
             else:
                 own.setdefault(flag, []).append("".join(values))
     return own, words.words
@@ -150,7 +152,7 @@ def _job_file(own: Mapping[str, list[str]]) -> JobFile | None:
     files = own.get("--mindspeed-config", [])
     if len(files) > 1:
         text = f"--mindspeed-config is given {len(files)} times: {', '.join(files)}"
-        raise ResolutionError([Problem("MS301", text, where=COMMAND_LINE, fix=Advice("put all settings into one file"))])
+        raise ResolutionError([Problem("MS301", text, where=COMMAND_LINE, fix=Fix.advise("put all settings into one file"))])
     if not files:
         return None
     from mindspeed.engine.resolution.job_file import load_job_file
@@ -163,7 +165,7 @@ def _command_line(own: Mapping[str, list[str]]) -> Layer:
     settings = problems.collect(lambda: parse_assignments(own.get("--set", []), "--set")) or {}
     for level in own.get("--optimization-level", []):
         if level not in ("0", "1", "2"):
-            text, fix = f"optimization level {level} is not 0, 1 or 2", GiveOption("--optimization-level", 2)
+            text, fix = f"optimization level {level} is not 0, 1 or 2", Fix.give_option("--optimization-level", 2)
             problems.append(Problem("MS301", text, where=COMMAND_LINE, fix=fix))
     if problems:
         raise ResolutionError(problems)

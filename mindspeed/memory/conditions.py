@@ -7,17 +7,17 @@ from typing import Any, Final
 
 from mindspeed.job.hybrid_pattern import ATTENTION, EXPERTS, KINDS, MLP
 from mindspeed.job.world import World
-from mindspeed.plugins.conditions import ModelCondition, condition, unset
+from mindspeed.plugins.conditions import Condition, ModelCondition, condition
 from mindspeed.plugins.shared_conditions import (
     NO_CPU_OFFLOADING,
     NO_FSDP,
     NO_OTHER_PASSES,
     NO_TRANSFORMER_ENGINE_LAYERS,
 )
-from mindspeed.problems.fixes import Advice, DropSetting, GiveField, GiveSetting, RemoveFeature
+from mindspeed.problems.fixes import Fix
 
-_REMOVE: Final = RemoveFeature()
-_SELECTIVE: Final = GiveField("recompute_granularity", "selective")
+_REMOVE: Final = Fix.remove_feature()
+_SELECTIVE: Final = Fix.give_field("recompute_granularity", "selective")
 
 
 @condition("every layer is recomputed as a whole, so {feature} has nothing to do", fix=(_SELECTIVE, _REMOVE))
@@ -65,7 +65,7 @@ def _layers_left(args: Any, world: World) -> Mapping[str, Any]:
 @condition(
     "--recompute-method block recomputes layers as a whole, and leaves {left} of the {layers} of a model chunk. {feature} "
     "works only in layers that are left, and needs at least {wanted} of them",
-    fix=(GiveField("recompute_num_layers", note="at most {most}"), _REMOVE),
+    fix=(Fix.give_field("recompute_num_layers", note="at most {most}"), _REMOVE),
     when=_has_blocks,
     values=_layers_left,
 )
@@ -82,7 +82,7 @@ def _counts_layers(args: Any, world: World) -> bool:
 
 @condition(
     "the setting num_layers={args.num_layers} is greater than the {layers} of a model chunk",
-    fix=(GiveSetting("num_layers", "{number}"), DropSetting("num_layers")),
+    fix=(Fix.give_setting("num_layers", "{number}"), Fix.drop_setting("num_layers")),
     when=_counts_layers,
     values=_layers_left,
 )
@@ -109,27 +109,26 @@ PARTS_OF_LAYERS: Final = (
 @condition(
     "the setting num_layers={args.num_layers} requires a multiple of {args.num_layers} layers per model chunk, but "
     "{world.num_layers} layers are split into {world.pp} x {world.vpp} (pp x vpp) chunks",
-    fix=(GiveSetting("num_layers", 1, "or another number that divides the layers of every model chunk"),),
+    fix=(Fix.give_setting("num_layers", 1, "or another number that divides the layers of every model chunk"),),
 )
 def groups_fill_chunks(args: Any, world: World) -> bool:
     """Check that the layers of each model chunk are a multiple of the layers that are recomputed as a group."""
     return all(layers % args.num_layers == 0 for layers in world.layers_per_chunk)
 
 
-@condition(
+modules_have_experts = Condition.at_least(
+    "num_experts",
+    1,
     "moe and shared_experts are modules of a MoE model, but the model is dense",
-    fix=(GiveSetting("modules", note="without moe and shared_experts"), GiveField("num_experts")),
+    fix=(Fix.give_setting("modules", note="without moe and shared_experts"), Fix.give_field("num_experts")),
 )
-def modules_have_experts(args: Any, world: World) -> bool:
-    """Check that a model whose experts are to be recomputed has some."""
-    return bool(world.num_experts > 0)
 
 
-NO_SHARED_EXPERT_OVERLAP: Final = unset(
+NO_SHARED_EXPERT_OVERLAP: Final = Condition.unset(
     "shared_expert_overlap",
     "shared experts overlap with the transfers of routed experts (moe_shared_expert_overlap), which {feature} does not support",
 )
-LOCAL_LAYERS: Final = (Advice("build the model with Megatron's local layers"), _REMOVE)
+LOCAL_LAYERS: Final = (Fix.advise("build the model with Megatron's local layers"), _REMOVE)
 """Fix for a model with fused layers, such as Transformer Engine's norm and linear layer in one."""
 
 ELEMENTWISE: Final = ("adam", "sgd")
@@ -138,7 +137,7 @@ ELEMENTWISE: Final = ("adam", "sgd")
 
 @condition(
     "the optimizer {world.optimizer} does not update each element independently, which {feature} needs",
-    fix=(GiveField("optimizer", "adam"), _REMOVE),
+    fix=(Fix.give_field("optimizer", "adam"), _REMOVE),
 )
 def optimizer_is_elementwise(args: Any, world: World) -> bool:
     """Check that the optimizer updates each element by itself; one that is not known passes until it is built."""
@@ -146,14 +145,16 @@ def optimizer_is_elementwise(args: Any, world: World) -> bool:
 
 
 MAIN_WEIGHTS: Final = (
-    unset("qk_clip", "QK clipping changes main weights between steps, which {feature} does not support"),
-    unset("low_precision_weights", "weights are stored in fp8 or fp4, but {feature} writes updated weights only in 16 bits"),
-    unset("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
-    unset(
+    Condition.unset("qk_clip", "QK clipping changes main weights between steps, which {feature} does not support"),
+    Condition.unset(
+        "low_precision_weights", "weights are stored in fp8 or fp4, but {feature} writes updated weights only in 16 bits"
+    ),
+    Condition.unset("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
+    Condition.unset(
         "offloaded_optimizer",
         "Megatron offloads main weights and optimizer states (optimizer_cpu_offload), which {feature} does not support",
     ),
-    unset(
+    Condition.unset(
         "shared_gradient_buffer",
         "mxfp8 weights are computed from all fp32 weights at once (reuse_grad_buf_for_mxfp8_param_ag), which {feature} does "
         "not support",

@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mindspeed.job.world import World
-from mindspeed.plugins import Condition, GiveField, RemoveFeature, condition, unset
+from mindspeed.plugins import Condition, Fix, condition
 from mindspeed.plugins.shared_conditions import (
     NO_CUDA_GRAPHS,
     NO_LOW_PRECISION,
     NO_OVERLAPPED_MICRO_BATCHES,
 )
 
-_REMOVE: Final = RemoveFeature()
+_REMOVE: Final = Fix.remove_feature()
 
-NO_LATENT_EXPERTS: Final = unset(
+NO_LATENT_EXPERTS: Final = Condition.unset(
     "latent_expert_size", "experts work on latent vectors of width {world.latent_expert_size}, which {feature} does not support"
 )
-NO_PADDED_ROUTING: Final = unset(
+NO_PADDED_ROUTING: Final = Condition.unset(
     "padded_routing", "the inputs of experts are padded for fp8 or fp4 matrix products, which {feature} does not support"
 )
-NO_FORCED_BALANCING: Final = unset(
+NO_FORCED_BALANCING: Final = Condition.unset(
     "forced_balancing", "the router distributes tokens evenly and ignores their scores, which {feature} does not support"
 )
-NO_LINEAR_BIAS: Final = unset("linear_bias", "linear layers have biases, which {feature} does not support")
+NO_LINEAR_BIAS: Final = Condition.unset("linear_bias", "linear layers have biases, which {feature} does not support")
 
 
 def is_sparse(args: Any, world: World) -> bool:
@@ -41,18 +41,14 @@ DISPATCHER_CONDITIONS: Final = (
 """Conditions of features that move tokens to experts by transfers of their own."""
 
 
-@condition(
-    "expert parallelism is off (ep={world.ep}), so {feature} has no transfer to overlap",
-    fix=(GiveField("ep", 2, or_more=True), _REMOVE),
+experts_are_spread = Condition.at_least(
+    "ep", 2, "expert parallelism is off (ep={world.ep}), so {feature} has no transfer to overlap"
 )
-def experts_are_spread(args: Any, world: World) -> bool:
-    """Check that experts are on several ranks."""
-    return world.ep > 1
 
 
 @condition(
     "recompute_modules contains shared_experts, which {feature} overlaps with transfers",
-    fix=(GiveField("recompute_modules", note="N = your list of modules, without shared_experts"), _REMOVE),
+    fix=(Fix.give_field("recompute_modules", note="N = your list of modules, without shared_experts"), _REMOVE),
 )
 def shared_experts_are_kept(args: Any, world: World) -> bool:
     """Check that shared experts, which hide transfers, are not recomputed."""
@@ -70,7 +66,7 @@ def keeps_modules_whole(other: str) -> Condition:
 
     @condition(
         f"{{feature}} overlaps shared experts with transfers, which {other} does not support",
-        fix=(RemoveFeature(other), _REMOVE),
+        fix=(Fix.remove_feature(other), _REMOVE),
         when=_overlap_is_not_known,
         of=other,
     )
@@ -86,7 +82,7 @@ def needs_dispatcher(kind: str) -> Condition:
 
     @condition(
         f"Megatron's dispatcher is {{world.dispatcher}}, but {{feature}} replaces the {kind} dispatcher",
-        fix=(GiveField("dispatcher", kind), _REMOVE),
+        fix=(Fix.give_field("dispatcher", kind), _REMOVE),
     )
     def dispatcher_fits(args: Any, world: World) -> bool:
         """Check that the dispatcher is the one that the feature replaces."""

@@ -14,7 +14,7 @@ from mindspeed.moe.alltoall import AllToAllCall, Placement
 from mindspeed.moe.once_per_rank import OncePerRankCall
 from mindspeed.moe.overlap import OverlappedCall, send
 from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 
 
 class AllToAllDispatch:
@@ -207,5 +207,5 @@ def check_routing(config: Any, hidden_states: Tensor, routing_map: Tensor, probs
         f"{tuple(probs.shape)}, but both must have the shape (tokens, experts) = {expected}, and the map must be boolean"
     )
     raise MindSpeedError(
-        [Problem("MS640", text, fix=Advice("make the router return one boolean and one probability per token and expert"))]
+        [Problem("MS640", text, fix=Fix.advise("make the router return one boolean and one probability per token and expert"))]
     )

@@ -29,7 +29,7 @@ from mindspeed.ops.compiler import CANDIDATES, Compiler, CompilerResult, compile
 from mindspeed.ops.instruction_sets import missing
 from mindspeed.ops.sources import digest, operator_files, source_digest, source_files
 from mindspeed.ops.variants import SOURCES
-from mindspeed.problems.fixes import Advice, RunCommand, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import PlatformError, Problem
 
 Say = Callable[[str], None]
@@ -74,7 +74,7 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
     version = build_cache.torch_version()
     if version is None:
         text = "torch is not installed, but the operators are compiled against it"
-        raise PlatformError([Problem("MS501", text, fix=RunCommand("pip install 'mindspeed[train]'"))])
+        raise PlatformError([Problem("MS501", text, fix=Fix.run_command("pip install 'mindspeed[train]'"))])
     key = build_cache.wanted(version, sources)
     compiler = find_compiler(os.environ.get("CXX"))
     if (done := _already(key, compiler, force, cache)) is not None:
@@ -119,7 +119,7 @@ def _no_compiler() -> Problem:
     named = os.environ.get("CXX")
     tried = f"CXX is {named!r}, which does not run" if named else f"none of {', '.join(CANDIDATES)} runs"
     text = f"no C++ compiler was found: {tried}; operators use their plain-torch references, which are slower"
-    return Problem("MS510", text, fix=Advice("apt-get install g++ (or dnf install gcc-c++), or set CXX"))
+    return Problem("MS510", text, fix=Fix.advise("apt-get install g++ (or dnf install gcc-c++), or set CXX"))
 
 
 def _make(job: _Job) -> Built:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 
@@ -13,4 +13,4 @@ class OperatorError(MindSpeedError, ValueError):
 def require(condition: bool, op: str, sentence: str) -> None:
     """Raise OperatorError (MS505) saying ``op: sentence`` unless ``condition`` holds."""
     if not condition:
-        raise OperatorError([Problem("MS505", f"{op}: {sentence}", fix=Advice(f"see the docstring of {op}"))])
+        raise OperatorError([Problem("MS505", f"{op}: {sentence}", fix=Fix.advise(f"see the docstring of {op}"))])

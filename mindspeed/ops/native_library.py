@@ -10,7 +10,7 @@ import torch
 from mindspeed.ops import build_cache
 from mindspeed.ops.build_cache import Built
 from mindspeed.ops.variants import native_variants, reference_only
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import Problem
 
 BUILD: Final = "mindspeed ops build"
@@ -53,7 +53,7 @@ def _load() -> Built | None:
         torch.ops.load_library(str(built.library))  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:
         text = f"the C++ operators cannot be loaded, so operators use their plain-torch references: {error}"
-        _warn(Problem("MS512", text, where=str(built.library), fix=Advice(f"{BUILD} --force")))
+        _warn(Problem("MS512", text, where=str(built.library), fix=Fix.advise(f"{BUILD} --force")))
         return None
     return built
 

@@ -6,17 +6,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mindspeed.job.world import World
-from mindspeed.plugins.conditions import ModelCondition, condition, unset
+from mindspeed.plugins.conditions import Condition, ModelCondition, condition
 from mindspeed.plugins.shared_conditions import NO_OTHER_PASSES, NO_TRANSFORMER_ENGINE_LAYERS
-from mindspeed.problems.fixes import Advice, GiveField, RemoveFeature
+from mindspeed.problems.fixes import Fix
 
-_REMOVE: Final = RemoveFeature()
+_REMOVE: Final = Fix.remove_feature()
 
 
-@condition("at least two pipeline stages are needed, but pp is {world.pp}", fix=(GiveField("pp", 2, or_more=True), _REMOVE))
-def has_stages(args: Any, world: World) -> bool:
-    """Check that there is more than one pipeline stage."""
-    return bool(world.pp > 1)
+has_stages = Condition.at_least("pp", 2, "at least two pipeline stages are needed, but pp is {world.pp}")
 
 
 def shares(args: Any, world: World) -> Mapping[str, int]:
@@ -28,7 +25,7 @@ def shares(args: Any, world: World) -> Mapping[str, int]:
 KEEPS_FORWARDS: Final = (
     has_stages,
     *NO_OTHER_PASSES,
-    unset(
+    Condition.unset(
         "partial_checkpoints",
         "Megatron recomputes only some micro-batches (num_microbatches_with_partial_activation_checkpoints), which "
         "{feature} does not support",
@@ -39,14 +36,14 @@ KEEPS_FORWARDS: Final = (
 KEEPS_PASSES: Final = (
     *KEEPS_FORWARDS,
     NO_TRANSFORMER_ENGINE_LAYERS,
-    unset(
+    Condition.unset(
         "ring_exchange", "stages send and receive at the same time (ring exchange), but {feature} orders messages one by one"
     ),
-    unset(
+    Condition.unset(
         "delayed_weight_gradients",
         "Megatron already delays weight gradients (delay_wgrad_compute), which {feature} does itself",
     ),
-    unset(
+    Condition.unset(
         "deferred_embedding_gradients",
         "Megatron already defers the weight gradient of the output layer (defer_embedding_wgrad_compute), which {feature} "
         "does itself",
@@ -66,7 +63,7 @@ NO_SHARDED_MODEL: Final = ModelCondition(
 
 @condition(
     "the pattern of a hybrid model already assigns layers to pipeline stages",
-    fix=(Advice("separate uneven stages with | in the pattern"), RemoveFeature()),
+    fix=(Fix.advise("separate uneven stages with | in the pattern"), Fix.remove_feature()),
 )
 def layers_have_no_pattern(args: Any, world: World) -> bool:
     """Check that the model is no HybridModel, which has no layout but its pattern."""

@@ -23,7 +23,7 @@ from mindspeed.pipeline.running_step import running
 from mindspeed.pipeline.simulator import judge, out_of_order
 from mindspeed.pipeline.transport import Channels, Links, moved, with_headers
 from mindspeed.plugins.active import active_features
-from mindspeed.problems.fixes import RemoveFeature
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem, RunError
 
 _FOREIGN: Final = ("adjust_tensor_shapes_fn", "p2p_communicator", "pg_collection", "grad_finalize_pgs")
@@ -74,7 +74,7 @@ class Engine:
             except ValueError as error:
                 problems = [str(error)]
             if problems:
-                fix = RemoveFeature(self.owner)
+                fix = Fix.remove_feature(self.owner)
                 raise RunError([Problem("MS650", f"{self.owner}: {text}", (self.owner,), fix=fix) for text in problems])
             if forward_only:
                 forwards = tuple(tuple(op for op in ops if op.kind == "F") for ops in schedule.ops)

@@ -25,7 +25,7 @@ from mindspeed.pipeline.running_step import RunningStep
 from mindspeed.pipeline.weight_gradients import WeightGradients
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.patches import ArgOverride
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import Problem, RunError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def refuse(owner: str, text: str) -> NoReturn:
     """Raise MS651."""
-    raise RunError([Problem("MS651", f"{owner}: {text}", (owner,), fix=Advice(f"remove {owner}, or remove that argument"))])
+    raise RunError([Problem("MS651", f"{owner}: {text}", (owner,), fix=Fix.advise(f"remove {owner}, or remove that argument"))])
 
 
 def _staying_weights(chunks: list[Any], output_layer: bool) -> Iterator[int]:

@@ -21,7 +21,7 @@ from mindspeed.plugins.answers import answer, changed_tensors, implements
 from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.saved_tensors import SavedTensors
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import Problem, ResolutionError
 
 MIB: Final = 2**20
@@ -66,7 +66,7 @@ def keeping_budgets(made: ActivationPlan, known: Catalog) -> ActivationPlan:
             flags = ", ".join(map(flag, unknown.fields))
             if made.strict:
                 text = f"{name}: the memory limit {what} (MiB) cannot be checked, because the model's memory is unknown"
-                problems.append(Problem("MS307", text, (name,), fix=Advice(f"give {flags}")))
+                problems.append(Problem("MS307", text, (name,), fix=Fix.advise(f"give {flags}")))
             text = f"the memory limit {what} (MiB) cannot be checked, because the model's memory is unknown; give {flags}"
             rows.append(PlanNote("not-checked", name, text, tuple(unknown.fields)))
             continue

@@ -12,7 +12,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.job.world import PLATFORMS
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import PlatformError, Problem
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def device_layer(platform: str) -> type[Feature[Any]]:
     Raises PlatformError for a name that is none of `PLATFORMS`.
     """
     if platform not in PLATFORMS:
-        fix = Advice(f"use one of {', '.join(PLATFORMS)}")
+        fix = Fix.advise(f"use one of {', '.join(PLATFORMS)}")
         raise PlatformError([Problem("MS501", f"unknown platform {platform!r}", fix=fix)])
     layer: type[Feature[Any]] = resolve_name(f"{__name__}.{platform}:{platform.capitalize()}Platform")
     return layer

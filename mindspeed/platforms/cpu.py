@@ -17,10 +17,11 @@ from mindspeed.files.tables import table_beside
 from mindspeed.plugins import (
     ArgOverride,
     Category,
+    Condition,
     Feature,
     FeatureArgs,
     FeatureSpec,
-    GiveField,
+    Fix,
     Patch,
     Ref,
     Replace,
@@ -29,7 +30,6 @@ from mindspeed.plugins import (
     Wrap,
     condition,
     hookimpl,
-    unset,
 )
 
 _HERE: Final = "mindspeed.platforms"
@@ -45,18 +45,18 @@ COLLECTIVES: Final = tuple(_TABLES["collectives"]["names"].split())
 
 @condition(
     "local layers on the CPU use torch's LayerNorm, which has no zero-centered weight",
-    fix=(GiveField("zero_centered_norm", False), GiveField("normalization", "RMSNorm")),
+    fix=(Fix.give_field("zero_centered_norm", False), Fix.give_field("normalization", "RMSNorm")),
 )
 def norm_is_not_zero_centered(args: Any, world: World) -> bool:
     """Check that a LayerNorm does not have zero-centered weights."""
     return world.is_set("engine_over_local") or not world.is_set("zero_centered_norm") or world.normalization != "LayerNorm"
 
 
-GRADIENTS_ARE_NOT_DEFERRED: Final = unset(
+GRADIENTS_ARE_NOT_DEFERRED: Final = Condition.unset(
     "deferred_embedding_gradients",
     "Megatron defers the weight gradient of the output layer (defer_embedding_wgrad_compute) only with "
     "gradient_accumulation_fusion, whose kernel needs CUDA",
-    (GiveField("deferred_embedding_gradients", False),),
+    (Fix.give_field("deferred_embedding_gradients", False),),
 )
 
 

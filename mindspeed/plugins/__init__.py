@@ -1,4 +1,4 @@
-"""Everything that a feature author imports.
+"""Everything that a feature author imports: ``from mindspeed import plugins as ms``.
 
 The names are those of `mindspeed.plugins.api`, which is imported when the first of them is wanted: it needs pydantic, and
 the command line can answer many questions without.

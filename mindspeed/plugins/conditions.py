@@ -10,12 +10,13 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from operator import methodcaller
 from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed.job.world import FIELDS, UnknownValue, World
-from mindspeed.problems.fixes import Fix, GiveField, RemoveFeature, filled
+from mindspeed.problems.fixes import Fix, Fixes, filled
 from mindspeed.process.watchdog import RUNNING
 
 Predicate = Callable[..., bool]
@@ -46,7 +47,7 @@ class Condition:
 
     holds: Predicate
     message: str
-    fix: Fix = ()
+    fix: Fixes = ()
     when: Predicate | None = None
     otherwise: Otherwise = "refuse"
     of: str = ""
@@ -75,11 +76,101 @@ class Condition:
         inside = parts[parts.index(root) :] if root in parts else parts[-1:]
         return f"{'/'.join(inside)}:{code.co_firstlineno}"
 
+    @staticmethod
+    def unset(
+        field: str, message: str, fix: Fixes = (), when: Predicate | None = None, otherwise: Otherwise = "refuse"
+    ) -> Condition:
+        """Require that a field of the job is not given, false or 0; what is not known passes until the configuration is built.
+
+        Without a ``fix`` it is to give the field false or 0, or to remove the feature.
+        """
+        empty = 0 if field in FIELDS and FIELDS[field].kind is not bool else False
+        usual = (Fix.give_field(field, empty), Fix.remove_feature())
+        return _stated(f"no_{field}", lambda world: not world.is_set(field), message, fix or usual, when, otherwise)
+
+    @staticmethod
+    def equals(
+        field: str, value: Any, message: str, fix: Fixes = (), when: Predicate | None = None, otherwise: Otherwise = "refuse"
+    ) -> Condition:
+        """Require that a field of the job has a value. Without a ``fix`` it is to give it that, or to remove the feature."""
+        usual = (Fix.give_field(field, value), Fix.remove_feature())
+        name = f"{field}_is_{value}"
+        return _stated(name, lambda world: getattr(world, field) == value, message, fix or usual, when, otherwise)
+
+    @staticmethod
+    def at_least(
+        field: str,
+        number: int,
+        message: str,
+        fix: Fixes = (),
+        when: Predicate | None = None,
+        otherwise: Otherwise = "refuse",
+        selects: bool = False,
+    ) -> Condition:
+        """Require that a field of the job has at least a number. Without a ``fix`` it is to give it that or more."""
+        usual = (Fix.give_field(field, number, or_more=True), Fix.remove_feature())
+        name = f"{field}_is_at_least_{number}"
+        return _stated(name, lambda world: getattr(world, field) >= number, message, fix or usual, when, otherwise, selects)
+
+    @staticmethod
+    def at_most(
+        field: str, number: int, message: str, fix: Fixes = (), when: Predicate | None = None, otherwise: Otherwise = "refuse"
+    ) -> Condition:
+        """Require that a field of the job has at most a number. Without a ``fix`` it is to give it that or less."""
+        usual = (Fix.give_field(field, number, "or less"), Fix.remove_feature())
+        name = f"{field}_is_at_most_{number}"
+        return _stated(name, lambda world: getattr(world, field) <= number, message, fix or usual, when, otherwise)
+
+    @staticmethod
+    def divides(
+        field: str,
+        factors: tuple[str | int, ...],
+        message: str,
+        fix: Fixes = (),
+        when: Predicate | None = None,
+        otherwise: Otherwise = "refuse",
+    ) -> Condition:
+        """Require that the product of ``factors`` divides a field: numbers, fields of the job, and settings (``args.size``)."""
+
+        def holds(args: Any, world: World) -> bool:
+            return bool(getattr(world, field) % prod(_factor(factor, args, world) for factor in factors) == 0)
+
+        named = " x ".join(str(factor).removeprefix("args.") for factor in factors)
+        holds.__name__ = f"{field}_is_a_multiple_of_{named}".replace(" x ", "_x_")
+        holds.__doc__ = f"Check that {field} is a multiple of {named}."
+        return Condition(holds, message, fix, when, otherwise)
+
+
+def _factor(factor: str | int, args: Any, world: World) -> int:
+    if isinstance(factor, int):
+        return factor
+    holder, _, name = factor.rpartition(".")
+    return int(getattr(args if holder else world, name))
+
+
+def _stated(
+    name: str,
+    test: Callable[[World], bool],
+    message: str,
+    fix: Fixes,
+    when: Predicate | None,
+    otherwise: Otherwise,
+    selects: bool = False,
+) -> Condition:
+    """Make a condition on the job alone; its name is its documentation."""
+
+    def holds(args: Any, world: World) -> bool:
+        return bool(test(world))
+
+    holds.__name__ = name
+    holds.__doc__ = f"Check that {name.replace('_', ' ')}."
+    return Condition(holds, message, fix, when, otherwise, selects=selects)
+
 
 def condition(
     message: str,
     *,
-    fix: Fix = (),
+    fix: Fixes = (),
     when: Predicate | None = None,
     otherwise: Otherwise = "refuse",
     of: str = "",
@@ -107,25 +198,8 @@ class ModelCondition:
     function: str
     message: str
     subject: Literal["spec", "model", "optimizer"] = "model"
-    fix: Fix = ()
+    fix: Fixes = ()
     when: Predicate | None = None
-
-
-def unset(field: str, message: str, fix: Fix | None = None) -> Condition:
-    """Require that a field of the job is not given, false or 0; what is not known passes until the configuration is built.
-
-    Without a ``fix`` it is to give the field false or 0, or to remove the feature.
-    """
-    if fix is None:
-        counts = field in FIELDS and FIELDS[field].kind is not bool
-        fix = (GiveField(field, 0 if counts else False), RemoveFeature())
-
-    def is_unset(args: Any, world: World) -> bool:
-        return not world.is_set(field)
-
-    is_unset.__name__ = f"no_{field}"
-    is_unset.__doc__ = f"Check that {field} is not set."
-    return Condition(is_unset, message, fix)
 
 
 class ConditionError(Exception):
@@ -149,7 +223,7 @@ class Failure:
 
     condition: Condition
     message: str
-    fix: Fix
+    fix: Fixes
 
 
 def failure(condition: Condition, feature: str, args: Any, world: World, other: Any = None) -> Failure | None:
@@ -188,7 +262,7 @@ def _asked(function: Predicate, *arguments: Any) -> bool:
     return answer
 
 
-def texts(condition: Condition, feature: str, args: Any, world: Any, other: Any = None) -> tuple[str, Fix]:
+def texts(condition: Condition, feature: str, args: Any, world: Any, other: Any = None) -> tuple[str, Fixes]:
     """Return the message and the fix of a condition for one feature and job. Raises ConditionError for a bad format string."""
     names: Mapping[str, Any] = {"args": args, "world": world, "other": other, "feature": feature}
     try:

@@ -131,14 +131,5 @@ class Before:
     when: Predicate | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Supersedes:
-    """Let this feature's Replace win over the named feature's where both replace one site; the plan shows it."""
-
-    name: str
-    reason: str
-    when: Predicate | None = None
-
-
-Relation = Requires | RequiresAny | RequiresSlot | RequiresCapability | Conflicts | After | Before | Supersedes
+Relation = Requires | RequiresAny | RequiresSlot | RequiresCapability | Conflicts | After | Before
 Constraint = Relation | Condition | ModelCondition

@@ -5,19 +5,44 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from mindspeed.files.tables import table_beside
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, PLATFORMS, World
 from mindspeed.plugins.conditions import Condition
 from mindspeed.plugins.constraints import SERVED_SIZES, Constraint
 from mindspeed.plugins.declared_types import DeclarationError, require_types
-from mindspeed.plugins.megatron_flags import MegatronFlag
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronFlag:
+    """An argument of Megatron-LM, by the attribute that its parser gives it (``recompute_method``).
+
+    ``setting`` is the setting of the feature that has its value, after ``convert``; it counts where the feature is active. A
+    value outside ``takes``, or a list with one, is left to Megatron. With ``follows_default`` Megatron's default counts too.
+    ``switch`` is on for an argument that requests the feature and off for one that removes it; only with one of ``values``
+    where these are given, and only where the parallel size ``size`` is above one. Features that are switched on by different
+    values of one argument hold one slot, and a holder that is requested by name wins.
+    """
+
+    dest: str
+    setting: str = ""
+    switch: Literal["", "on", "off"] = ""
+    values: tuple[Any, ...] = ()
+    size: str = ""
+    takes: tuple[Any, ...] = ()
+    follows_default: bool = False
+    convert: Callable[[Any], Any] | None = None
+
+    @property
+    def is_choice(self) -> bool:
+        """Return whether the value of the argument decides which feature it switches on."""
+        return self.switch == "on" and bool(self.values)
+
 
 FLAGS: Final = tuple(name for name, declared in FIELDS.items() if declared.kind is bool)
 """Fields of a job that are true or false."""
@@ -180,14 +205,6 @@ class FeatureSpec:
     state: CheckpointState = field(default_factory=CheckpointState)
     verify_with: VerifyWith = field(default_factory=VerifyWith)
     reference: Mapping[str, Any] | None = None
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> FeatureSpec:
-        """Raise DeclarationError for a field of the former declaration, with what replaced it."""
-        unknown = [name for name in kwargs if name not in cls.__dataclass_fields__]
-        replaced = table_beside(__file__) if unknown else {}
-        if former := [f"FeatureSpec.{name} is {replaced[name]}" for name in unknown if name in replaced]:
-            raise DeclarationError(f"{'; '.join(former)} (docs/writing-a-feature.md)")
-        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         require_types(self)

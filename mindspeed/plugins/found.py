@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from mindspeed.problems.fixes import Fix, advice
+from mindspeed.problems.fixes import Fixes, advice
 from mindspeed.problems.problem import Problem
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class DiscoveredFeature:
         return replace(self, feature=None, problem=problem)
 
 
-def broken_fix(distribution: str) -> Fix:
+def broken_fix(distribution: str) -> Fixes:
     """Return what to do about a distribution that cannot be loaded."""
     return advice(f"fix or uninstall {distribution}" if distribution != BUILT_IN else "reinstall mindspeed")
 

@@ -12,7 +12,7 @@ from typing import Any, Final, get_type_hints
 from mindspeed.job.world import Signal
 from mindspeed.plugins import hookspecs
 from mindspeed.plugins.declared_types import Test, test_of, words_of
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem, brief
 from mindspeed.process.providers import provider_of
 from mindspeed.process.tracing import trace_error
@@ -65,7 +65,7 @@ def wrong_answer(hook: str, feature: Any, what: str) -> Problem:
     name, code = feature.spec.name, inspect.unwrap(getattr(feature, hook)).__code__
     author = provider_of(feature) or f"the feature {name}"
     where = _where(feature, f"{code.co_filename}:{code.co_firstlineno}")
-    fix = Advice(f"report it to the authors of {author}")
+    fix = Fix.advise(f"report it to the authors of {author}")
     return Problem("MS108", f"hook {hook} of feature {name} {what}", (name,), where=where, fix=fix)
 
 
@@ -75,7 +75,7 @@ def _failure(hook: str, feature: Any, error: BaseException) -> Problem:
     lines = [line for line in lines if not line.startswith(_PLUGINS)]
     where = _where(feature, f"{lines[0]}, raised at {lines[-1]}" if len(lines) > 1 else "".join(lines))
     text = f"{type(error).__name__}: {error}, raised by the hook '{hook}' of feature {name}"
-    fix = Advice("remove the feature, or report the error to its authors with the traceback that MINDSPEED_TRACE=1 prints")
+    fix = Fix.advise("remove the feature, or report the error to its authors with the traceback that MINDSPEED_TRACE=1 prints")
     return Problem("MS901", text, (name,), where=where, fix=fix)
 
 

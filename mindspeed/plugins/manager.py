@@ -6,6 +6,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import is_dataclass
 from types import CodeType
 from typing import Any, Final
 
@@ -15,7 +16,6 @@ from mindspeed.plugins.active import MakeRange
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hook_answers import asked
 from mindspeed.plugins.hookspecs import HOOK_CLASSES, HOOKS, PROJECT, HookFacts
-from mindspeed.plugins.snapshot import snapshot
 from mindspeed.problems.fixes import advice
 from mindspeed.problems.near_names import near_names, suggestion
 from mindspeed.problems.problem import MindSpeedError, Problem
@@ -142,3 +142,49 @@ def _source_line(function: Callable[..., Any]) -> str:
     """Return ``file:line`` of a function."""
     code = inspect.unwrap(function).__code__
     return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+_PLAIN = (str, bytes, int, float, complex, type(None))
+
+
+class _Leaf:
+    """An object that is compared by identity, and kept alive until then."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Leaf) and other.value is self.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def snapshot(value: object) -> object:
+    """Return an object that equals the later snapshot of ``value`` while nothing in it has changed.
+
+    Dataclasses, lists, tuples and dictionaries are copied down to their leaves. Plain values are compared by type and
+    value, every other object by identity.
+    """
+    return _copy(value, {})
+
+
+def _copy(value: object, seen: dict[int, int]) -> object:
+    if isinstance(value, _PLAIN):
+        return (type(value), value)
+    if not isinstance(value, list | tuple | dict) and (isinstance(value, type) or not is_dataclass(value)):
+        return _Leaf(value)
+    if id(value) in seen:  # shared, or a cycle
+        return ("seen", seen[id(value)])
+    seen[id(value)] = len(seen)
+    if isinstance(value, list | tuple):
+        return (type(value), [_copy(item, seen) for item in value])
+    items: dict[Any, Any] = value if isinstance(value, dict) else _attributes(value)
+    return (type(value), [(_copy(key, seen), _copy(item, seen)) for key, item in items.items()])
+
+
+def _attributes(value: object) -> dict[str, object]:
+    """Return the attributes that a dataclass instance has by now; a field may be missing while it is initialised."""
+    slots = (name for base in type(value).__mro__ for name in vars(base).get("__slots__", ()))
+    return {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots if hasattr(value, name)}}

@@ -5,24 +5,28 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mindspeed.job.world import World
-from mindspeed.plugins.conditions import condition, unset
-from mindspeed.problems.fixes import GiveField, RemoveFeature
+from mindspeed.plugins.conditions import Condition, condition
+from mindspeed.problems.fixes import Fix
 
-_REMOVE: Final = RemoveFeature()
+_REMOVE: Final = Fix.remove_feature()
 
-NO_CUDA_GRAPHS: Final = unset("cuda_graphs", "layers are captured as CUDA graphs, which {feature} does not support")
-NO_LOW_PRECISION: Final = unset("low_precision", "linear layers compute in fp8 or fp4, which {feature} does not support")
-NO_OVERLAPPED_MICRO_BATCHES: Final = unset(
+NO_CUDA_GRAPHS: Final = Condition.unset("cuda_graphs", "layers are captured as CUDA graphs, which {feature} does not support")
+NO_LOW_PRECISION: Final = Condition.unset(
+    "low_precision", "linear layers compute in fp8 or fp4, which {feature} does not support"
+)
+NO_OVERLAPPED_MICRO_BATCHES: Final = Condition.unset(
     "overlapped_micro_batches",
     "Megatron overlaps expert all-to-alls with computation of another micro-batch (overlap_moe_expert_parallel_comm), "
     "which {feature} does not support",
 )
-NO_FSDP: Final = unset("fsdp", "parameters are fully sharded over data-parallel ranks (FSDP), which {feature} does not support")
+NO_FSDP: Final = Condition.unset(
+    "fsdp", "parameters are fully sharded over data-parallel ranks (FSDP), which {feature} does not support"
+)
 
 
 @condition(
     "layers are Transformer Engine's, but {feature} supports only Megatron's local layers",
-    fix=(GiveField("transformer_engine_layers", False), _REMOVE),
+    fix=(Fix.give_field("transformer_engine_layers", False), _REMOVE),
 )
 def no_transformer_engine_layers(args: Any, world: World) -> bool:
     """Check that layers are Megatron's local ones, or classes over them in the roles of Transformer Engine's."""
@@ -30,10 +34,10 @@ def no_transformer_engine_layers(args: Any, world: World) -> bool:
 
 
 NO_TRANSFORMER_ENGINE_LAYERS: Final = no_transformer_engine_layers
-NO_CPU_OFFLOADING: Final = unset(
+NO_CPU_OFFLOADING: Final = Condition.unset(
     "cpu_offloading", "Megatron offloads activations to host memory, which {feature} does not support"
 )
-NO_FINE_GRAINED_OFFLOADING: Final = unset(
+NO_FINE_GRAINED_OFFLOADING: Final = Condition.unset(
     "fine_grained_offloading",
     "Megatron offloads activations of single modules to host memory, which {feature} does not support",
 )
@@ -49,7 +53,10 @@ NO_OTHER_PASSES: Final = (
 """Conditions of features that repeat forward passes or move saved activations."""
 
 
-@condition("the model is dense, but {feature} needs a MoE model", fix=(GiveField("num_experts"), _REMOVE), selects=True)
-def has_experts(args: Any, world: World) -> bool:
-    """Check that the model has experts."""
-    return bool(world.num_experts > 0)
+has_experts = Condition.at_least(
+    "num_experts",
+    1,
+    "the model is dense, but {feature} needs a MoE model",
+    fix=(Fix.give_field("num_experts"), _REMOVE),
+    selects=True,
+)

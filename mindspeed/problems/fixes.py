@@ -4,225 +4,217 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from dataclasses import field as declared
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+Verb = Literal[
+    "give-field",
+    "drop-field",
+    "give-setting",
+    "drop-setting",
+    "give-option",
+    "drop-option",
+    "add-feature",
+    "remove-feature",
+    "run-command",
+    "advice",
+    "together",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class GiveField:
-    """Give a field of the job (`mindspeed.job.fields`) a value, or a greater one with ``or_more``.
+class Fix:
+    """Describe one way to mend a problem: a ``verb``, and the ``name`` of what it acts on.
 
-    Without a value it is any, of which ``note`` says more.
+    The name is a field of the job (`mindspeed.job.fields`), ``feature.setting``, an option, a feature, a command line or a
+    sentence. Of a field, setting or option that is given, ``value`` None stands for any, of which ``note`` says more. ``steps``
+    are those of which none alone mends the problem.
     """
 
-    field: str
+    verb: Verb
+    name: str = ""
     value: Any = declared(default=None, hash=False)
     note: str = ""
     or_more: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DropField:
-    """Stop giving a field of the job, in its ``source`` where that is not the command line."""
-
-    field: str
     source: str = ""
+    steps: tuple[Fix, ...] = ()
+
+    @staticmethod
+    def give_field(name: str, value: Any = None, note: str = "", or_more: bool = False) -> Fix:
+        """Give a field of the job a value, or a greater one with ``or_more``."""
+        return Fix("give-field", name, value, note, or_more)
+
+    @staticmethod
+    def drop_field(name: str, source: str = "") -> Fix:
+        """Stop giving a field of the job, in its ``source`` where that is not the command line."""
+        return Fix("drop-field", name, source=source)
+
+    @staticmethod
+    def give_setting(name: str, value: Any = None, note: str = "") -> Fix:
+        """Give ``feature.setting`` a value; without a dot it is a setting of the declaring feature."""
+        return Fix("give-setting", name, value, note)
+
+    @staticmethod
+    def drop_setting(name: str) -> Fix:
+        """Stop giving ``feature.setting``."""
+        return Fix("drop-setting", name)
+
+    @staticmethod
+    def give_option(name: str, value: Any = True, note: str = "") -> Fix:
+        """Give an option that is neither a field of the job nor a setting, with a value or as a switch (True)."""
+        return Fix("give-option", name, value, note)
+
+    @staticmethod
+    def drop_option(name: str) -> Fix:
+        """Remove an option from a command."""
+        return Fix("drop-option", name)
+
+    @staticmethod
+    def add_feature(name: str) -> Fix:
+        """Request a feature."""
+        return Fix("add-feature", name)
+
+    @staticmethod
+    def remove_feature(name: str = "") -> Fix:
+        """Remove a feature; an empty name is the declaring feature."""
+        return Fix("remove-feature", name)
+
+    @staticmethod
+    def run_command(command: str) -> Fix:
+        """Run a command line."""
+        return Fix("run-command", command)
+
+    @staticmethod
+    def advise(text: str) -> Fix:
+        """Follow a sentence in the imperative, for what no other verb expresses."""
+        return Fix("advice", text)
+
+    @staticmethod
+    def together(steps: Iterable[Fix]) -> Fix:
+        """Take several steps, of which none alone mends the problem."""
+        return Fix("together", steps=tuple(steps))
 
 
-@dataclass(frozen=True, slots=True)
-class GiveSetting:
-    """Give ``feature.setting`` a value; without a dot it is a setting of the declaring feature."""
-
-    setting: str
-    value: Any = declared(default=None, hash=False)
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class DropSetting:
-    """Stop giving ``feature.setting``."""
-
-    setting: str
-
-
-@dataclass(frozen=True, slots=True)
-class GiveOption:
-    """Give a command an option that is neither a field of the job nor a setting, with a value or as a switch (True)."""
-
-    option: str
-    value: Any = declared(default=True, hash=False)
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class DropOption:
-    """Remove an option from a command."""
-
-    option: str
-
-
-@dataclass(frozen=True, slots=True)
-class AddFeature:
-    """Request a feature."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveFeature:
-    """Remove a feature; an empty name is the declaring feature."""
-
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RunCommand:
-    """Run a command line."""
-
-    command: str
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """A sentence in the imperative, for what no other fix expresses."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Together:
-    """Several steps of which none alone mends the problem."""
-
-    steps: tuple[FixStep, ...]
-
-
-FixStep = (
-    GiveField
-    | DropField
-    | GiveSetting
-    | DropSetting
-    | GiveOption
-    | DropOption
-    | AddFeature
-    | RemoveFeature
-    | RunCommand
-    | Advice
-    | Together
-)
-Fix = tuple[FixStep, ...]
+Fixes = tuple[Fix, ...]
 """Alternatives: each of them alone mends the problem."""
+
+_KEYS: Final[Mapping[Verb, Mapping[str, str]]] = {
+    "give-field": {"field": "name", "value": "value", "note": "note", "or_more": "or_more"},
+    "drop-field": {"field": "name", "source": "source"},
+    "give-setting": {"setting": "name", "value": "value", "note": "note"},
+    "drop-setting": {"setting": "name"},
+    "give-option": {"option": "name", "value": "value", "note": "note"},
+    "drop-option": {"option": "name"},
+    "add-feature": {"name": "name"},
+    "remove-feature": {"name": "name"},
+    "run-command": {"command": "name"},
+    "advice": {"text": "name"},
+    "together": {},
+}
+"""Keys of each kind of fix in JSON, and the attribute that each has."""
 
 
 class SettingsError(ValueError):
     """The error that a validator of an argument model raises: contradicting settings, and the fix."""
 
-    def __init__(self, text: str, *fix: FixStep) -> None:
+    def __init__(self, text: str, *fix: Fix) -> None:
         super().__init__(text)
-        self.fix: Fix = fix
+        self.fix: Fixes = fix
 
 
-KINDS: Final[Mapping[str, type[Any]]] = {
-    re.sub(r"(?<=[a-z])(?=[A-Z])", "-", kind.__name__).lower(): kind for kind in FixStep.__args__
-}
-"""Name of every kind of step in JSON (``give-field``), and its class."""
 _SHELL: Final = re.compile(r"[\s'\"\[\](){}$&|;<>\\`]")
 """Characters that a shell does not hand on as they are."""
 _NOT_PLAIN: Final = re.compile(r"^$|^[~#&*!|>%@`]|: | #|:$")
 """Texts that YAML reads as something else, unless they are quoted."""
-_KIND_OF: Final = {kind: name for name, kind in KINDS.items()}
 
 
-def advice(text: str) -> Fix:
+def advice(text: str) -> Fixes:
     """Return a sentence as the fix; none where there is nothing to say."""
-    return (Advice(text),) if text else ()
+    return (Fix.advise(text),) if text else ()
 
 
-def filled(fix: Fix, feature: str, text: Callable[[str], str]) -> Fix:
-    """Return a fix in which ``text`` has filled every string, and the declaring ``feature`` every missing name."""
-    return tuple(_filled(step, feature, text) for step in fix)
+def filled(fixes: Fixes, feature: str, text: Callable[[str], str]) -> Fixes:
+    """Return fixes in which ``text`` has filled every string, and the declaring ``feature`` every missing name."""
+    return tuple(_filled(fix, feature, text) for fix in fixes)
 
 
-def _filled(step: FixStep, feature: str, text: Callable[[str], str]) -> FixStep:
-    if isinstance(step, Together):
-        return Together(filled(step.steps, feature, text))
-    values: dict[str, Any] = {f.name: getattr(step, f.name) for f in fields(step)}
-    values = {name: text(value) if isinstance(value, str) else value for name, value in values.items()}
-    if isinstance(step, RemoveFeature):
-        values["name"] = values["name"] or feature
-    elif isinstance(step, GiveSetting | DropSetting) and "." not in step.setting:
-        values["setting"] = f"{feature}.{values['setting']}"
-    return type(step)(**values)
+def _filled(fix: Fix, feature: str, text: Callable[[str], str]) -> Fix:
+    name, value = text(fix.name), text(fix.value) if isinstance(fix.value, str) else fix.value
+    if fix.verb == "remove-feature":
+        name = name or feature
+    elif fix.verb in ("give-setting", "drop-setting") and "." not in fix.name:
+        name = f"{feature}.{name}"
+    return replace(
+        fix, name=name, value=value, note=text(fix.note), source=text(fix.source), steps=filled(fix.steps, feature, text)
+    )
 
 
-def named_in(fix: Fix) -> Iterator[str]:
-    """Yield the fields of the job and the settings that a fix gives or drops."""
-    for step in fix:
-        match step:
-            case GiveField(name) | DropField(name) | GiveSetting(name) | DropSetting(name):
-                yield name
-            case Together(steps):
-                yield from named_in(steps)
+def named_in(fixes: Fixes) -> Iterator[str]:
+    """Yield the fields of the job and the settings that fixes give or drop."""
+    for fix in fixes:
+        if fix.verb in ("give-field", "drop-field", "give-setting", "drop-setting"):
+            yield fix.name
+        yield from named_in(fix.steps)
 
 
-def fix_to_json(fix: Fix) -> list[dict[str, Any]]:
-    """Return the steps of a fix as JSON objects with a ``kind``."""
+def fixes_to_json(fixes: Fixes) -> list[dict[str, Any]]:
+    """Return fixes as JSON objects with a ``kind``."""
     return [
-        {"kind": _KIND_OF[type(step)], "steps": fix_to_json(step.steps)}
-        if isinstance(step, Together)
-        else {"kind": _KIND_OF[type(step)], **asdict(step)}
-        for step in fix
+        {"kind": fix.verb, **{key: getattr(fix, name) for key, name in _KEYS[fix.verb].items()}}
+        | ({"steps": fixes_to_json(fix.steps)} if fix.steps else {})
+        for fix in fixes
     ]
 
 
-def fix_from_json(rows: list[dict[str, Any]]) -> Fix:
-    """Inverse of `fix_to_json`."""
-    steps = []
-    for row in rows:
-        values = {name: value for name, value in row.items() if name != "kind"}
-        values |= {"steps": fix_from_json(row["steps"])} if "steps" in row else {}
-        steps.append(KINDS[row["kind"]](**values))
-    return tuple(steps)
+def fixes_from_json(rows: Iterable[Mapping[str, Any]]) -> Fixes:
+    """Inverse of `fixes_to_json`."""
+    return tuple(
+        Fix(
+            row["kind"],
+            **{_KEYS[row["kind"]][key]: value for key, value in row.items() if key not in ("kind", "steps")},
+            steps=fixes_from_json(row.get("steps", ())),
+        )
+        for row in rows
+    )
 
 
 class CommandLine:
     """Say fixes in the options of mindspeed's command line. Other audiences override what they call otherwise."""
 
-    def __call__(self, fix: Fix) -> str:
+    def __call__(self, fixes: Fixes) -> str:
         parts: list[str] = []
-        for before, step in zip((None, *fix), fix, strict=False):
-            if before is not None and _removed(before) and (removed := _removed(step)):
+        for before, fix in zip((None, *fixes), fixes, strict=False):
+            if before is not None and _removed(before) and (removed := _removed(fix)):
                 parts[-1] += f" or {removed}"
             else:
-                parts.append(self.step(step))
+                parts.append(self.one(fix))
         return ", or ".join(parts)
 
-    def step(self, step: FixStep) -> str:
+    def one(self, fix: Fix) -> str:
         """Return one alternative."""
-        match step:
-            case GiveField(name, value, note, or_more):
-                return _with_note(f"{self.give_field(name, value)}{' or more' if or_more else ''}", note)
-            case DropField(name, "job file"):
-                return f"remove {name} from the job file"
-            case DropField(name):
-                return self.drop_field(name)
-            case GiveSetting(setting, value, note):
-                return _with_note(self.give_setting(setting, value), note)
-            case DropSetting(setting):
-                return f"remove the setting {setting}"
-            case GiveOption(option, value, note):
-                return _with_note(self.give_option(option, value), note)
-            case DropOption() | RemoveFeature():
-                return f"remove {_removed(step)}"
-            case AddFeature(name):
-                return self.add_feature(name)
-            case RunCommand(command):
-                return command
-            case Advice(text):
-                return text
-            case Together(steps):
-                return self.together(steps)
+        match fix.verb:
+            case "give-field":
+                return _with_note(f"{self.give_field(fix.name, fix.value)}{' or more' if fix.or_more else ''}", fix.note)
+            case "drop-field" if fix.source == "job file":
+                return f"remove {fix.name} from the job file"
+            case "drop-field":
+                return self.drop_field(fix.name)
+            case "give-setting":
+                return _with_note(self.give_setting(fix.name, fix.value), fix.note)
+            case "drop-setting":
+                return f"remove the setting {fix.name}"
+            case "give-option":
+                return _with_note(self.give_option(fix.name, fix.value), fix.note)
+            case "drop-option" | "remove-feature":
+                return f"remove {_removed(fix)}"
+            case "add-feature":
+                return self.add_feature(fix.name)
+            case "run-command" | "advice":
+                return fix.name
+            case "together":
+                return self.together(fix.steps)
 
     def give_field(self, name: str, value: Any) -> str:
         option = name.replace("_", "-")
@@ -243,11 +235,11 @@ class CommandLine:
     def add_feature(self, name: str) -> str:
         return f"add {name} to the features"
 
-    def together(self, steps: Fix) -> str:
-        if removed := _removed(Together(steps)):
+    def together(self, steps: Fixes) -> str:
+        if removed := _removed(Fix.together(steps)):
             return f"remove {removed}"
-        texts = dict.fromkeys(map(self.step, steps))
-        return (" " if all(isinstance(step, GiveField | GiveOption) for step in steps) else " and ").join(texts)
+        texts = dict.fromkeys(map(self.one, steps))
+        return (" " if all(step.verb in ("give-field", "give-option") for step in steps) else " and ").join(texts)
 
 
 _KEYWORDS: Final = {
@@ -279,9 +271,9 @@ class PythonApi(CommandLine):
     def add_feature(self, name: str) -> str:
         return f'add "{name}" to features'
 
-    def together(self, steps: Fix) -> str:
-        fields = [f'"{step.field}": {_as_python(step.value)}' for step in steps if isinstance(step, GiveField)]
-        others = [self.step(step) for step in steps if not isinstance(step, GiveField)]
+    def together(self, steps: Fixes) -> str:
+        fields = [f'"{step.name}": {_as_python(step.value)}' for step in steps if step.verb == "give-field"]
+        others = [self.one(step) for step in steps if step.verb != "give-field"]
         return " and ".join([*([f"world={{{', '.join(fields)}}}"] if fields else []), *others])
 
 
@@ -289,15 +281,12 @@ on_command_line: Final = CommandLine()
 in_python: Final = PythonApi()
 
 
-def _removed(step: FixStep) -> str:
-    """Return what a step removes; empty for any other step."""
-    match step:
-        case DropOption(name) | RemoveFeature(name):
-            return name
-        case Together(steps):
-            names = [_removed(one) for one in steps]
-            return " and ".join(names) if all(names) else ""
-    return ""
+def _removed(fix: Fix) -> str:
+    """Return what a fix removes; empty for any other one."""
+    if fix.verb in ("drop-option", "remove-feature"):
+        return fix.name
+    names = [_removed(step) for step in fix.steps]
+    return " and ".join(names) if all(names) else ""
 
 
 def _as_yaml(value: Any) -> str:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mindspeed.problems.fixes import CommandLine, Fix, FixStep, fix_from_json, fix_to_json, on_command_line
+from mindspeed.problems.fixes import CommandLine, Fix, Fixes, fixes_from_json, fixes_to_json, on_command_line
 
 _Result = TypeVar("_Result")
 
@@ -49,7 +49,7 @@ class Problem:
     features: tuple[str, ...]
     chain: tuple[str, ...]
     where: str
-    fix: Fix
+    fix: Fixes
     facts: tuple[GivenValue, ...]
 
     def __init__(
@@ -59,7 +59,7 @@ class Problem:
         features: Iterable[str] = (),
         chain: Iterable[str] = (),
         where: str = "",
-        fix: Fix | FixStep = (),
+        fix: Fixes | Fix = (),
         facts: Iterable[GivenValue] = (),
     ) -> None:
         if isinstance(fix, str):
@@ -77,14 +77,14 @@ class Problem:
         """A JSON object; ``fix`` is the text for an audience, ``fixes`` the same as data."""
         texts = {name: getattr(self, name) for name in ("code", "message", "features", "chain", "where")}
         facts = [fact.to_json() for fact in self.facts]
-        return texts | {"fix": words(self.fix), "fixes": fix_to_json(self.fix), "facts": facts}
+        return texts | {"fix": words(self.fix), "fixes": fixes_to_json(self.fix), "facts": facts}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Problem:
         """Inverse of `to_json`."""
         facts = (GivenValue(**fact) for fact in data["facts"])
         return cls(
-            data["code"], data["message"], data["features"], data["chain"], data["where"], fix_from_json(data["fixes"]), facts
+            data["code"], data["message"], data["features"], data["chain"], data["where"], fixes_from_json(data["fixes"]), facts
         )
 
     def text(self, words: CommandLine = on_command_line) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem
 from mindspeed.process.providers import provider_of
 
@@ -96,5 +96,5 @@ def _slow(what: str, code: Any, frame: FrameType | None) -> Problem:
     what = f"hook {what} of feature {spec.name}" if spec is not None else f"{what} {name}".strip()
     line = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
     where = ", ".join(filter(None, (provider, line)))
-    fix = Advice(f"wait; if it does not end, remove the feature, and report it to the authors of {provider or what}")
+    fix = Fix.advise(f"wait; if it does not end, remove the feature, and report it to the authors of {provider or what}")
     return Problem("MS902", f"{what} is running for more than {PATIENCE:.0f} s", where=where, fix=fix)

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from mindspeed.job.world import World
-from mindspeed.plugins.conditions import ModelCondition, condition, unset
+from mindspeed.plugins.conditions import Condition, ModelCondition
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
-from mindspeed.problems.fixes import GiveField, RemoveFeature
-
-
-@condition(
-    "tp is {world.tp}, so linear layers are not split over ranks and exchange no data",
-    fix=(GiveField("tp", 2, or_more=True), RemoveFeature()),
-    otherwise="idle",
-)
-def layers_have_collectives(args: Any, world: World) -> bool:
-    """Check that several ranks share a linear layer."""
-    return bool(world.tp > 1)
-
+from mindspeed.problems.fixes import Fix
 
 LINEAR_LAYERS: Final = (
-    layers_have_collectives,
+    Condition.at_least(
+        "tp", 2, "tp is {world.tp}, so linear layers are not split over ranks and exchange no data", otherwise="idle"
+    ),
     NO_TRANSFORMER_ENGINE_LAYERS,
-    unset(
+    Condition.unset(
         "tensor_parallel_overlap",
         "tp_comm_overlap works only in Transformer Engine's layers, but {feature} works only in Megatron's local layers, so "
         "tp_comm_overlap would have no effect",
@@ -32,7 +23,36 @@ LINEAR_LAYERS: Final = (
         "mindspeed.tensor_parallel.layers:missing_linear_layers",
         "the layers use Megatron's ColumnParallelLinear and RowParallelLinear",
         subject="spec",
-        fix=(GiveField("transformer_engine_layers", False), RemoveFeature()),
+        fix=(Fix.give_field("transformer_engine_layers", False), Fix.remove_feature()),
     ),
 )
 """Conditions of features that replace linear layers."""
+
+
+RANKS: Final = (2, 4, 8, 16)
+INNER: Final = range(256, 65535)
+"""Ranks and inner sizes of a product that torch_npu's calls take."""
+
+
+def describe_fused_products(world: World) -> list[str]:
+    """Return notes on which calls of torch_npu run on an NPU and where the reference does; other platforms have another row."""
+    if world.platform != "npu":
+        return []
+    reasons = [f"tp={world.tp} is not 2, 4, 8 or 16"] if world.tp not in RANKS else []
+    if world.knows("dtype") and world.dtype == "fp32":
+        reasons.append("the dtype is fp32, not bf16 or fp16")
+    if reasons:
+        return [f"lcal_coc is replaced by its plain-torch reference, because {' and '.join(reasons)}"]
+    notes = ["lcal_coc uses the kernels npu_all_gather_base_mm and npu_mm_reduce_scatter_base"]
+    if world.knows("hidden_size") and world.knows("ffn_hidden_size"):
+        h, ffn = world.hidden_size, world.ffn_hidden_size
+        sizes = {"hidden size": h, "attention of a rank": h // world.tp, "MLP of a rank": ffn // world.tp}
+        notes += [
+            (
+                f"lcal_coc is replaced by its plain-torch reference for this product, because the {what} {size} is outside of "
+                "256 to 65534"
+            )
+            for what, size in sizes.items()
+            if size not in INNER
+        ]
+    return notes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindspeed.context_parallel.ring_schedule import Rounds
+from mindspeed.context_parallel.ring import Rounds
 
 RINGS = [Rounds(ranks, window) for ranks in range(1, 13) for window in range(1, ranks + 1) if ranks % window == 0]
 

@@ -1,5 +1,6 @@
 """Resolving built-in features for a small model whose every value is known, one value at a time made wrong."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ from mindspeed.engine.resolution.resolver import Resolution, resolve
 from mindspeed.job.world import World
 from mindspeed.plugins import Feature
 from mindspeed.plugins.discovery import discover
+from mindspeed.problems.fixes import Fix
+from mindspeed.problems.problem import Problem
 
 MODEL: dict[str, Any] = {
     "world_size": 8,
@@ -51,6 +54,26 @@ def refusals(*names: str, settings: dict[str, dict[str, Any]] | None = None, **w
     """``"CODE message | fix"`` of every problem."""
     found = ask(*names, settings=settings, **world).problems
     return [f"{problem.code} {problem.message} | {problem.fix_text}" for problem in found]
+
+
+def outlines(*names: str, settings: dict[str, dict[str, Any]] | None = None, **world: Any) -> list[str]:
+    """``"CODE features: values at fault | fixes"`` of every problem, which no wording changes."""
+    return [outline(problem) for problem in ask(*names, settings=settings, **world).problems]
+
+
+def outline(problem: Problem) -> str:
+    """Return code, features, values at fault and kinds of fix of a problem, after looking at its sentence."""
+    assert re.search(r"[{}]|\bNone\b", problem.message + problem.fix_text) is None, problem
+    facts = " ".join(f"{fact.name}={fact.value!r}" for fact in problem.facts)
+    head = f"{problem.code} {' '.join(problem.features)}" + (f": {facts}" if facts else "")
+    return f"{head} | {', '.join(map(_kind, problem.fix))}"
+
+
+def _kind(fix: Fix) -> str:
+    if fix.steps:
+        return f"({' + '.join(map(_kind, fix.steps))})"
+    value = f"={fix.value!r}" if fix.value is not None and fix.verb in ("give-field", "give-setting") else ""
+    return fix.verb if fix.verb in ("advice", "run-command") else f"{fix.verb} {fix.name}{value}"
 
 
 def active(*names: str, **request: Any) -> list[str]:

@@ -14,6 +14,7 @@ PUBLIC = (
     "mindspeed.job.arithmetic",
     "mindspeed.job.config",
     "mindspeed.job.hybrid_pattern",
+    "mindspeed.megatron.module_specs",
     "mindspeed.problems.fixes",
     "mindspeed.plugins.shared_conditions",
     "packaging",
@@ -42,7 +43,7 @@ def imported(file: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} has a relative import"
-            yield node.module or ""
+            yield from [f"mindspeed.{name.name}" for name in node.names] if node.module == "mindspeed" else [node.module or ""]
 
 
 def allowed(module: str, folder: str) -> bool:

@@ -1,10 +1,11 @@
 """What the resolver answers to the requests of ``requests.txt``, which has claims, requests and answers.
 
 A claim is a line that begins with #. A request is a line of features, settings ``feature.name=value`` and fields of the job
-``name=value``. The indented lines after it are its problems; a request without any is fine. In place of problems are the
-features of the plan (``active:``), what cannot be decided without a model (``unchecked:``), or the arguments that Megatron gets
-of a feature with settings ``name=value`` (``sets:``). A request with ``<one|two>`` is one for each of them, and ``{it}``
-elsewhere in the request or in its answers is the value.
+``name=value``. The indented lines after it are its problems: code, features, values at fault, and after the bar the fixes; a
+request without any is fine. Sentences are left to their declarations, so that rewording one changes no answer. In place of
+problems are the features of the plan (``active:``), what cannot be decided without a model (``unchecked:``), or the arguments
+that Megatron gets of a feature with settings ``name=value`` (``sets:``). A request with ``<one|two>`` is one for each of them,
+and ``{it}`` elsewhere in the request or in its answers is the value.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.features.resolving import active, not_checked, overrides, refusals
+from tests.features.resolving import active, not_checked, outlines, overrides
 
 Row = tuple[str, list[str]]
 
@@ -56,7 +57,7 @@ def answers_to(request: str, expected: list[str]) -> list[str]:
         return [f"unchecked: {text}" for text in not_checked(*names, settings=settings, **fields)]
     if kind == "sets:":
         return [f"sets: {overrides(*names, **fields)}"]
-    return [text.rstrip() for text in refusals(*names, settings=settings, **fields)]
+    return outlines(*names, settings=settings, **fields)
 
 
 def read_request(request: str) -> tuple[list[str], dict[str, dict[str, Any]], dict[str, Any]]:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
-from mindspeed.problems.fixes import RemoveFeature
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, PlatformError, Problem
 
-PROBLEM = Problem("MS304", "some-feature: the layer cannot be built", ("some-feature",), fix=RemoveFeature("some-feature"))
+PROBLEM = Problem("MS304", "some-feature: the layer cannot be built", ("some-feature",), fix=Fix.remove_feature("some-feature"))
 
 
 class Inner:

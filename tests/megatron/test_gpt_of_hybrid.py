@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.megatron import gpt_of_hybrid
+from mindspeed.megatron import model_class
 from mindspeed.problems.problem import RunError
 
 HYBRID = b"decoder.layers.0.mlp decoder.final_norm.weight decoder.final_norm._extra_state"
@@ -18,24 +18,24 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
 
     (tmp_path / ".metadata").write_bytes(HYBRID)
     args = Namespace(hybrid_layer_pattern="*-|*E", num_layers=4)
-    monkeypatch.setattr(gpt_of_hybrid, "find_spec", lambda name: name)
+    monkeypatch.setattr(model_class, "find_spec", lambda name: name)
     monkeypatch.setattr(dist_checkpointing, "load_common_state_dict", lambda folder: {"args": args}, raising=False)
     return args
 
 
 def test_a_checkpoint_of_pairs_has_a_pattern_that_a_gpt_model_loads(tmp_path: Path, saved: Namespace) -> None:
     job = Namespace(hybrid_layer_pattern=None)
-    assert gpt_of_hybrid.pattern_for_gpt(tmp_path, job) == "*-|*E"
-    assert gpt_of_hybrid.pattern_for_gpt(tmp_path, saved) == ""
+    assert model_class.pattern_for_gpt(tmp_path, job) == "*-|*E"
+    assert model_class.pattern_for_gpt(tmp_path, saved) == ""
     (tmp_path / ".metadata").write_bytes(HYBRID.replace(b"norm", b"layernorm"))
-    assert gpt_of_hybrid.pattern_for_gpt(tmp_path, job) == ""
+    assert model_class.pattern_for_gpt(tmp_path, job) == ""
 
 
 @pytest.mark.parametrize("pattern", ["M*-", "*-M-", "--**", "*-*", "*-/*-"])
 def test_a_pattern_that_no_gpt_model_has_is_refused(tmp_path: Path, saved: Namespace, pattern: str) -> None:
     saved.hybrid_layer_pattern = pattern
     with pytest.raises(RunError) as caught:
-        gpt_of_hybrid.pattern_for_gpt(tmp_path, Namespace(hybrid_layer_pattern=None))
+        model_class.pattern_for_gpt(tmp_path, Namespace(hybrid_layer_pattern=None))
     assert [str(problem) for problem in caught.value.problems] == [
         f"MS613 the checkpoint contains a HybridModel with the pattern {pattern}, which no GPTModel has\n"
         f"  where: {tmp_path}\n"
@@ -45,6 +45,6 @@ def test_a_pattern_that_no_gpt_model_has_is_refused(tmp_path: Path, saved: Names
 
 def test_the_saved_arguments_become_those_of_the_gpt_model(saved: Namespace) -> None:
     content = {"args": saved}
-    gpt_of_hybrid.as_gpt(content, "*-|*E")
+    model_class.as_gpt(content, "*-|*E")
     assert vars(content["args"]) == {"hybrid_layer_pattern": None, "num_layers": 2}
     assert vars(saved) == {"hybrid_layer_pattern": "*-|*E", "num_layers": 4}

@@ -8,9 +8,9 @@ import torch
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.transformer_block import TransformerBlock
 
-from mindspeed.features.activation_recompute.model_conditions import fused_activations
-from mindspeed.features.adaptive_recompute.model_conditions import fused_parts
-from mindspeed.features.norm_recompute.model_conditions import fused_norms
+from mindspeed.features.activation_recompute.layers import fused_activations
+from mindspeed.features.adaptive_recompute.policy import fused_parts
+from mindspeed.features.norm_recompute.layers import fused_norms
 from mindspeed.features.swap_attention.model_conditions import parts_of_attention
 from mindspeed.memory.activations import recompute_activations
 from mindspeed.memory.feature import ATTENTION

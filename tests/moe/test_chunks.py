@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mindspeed.features.ampipe.order import pipelined
+from mindspeed.features.ampipe.layers import pipelined
 from mindspeed.moe.chunks import Steps, finished
 
 

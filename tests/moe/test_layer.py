@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks import _moe_layer as layer
 from benchmarks._moe_layer import Outcome, Shape, plan_of
-from mindspeed.features.expert_parallel import costs
+from mindspeed.features.expert_parallel import choice
 from mindspeed.workbench.verification.pool import WorkerPool
 from tests.moe import closed_forms
 
@@ -309,10 +309,10 @@ def test_transfers_are_hidden(pool: WorkerPool, features: Any, shared: int, sett
 def test_bytes_are_those_of_the_formula(pool: WorkerPool, hot: float, ranks: int) -> None:
     shape = Shape(hot=hot)
     for rank in outcomes(pool, shape, "moe-alltoall-overlap", ranks=ranks):
-        call = costs.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
-        expected = costs.alltoall(call, received=rank.rows)
+        call = choice.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
+        expected = choice.alltoall(call, received=rank.rows)
         assert rank.sent["all_to_all"] == expected
-        assert rank.sent["all_gather"] == costs.counts(call)
+        assert rank.sent["all_gather"] == choice.counts(call)
 
 
 ONCE = {"moe-alltoall-dispatcher": {"once_per_rank": True}}
@@ -330,7 +330,7 @@ def test_a_token_goes_once_to_each_rank_that_has_experts_of_it(pool: WorkerPool,
     shape = Shape(hot=hot, topk=4)
     plan = plan_of("moe-alltoall-overlap", settings=ONCE, ep=ranks)
     expected = outcomes(pool, shape, "moe-alltoall-overlap", ranks=ranks)
-    call = costs.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
+    call = choice.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
     for rank, (outcome, sent, received) in enumerate(pool.call(run_counting_pairs, ranks, shape, plan=plan)):
         assert close(outcome.values, expected[rank].values)
         assert outcome.sent["all_to_all"] == closed_forms.once_per_rank(call, sent, received)
@@ -341,9 +341,9 @@ def test_a_token_goes_once_to_each_rank_that_has_experts_of_it(pool: WorkerPool,
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_gathered_bytes_are_those_of_the_formula(pool: WorkerPool, ranks: int) -> None:
     shape = Shape(hot=100.0)
-    call = costs.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
+    call = choice.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
     for rank in outcomes(pool, shape, "moe-allgather-overlap", ranks=ranks):
-        assert (rank.sent["all_gather"], rank.sent["reduce_scatter"]) == costs.allgather(call)
+        assert (rank.sent["all_gather"], rank.sent["reduce_scatter"]) == choice.allgather(call)
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ from importlib import util
 
 import pytest
 
-import mindspeed
 from mindspeed import platforms, registry
 from mindspeed.engine.inspection.megatron_copies import megatron_version
 from mindspeed.engine.planning.patch_checks import check_patches
@@ -63,17 +62,6 @@ def test_every_platform_has_a_feature_of_its_own_and_what_megatron_needs_everywh
         "cuda": ["cuda-platform", *everywhere],
         "cpu": ["cpu-platform", "device-emulation", *everywhere],
     }
-
-
-def test_a_setting_of_the_emulation_works_under_its_former_name():
-    plan = mindspeed.plan(platform="cpu", settings={"cpu-platform": {"poison": True, "link_ms": 2}})
-    (emulation,) = [feature for feature in plan.base if feature.name == "device-emulation"]
-    assert emulation.args["poison"] is True
-    assert emulation.args["link_ms"] == 2.0
-    assert [row.text for row in plan.rows if row.feature == "cpu-platform"] == [
-        "cpu-platform.poison is device-emulation.poison now",
-        "cpu-platform.link_ms is device-emulation.link_ms now",
-    ]
 
 
 def test_an_unknown_platform_is_refused():

@@ -58,20 +58,5 @@ def test_a_condition_that_is_given_twice_is_refused():
         FeatureSpec("a", Category.TOOL, constraints=(condition, condition))
 
 
-@pytest.mark.parametrize(
-    ("field", "replacement"),
-    [
-        ("applies", "a condition; level 1 skips a feature whose conditions do not hold"),
-        ("summary", "the first line of the class docstring"),
-        ("saved", "the hook saved_tensors"),
-        ("algorithm", "VerifyWith.algorithm"),
-    ],
-)
-def test_a_field_of_the_former_declaration_is_refused_with_its_replacement(field, replacement):
-    with pytest.raises(DeclarationError) as caught:
-        FeatureSpec("a", Category.TOOL, **{field: None})
-    assert str(caught.value) == f"FeatureSpec.{field} is {replacement} (docs/writing-a-feature.md)"
-
-
 def test_a_declaration_has_at_most_seventeen_fields():
     assert len(FeatureSpec.__dataclass_fields__) <= 17

@@ -6,40 +6,22 @@ import re
 
 import pytest
 
-from mindspeed.problems.fixes import (
-    AddFeature,
-    Advice,
-    DropField,
-    DropOption,
-    DropSetting,
-    Fix,
-    GiveField,
-    GiveOption,
-    GiveSetting,
-    RemoveFeature,
-    RunCommand,
-    Together,
-    filled,
-    fix_from_json,
-    fix_to_json,
-    in_python,
-    on_command_line,
-)
+from mindspeed.problems.fixes import Fix, Fixes, filled, fixes_from_json, fixes_to_json, in_python, on_command_line
 from mindspeed.problems.problem import GivenValue, Problem, ResolutionError
 
-EVERY_KIND: Fix = (
-    GiveField("tp", 2),
-    DropField("num_experts"),
-    GiveSetting("ring-attention.window", 1, "divides every size"),
-    DropSetting("ring-attention.window"),
-    GiveOption("--optimization-level", 2),
-    DropOption("--tp-comm-overlap"),
-    AddFeature("swiglu"),
-    RemoveFeature("mc2"),
-    RemoveFeature("coc"),
-    RunCommand("mindspeed ops build"),
-    Advice("read the log"),
-    Together((GiveField("activation", "silu"), GiveField("gated_linear_unit", True))),
+EVERY_KIND: Fixes = (
+    Fix.give_field("tp", 2),
+    Fix.drop_field("num_experts"),
+    Fix.give_setting("ring-attention.window", 1, "divides every size"),
+    Fix.drop_setting("ring-attention.window"),
+    Fix.give_option("--optimization-level", 2),
+    Fix.drop_option("--tp-comm-overlap"),
+    Fix.add_feature("swiglu"),
+    Fix.remove_feature("mc2"),
+    Fix.remove_feature("coc"),
+    Fix.run_command("mindspeed ops build"),
+    Fix.advise("read the log"),
+    Fix.together((Fix.give_field("activation", "silu"), Fix.give_field("gated_linear_unit", True))),
 )
 
 
@@ -64,11 +46,11 @@ def test_the_python_api_has_arguments():
 @pytest.mark.parametrize(
     ("fix", "text"),
     [
-        (GiveField("tp"), "--tp N"),
-        (GiveField("cuda_graphs", False), "--no-cuda-graphs"),
-        (GiveSetting("a.b"), "--set a.b=VALUE"),
-        (GiveSetting("a.b", False), "--set a.b=false"),
-        (GiveOption("--strict"), "--strict"),
+        (Fix.give_field("tp"), "--tp N"),
+        (Fix.give_field("cuda_graphs", False), "--no-cuda-graphs"),
+        (Fix.give_setting("a.b"), "--set a.b=VALUE"),
+        (Fix.give_setting("a.b", False), "--set a.b=false"),
+        (Fix.give_option("--strict"), "--strict"),
     ],
 )
 def test_an_open_value_and_a_switch_are_spelled_as_the_option_is(fix, text):
@@ -76,8 +58,10 @@ def test_an_open_value_and_a_switch_are_spelled_as_the_option_is(fix, text):
 
 
 def test_json_keeps_every_kind_and_the_text_beside_it():
-    assert fix_from_json(json.loads(json.dumps(fix_to_json(EVERY_KIND)))) == EVERY_KIND
-    problem = Problem("MS302", "tp is 3", ("mc2",), fix=GiveField("tp", 2), facts=[GivenValue("tp", 3, "job file", "--tp")])
+    assert fixes_from_json(json.loads(json.dumps(fixes_to_json(EVERY_KIND)))) == EVERY_KIND
+    problem = Problem(
+        "MS302", "tp is 3", ("mc2",), fix=Fix.give_field("tp", 2), facts=[GivenValue("tp", 3, "job file", "--tp")]
+    )
     assert problem.to_json() == {
         "code": "MS302",
         "message": "tp is 3",
@@ -92,16 +76,20 @@ def test_json_keeps_every_kind_and_the_text_beside_it():
 
 
 def test_names_that_are_left_out_are_the_declaring_features_also_in_steps_that_belong_together():
-    fix = (Together((RemoveFeature(), GiveSetting("{}.size", 2))), DropSetting("window"), Advice("see {}"))
+    fix = (
+        Fix.together((Fix.remove_feature(), Fix.give_setting("{}.size", 2))),
+        Fix.drop_setting("window"),
+        Fix.advise("see {}"),
+    )
     assert filled(fix, "mc2", lambda text: text.format("mc2")) == (
-        Together((RemoveFeature("mc2"), GiveSetting("mc2.size", 2))),
-        DropSetting("mc2.window"),
-        Advice("see mc2"),
+        Fix.together((Fix.remove_feature("mc2"), Fix.give_setting("mc2.size", 2))),
+        Fix.drop_setting("mc2.window"),
+        Fix.advise("see mc2"),
     )
 
 
 def test_an_error_says_fixes_to_its_audience_also_after_pickling():
-    error = ResolutionError([Problem("MS302", "tp is 3", fix=GiveField("tp", 2))], in_python)
+    error = ResolutionError([Problem("MS302", "tp is 3", fix=Fix.give_field("tp", 2))], in_python)
     for one in (error, pickle.loads(pickle.dumps(error))):
         assert str(one) == 'MS302 tp is 3\n  fix: world={"tp": 2}'
 

@@ -6,11 +6,12 @@ import signal
 import pytest
 
 from mindspeed import registry
-from mindspeed.plugins import hook_answers, watchdog
+from mindspeed.plugins import hook_answers
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.found import installed
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.problems.problem import MindSpeedError
+from mindspeed.process import watchdog
 
 FEATURE = """
 import os, sys, threading, time

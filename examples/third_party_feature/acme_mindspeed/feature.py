@@ -11,7 +11,7 @@ from mindspeed.plugins import (
     FeatureArgs,
     FeatureSpec,
     Field,
-    GiveSetting,
+    Fix,
     Numerics,
     Patch,
     World,
@@ -27,7 +27,7 @@ class ZLossArgs(FeatureArgs):
 
 @condition(
     "a coefficient of {args.coefficient} drowns the cross entropy of {world.vocab_size} words",
-    fix=(GiveSetting("coefficient", 1e-4),),
+    fix=(Fix.give_setting("coefficient", 1e-4),),
 )
 def cross_entropy_dominates(args: ZLossArgs, world: World) -> bool:
     """Check that the term is small beside the cross entropy of a uniform guess."""

@@ -7,19 +7,168 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
-from mindspeed.compat.old_flags.expert_flags import DISPATCHER, in_new_meaning, without_unserved
-from mindspeed.compat.old_flags.layer_flags import within_a_chunk, without_empty_layers, without_second_policy
-from mindspeed.compat.old_flags.old_flag import TYPES, OldFlag
 from mindspeed.compat.old_flags.other_flags import counts, translate_others
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.tables import fields_of, table_beside
-from mindspeed.megatron_lm.argument_words import ArgumentWords, problem_of_flags
+from mindspeed.megatron_lm.argument_words import ArgumentWords, Count, problem_of_flags
 from mindspeed.megatron_lm.dialects import Translation
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Advice, DropOption, Fix, GiveOption, advice
+from mindspeed.problems.fixes import Fix, Fixes, advice
 from mindspeed.problems.problem import Problem
+
+_POLICIES: Final = {"recompute_in_advance": "--recompute-in-advance", "recompute_in_bubble": "--recompute-in-bubble"}
+_COUNTS: Final = ("recompute_norm_num_layers", "recompute_activation_function_num_layers")
+_TAKEN: Final[dict[str, Count]] = {
+    "--recompute-granularity": 1,
+    "--recompute-method": 1,
+    "--recompute-num-layers": 1,
+    "--recompute-modules": "+",
+    "--recompute-activations": 0,
+}
+
+
+def without_empty_layers(made: ArgumentWords, places: str) -> None:
+    """Let ``--num-layers``, in which MindSpeed counts empty layers, count those of the model; with notes of what changed.
+
+    Chunks that are given by their number of layers are given by their own number, which stays.
+    """
+    total, stages = made.number("--num-layers"), made.number("--pipeline-model-parallel-size") or 1
+    if total is None:
+        return
+    layers = total - len(set(places.split(",")))
+    made.take("--num-layers", 1)
+    made.put("--num-layers", str(layers))
+    text = f"includes the no-op positions {places} of --noop-layers: the model has {layers} layers"
+    made.notes.append(f"--num-layers {total} {text}")
+    per_chunk = made.number("--num-layers-per-virtual-pipeline-stage")
+    if per_chunk:
+        made.take("--num-layers-per-virtual-pipeline-stage", 1)
+        words = ["--num-virtual-stages-per-pipeline-rank", str(total // stages // per_chunk)]
+        made.put(*words)
+        made.notes.append(f"--num-layers-per-virtual-pipeline-stage {per_chunk} includes them too: it is {' '.join(words)}")
+
+
+def without_second_policy(made: ArgumentWords, values: Mapping[str, Any]) -> None:
+    """Let a feature that decides when layers are recomputed replace Megatron's arguments, which MindSpeed gives in addition."""
+    flag = next((flag for dest, flag in _POLICIES.items() if values.get(dest)), None)
+    if flag is None or (made.number("--pipeline-model-parallel-size") or 1) == 1:
+        return
+    if taken := [name for name, count in _TAKEN.items() if made.take(name, count) is not None]:
+        made.notes.append(f"{flag} replaces {', '.join(taken)}: it recomputes every layer")
+
+
+def within_a_chunk(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values without a number of layers above that of a model chunk: MindSpeed recomputes all of them then."""
+    kept = dict(values)
+    layers, stages = made.number("--num-layers"), made.number("--pipeline-model-parallel-size") or 1
+    chunk = made.number("--num-layers-per-virtual-pipeline-stage")
+    if chunk is None and layers is not None:
+        chunk = layers // stages // (made.number("--num-virtual-stages-per-pipeline-rank") or 1)
+    for dest in _COUNTS:
+        count = values.get(dest)
+        if chunk is not None and isinstance(count, int) and count > chunk:
+            kept.pop(dest)
+            made.notes.append(f"--{dest.replace('_', '-')} {count} covers all {chunk} layers of a model chunk")
+    return kept
+
+
+DISPATCHER, EXPERTS, TENSOR = "--moe-token-dispatcher-type", "--expert-model-parallel-size", "--tensor-model-parallel-size"
+_LOW_PRECISION: Final = ("--fp8-format", "--fp4-format")
+_FULL_PRECISION: Final = (
+    "moe_permutation_async_comm",
+    "moe_alltoall_overlap_comm",
+    "moe_allgather_overlap_comm",
+    "moe_zero_memory",
+    "moe_adaptive_recompute_activation",
+    "gemm_gradient_accumulation_fusion",
+)
+"""Flags that save time or memory, and whose features do not serve linear layers in fp8 or fp4."""
+
+
+def without_unserved(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Skip old flags that do not support the precision of a command, whose run computes the same without them."""
+    low = next((flag for flag in _LOW_PRECISION if made.value(flag)), None)
+    if low is None or not (left := [dest for dest in _FULL_PRECISION if values.get(dest)]):
+        return dict(values)
+    flags = [f"--{dest.replace('_', '-')}" for dest in left]
+    reason = f"mindspeed has no feature for {low}; Megatron's experts compute the same result"
+    text = f"{', '.join(flags)} {'is' if len(left) == 1 else 'are'} skipped: {reason}"
+    made.left_out.append(problem_of_flags("MS113", text, flags, Fix.drop_option(", ".join(flags))))
+    return {dest: value for dest, value in values.items() if dest not in left}
+
+
+def in_new_meaning(made: ArgumentWords, extends: bool) -> None:
+    """Rewrite them, with a note for each that changed.
+
+    With ``extends`` the expert-parallel size counts ranks per tensor-parallel rank; here it counts all ranks with experts.
+    """
+    if made.value(DISPATCHER) == "alltoall_seq":
+        made.change(DISPATCHER, "alltoall")
+        text = "alltoall_seq is replaced by alltoall, the only all-to-all dispatcher since Megatron 0.14"
+        made.notes.append(f"{DISPATCHER} {text}")
+    ranks, tensor_ranks = made.number(EXPERTS), made.number(TENSOR)
+    if extends and ranks is not None and tensor_ranks is not None:
+        total = ranks * tensor_ranks
+        made.change(EXPERTS, str(total))
+        text = f"{EXPERTS} {ranks} with --moe-tp-extend-ep is {total} ranks with experts, {ranks} x tp {tensor_ranks}"
+        made.notes.append(text)
+
+
+TYPES: Final[dict[str, type]] = {"int": int, "float": float, "text": str}
+
+
+@dataclass(frozen=True, slots=True)
+class OldFlag:
+    """Describe a flag of MindSpeed.
+
+    ``feature`` is what it stands for; with ``choices`` the value chooses it (``{value: feature}``), or the value of the
+    flag ``chooser``, the first if that is not given. ``setting`` is the setting that takes the value. A flag that does not
+    ``switch`` only gives a setting. ``off`` are values that leave the feature off, as MindSpeed's defaults do. ``noop_reason``:
+    why nothing is to be done for what the flag asks. ``size``: the parallel size of Megatron that must be above 1 for it.
+    """
+
+    flag: str
+    feature: str = ""
+    setting: str = ""
+    takes: Literal["nothing", "int", "float", "text"] = "nothing"
+    switch: bool = True
+    off: tuple[Any, ...] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
+    chooser: str = ""
+    noop_reason: str = ""
+    size: str = ""
+
+    @property
+    def dest(self) -> str:
+        """The attribute that MindSpeed's features read."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Every feature that this flag can map to."""
+        return tuple(dict.fromkeys(self.choices.values())) or (self.feature,)
+
+    def new_spelling(self, feature: str, value: Any = True) -> str:
+        """Spell the new option: ``--features rms-norm``, or ``--set ring-attention.window=2``."""
+        setting = f"--set {feature}.{self.setting}={str(value).lower() if value is True else value}" if self.setting else ""
+        return " ".join(filter(None, [f"--features {feature}" if self.switch else "", setting]))
+
+    def says_something(self, value: Any) -> bool:
+        """Return whether a value has an effect: a setting may be 0, but a switch that counts is then off."""
+        return value is not None and value is not False and not (self.switch and value == 0)
+
+    def feature_for(self, value: Any, values: Mapping[str, Any]) -> str:
+        """The feature that a value maps to; ``values`` are all arguments by attribute. ``""`` for none."""
+        if value in self.off:
+            return ""
+        if not self.choices:
+            return self.feature
+        key = values.get(self.chooser.removeprefix("--").replace("-", "_")) if self.chooser else value
+        return next(iter(self.choices.values())) if key is None else self.choices.get(str(key), "")
+
 
 SOURCE: Final = "old flag of MindSpeed"
 """Source of values in a plan that came from an old flag."""
@@ -83,13 +232,13 @@ def request_of(values: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, dict
         needed = _NEEDED.get((old.flag, str(value)))
         if needed is not None and values.get(BY_FLAG[needed].dest) is None:
             text = f"{old.flag} {value} needs {needed}"
-            problems.append(problem_of_flags("MS301", text, [old.flag], Advice(f"set {needed} to 2 or more"), (feature,)))
+            problems.append(problem_of_flags("MS301", text, [old.flag], Fix.advise(f"set {needed} to 2 or more"), (feature,)))
         if old.noop_reason:
             notes[dest] = f"{old.flag} is not needed: {old.noop_reason}"
             continue
         if feature not in catalog.usable:
             text = f"{old.flag} maps to the feature {feature}, which this version of mindspeed does not have yet"
-            problems.append(problem_of_flags("MS111", text, [old.flag], DropOption(old.flag), (feature,)))
+            problems.append(problem_of_flags("MS111", text, [old.flag], Fix.drop_option(old.flag), (feature,)))
             continue
         spelling = old.new_spelling(feature, value)
         does = "switches on" if old.switch else "is a setting of"
@@ -138,7 +287,7 @@ def _converted(old: OldFlag, text: str | None) -> tuple[Any, Problem | None]:
     if old.takes == "nothing":
         return True, None
     allowed = [*old.choices, *old.off] if old.choices and not old.chooser else []
-    number: Fix = (GiveOption(old.flag, "N" if old.takes in ("int", "float") else "VALUE"), DropOption(old.flag))
+    number: Fixes = (Fix.give_option(old.flag, "N" if old.takes in ("int", "float") else "VALUE"), Fix.drop_option(old.flag))
     fix = advice(f"use one of {', '.join(map(str, allowed))}" if allowed else "") or number
     if text is None:
         return None, problem_of_flags("MS301", f"{old.flag} has no value", [old.flag], fix, old.features)

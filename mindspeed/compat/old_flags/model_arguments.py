@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from mindspeed.megatron_lm.argument_words import ArgumentWords, problem_of_flags
-from mindspeed.problems.fixes import Advice, DropOption, FixStep
+from mindspeed.problems.fixes import Fix
 
 LAYER_SPECS: Final = ("qwen3_spec", "deepseek_spec", "bailing_spec", "qwen2_moe_spec")
 """Layer specs of MindSpeed-LLM that are Megatron's own layers."""
-OTHER_PROGRAM: Final = Advice("run it with MindSpeed-LLM")
+OTHER_PROGRAM: Final = Fix.advise("run it with MindSpeed-LLM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Rule:
     apply: Callable[[ArgumentWords], None]
 
 
-def _problem(made: ArgumentWords, flag: str, says: str, *fix: FixStep) -> None:
+def _problem(made: ArgumentWords, flag: str, says: str, *fix: Fix) -> None:
     made.problems.append(problem_of_flags("MS113", f"{flag}{says}", [flag], fix))
 
 
@@ -45,7 +45,7 @@ def _tokenizer(made: ArgumentWords) -> None:
     kind = made.value("--tokenizer-type")
     if kind == "MagistralTokenizer":
         made.take("--tokenizer-type", 1)
-        fix = Advice("use --tokenizer-type HuggingFaceTokenizer --tokenizer-model PATH")
+        fix = Fix.advise("use --tokenizer-type HuggingFaceTokenizer --tokenizer-model PATH")
         _problem(made, "--tokenizer-type", f" {kind} belongs to MindSpeed-LLM", fix)
     if kind != "PretrainedFromHF":
         return
@@ -64,7 +64,7 @@ def _layer_spec(made: ArgumentWords) -> None:
         made.notes.append(f"--spec {module} is not needed: Megatron builds these layers from its other arguments")
     else:
         text = f" {module} belongs to MindSpeed-LLM: Megatron's GPT does not have these layers"
-        _problem(made, "--spec", text, OTHER_PROGRAM, DropOption("--spec"))
+        _problem(made, "--spec", text, OTHER_PROGRAM, Fix.drop_option("--spec"))
 
 
 def _dense_layers(made: ArgumentWords) -> None:
@@ -74,11 +74,11 @@ def _dense_layers(made: ArgumentWords) -> None:
     count = _whole(taken)
     if count is None:
         says = f" is {' '.join(taken) or 'empty'}, not a whole number"
-        _problem(made, "--first-k-dense-replace", says, Advice("give a whole number"))
+        _problem(made, "--first-k-dense-replace", says, Fix.advise("give a whole number"))
         return
     dense, layers, every = max(0, count), made.number("--num-layers"), made.number("--moe-layer-freq") or 1
     if layers is None:
-        _problem(made, "--first-k-dense-replace", " needs --num-layers", Advice("give --num-layers N"))
+        _problem(made, "--first-k-dense-replace", " needs --num-layers", Fix.advise("give --num-layers N"))
         return
     tail = f"[1]*{layers - dense}" if every == 1 else f"[{','.join(str(int(i % every == 0)) for i in range(dense, layers))}]"
     pattern = f"[0]*{dense}+{tail}" if dense else tail
@@ -99,7 +99,7 @@ def _router(made: ArgumentWords) -> None:
     elif kind == "sparsemixer_topk":
         made.take(_LOSS, 1)
         text = f" {kind} belongs to MindSpeed-LLM: Megatron's router has no such loss"
-        _problem(made, _LOSS, text, Advice(f"use {_LOSS} aux_loss"))
+        _problem(made, _LOSS, text, Fix.advise(f"use {_LOSS} aux_loss"))
     elif kind in _BALANCING:
         made.replace(_LOSS, 1, [_LOSS, _BALANCING[kind]])
         made.notes.append(f"{_LOSS} {kind} is translated automatically to Megatron's {_BALANCING[kind]}")
@@ -175,21 +175,21 @@ def _rotary(made: ArgumentWords) -> None:
         factor = _number(made.take("--rope-scaling-factor", 1) or ["1"])
         if factor is None or factor != int(factor):
             says = " of --rope-scaling-type linear is not a whole number"
-            _problem(made, "--rope-scaling-factor", says, Advice("give a whole number"))
+            _problem(made, "--rope-scaling-factor", says, Fix.advise("give a whole number"))
             return
         made.put("--rotary-seq-len-interpolation-factor", str(int(factor)))
         made.notes.append("--rope-scaling-type linear maps to Megatron's --rotary-seq-len-interpolation-factor")
     elif kind:
         only = ": Megatron-LM supports this scaling only with --multi-latent-attention" if kind == "yarn" else ""
         flag = "--rope-scaling-type"
-        _problem(made, flag, f" {kind} has no equivalent{only}", OTHER_PROGRAM, DropOption(flag))
+        _problem(made, flag, f" {kind} has no equivalent{only}", OTHER_PROGRAM, Fix.drop_option(flag))
     for flags, fixed in _ROPE_VALUES.get(kind, {}).items():
         for flag in flags:
             value = made.take(flag, 1)
             if value is not None and _number(value) != fixed:
                 given = " ".join(value) or "empty"
                 text = f" is {given}, but Megatron-LM has no argument for it and uses {fixed}"
-                _problem(made, flag, text, DropOption(flag), OTHER_PROGRAM)
+                _problem(made, flag, text, Fix.drop_option(flag), OTHER_PROGRAM)
     rest = [flag for flag in (*_ROPE_FLAGS, *_ROPE_OTHERS) if flag not in made.known and made.take(flag, 1) is not None]
     if rest and not kind:
         made.notes.append(f"{', '.join(rest)} has no effect without --rope-scaling-type")
@@ -203,7 +203,7 @@ def _stages(made: ArgumentWords) -> None:
         return
     layers = _layers_of_stages(taken[0])
     if layers is None:
-        _problem(made, flag, f" is {taken[0]!r}, not a list of layer counts", Advice(f"give {flag} 4,4,3"))
+        _problem(made, flag, f" is {taken[0]!r}, not a list of layer counts", Fix.advise(f"give {flag} 4,4,3"))
         return
     made.take("--num-layers-per-virtual-pipeline-stage", 1)
     chunks = ["t" * count for count in layers]
@@ -249,7 +249,7 @@ def _converted_weights(made: ArgumentWords) -> None:
     if made.has("--load"):
         made.put("--exit-on-missing-checkpoint")
         text += "; --exit-on-missing-checkpoint is added, so that no run starts with random weights"
-    made.left_out.append(problem_of_flags("MS113", text, [flag], Advice(f"convert the weights and remove {flag}")))
+    made.left_out.append(problem_of_flags("MS113", text, [flag], Fix.advise(f"convert the weights and remove {flag}")))
 
 
 RULES: Final = (

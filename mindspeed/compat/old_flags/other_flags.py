@@ -11,7 +11,7 @@ from typing import Final, Literal
 from mindspeed.compat.old_flags.model_arguments import OTHER_PROGRAM, RULES
 from mindspeed.files.tables import fields_of, table_beside
 from mindspeed.megatron_lm.argument_words import ArgumentWords, Count, problem_of_flags
-from mindspeed.problems.fixes import Advice, DropOption
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem
 
 FlagKind = Literal["megatron", "not-needed", "left-out", "refused", "library"]
@@ -86,13 +86,13 @@ def _put_means(group: FlagGroup, flag: str, count: Count, made: ArgumentWords) -
     own = group.means.split()
     if own[0] not in made.known:
         text = f"{flag} is {group.means} in Megatron-LM, but this version does not have it"
-        fix = (DropOption(flag), Advice("use a Megatron version that has it"))
+        fix = (Fix.drop_option(flag), Fix.advise("use a Megatron version that has it"))
         made.problems.append(problem_of_flags("MS113", text, [flag], fix))
         made.take(flag, count)
         return
     values = made.replace(flag, count, own) or []
     if "VALUE" in own and not values:
-        made.problems.append(problem_of_flags("MS301", f"{flag} has no value", [flag], Advice(f"give {flag} a value")))
+        made.problems.append(problem_of_flags("MS301", f"{flag} has no value", [flag], Fix.advise(f"give {flag} a value")))
     made.notes.append(f"{flag} is translated automatically to Megatron's {group.means.replace('VALUE', ' '.join(values))}")
 
 
@@ -103,13 +103,13 @@ def _report(group: FlagGroup, present: Mapping[str, str], made: ArgumentWords) -
         made.notes.append(f"{flags} {are} not needed: {group.reason}")
     elif group.kind == "left-out":
         text = f"{flags} {are} skipped: {group.reason}"
-        made.left_out.append(problem_of_flags("MS113", text, present, DropOption(flags)))
+        made.left_out.append(problem_of_flags("MS113", text, present, Fix.drop_option(flags)))
     else:
         belongs = "belongs to MindSpeed-LLM" if group.kind == "library" else "has no equivalent"
         belongs = belongs if len(present) == 1 else belongs.replace("belongs", "belong").replace("has", "have")
-        fix = (OTHER_PROGRAM, DropOption(flags)) if group.kind == "library" else (DropOption(flags),)
+        fix = (OTHER_PROGRAM, Fix.drop_option(flags)) if group.kind == "library" else (Fix.drop_option(flags),)
         text = f"{flags} {belongs}: {group.reason}"
-        made.problems.append(problem_of_flags("MS113", text, present, Advice(group.fix) if group.fix else fix))
+        made.problems.append(problem_of_flags("MS113", text, present, Fix.advise(group.fix) if group.fix else fix))
 
 
 PROGRAMS: Final = frozenset(
@@ -124,4 +124,4 @@ def refused_program(program: str) -> Problem | None:
     if name not in PROGRAMS:
         return None
     text = f"{name} belongs to MindSpeed-LLM: Megatron-LM has no such program"
-    return Problem("MS113", text, where="command line", fix=(OTHER_PROGRAM, Advice("use a program of Megatron-LM")))
+    return Problem("MS113", text, where="command line", fix=(OTHER_PROGRAM, Fix.advise("use a program of Megatron-LM")))

@@ -1,7 +1,7 @@
 """The arguments that Megatron-LM's own parser takes, recorded per version: read here without Megatron-LM and without torch.
 
-They are recorded (`mindspeed.engine.inspection.releases`) by `mindspeed.megatron.cli_recording`, which builds the parser of a
-checkout once.
+They are recorded (`mindspeed.engine.inspection.releases`) by `mindspeed.megatron.release_recording`, which builds the parser
+of a checkout once.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Final
 
 from packaging.specifiers import SpecifierSet
 
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem
 
 _PYTHON: Final = re.compile(r"""^requires-python *= *["']([^"']+)""", re.MULTILINE)
@@ -71,7 +71,7 @@ def mixed_roots() -> Problem | None:
     return Problem(
         "MS408",
         f"megatron.core comes from {core / 'core'} and megatron.training from {training / 'training'}",
-        fix=Advice(f"put {training.parent} first on PYTHONPATH, or uninstall the other copy"),
+        fix=Fix.advise(f"put {training.parent} first on PYTHONPATH, or uninstall the other copy"),
     )
 
 
@@ -89,7 +89,7 @@ def python_problem(checkout: Path) -> Problem | None:
         return None
     text = f"Megatron-LM {version_of(checkout / 'megatron')} needs Python {needed[1]}, but this is {python}"
     return Problem(
-        "MS502", text, where=str(checkout), fix=Advice("start the job with a newer Python, or use Megatron-LM 0.16.1")
+        "MS502", text, where=str(checkout), fix=Fix.advise("start the job with a newer Python, or use Megatron-LM 0.16.1")
     )
 
 

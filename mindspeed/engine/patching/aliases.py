@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 from mindspeed.engine.inspection.sites import TREE, inside_tree
 from mindspeed.engine.patching.journal import ATTRIBUTE, ELEMENT, HEAP_TYPE, ITEM, KEY, MEMBER, PARTIAL, SLOT, Accessor, Journal
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import PatchError, Problem
 
 
@@ -170,7 +170,7 @@ class Rebinder:
                     Problem(
                         "MS404",
                         text,
-                        fix=Advice(
+                        fix=Fix.advise(
                             "import mindspeed.megatron_adaptor, or call mindspeed.activate, before this class is defined"
                         ),
                     )

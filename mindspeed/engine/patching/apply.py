@@ -15,8 +15,7 @@ from typing import Any
 from mindspeed.engine.inspection.sites import awaits_checkout, find_site
 from mindspeed.engine.inspection.source import find_module
 from mindspeed.engine.patching.aliases import Rebinder
-from mindspeed.engine.patching.imported_values import follow_imports
-from mindspeed.engine.patching.imports import PatchFinder
+from mindspeed.engine.patching.imports import PatchFinder, follow_imports
 from mindspeed.engine.patching.journal import Journal
 from mindspeed.engine.patching.site_patch import (
     PatchedSite,
@@ -31,7 +30,7 @@ from mindspeed.engine.patching.stale_references import stale_holders
 from mindspeed.engine.planning.patch_checks import missing_target
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.plugins.patches import Set
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import PatchError, Problem
 from mindspeed.process.gc_pause import collector_paused
 from mindspeed.process.tracing import trace
@@ -139,7 +138,7 @@ class AppliedPatches:
         names = {site, found.name if found is not None else site}
         if names.isdisjoint(group.site for group in self._groups):
             text = f"suspended() cannot put back the original of {site}, because the active plan does not patch this target"
-            fix = Advice("pass a target that the plan patches; mindspeed features plan --all lists them")
+            fix = Fix.advise("pass a target that the plan patches; mindspeed features plan --all lists them")
             raise PatchError([Problem("MS401", text, fix=fix)])
         journal = Journal()
         with _lock:
@@ -190,7 +189,9 @@ class AppliedPatches:
                     return
                 text = f"{group.site} and {other.group.site} are two names of one object, and both are patched"
                 owners = (other.group.owner, group.owner)
-                raise PatchError([Problem("MS402", text, owners, fix=Advice("patch the name in the module that defines it"))])
+                raise PatchError(
+                    [Problem("MS402", text, owners, fix=Fix.advise("patch the name in the module that defines it"))]
+                )
         below = self._by_name.get(found.names()[0])
         bound = below if below is not None and below.current is found.original else found
         if any(layer is done for done in bound.applied):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import PatchError, Problem
 
 ABSENT: Final = type("ABSENT", (), {"__slots__": (), "__repr__": lambda self: "ABSENT"})()
@@ -99,6 +99,6 @@ class Journal:
                     place.write(holder, key, old)
             except TypeError as error:  # of bases: subclasses were made meanwhile whose order of bases would break
                 text = f"the plan replaced the base class of {holder!r}, and the original one cannot be restored: {error}"
-                problems.append(Problem("MS404", text, fix=Advice("start a new process instead of deactivating the plan")))
+                problems.append(Problem("MS404", text, fix=Fix.advise("start a new process instead of deactivating the plan")))
         if problems:
             raise PatchError(problems)

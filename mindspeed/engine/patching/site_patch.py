@@ -18,7 +18,7 @@ from mindspeed.engine.patching.journal import ABSENT, ATTRIBUTE, HEAP_TYPE, ITEM
 from mindspeed.engine.planning.patch_checks import PATCH_A_METHOD, WRAP_A_METHOD, missing_target, unsuitable_target
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
-from mindspeed.problems.fixes import Advice, RemoveFeature
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, PatchError, Problem
 
 _RANK: Final = {Replace: 0, Mixin: 1, Wrap: 2, Set: 3}
@@ -82,7 +82,7 @@ def import_value(planned: PlannedPatch) -> Any:
     except Exception as error:  # importing foreign code may fail in any way
         text = f"{planned.patch.kind} of {planned.patch.target} by {planned.owner}: {reference} cannot be imported"
         reason = f"{type(error).__name__}: {error}"
-        fix = (Advice("correct this import, or install what it needs"), RemoveFeature(planned.owner))
+        fix = (Fix.advise("correct this import, or install what it needs"), Fix.remove_feature(planned.owner))
         raise PatchError([Problem("MS406", f"{text}: {reason}", (planned.owner,), where=reference, fix=fix)]) from error
 
 
@@ -291,7 +291,7 @@ def _wrapped(planned: PlannedPatch, factory: Any, original: Any, bound: PatchedS
     except Exception as error:  # a wrapper factory is foreign code
         text = f"the wrapper {planned.patch.value} of {planned.owner} failed on {planned.site}: {type(error).__name__}: {error}"
         raise PatchError(
-            [Problem("MS406", text, (planned.owner,), where=planned.patch.value, fix=RemoveFeature(planned.owner))]
+            [Problem("MS406", text, (planned.owner,), where=planned.patch.value, fix=Fix.remove_feature(planned.owner))]
         ) from error
     if not callable(made):
         text = (
@@ -299,7 +299,7 @@ def _wrapped(planned: PlannedPatch, factory: Any, original: Any, bound: PatchedS
             f"{planned.site}"
         )
         raise PatchError(
-            [Problem("MS406", text, (planned.owner,), where=planned.patch.value, fix=RemoveFeature(planned.owner))]
+            [Problem("MS406", text, (planned.owner,), where=planned.patch.value, fix=Fix.remove_feature(planned.owner))]
         )
     if made is original:
         return made, bound.fresh

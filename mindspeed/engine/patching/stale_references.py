@@ -11,7 +11,7 @@ from typing import Any, Final
 from mindspeed.engine.inspection.sites import inside_tree
 from mindspeed.engine.patching.journal import HEAP_TYPE
 from mindspeed.engine.patching.site_patch import PatchedSite
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem
 
 _NO_HOLDERS: Final = (dict, list, tuple, set, frozenset, CellType)
@@ -50,7 +50,7 @@ def stale_holders(bound: Sequence[PatchedSite], written: Iterable[Any] = ()) -> 
                 "MS404",
                 text,
                 (one.group.owner,),
-                fix=Advice("import mindspeed.megatron_adaptor, or call mindspeed.activate, before this object is created"),
+                fix=Fix.advise("import mindspeed.megatron_adaptor, or call mindspeed.activate, before this object is created"),
             )
         )
     return problems

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from mindspeed.engine.inspection.megatron_copies import mixed_roots
@@ -20,8 +20,8 @@ from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
-from mindspeed.plugins.patches import ArgOverride, Patch, Replace
-from mindspeed.problems.fixes import GiveOption, RemoveFeature, RunCommand
+from mindspeed.plugins.patches import ArgOverride, Patch
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem, ResolutionError
 from mindspeed.process.providers import provider_of
 
@@ -76,7 +76,7 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
         PlannedPatch(owner, patch, patch.target, ground, _skipped(patch, environment)) for owner, patch, ground in proposed
     ]
     places = target_infos_of(patches, environment.megatron)
-    patches = _superseded(with_sites(patches, environment.megatron, places), resolution.supersedes)
+    patches = with_sites(patches, environment.megatron, places)
     problems += check_patches(patches, environment.megatron, places)
     if is_installed(environment.megatron) and (mixed := mixed_roots()) is not None:
         problems.append(mixed)
@@ -118,7 +118,7 @@ def _instance(feature: type[Feature[Any]], args: Any, world: World, planned: Pla
         name = planned.name
         text = f"the constructor of feature {name} failed with {type(error).__name__}: {error}"
         raise ResolutionError(
-            [Problem("MS901", text, (name,), where=provider_of(feature), fix=GiveOption("--without", name))]
+            [Problem("MS901", text, (name,), where=provider_of(feature), fix=Fix.give_option("--without", name))]
         ) from error
     instance.requested = planned.requested
     return instance
@@ -136,7 +136,9 @@ def manager_of(plan: ActivationPlan, catalog: Catalog, base: Iterable[type[Featu
 
 def _not_installed(planned: PlannedFeature) -> Problem:
     text = f"the plan contains {planned.name} from {planned.distribution} {planned.version}, which is not installed"
-    return Problem("MS201", text, (planned.name,), fix=RunCommand(f"pip install {planned.distribution}=={planned.version}"))
+    return Problem(
+        "MS201", text, (planned.name,), fix=Fix.run_command(f"pip install {planned.distribution}=={planned.version}")
+    )
 
 
 _Answers = list[tuple[str, list[Any]]]
@@ -162,7 +164,7 @@ def _overrides(
             values = " and ".join(f"{owner} sets it to {override.value!r}" for owner, override in wanted)
             text = f"Megatron's {argument} cannot have two values: {values}"
             names = tuple(owner for owner, _ in wanted)
-            problems.append(Problem("MS402", text, names, fix=tuple(map(RemoveFeature, names))))
+            problems.append(Problem("MS402", text, names, fix=tuple(map(Fix.remove_feature, names))))
     return tuple(
         PlannedOverride(tuple(dict.fromkeys(owners)), override, argument in optional)
         for argument, wanted in by_argument.items()
@@ -187,18 +189,3 @@ def _skipped(patch: Patch, environment: Environment) -> str:
     if when.megatron is not None and not version_in(environment.megatron or "", when.megatron):
         return f"only for megatron-core {when.megatron}"
     return ""
-
-
-def _superseded(patches: Sequence[PlannedPatch], supersedes: Sequence[tuple[str, str, str]]) -> list[PlannedPatch]:
-    """Leave out the Replace of a feature that another one at the same site supersedes."""
-    replacing = [(p.owner, p.site) for p in patches if isinstance(p.patch, Replace) and not p.skipped]
-    skipped = {
-        (old, site): f"superseded by {new}, because {reason}"
-        for new, old, reason in reversed(supersedes)
-        for owner, site in replacing
-        if owner == new
-    }
-    return [
-        replace(p, skipped=p.skipped or skipped.get((p.owner, p.site), "")) if isinstance(p.patch, Replace) else p
-        for p in patches
-    ]

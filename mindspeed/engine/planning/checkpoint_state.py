@@ -20,7 +20,7 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.planned_feature import PlannedFeature
 from mindspeed.plugins.feature import CheckpointState, Feature, ResumeVerdict
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import Problem, RunError
 
 FILE: Final = "features.json"
@@ -108,7 +108,7 @@ def read_record(folder: Path) -> CheckpointManifest | None:
         return TypeAdapter(_Stored).validate_json(path.read_bytes()).manifest
     except (OSError, ValueError, TypeError) as error:
         text = f"the features of the checkpoint cannot be read: {_words(error)}"
-        fix = Advice("resume an earlier checkpoint of the run, or copy this one again")
+        fix = Fix.advise("resume an earlier checkpoint of the run, or copy this one again")
         raise RunError([Problem("MS602", text, where=str(path), fix=fix)]) from error
 
 

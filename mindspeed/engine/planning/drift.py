@@ -27,7 +27,7 @@ from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.engine.inspection.source import only_tree, trees_kept
 from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.engine.resolution.environment import version_in
-from mindspeed.problems.fixes import Advice, RunCommand, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 FAILED: Final = ("changed", "gone")
@@ -84,7 +84,7 @@ def source_tree(path: Path) -> Iterator[Tree]:
                 Problem(
                     "MS502",
                     text,
-                    fix=Advice(
+                    fix=Fix.advise(
                         "give the folder that contains megatron/, or a Megatron version (mindspeed docs drift lists them)"
                     ),
                 )
@@ -101,7 +101,7 @@ def installed_tree() -> Iterator[Tree]:
     root = package_root("core")
     if root is None:
         raise MindSpeedError(
-            [Problem("MS502", "megatron-core is not installed", fix=RunCommand("pip install megatron-core==0.16.1"))]
+            [Problem("MS502", "megatron-core is not installed", fix=Fix.run_command("pip install megatron-core==0.16.1"))]
         )
     with trees_kept():
         yield Tree(megatron_version(), _reader(package_root("training")), root.parent)

@@ -14,7 +14,7 @@ from mindspeed.engine.inspection.source import find_module, read_scope
 from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch
 from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote
 from mindspeed.job.world import UnknownValue
-from mindspeed.plugins.constraints import After, Before, Requires, Supersedes
+from mindspeed.plugins.constraints import After, Before, Requires
 from mindspeed.plugins.feature import Feature
 
 Features = Mapping[str, type[Feature[Any]]]
@@ -89,7 +89,7 @@ def order_edges(plan: ActivationPlan, features: Features) -> list[Edge]:
     for name, planned in active.items():
         feature = features[name]
         for constraint in feature.spec.constraints:
-            if not isinstance(constraint, After | Before | Requires | Supersedes):
+            if not isinstance(constraint, After | Before | Requires):
                 continue
             if constraint.when is not None and not _holds(constraint.when, feature.Args(**planned.args), plan.world):
                 continue

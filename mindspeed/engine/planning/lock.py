@@ -11,7 +11,7 @@ from typing import Any, Final
 from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, is_of_machine, kind_of
 from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.files.text_files import write_files
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 FORMAT: Final = 1
@@ -49,7 +49,7 @@ def read_lock(path: str | Path) -> Lock:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         text = f"the lock file cannot be read: {type(error).__name__}: {error}"
         raise MindSpeedError(
-            [Problem("MS509", text, where=str(path), fix=Advice("write the file again with mindspeed lock -f JOB.yaml"))]
+            [Problem("MS509", text, where=str(path), fix=Fix.advise("write the file again with mindspeed lock -f JOB.yaml"))]
         ) from error
 
 

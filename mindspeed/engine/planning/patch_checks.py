@@ -15,7 +15,7 @@ from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, UNTESTED_MEGATRON, version_in
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.near_names import suggestion
 from mindspeed.problems.problem import Problem
 
@@ -61,7 +61,7 @@ def check_contracts(patches: Sequence[PlannedPatch], version: str | None) -> lis
         return []
     if here != version:
         text = f"the plan was made for megatron-core {version}, but {here} is installed"
-        return [Problem("MS306", text, fix=Advice(f"install megatron-core {version}, or make the plan again"))]
+        return [Problem("MS306", text, fix=Fix.advise(f"install megatron-core {version}, or make the plan again"))]
     active = [planned for planned in patches if not planned.skipped]
     places = target_infos_of(active, version)
     found = [problem for planned in active for problem in _broken(planned, places, version)]
@@ -215,7 +215,7 @@ def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
             text = (
                 f"{owners} replace {site}, but only one feature can" if " and " in owners else f"{owners} replaces {site} twice"
             )
-            yield _conflict(replacing, text, ", or let one declare Supersedes")
+            yield _conflict(replacing, text)
         setting = [planned for planned in here if isinstance(planned.patch, Set)]
         if len({repr(planned.patch.value) for planned in setting}) > 1:
             values = " and ".join(sorted(f"{planned.owner} sets it to {planned.patch.value!r}" for planned in setting))
@@ -230,10 +230,10 @@ def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
                     yield _conflict([planned, *here], text)
 
 
-def _conflict(patches: Sequence[PlannedPatch], text: str, way_out: str = "") -> Problem:
+def _conflict(patches: Sequence[PlannedPatch], text: str) -> Problem:
     owners = tuple(sorted({planned.owner for planned in patches}))
     chain = tuple(sorted(f"{p.owner}: {p.patch.kind} of {p.patch.target}, {p.patch.reason}" for p in patches))
-    return Problem("MS402", text, owners, chain, fix=Advice(f"remove {' or '.join(owners)}{way_out}"))
+    return Problem("MS402", text, owners, chain, fix=Fix.advise(f"remove {' or '.join(owners)}"))
 
 
 def _and(patches: Iterable[PlannedPatch]) -> str:

@@ -19,7 +19,7 @@ from mindspeed.plugins.answers import answer
 from mindspeed.plugins.conditions import Condition, ConditionError, Loose, ModelCondition, failure, is_met, texts
 from mindspeed.plugins.constraints import AUTO, Conflicts, RequiresAny, RequiresCapability, RequiresSlot
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.problems.fixes import AddFeature, Advice, DropField, Fix, GiveField, GiveOption, GiveSetting, RemoveFeature
+from mindspeed.problems.fixes import Fix, Fixes
 
 REFUSED: Final = "refused"
 """The answer of a condition that does not hold in one of several jobs, where nobody reads why."""
@@ -30,15 +30,15 @@ def check_choices(state: ResolutionState) -> None:
         if lacking := jobs & ~_union(state.where.get(choice, 0) for choice in constraint.names):
             choices = ", ".join(constraint.names)
             text = f"{name} needs one of {choices}{because(constraint.reason)}"
-            single = AddFeature(choices) if len(constraint.names) == 1 else None
-            state.problem("MS205", text, (name,), single or Advice(f"add one of {choices} to the features"), lacking)
+            single = Fix.add_feature(choices) if len(constraint.names) == 1 else None
+            state.problem("MS205", text, (name,), single or Fix.advise(f"add one of {choices} to the features"), lacking)
     for name, need, jobs in state.constraints(RequiresSlot):
         if lacking := jobs & ~_union(state.holders.get(need.slot, {}).values()):
             if (name, need.slot) in state.decided and getattr(state.args_of(name), need.setting, None) is not None:
                 continue  # a name or auto, whose problem was reported
             text = f"{name} needs a feature for {need.slot}{because(need.reason)}"
-            fix: Fix = (Advice(f"add one of {', '.join(state.holders_known(need.slot))} to the features"),)
-            fix += (GiveSetting(f"{name}.{need.setting}", AUTO),) if need.setting else ()
+            fix: Fixes = (Fix.advise(f"add one of {', '.join(state.holders_known(need.slot))} to the features"),)
+            fix += (Fix.give_setting(f"{name}.{need.setting}", AUTO),) if need.setting else ()
             state.problem("MS205", text, (name,), fix, lacking)
 
 
@@ -70,7 +70,7 @@ def check_capabilities(state: ResolutionState) -> None:
             if both and holder != name and need.capability not in state.specs[holder].provides:
                 text = f"{holder} does not support {need.capability.replace('-', ' ')}, which {name} needs"
                 others = [n for n in state.holders_known(need.slot) if need.capability in state.specs[n].provides]
-                fix: Fix = (Advice(f"use {' or '.join(others)} instead"),) if others else ()
+                fix: Fixes = (Fix.advise(f"use {' or '.join(others)} instead"),) if others else ()
                 fix += _ways_out(state, (name, holder))
                 state.problem("MS202", text + because(need.reason), (name, holder), fix, both)
 
@@ -88,9 +88,9 @@ def _shared(sets: Iterable[JobSet]) -> JobSet:
     return shared
 
 
-def _ways_out(state: ResolutionState, names: Sequence[str]) -> Fix:
+def _ways_out(state: ResolutionState, names: Sequence[str]) -> Fixes:
     """The smallest removals: for each side, the requested feature at the root of its chain."""
-    return tuple(map(RemoveFeature, dict.fromkeys(state.root(name) for name in names)))
+    return tuple(map(Fix.remove_feature, dict.fromkeys(state.root(name) for name in names)))
 
 
 def check_sizes(state: ResolutionState) -> None:
@@ -104,13 +104,13 @@ def _has_remainder(world: World) -> bool:
     return world.knows("world_size") and bool(world.world_size % (world.tp * world.pp * world.cp))
 
 
-def _remainder(given: Mapping[str, Value], world: World) -> tuple[str, Fix]:
+def _remainder(given: Mapping[str, Value], world: World) -> tuple[str, Fixes]:
     """Return message and fix for a number of processes that the parallel sizes do not divide."""
     product = world.tp * world.pp * world.cp
     factors = f"tp x pp x cp = {world.tp} x {world.pp} x {world.cp} = {product}"
     size = -(-world.world_size // product) * product
-    way = GiveOption("--nproc", size) if given["world_size"].source == LAUNCH else GiveField("world_size", size)
-    return f"world size {world.world_size} is not a multiple of {factors}", (way, Advice("use smaller parallel sizes"))
+    way = Fix.give_option("--nproc", size) if given["world_size"].source == LAUNCH else Fix.give_field("world_size", size)
+    return f"world size {world.world_size} is not a multiple of {factors}", (way, Fix.advise("use smaller parallel sizes"))
 
 
 def check_given_fields(state: ResolutionState) -> None:
@@ -119,7 +119,7 @@ def check_given_fields(state: ResolutionState) -> None:
         for found, jobs in state.contradictions(name):
             for field, value in found:
                 text = f"{name} sets {field} to {value}, but {state.merged.world[field].value} is given"
-                fix = (DropField(field, state.merged.world[field].source), RemoveFeature(state.root(name)))
+                fix = (Fix.drop_field(field, state.merged.world[field].source), Fix.remove_feature(state.root(name)))
                 state.problem("MS304", text, (name,), fix, jobs & state.where[name], (field,))
 
 
@@ -129,10 +129,10 @@ def check_platforms(state: ResolutionState) -> None:
         spec = state.specs[name]
         if spec.platforms and platform not in spec.platforms:
             text = f"{name} does not run on {platform}, only on {', '.join(sorted(spec.platforms))}"
-            state.problem("MS208", text, (name,), RemoveFeature(state.root(name)), state.where[name])
+            state.problem("MS208", text, (name,), Fix.remove_feature(state.root(name)), state.where[name])
         if spec.megatron and state.world.knows("megatron") and not version_in(state.world.megatron, spec.megatron):
             text = f"{name} needs megatron-core {spec.megatron}, but the version is {state.world.megatron}"
-            fix = (Advice(f"install megatron-core {spec.megatron}"), RemoveFeature(state.root(name)))
+            fix = (Fix.advise(f"install megatron-core {spec.megatron}"), Fix.remove_feature(state.root(name)))
             state.problem("MS208", text, (name,), fix, state.where[name])
 
 
@@ -149,7 +149,7 @@ def check_operators(state: ResolutionState) -> None:
         text = f"{', '.join(missing)} has only a plain-torch reference on {platform}"
         requested = state.where[name] & ~state.by_level_one.get(name, 0)
         if state.merged.strict and requested:
-            fix = Advice("mindspeed ops build, or see mindspeed ops list for the cause")
+            fix = Fix.advise("mindspeed ops build, or see mindspeed ops list for the cause")
             state.problem("MS515", f"{name}: {text}", (name,), fix, requested)
         else:
             state.note("note", name, f"{text}, which is slower; mindspeed ops list shows why")

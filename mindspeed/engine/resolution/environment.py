@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from mindspeed.job.world import PLATFORMS
-from mindspeed.problems.fixes import Advice, GiveField, RunCommand
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem
 
 SUPPORTED_MEGATRON: Final = ">=0.14,<0.21"
@@ -50,15 +50,15 @@ class Environment:
         found = []
         if self.platform not in PLATFORMS:
             text = f"unknown platform {self.platform!r}"
-            found.append(Problem("MS501", text, where=self.source, fix=Advice(f"use one of {', '.join(PLATFORMS)}")))
+            found.append(Problem("MS501", text, where=self.source, fix=Fix.advise(f"use one of {', '.join(PLATFORMS)}")))
         if self.megatron is not None and not is_version(self.megatron):
             text = f"megatron-core {self.megatron!r} is not a version"
-            found.append(Problem("MS502", text, where=self.source, fix=GiveField("megatron", "0.16.1")))
+            found.append(Problem("MS502", text, where=self.source, fix=Fix.give_field("megatron", "0.16.1")))
         elif self.megatron is not None and not any(
             version_in(self.megatron, versions) for versions in (SUPPORTED_MEGATRON, UNTESTED_MEGATRON)
         ):
             text = f"megatron-core {self.megatron} is not supported; supported is {SUPPORTED_MEGATRON}"
-            found.append(Problem("MS502", text, where=self.source, fix=RunCommand("pip install megatron-core==0.16.1")))
+            found.append(Problem("MS502", text, where=self.source, fix=Fix.run_command("pip install megatron-core==0.16.1")))
         return found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mindspeed.engine.resolution.request import JobFile, job_from_data
 from mindspeed.files.plain_yaml import SIZE, PlainDataError, read_plain
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import Problem, ResolutionError
 
 
@@ -16,12 +16,12 @@ def load_job_file(path: str | Path) -> JobFile:
         with Path(path).open(encoding="utf-8") as file:
             text = file.read(SIZE + 1)
     except OSError as error:
-        fix = Advice("give the path of a readable job file")
+        fix = Fix.advise("give the path of a readable job file")
         raise ResolutionError(
             [Problem("MS305", f"the job file cannot be opened: {error}", where=str(path), fix=fix)]
         ) from error
     except UnicodeDecodeError as error:
-        fix = Advice("save it in UTF-8")
+        fix = Fix.advise("save it in UTF-8")
         raise ResolutionError(
             [Problem("MS305", f"the job file is not text in UTF-8: {error}", where=str(path), fix=fix)]
         ) from error
@@ -34,7 +34,7 @@ def job_from_text(text: str, where: str) -> JobFile:
     try:
         data = read_plain(text, repeated)
     except PlainDataError as error:
-        fix = Advice("write plain YAML: names, numbers, lists and mappings (docs/enabling-features.md)")
+        fix = Fix.advise("write plain YAML: names, numbers, lists and mappings (docs/enabling-features.md)")
         problem = Problem("MS305", f"the job file cannot be read: {error}", where=f"{where}:{error.line}", fix=fix)
         raise ResolutionError([problem]) from error
     if repeated:

@@ -9,14 +9,14 @@ from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.resolution_state import ResolutionState
 from mindspeed.job.hybrid_pattern import ATTENTION, EXPERTS, KINDS, LATENT, RECURRENT
 from mindspeed.job.world import World
-from mindspeed.problems.fixes import Advice, DropField, FixStep, GiveField
+from mindspeed.problems.fixes import Fix
 
 PATTERN: Final = "hybrid_layer_pattern"
 _KERNELS: Final = {"M": "mamba_ssm", "G": "flash-linear-attention"}
 _ALL: Final = "".join(KINDS)
-_COUNTED: Final[tuple[tuple[str, str, str, FixStep], ...]] = (
-    ("num_layers", _ALL, "layers", DropField("num_layers")),
-    ("moe_layers", EXPERTS, f"layers with experts ({EXPERTS})", Advice("remove moe_layers, which the pattern gives")),
+_COUNTED: Final[tuple[tuple[str, str, str, Fix], ...]] = (
+    ("num_layers", _ALL, "layers", Fix.drop_field("num_layers")),
+    ("moe_layers", EXPERTS, f"layers with experts ({EXPERTS})", Fix.advise("remove moe_layers, which the pattern gives")),
 )
 """Fields that count layers of a pattern, the characters of these layers, their name, and the fix."""
 _ALWAYS: Final = (
@@ -37,7 +37,7 @@ class PatternMistake(NamedTuple):
 
     at: int
     text: str
-    fix: tuple[FixStep, ...]
+    fix: tuple[Fix, ...]
     fields: tuple[str, ...] = ()
 
 
@@ -57,7 +57,7 @@ def check_pattern(state: ResolutionState) -> None:
 def _mistakes_of(world: World) -> tuple[PatternMistake, ...]:
     if not world.is_hybrid:
         return ()
-    own = [PatternMistake(at, text, (Advice("correct the pattern"),)) for at, text in world.pattern.mistakes()]
+    own = [PatternMistake(at, text, (Fix.advise("correct the pattern"),)) for at, text in world.pattern.mistakes()]
     return tuple(own or (*_stages(world), *_experts(world), *_predictions(world), *_facts(world)))
 
 
@@ -65,32 +65,36 @@ def _stages(world: World) -> Iterator[PatternMistake]:
     """Check that segments, or equal shares of the layers, are as many as pipeline stages and their chunks."""
     pattern, pp, vpp = world.pattern, world.pp, world.vpp
     count, layers = len(pattern.segments), len(pattern.layers)
-    separated = Advice("separate the layers of stages with |")
+    separated = Fix.advise("separate the layers of stages with |")
     others = [field for field in _OTHER_SPLITS if world.is_set(field)] if count > 1 or _has_segments(world) else []
     if count == 1 and vpp > 1:
         text = f"vpp is {vpp}, but the pattern has no segments for {pp * vpp} model chunks"
-        yield PatternMistake(layers // (pp * vpp), text, (separated, DropField("vpp")), ("vpp",))
+        yield PatternMistake(layers // (pp * vpp), text, (separated, Fix.drop_field("vpp")), ("vpp",))
     elif count == 1:
-        yield from () if others else _shares(world, (separated, GiveField("pp", 1)))
+        yield from () if others else _shares(world, (separated, Fix.give_field("pp", 1)))
     elif pp == 1:
         text = f"the pattern has {count} segments, but there is only one pipeline stage"
-        yield PatternMistake(_start(world, 1) - 1, text, (Advice("remove |"), GiveField("pp", count)), ("pp",))
+        yield PatternMistake(_start(world, 1) - 1, text, (Fix.advise("remove |"), Fix.give_field("pp", count)), ("pp",))
     elif count % pp:
         text = f"{count} segments are not divisible by {pp} pipeline stages"
-        yield PatternMistake(_start(world, count // pp * pp), text, (GiveField("pp", note=f"a divisor of {count}"),), ("pp",))
+        yield PatternMistake(
+            _start(world, count // pp * pp), text, (Fix.give_field("pp", note=f"a divisor of {count}"),), ("pp",)
+        )
     elif count != pp * vpp:
         text = f"{count} segments on {pp} pipeline stages give vpp={count // pp}, but vpp is {vpp}"
-        yield PatternMistake(_start(world, min(pp * vpp, count - 1)), text, (GiveField("vpp", count // pp),), ("pp", "vpp"))
+        yield PatternMistake(
+            _start(world, min(pp * vpp, count - 1)), text, (Fix.give_field("vpp", count // pp),), ("pp", "vpp")
+        )
     for field in others:
         text = f"{field} is set, but only the pattern assigns layers to pipeline stages"
         place = _start(world, 1) - 1 if count > 1 else layers // pp % layers
-        yield PatternMistake(place, text, (DropField(field),), (field,))
+        yield PatternMistake(place, text, (Fix.drop_field(field),), (field,))
     for field in (field for field in _ENDS if count > 1 and world.is_set(field)):
         text = f"segments and {field} both assign layers to pipeline stages"
-        yield PatternMistake(_start(world, 1) - 1, text, (DropField(field),), (field,))
+        yield PatternMistake(_start(world, 1) - 1, text, (Fix.drop_field(field),), (field,))
 
 
-def _shares(world: World, fix: tuple[FixStep, ...]) -> Iterator[PatternMistake]:
+def _shares(world: World, fix: tuple[Fix, ...]) -> Iterator[PatternMistake]:
     """Check that stages share the layers of a pattern without segments, except the layers of the first and the last stage."""
     shared, stages = world.equal_share
     layers = len(world.pattern.layers)
@@ -102,7 +106,7 @@ def _shares(world: World, fix: tuple[FixStep, ...]) -> Iterator[PatternMistake]:
     elif shared and not stages and _has_segments(world):
         ends = layers - shared
         text = f"the first and the last stage have {ends} layers, but the pattern has {layers} layers"
-        given = tuple(DropField(field) for field in _ENDS if world.is_set(field))
+        given = tuple(Fix.drop_field(field) for field in _ENDS if world.is_set(field))
         yield PatternMistake(min(ends, layers - 1), text, given, ("pp", *_ENDS))
 
 
@@ -120,20 +124,20 @@ def _experts(world: World) -> Iterator[PatternMistake]:
     pattern = world.pattern
     if EXPERTS in pattern.text and world.knows("num_experts") and not world.num_experts:
         text = "a layer has experts (E), but num_experts is 0"
-        yield PatternMistake(pattern.text.index(EXPERTS), text, (GiveField("num_experts"),), ("num_experts",))
+        yield PatternMistake(pattern.text.index(EXPERTS), text, (Fix.give_field("num_experts"),), ("num_experts",))
     if EXPERTS not in pattern.text and world.is_set("num_experts"):
         text = f"num_experts is {world.num_experts}, but no layer of the pattern has experts (E)"
         place = max(pattern.text.find("-"), 0)
-        yield PatternMistake(place, text, (Advice("write E for -"), DropField("num_experts")), ("num_experts",))
+        yield PatternMistake(place, text, (Fix.advise("write E for -"), Fix.drop_field("num_experts")), ("num_experts",))
     if "*" in pattern.text and world.is_set("multi_latent_attention"):
         text = f"attention is multi-latent, but * is {KINDS['*']} with separate keys"
-        fix = (Advice("write + for *"), DropField("multi_latent_attention"))
+        fix = (Fix.advise("write + for *"), Fix.drop_field("multi_latent_attention"))
         yield PatternMistake(pattern.text.index("*"), text, fix, ("multi_latent_attention",))
     for layer in RECURRENT:
         if layer in pattern.text and world.platform != "cuda":
             kernels = f"{KINDS[layer]}, whose kernels ({_KERNELS[layer]})"
             text = f"{layer} is {kernels} are available only on cuda, but the platform is {world.platform}"
-            other = Advice(f"remove {layer}; this platform supports {' '.join(ATTENTION)} - E")
+            other = Fix.advise(f"remove {layer}; this platform supports {' '.join(ATTENTION)} - E")
             yield PatternMistake(pattern.text.index(layer), text, (other,), ("platform",))
 
 
@@ -143,7 +147,7 @@ def _predictions(world: World) -> Iterator[PatternMistake]:
     if world.knows("mtp_num_layers") and world.mtp_num_layers != len(pattern.predictions):
         text = f"mtp_num_layers is {world.mtp_num_layers}, but the number of depths after / is {len(pattern.predictions)}"
         place = pattern.text.find("/") if pattern.predictions else end
-        yield PatternMistake(place, text, (GiveField("mtp_num_layers", len(pattern.predictions)),), ("mtp_num_layers",))
+        yield PatternMistake(place, text, (Fix.give_field("mtp_num_layers", len(pattern.predictions)),), ("mtp_num_layers",))
 
 
 def _facts(world: World) -> Iterator[PatternMistake]:
@@ -158,4 +162,4 @@ def _facts(world: World) -> Iterator[PatternMistake]:
     for field, kinds, reason in _ALWAYS:
         place = next((at for at, layer in enumerate(decoder) if layer in kinds), -1)
         if place >= 0 and world.knows(field) and not getattr(world, field):
-            yield PatternMistake(place, f"{field} is False, but {reason}", (GiveField(field, True),), (field,))
+            yield PatternMistake(place, f"{field} is False, but {reason}", (Fix.give_field(field, True),), (field,))

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.variables import unknown_variables, value_problems
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.near_names import near_names, suggestion
 from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError, brief
 
@@ -51,12 +51,12 @@ class JobFile:
 def job_from_data(data: Any, where: str) -> JobFile:
     """Check the shape of a parsed job file. ``where`` names it in problems."""
     if not isinstance(data, dict):
-        text, fix = "a job file must be a mapping with keys such as features and settings", Advice("features: [NAME, ...]")
+        text, fix = "a job file must be a mapping with keys such as features and settings", Fix.advise("features: [NAME, ...]")
         raise ResolutionError([Problem("MS305", text, where=where, fix=fix)])
     problems = []
     for key in data:
         if key not in JOB_KEYS:
-            fix = Advice(suggestion(near_names(key, JOB_KEYS), f"use one of the keys {', '.join(JOB_KEYS)}"))
+            fix = Fix.advise(suggestion(near_names(key, JOB_KEYS), f"use one of the keys {', '.join(JOB_KEYS)}"))
             problems.append(Problem("MS305", f"unknown key {key!r} in the job file", where=where, fix=fix))
     problems += _shape_problems(data, "MS305", where)
     if not problems:
@@ -78,7 +78,7 @@ def _with_spelled_names(data: Mapping[str, Any], where: str) -> tuple[dict[str, 
     problems = []
     for name, values in (data.get("settings") or {}).items():
         if (known := spelled(str(name))) in settings:
-            fix = Advice(f"put all settings of {known} under one key")
+            fix = Fix.advise(f"put all settings of {known} under one key")
             problems.append(Problem("MS305", f"settings has {known} twice, once as {name}", (known,), where=where, fix=fix))
         settings[known] = values
     return {**data, **lists, **({"settings": settings} if settings else {})}, problems
@@ -117,7 +117,7 @@ def _shape_problems(data: Mapping[str, Any], code: str, where: str) -> list[Prob
         value = data.get(key)
         if value is not None and not isinstance(value, shape):
             problems.append(
-                Problem(code, f"{key} is {brief(value)}, not {words}", where=where, fix=Advice(f"give {key} as {words}"))
+                Problem(code, f"{key} is {brief(value)}, not {words}", where=where, fix=Fix.advise(f"give {key} as {words}"))
             )
         elif shape is list:
             names = value or ()
@@ -126,7 +126,7 @@ def _shape_problems(data: Mapping[str, Any], code: str, where: str) -> list[Prob
                     code,
                     f"the list '{key}' contains {brief(name)}, but must contain only names of features",
                     where=where,
-                    fix=Advice(f"give '{key}' as {words} that mindspeed features list prints"),
+                    fix=Fix.advise(f"give '{key}' as {words} that mindspeed features list prints"),
                 )
                 for name in names
                 if type(name) is not str
@@ -136,7 +136,7 @@ def _shape_problems(data: Mapping[str, Any], code: str, where: str) -> list[Prob
         if not isinstance(fields, Mapping):
             text, fix = (
                 f"settings.{name} is {brief(fields)}, not a mapping of settings",
-                Advice(f"give each value with the name of its setting, as in settings: {{{name}: {{SETTING: VALUE}}}}"),
+                Fix.advise(f"give each value with the name of its setting, as in settings: {{{name}: {{SETTING: VALUE}}}}"),
             )
             problems.append(Problem(code, text, (str(name),), where=where, fix=fix))
     return problems
@@ -182,7 +182,7 @@ def parse_assignments(assignments: list[str] | tuple[str, ...], where: str) -> d
         target, equals, value = text.strip().partition("=")
         feature, dot, name = target.strip().partition(".")
         if not (equals and dot and feature and name):
-            example = Advice(f"{where}{' ' if where.startswith('-') else '='}FEATURE.SETTING=VALUE")
+            example = Fix.advise(f"{where}{' ' if where.startswith('-') else '='}FEATURE.SETTING=VALUE")
             text = f"{brief(text)} does not have the form feature.field=value"
             problems.append(Problem("MS301", text, where=where, fix=example))
             continue
@@ -190,7 +190,7 @@ def parse_assignments(assignments: list[str] | tuple[str, ...], where: str) -> d
         parsed = _scalar(value)
         if name in fields and fields[name] != parsed:
             text = f"{feature}.{name} is given twice: {brief(fields[name])} and {brief(parsed)}"
-            problems.append(Problem("MS303", text, (feature,), where=where, fix=Advice("keep one of them")))
+            problems.append(Problem("MS303", text, (feature,), where=where, fix=Fix.advise("keep one of them")))
         fields[name] = parsed
     if problems:
         raise MindSpeedError(problems)

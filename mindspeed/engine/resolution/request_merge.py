@@ -13,7 +13,7 @@ from mindspeed.job.fact import Field
 from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import FIELDS, World, size_name
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Advice, DropField, GiveField, GiveOption
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.near_names import near_names, suggestion
 from mindspeed.problems.problem import GivenValue, Problem, brief
 
@@ -81,7 +81,7 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
         for name, value in world.items():
             if name == "world_size" and environment.world_size not in (None, value):
                 text = f"{layer.source} sets world size {value}, but the job of this process has {environment.world_size} ranks"
-                fix = (DropField(name, layer.source), Advice(f"start {value} processes"))
+                fix = (Fix.drop_field(name, layer.source), Fix.advise(f"start {value} processes"))
                 merged.problems.append(Problem("MS306", text, where=LAUNCH, fix=fix))
             _put(merged.world, name, value, layer)
         for feature, fields in settings.items():
@@ -90,7 +90,9 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
     _put_facts_of_pattern(merged, catalog)
     if merged.level not in (0, 1, 2):
         merged.problems.append(
-            Problem("MS301", f"optimization level {merged.level} is not 0, 1 or 2", fix=GiveOption("--optimization-level", 2))
+            Problem(
+                "MS301", f"optimization level {merged.level} is not 0, 1 or 2", fix=Fix.give_option("--optimization-level", 2)
+            )
         )
         merged.level = 2
     return merged
@@ -151,7 +153,7 @@ def _unify_size_spellings(
                 f"{layer.source} gives the {FIELDS[size].meaning} twice: {size} = {world[size]} and {owner}.{argument} "
                 f"= {given}"
             )
-            fix = Advice(f"keep one of the two; they set the same value (--{size})")
+            fix = Fix.advise(f"keep one of the two; they set the same value (--{size})")
             facts = [_given(size, world[size], layer), _given(f"{owner}.{argument}", given, layer)]
             problems.append(Problem("MS303", text, (owner,), (), layer.source, fix, facts))
         elif size in world:
@@ -172,7 +174,7 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
             continue
         if name not in FIELDS:
             near = near_names(name, FIELDS)
-            fix = Advice(suggestion(near, f"use one of {', '.join(FIELDS)}"))
+            fix = Fix.advise(suggestion(near, f"use one of {', '.join(FIELDS)}"))
             problems.append(Problem("MS301", f"{name!r} is not a size or model option of a job", where=layer.source, fix=fix))
             continue
         field = FIELDS[name]
@@ -180,16 +182,16 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
         facts = (_given(name, value, layer),)
         if typed is None:
             text = f"{name} ({field.meaning}) is {brief(value)}, not {_KINDS[field.kind]}"
-            problems.append(Problem("MS301", text, where=layer.source, fix=GiveField(name, _example(field)), facts=facts))
+            problems.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, _example(field)), facts=facts))
         elif field.least is not None and not typed >= field.least:  # also not a number
             text = f"{name} is {value}, which is less than {field.least} ({field.meaning})"
             problems.append(
-                Problem("MS301", text, where=layer.source, fix=GiveField(name, field.least, or_more=True), facts=facts)
+                Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, field.least, or_more=True), facts=facts)
             )
         elif field.words and typed not in field.words:
             near = near_names(typed, field.words, number=1) or list(field.words)
             text = f"{name} is {brief(value)}, which is not one of {', '.join(field.words)}"
-            problems.append(Problem("MS301", text, where=layer.source, fix=GiveField(name, near[0]), facts=facts))
+            problems.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, near[0]), facts=facts))
         else:
             world[name] = typed
     return world

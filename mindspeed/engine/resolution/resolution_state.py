@@ -9,19 +9,36 @@ from typing import Any, Final
 from mindspeed._version import __version__
 from mindspeed.engine.resolution.jobs import Jobs, JobSet, NotUniform, OneJob, by_contribution
 from mindspeed.engine.resolution.planned_feature import PlanNote, Reason, Value
-from mindspeed.engine.resolution.possible_fixes import possible_fix
 from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.engine.resolution.request_merge import MergedRequest
 from mindspeed.engine.resolution.setting_validation import Arguments, flag
+from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, UnknownValue, World
 from mindspeed.plugins.answers import Contribution, answer, contradictions, contribution, implements, with_contribution
 from mindspeed.plugins.conditions import Condition, ConditionError, Predicate, is_met
 from mindspeed.plugins.constraints import Relation, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.problems.fixes import Advice, Fix, FixStep, GiveField, GiveSetting, RemoveFeature, advice, named_in
+from mindspeed.problems.fixes import Fix, Fixes, advice, named_in
 from mindspeed.problems.near_names import suggestion
 from mindspeed.problems.problem import GivenValue, Problem
+
+
+def possible_fix(fix: Fixes | Fix, world: World) -> Fixes:
+    """Remove the alternatives that give a field another value than the pattern of a hybrid model."""
+    steps = fix if isinstance(fix, tuple) else (fix,)
+    if not steps or not world.is_hybrid:
+        return steps
+    facts = facts_of_pattern(world.hybrid_layer_pattern, world.pp)
+    possible = tuple(step for step in steps if not _contradicts(step, facts))
+    return possible or (Fix.advise("change the pattern"),)
+
+
+def _contradicts(step: Fix, facts: Mapping[str, Any]) -> bool:
+    if step.verb == "give-field":
+        return step.name in facts and facts[step.name] != step.value
+    return any(_contradicts(part, facts) for part in step.steps)
+
 
 HasVariant = Callable[[str, str], bool]
 """``(op, platform) -> bool``: whether an operator has more than its reference there."""
@@ -163,9 +180,9 @@ class ResolutionState:
             elif given.value != value:
                 text = f"{name} requires {needed}.{key}={value}{because(constraint.reason)}"
                 text = f"{text}, but it is {given.value} ({given.source})"
-                fix: Fix = (GiveSetting(f"{needed}.{key}", value), RemoveFeature(name))
+                fix: Fixes = (Fix.give_setting(f"{needed}.{key}", value), Fix.remove_feature(name))
                 if other := given.required_by:
-                    fix = (RemoveFeature(name), RemoveFeature(other))
+                    fix = (Fix.remove_feature(name), Fix.remove_feature(other))
                 self.problem("MS212", text, (name, other or needed), fix, jobs, (f"{needed}.{key}",))
 
     # questions about the job
@@ -324,20 +341,20 @@ class ResolutionState:
         author, version = (row.distribution, row.version) if row else (BUILT_IN, __version__)
         text = f"the condition {condition.name} of {name} {error}"
         where = f"{author} {version}, {condition.where}"
-        fix = Advice(f"report it to the authors of {author}")
+        fix = Fix.advise(f"report it to the authors of {author}")
         self.report(Problem("MS107", text, (name,), self.chain(name), where, fix), jobs)
 
     def failed_itself(self, what: str, name: str, error: str, jobs: JobSet) -> None:
         text = f"{what} of {name} raised an error: {error}"
         author = self.catalog.usable[name].distribution if name in self.catalog.usable else "mindspeed"
-        self.problem("MS901", text, (name,), Advice(f"report it to the authors of {author}"), jobs)
+        self.problem("MS901", text, (name,), Fix.advise(f"report it to the authors of {author}"), jobs)
 
     def problem(
         self,
         code: str,
         message: str,
         names: tuple[str, ...],
-        fix: Fix | FixStep,
+        fix: Fixes | Fix,
         jobs: JobSet,
         about: Iterable[str] = (),
     ) -> None:
@@ -388,7 +405,7 @@ class ResolutionState:
         option = flag(field)
         if self.merged.strict:
             text = f"{name}: {field} is not set, so this cannot be checked: {what!r}"
-            self.problem("MS307", text, (name,), GiveField(field), jobs)
+            self.problem("MS307", text, (name,), Fix.give_field(field), jobs)
         else:
             row = PlanNote("not-checked", name, f"{what!r} depends on {field}; give {option}", (field,))
             self.rows += [row] if self.is_single and row not in self.rows else []

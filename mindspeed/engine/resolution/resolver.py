@@ -29,10 +29,10 @@ from mindspeed.engine.resolution.request_merge import merge
 from mindspeed.engine.resolution.resolution_state import HasVariant, ResolutionState, because
 from mindspeed.engine.resolution.slot_selection import Root, select_holders
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, World, size_name
-from mindspeed.plugins.constraints import After, Before, Requires, Supersedes
+from mindspeed.plugins.constraints import After, Before, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.problems.fixes import AddFeature, Advice, DropOption, Fix, GiveField, GiveOption, RemoveFeature
+from mindspeed.problems.fixes import Fix, Fixes
 from mindspeed.problems.near_names import suggestion
 from mindspeed.problems.problem import Problem
 from mindspeed.process.gc_pause import collector_paused
@@ -48,7 +48,6 @@ class Resolution:
     features: tuple[PlannedFeature, ...] = ()
     base: tuple[PlannedFeature, ...] = ()
     args: dict[str, FeatureArgs] = field(default_factory=dict)
-    supersedes: tuple[tuple[str, str, str], ...] = ()
     rows: list[PlanNote] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
@@ -151,7 +150,6 @@ def _resolution(state: ResolutionState, order: Sequence[str]) -> Resolution:
     if not state.problems:
         result.features = tuple(_planned(state, name, state.why(name)) for name in order)
         result.base = tuple(_planned(state, name, (Reason(name, ReasonKind.EVERY_PLAN),)) for name in state.base)
-        result.supersedes = tuple((n, c.name, c.reason) for n, c, _ in state.constraints(Supersedes) if c.name in state.active)
     return result
 
 
@@ -162,12 +160,12 @@ def _roots(state: ResolutionState) -> Iterator[Root]:
             continue
         if name in state.merged.without:
             text = f"{name} is requested ({layer.source}) and removed ({state.merged.without[name].source})"
-            state.report(Problem("MS210", text, (name,), fix=Advice(f"remove {name} from one of the two")), state.scope)
+            state.report(Problem("MS210", text, (name,), fix=Fix.advise(f"remove {name} from one of the two")), state.scope)
         elif state.known(name, layer.source):
             if state.specs[name].level > state.merged.level:
                 level = state.specs[name].level
                 text = f"{name} has optimization level {level}, but the level of this job is {state.merged.level}"
-                state.report(Problem("MS207", text, (name,), fix=GiveOption("--optimization-level", level)), state.scope)
+                state.report(Problem("MS207", text, (name,), fix=Fix.give_option("--optimization-level", level)), state.scope)
             kind = ReasonKind.ARGUMENT if layer.option else ReasonKind.REQUESTED
             yield name, Reason(name, kind, source=layer.source), state.scope
     for name, layer in state.merged.without.items():
@@ -230,14 +228,14 @@ def _size_problem(state: ResolutionState, size: str, value: int, owner: str) -> 
     said = f"the {size_name(size)} is {value}"
     if removal := state.merged.removal(owner):
         code, source = removal
-        way = Advice(f"leave {owner} on") if code == "MS211" else Advice(f"drop --without {owner}")
+        way = Fix.advise(f"leave {owner} on") if code == "MS211" else Fix.advise(f"drop --without {owner}")
         text = f"{said}, but {source} removes {owner}, which provides it"
-        return Problem(code, text, (owner,), fix=(GiveField(size, 1), way), facts=state.facts(size))
-    fix: Fix = (GiveField(size, 1),)
+        return Problem(code, text, (owner,), fix=(Fix.give_field(size, 1), way), facts=state.facts(size))
+    fix: Fixes = (Fix.give_field(size, 1),)
     text = f"{said}, but no installed feature provides this parallelism"
     if state.catalog.not_loaded:
         text = f"{said}, but no feature that is built in or named in the request provides this parallelism"
-        fix += (Advice("request the feature of an installed package that provides this parallelism"),)
+        fix += (Fix.advise("request the feature of an installed package that provides this parallelism"),)
     return Problem("MS209", text, fix=fix, facts=state.facts(size))
 
 
@@ -287,12 +285,12 @@ def _report_requirement(state: ResolutionState, name: str, constraint: Requires,
     text = f"{name} requires {needed}{because(constraint.reason)}"
     if removal := state.merged.removal(needed):
         code, source = removal
-        fix: Fix = (Advice(f"drop --without {needed}"), RemoveFeature(name))
+        fix: Fixes = (Fix.advise(f"drop --without {needed}"), Fix.remove_feature(name))
         if code == "MS211":
-            fix = (Advice(f"also disable {name}, or keep {needed} enabled"),)
+            fix = (Fix.advise(f"also disable {name}, or keep {needed} enabled"),)
         state.problem(code, f"{text}, and {source} removes {needed}", (name, needed), fix, missing)
     else:
-        state.problem("MS204", text, (name, needed), (AddFeature(needed), DropOption("--strict")), missing)
+        state.problem("MS204", text, (name, needed), (Fix.add_feature(needed), Fix.drop_option("--strict")), missing)
 
 
 def _report_idle_settings(state: ResolutionState) -> None:
@@ -319,14 +317,14 @@ def _order(state: ResolutionState) -> list[str]:
             raise NotUniform(jobs)
         steps = tuple(_step(state, first, second) for first, second in pairwise(cycle))
         text = f"the declared order of these features contradicts itself: {' before '.join(cycle)}"
-        state.report(Problem("MS206", text, tuple(cycle[:-1]), steps, fix=Advice("remove one of these features")), jobs)
+        state.report(Problem("MS206", text, tuple(cycle[:-1]), steps, fix=Fix.advise("remove one of these features")), jobs)
     return order
 
 
 def _declared_order(state: ResolutionState, *kinds: type[Any]) -> Iterator[tuple[str, str]]:
     """``(first, second)`` of every order that active features declare; After and Before also name all holders of a slot."""
     holders = state.holders
-    for kind in kinds or (After, Before, Requires, Supersedes):
+    for kind in kinds or (After, Before, Requires):
         for name, constraint in state.declared[kind]:
             if constraint.when is not None and not state.where.get(name, state.scope) & state.holds(name, constraint):
                 continue
@@ -340,7 +338,7 @@ def _declared_order(state: ResolutionState, *kinds: type[Any]) -> Iterator[tuple
 
 
 def _step(state: ResolutionState, first: str, second: str) -> str:
-    by_second = (first, second) in _declared_order(state, After, Requires, Supersedes)
+    by_second = (first, second) in _declared_order(state, After, Requires)
     return f"{first} comes before {second}, declared by {second if by_second else first}"
 
 

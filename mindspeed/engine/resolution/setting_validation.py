@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from mindspeed.engine.resolution.planned_feature import Value
 from mindspeed.engine.resolution.request_merge import Settings
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.problems.fixes import Advice, GiveSetting, RunCommand, filled
+from mindspeed.problems.fixes import Fix, filled
 from mindspeed.problems.near_names import near_names, suggestion
 from mindspeed.problems.problem import GivenValue, Problem, brief
 
@@ -59,21 +59,21 @@ class Arguments:
         facts = (GivenValue(f"{name}.{key}", given.value, given.source, given.option),) if given else ()
         if detail["type"] == "extra_forbidden":
             near = near_names(key, fields) or list(fields)
-            fix = Advice(suggestion([f"{name}.{field}" for field in near], f"{name} has no settings"))
+            fix = Fix.advise(suggestion([f"{name}.{field}" for field in near], f"{name} has no settings"))
             return Problem("MS301", f"{name} has no setting {key!r}", (name,), (), where, fix, facts)
         if detail["type"] == "missing":
-            return Problem("MS301", f"{name} needs the setting {key}", (name,), fix=GiveSetting(f"{name}.{key}"))
+            return Problem("MS301", f"{name} needs the setting {key}", (name,), fix=Fix.give_setting(f"{name}.{key}"))
         error = detail.get("ctx", {}).get("error", detail["msg"])  # a validator's own, or the sentence of pydantic
         own_fix = filled(getattr(error, "fix", ()), name, str)
         if not key:
             return Problem(
-                "MS301", f"{name}: {error}", (name,), fix=own_fix or RunCommand(f"mindspeed features explain {name}")
+                "MS301", f"{name}: {error}", (name,), fix=own_fix or Fix.run_command(f"mindspeed features explain {name}")
             )
         text = f"{name}.{key} is {brief(detail['input'])}: {str(error)[0].lower()}{str(error)[1:]}"
         whole = key.partition(".")[0]
         if own_fix or whole not in fields:
             return Problem("MS301", text, (name,), (), where, own_fix, facts)
-        value = GiveSetting(f"{name}.{whole}", accepted_value(fields[whole]), fields[whole].description or "")
+        value = Fix.give_setting(f"{name}.{whole}", accepted_value(fields[whole]), fields[whole].description or "")
         return Problem("MS301", text, (name,), (), where, value, facts)
 
 

@@ -18,7 +18,7 @@ from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.conditions import conditions, failure
 from mindspeed.plugins.constraints import AUTO, Conflicts, Cost, Relation, RequiresCapability, RequiresSlot
-from mindspeed.problems.fixes import Advice, GiveField, GiveSetting, RemoveFeature, Together
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError
 
 Root = tuple[str, Reason, JobSet]
@@ -56,12 +56,12 @@ def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str, j
     if need.slot not in state.specs[wanted].slots:
         text = f"{setting} names {wanted}, which is not a feature for {need.slot}"
         known = f"or {', '.join(state.holders_known(need.slot))}"
-        state.problem("MS342", text, (name,), GiveSetting(setting, AUTO, known), jobs)
+        state.problem("MS342", text, (name,), Fix.give_setting(setting, AUTO, known), jobs)
         return
     others = {other: both for other, held in _holders(state, need.slot).items() if other != wanted and (both := held & jobs)}
     for other, both in others.items():
         text = f"{setting} ({source}) names {wanted}, but {other} is already active in that role"
-        fix = (RemoveFeature(state.root(other)), GiveSetting(setting, other))
+        fix = (Fix.remove_feature(state.root(other)), Fix.give_setting(setting, other))
         state.problem("MS342", text, (name, other), fix, both)
         jobs &= ~both
     if not jobs:
@@ -72,7 +72,7 @@ def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str, j
             removal[0],
             text,
             (name, wanted),
-            Advice(f"name another feature in {setting}, or do not remove {wanted}"),
+            Fix.advise(f"name another feature in {setting}, or do not remove {wanted}"),
             jobs,
             (setting,),
         )
@@ -108,15 +108,15 @@ def _chosen(state: ResolutionState, name: str, need: RequiresSlot, judged: Seque
     setting, source = _setting(state, name, need)
     if unknown := tuple(dict.fromkeys(field for candidate in judged for field in candidate.unknown)):
         text = f"{setting} is auto, but the choice needs values that are not set: {', '.join(unknown)}"
-        given = Together(tuple(map(GiveField, unknown))) if len(unknown) > 1 else GiveField(unknown[0])
-        fix = (given, Advice(f"name one of {', '.join(state.holders_known(need.slot))}"))
+        given = Fix.together(map(Fix.give_field, unknown)) if len(unknown) > 1 else Fix.give_field(unknown[0])
+        fix = (given, Fix.advise(f"name one of {', '.join(state.holders_known(need.slot))}"))
         state.problem("MS341", text, (name,), fix, jobs)
         return
     eligible = sorted((candidate.cost.amounts, candidate.name, candidate) for candidate in judged if candidate.cost is not None)
     if not eligible:
         reasons = "; ".join(f"{candidate.name}: {candidate.refusal}" for candidate in judged)
         text = f"{setting} is auto, but no feature can be chosen: {reasons}"
-        state.problem("MS341", text, (name,), Advice("change one of these values"), jobs, (setting,))
+        state.problem("MS341", text, (name,), Fix.advise("change one of these values"), jobs, (setting,))
         return
     best = eligible[0][2]
     why = "costs least" if len(eligible) > 1 else "alone can"

@@ -9,7 +9,7 @@ from typing import Final
 
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.files.tables import table_beside
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.near_names import near_names, suggestion
 from mindspeed.problems.problem import Problem
 
@@ -35,7 +35,10 @@ def value_problems(environ: Mapping[str, str]) -> list[Problem]:
     """List MS301 for every variable whose value means nothing."""
     return [
         Problem(
-            "MS301", f"{name} is {environ[name]!r}, not {words}", where=name, fix=Advice(f"unset {name}, or set it to {words}")
+            "MS301",
+            f"{name} is {environ[name]!r}, not {words}",
+            where=name,
+            fix=Fix.advise(f"unset {name}, or set it to {words}"),
         )
         for name, (pattern, words) in _VALUES.items()
         if environ.get(name) and not re.fullmatch(pattern, environ[name])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, digest_of
 from mindspeed.engine.runtime.presence import do_without
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import Problem, RunError
 
 if TYPE_CHECKING:
@@ -101,14 +101,14 @@ def failed_rank(rank: int, error: BaseException) -> Problem:
     first = lines[0] if problems else f"{type(error).__name__}: {lines[0]}"
     text = f"rank {rank} failed during the setup of the job: {first}"
     chain = (*(line.strip() for line in lines[1:SHOWN]), f"rank {rank} runs on {socket.gethostname()}")
-    return Problem("MS612", text, chain=chain, fix=Advice(f"check the log of rank {rank}"))
+    return Problem("MS612", text, chain=chain, fix=Fix.advise(f"check the log of rank {rank}"))
 
 
 def lost_rank(rank: int) -> Problem:
     """MS612 of a rank whose process ended without a word, as the other ranks show it."""
     text = f"rank {rank} ended during the setup of the job without an error message"
     fix = f"check the log of rank {rank}; after a SIGKILL, see the kernel log of the node"
-    return Problem("MS612", text, fix=Advice(fix))
+    return Problem("MS612", text, fix=Fix.advise(fix))
 
 
 def compare(contents: Mapping[str, Content], ranks: Mapping[str, Sequence[int]], hosts: Mapping[int, str]) -> Problem:

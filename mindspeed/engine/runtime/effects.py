@@ -23,7 +23,7 @@ from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Mixin, Phase, Replace
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 if TYPE_CHECKING:
@@ -366,7 +366,9 @@ def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
             yield Problem("MS410", text, (feature.name,), fix=advice(fix))
         elif point.state == "not effective":
             text = f"other code replaced {point.name} after {feature.name} patched it"
-            yield Problem("MS411", text, (feature.name,), fix=Advice("call mindspeed.activate after this other code has run"))
+            yield Problem(
+                "MS411", text, (feature.name,), fix=Fix.advise("call mindspeed.activate after this other code has run")
+            )
 
 
 def _to_stderr(line: str) -> None:

@@ -17,10 +17,10 @@ from mindspeed.plugins.active import report_problem
 from mindspeed.plugins.conditions import ConditionError, ModelCondition, conditions, failure
 from mindspeed.plugins.constraints import Requires
 from mindspeed.plugins.feature import Feature
-from mindspeed.problems.fixes import Advice, Fix, GiveOption, RemoveFeature
+from mindspeed.problems.fixes import Fix, Fixes
 from mindspeed.problems.problem import MindSpeedError, Problem
 
-Wrong = tuple[Feature[Any], str, Fix]
+Wrong = tuple[Feature[Any], str, Fixes]
 """A feature, the sentence that says what it cannot run with, and the fix."""
 
 
@@ -86,7 +86,7 @@ def _failures(features: Iterable[Feature[Any]], facts: Mapping[str, Any]) -> Ite
                 continue
             except ConditionError as error:
                 text = f"the condition {condition.name} of {name} {error}"
-                fix = Advice("report it to the authors of the feature")
+                fix = Fix.advise("report it to the authors of the feature")
                 raise MindSpeedError([Problem("MS107", text, (name,), where=condition.where, fix=fix)]) from error
             if wrong is not None:
                 yield feature, wrong.message, wrong.fix
@@ -118,14 +118,14 @@ def _decided(wrong: Iterable[Wrong]) -> frozenset[str]:
     return frozenset(aside)
 
 
-def _refusal(feature: Feature[Any], text: str, fix: Fix) -> Problem:
+def _refusal(feature: Feature[Any], text: str, fix: Fixes) -> Problem:
     name = feature.spec.name
-    return Problem("MS304", f"{name}: {text}", (name,), fix=fix or RemoveFeature(name))
+    return Problem("MS304", f"{name}: {text}", (name,), fix=fix or Fix.remove_feature(name))
 
 
 def report_step_aside(name: str, text: str) -> None:
     """Report MS413: a feature that level 1 alone switched on leaves a part as Megatron has it."""
     problem = Problem(
-        "MS413", f"{name}: {text}; this part of the model is unchanged", (name,), fix=GiveOption("--without", name)
+        "MS413", f"{name}: {text}; this part of the model is unchanged", (name,), fix=Fix.give_option("--without", name)
     )
     report_problem(problem, log=os.environ.get("RANK", "0") == "0")

@@ -20,7 +20,7 @@ from mindspeed.plugins.active import ActiveFeatures, MakeRange, set_active
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Phase
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 
@@ -107,7 +107,7 @@ def start(plan: ActivationPlan, manager: FeatureManager, surroundings: Surroundi
         elif not _session.plan.is_same(plan):
             active = f"plan {_session.plan.digest} ({_names(_session.plan)}) is active"
             text = f"{active}, but a different plan is requested: {plan.digest} ({_names(plan)})"
-            raise MindSpeedError([Problem("MS405", text, plan.names, fix=Advice("call mindspeed.deactivate() first"))])
+            raise MindSpeedError([Problem("MS405", text, plan.names, fix=Fix.advise("call mindspeed.deactivate() first"))])
         return ActivationReport(plan.digest, plan.names, _session.applied.sites, plan.rows)
 
 

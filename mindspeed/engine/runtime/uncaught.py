@@ -2,19 +2,68 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from traceback import extract_tb
 from types import TracebackType
 from typing import Any, Final
 
 from mindspeed.engine.runtime import rendezvous
 from mindspeed.engine.runtime.agreement import name_ranks
 from mindspeed.engine.runtime.error_file import leave_problems
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
-from mindspeed.process.tracing import trace_error
-from mindspeed.process.unforeseen import unforeseen
+from mindspeed.process.providers import provider_of
+from mindspeed.process.tracing import TRACE_VARIABLE, trace_error, tracing
+
+_EXTRAS: Final = {"torch": "train", "numpy": "train", "megatron": "train", "regex": "megatron-lm", "torch_npu": "npu"}
+"""The extra of mindspeed that has a package."""
+_PIP_NAMES: Final = {"yaml": "PyYAML"}
+
+
+def unforeseen(error: BaseException) -> Problem:
+    """MS501 for a package that is missing, else MS901, whose traceback is printed when tracing, or else in a file."""
+    trace_error(error)
+    if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) not in ("", "mindspeed"):
+        return _missing(missing)
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    line = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    where = ", ".join(filter(None, (_author(error), line)))
+    kept = "" if tracing() else _keep(error)
+    again = f"{TRACE_VARIABLE}=1 before the command shows the traceback"
+    fix = Fix.advise(f"report it with the traceback in {kept}" if kept else f"report it; {again}")
+    return Problem("MS901", f"{type(error).__name__}: {error}"[:500], where=where, fix=fix)
+
+
+def _missing(package: str) -> Problem:
+    name = _PIP_NAMES.get(package, package)
+    wanted = f"'mindspeed[{_EXTRAS[package]}]'" if package in _EXTRAS else name
+    text = f"{name} is not installed, but this command needs it"
+    return Problem("MS501", text, fix=Fix.run_command(f"pip install {wanted}"))
+
+
+def _author(error: BaseException) -> str:
+    """Return the distribution of the innermost code of a feature, else of mindspeed."""
+    trace, author = error.__traceback__, ""
+    while trace is not None:
+        author = provider_of(trace.tb_frame.f_globals.get("__name__", "")) or author
+        trace = trace.tb_next
+    return author
+
+
+def _keep(error: BaseException) -> str:
+    """Write a traceback into a file of its own, and return the name; '' where nothing can be written."""
+    with suppress(OSError):
+        number, name = tempfile.mkstemp(prefix="mindspeed-", suffix=".traceback.txt")
+        with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+            traceback.print_exception(error, file=file)
+        return name
+    return ""
+
 
 _DOORS: Final = {
     *(("mindspeed", "registry", function) for function in ("plan", "activate", "activate_from_environment", "activate_child")),
@@ -59,7 +108,7 @@ def show(kind: type[BaseException], error: BaseException, trace: TracebackType |
 
 
 def _lost(ranks: list[int]) -> Problem:
-    fix = Advice(f"check the log of {name_ranks(ranks)}; after a SIGKILL, see the kernel log of the node")
+    fix = Fix.advise(f"check the log of {name_ranks(ranks)}; after a SIGKILL, see the kernel log of the node")
     return Problem("MS604", f"{name_ranks(ranks)} ended without an error message before this rank failed", fix=fix)
 
 

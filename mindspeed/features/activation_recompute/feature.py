@@ -13,7 +13,7 @@ _LAYERS = "mindspeed.features.activation_recompute.layers"
 
 @ms.condition(
     "recompute_modules contains mlp, which already recomputes the activation function",
-    fix=(ms.GiveField("recompute_modules", note="N = your list of modules, without mlp"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("recompute_modules", note="N = your list of modules, without mlp"), ms.Fix.remove_feature()),
 )
 def mlp_is_not_recomputed(args: Any, world: ms.World) -> bool:
     """Check that selective recomputation does not take the whole MLP."""
@@ -39,7 +39,7 @@ class ActivationRecompute(PartRecompute[ActivationRecomputeArgs]):
             mlp_is_not_recomputed,
             NO_SHARED_EXPERT_OVERLAP,
             ms.ModelCondition(
-                "mindspeed.features.activation_recompute.model_conditions:fused_activations",
+                "mindspeed.features.activation_recompute.layers:fused_activations",
                 "the activation function of every layer is a separate call that can be recomputed",
                 fix=LOCAL_LAYERS,
             ),

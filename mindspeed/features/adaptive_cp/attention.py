@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.context_parallel.blocks import BlockCall, Running, Scoring, accumulate_block, merge, seed, start
-from mindspeed.context_parallel.checks import check_shares
-from mindspeed.context_parallel.layout import Layout, contiguous
+from mindspeed.context_parallel.layout import Layout, check_shares, contiguous
 from mindspeed.context_parallel.local_attention import add_gradients
 from mindspeed.context_parallel.tiles import Tile
 from mindspeed.features.adaptive_cp.masks import Mask, as_mask

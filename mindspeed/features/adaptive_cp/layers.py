@@ -22,8 +22,7 @@ from mindspeed.features.adaptive_cp.masks import Mask, RuleMask, WholeMask
 from mindspeed.ops.attention_mask import AttentionVisibility
 
 if TYPE_CHECKING:
-    from mindspeed.features.adaptive_cp.conditions import AdaptiveCpArgs
-    from mindspeed.features.adaptive_cp.feature import AdaptiveCp
+    from mindspeed.features.adaptive_cp.feature import AdaptiveCp, AdaptiveCpArgs
 
 _NAME = "adaptive-cp"
 
@@ -106,4 +105,4 @@ def _layout_of(whole: Tensor, dim: int) -> Callable[[int], Layout]:
 
 
 def _refused(sentence: str, fix: str) -> ms.MindSpeedError:
-    return ms.MindSpeedError([ms.Problem("MS333", f"{_NAME}: {sentence}", (_NAME,), fix=ms.Advice(fix))])
+    return ms.MindSpeedError([ms.Problem("MS333", f"{_NAME}: {sentence}", (_NAME,), fix=ms.Fix.advise(fix))])

@@ -70,4 +70,4 @@ def _agreed(mask: Tensor, tokens: int) -> Tensor:
 
 
 def _refused(sentence: str, fix: str) -> ms.MindSpeedError:
-    return ms.MindSpeedError([ms.Problem("MS333", f"adaptive-cp: {sentence}", ("adaptive-cp",), fix=ms.Advice(fix))])
+    return ms.MindSpeedError([ms.Problem("MS333", f"adaptive-cp: {sentence}", ("adaptive-cp",), fix=ms.Fix.advise(fix))])

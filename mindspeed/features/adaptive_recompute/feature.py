@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mindspeed import plugins as ms
 from mindspeed.features.adaptive_recompute.least import NAME, budget_is_given, least_saved
 from mindspeed.memory.conditions import LOCAL_LAYERS, NO_SHARED_EXPERT_OVERLAP, PARTS_OF_LAYERS
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
     from mindspeed.features.adaptive_recompute.policy import Policy
@@ -48,7 +49,7 @@ class AdaptiveRecompute(ms.Feature[AdaptiveRecomputeArgs]):
             *PARTS_OF_LAYERS,
             NO_SHARED_EXPERT_OVERLAP,
             ms.ModelCondition(
-                "mindspeed.features.adaptive_recompute.model_conditions:fused_parts",
+                "mindspeed.features.adaptive_recompute.policy:fused_parts",
                 "a norm or an activation function of the layers is a separate call that can be recomputed",
                 fix=LOCAL_LAYERS,
             ),
@@ -86,7 +87,7 @@ class AdaptiveRecompute(ms.Feature[AdaptiveRecomputeArgs]):
         return None if self.args.budget_mb is None else ("budget_mb", self.args.budget_mb)
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         return least_saved(self.args.swap, self.world.is_set("transformer_engine_layers"), tensors)
 
     @ms.hookimpl

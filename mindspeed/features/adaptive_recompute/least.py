@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from mindspeed import plugins as ms
 from mindspeed.memory.feature import ACTIVATIONS, ATTENTION, NORMS
+from mindspeed.plugins.saved_tensors import SavedTensors, in_backward, leave
 
 MIB: Final = 2**20
 NAME: Final = "adaptive-recompute"
@@ -16,8 +17,8 @@ SWAPPED: Final = ("core_attention", "linear_proj")
 @ms.condition(
     "budget_mb is not set, but {feature} needs the maximum device memory of a rank",
     fix=(
-        ms.GiveSetting("budget_mb", note="MiB of device memory for training, weights and optimizer included"),
-        ms.RemoveFeature(),
+        ms.Fix.give_setting("budget_mb", note="MiB of device memory for training, weights and optimizer included"),
+        ms.Fix.remove_feature(),
     ),
 )
 def budget_is_given(args: Any, world: ms.World) -> bool:
@@ -25,13 +26,13 @@ def budget_is_given(args: Any, world: ms.World) -> bool:
     return args.budget_mb is not None
 
 
-def least_saved(swap: bool, fused_norms: bool, tensors: ms.SavedTensors) -> ms.SavedTensors:
+def least_saved(swap: bool, fused_norms: bool, tensors: SavedTensors) -> SavedTensors:
     """Return what is kept where every part leaves, as in the profiling steps; the run fills what a budget has above that.
 
     Norms that are fused into linear layers stay.
     """
     if swap:
         names = [tensor for module in SWAPPED for tensor in ATTENTION[module]]
-        tensors = ms.in_backward(ms.leave(tensors, names, "swapped", NAME, spare=1), NAME)
+        tensors = in_backward(leave(tensors, names, "swapped", NAME, spare=1), NAME)
     recomputed = ACTIVATIONS if fused_norms else (*NORMS, *ACTIVATIONS)
-    return ms.leave(tensors, recomputed, "recomputed", NAME)
+    return leave(tensors, recomputed, "recomputed", NAME)

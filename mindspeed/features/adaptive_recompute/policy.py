@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from mindspeed import plugins as ms
 from mindspeed.features.adaptive_recompute.knapsack import Option, choose
 from mindspeed.features.adaptive_recompute.least import MIB, NAME, SWAPPED
-from mindspeed.memory.activations import recompute_activations
+from mindspeed.memory.activations import has_own_activation, recompute_activations
 from mindspeed.memory.attention import SwappedLayer, swap_attention
 from mindspeed.memory.model_layers import chosen_layers
-from mindspeed.memory.norms import recompute_norms
+from mindspeed.memory.norms import norms_of, recompute_norms
 from mindspeed.memory.parked import LayerPart
 from mindspeed.memory.region_checkpoint import RegionCheckpoint
 from mindspeed.memory.step_memory import StepMemory, largest_of_ranks
@@ -24,6 +24,7 @@ from mindspeed.problems.fixes import advice
 
 if TYPE_CHECKING:
     from mindspeed.features.adaptive_recompute.feature import AdaptiveRecomputeArgs
+
 
 SAME_LAYERS: Final = ("tp", "dp_cp")
 """Groups of the ranks that have the same layers and must choose alike."""
@@ -171,3 +172,10 @@ class Policy:
         for choice, index in zip(self._choices, chosen, strict=True):
             choice.part.active = index != 0
         self._predicted = self._least + sum(group[index].bytes for group, index in zip(groups, chosen, strict=True))
+
+
+def fused_parts(feature: ms.Feature[Any], chunks: Sequence[Any]) -> Iterator[str]:
+    """Yield a sentence where no layer has a norm or an activation apart."""
+    layers = chosen_layers(chunks, None)
+    if layers and not any(norms_of(layer) or has_own_activation(layer) for layer in layers):
+        yield "every norm and every activation is fused into another function"

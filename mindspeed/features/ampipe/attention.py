@@ -16,7 +16,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
 from mindspeed import plugins as ms
-from mindspeed.problems.fixes import RemoveFeature
+from mindspeed.problems.fixes import Fix
 
 
 class Heads(NamedTuple):
@@ -94,4 +94,4 @@ def is_causal(core: Any, mask: Tensor | None) -> bool:
     if kind == AttnMaskType.no_mask or (kind == AttnMaskType.padding and mask is None):
         return False
     text = f"ampipe: an attention layer has a mask of type {kind.name}, but chunks support only causal and full attention"
-    raise ms.MindSpeedError([ms.Problem("MS304", text, ("ampipe",), fix=RemoveFeature("ampipe"))])
+    raise ms.MindSpeedError([ms.Problem("MS304", text, ("ampipe",), fix=Fix.remove_feature("ampipe"))])

@@ -18,10 +18,26 @@ from torch import Tensor
 from mindspeed import plugins as ms
 from mindspeed.features.ampipe.attention import Heads, Segment, attend, heads_of, segments_of
 from mindspeed.features.ampipe.experts import ChunkedRouting, overlapped_steps
-from mindspeed.features.ampipe.order import pipelined
 from mindspeed.megatron.module_specs import with_parts
-from mindspeed.moe.chunks import Steps
+from mindspeed.moe.chunks import Steps, finished
 from mindspeed.moe.dispatchers import OverlappedAllToAll
+
+
+def pipelined(chunks: Sequence[Steps], relayed: bool = False) -> list[Tensor]:
+    """Run all chunks to their first pause, then to their second, then to their ends, and give their results.
+
+    The dispatch of a chunk is under way while the next one comes to its dispatch, the return of one while the next one's
+    experts are computed. With ``relayed`` the dispatch is followed by a gather and the return preceded by a scatter, each with
+    a pause of its own: what has arrived of a chunk is sent on after the computation of the next one.
+    """
+    computing = [*chunks, *chunks]
+    for number, chunk in enumerate(computing):
+        next(chunk)
+        if relayed and number > 0:
+            next(computing[number - 1])
+    if relayed:
+        next(chunks[-1])
+    return [finished(chunk) for chunk in chunks]
 
 
 class ChunkedLayer:
@@ -131,5 +147,5 @@ def check_length(rows: int, parts: int) -> None:
 
 def _refuse(sentences: list[str]) -> None:
     if sentences:
-        problem = partial(ms.Problem, "MS304", features=("ampipe",), fix=ms.RemoveFeature("ampipe"))
+        problem = partial(ms.Problem, "MS304", features=("ampipe",), fix=ms.Fix.remove_feature("ampipe"))
         raise ms.MindSpeedError([problem(f"ampipe: {sentence}") for sentence in sentences])

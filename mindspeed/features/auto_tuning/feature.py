@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+import json
+import os
+import statistics
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed import plugins as ms
+
+
+def add_to_store(prediction: Path, seconds: Sequence[float]) -> bool:
+    """Write the median of ``seconds`` where the search that made ``prediction`` looks for it; return whether it was written.
+
+    Rank 0 alone writes, and only with the number of processor cores and the torch that the search had. A file that cannot be
+    read or written costs the measurement, not the run.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return False
+    with suppress(OSError, ValueError, KeyError):
+        known = json.loads(prediction.read_text(encoding="utf-8"))
+        machine = known["machine"]
+        if (machine["cores"], machine["torch"]) != (str(os.cpu_count()), version("torch").partition("+")[0]):
+            return False
+        file = Path(known["file"])
+        found = {"key": known["key"], "seconds": statistics.median(seconds), "work": known["work"], "steps": len(seconds)}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        machine_file = file.parents[1] / "machine"
+        if not machine_file.exists():
+            machine_file.write_text(json.dumps(machine, indent=2) + "\n", encoding="utf-8")
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(found) + "\n", encoding="utf-8")
+        partial.replace(file)
+        return True
+    return False
+
 
 WARM_UP = 3
 """Steps of this process that are not measured."""
@@ -48,7 +79,7 @@ class AutoTuningArgs(ms.FeatureArgs):
 
 @ms.condition(
     "predicted_seconds is not set, so there is no prediction to compare with the measured step time",
-    fix=(ms.RunCommand("mindspeed tune --world-size N --output FOLDER, then train with -f FOLDER/job.yaml"),),
+    fix=(ms.Fix.run_command("mindspeed tune --world-size N --output FOLDER, then train with -f FOLDER/job.yaml"),),
 )
 def prediction_is_given(args: AutoTuningArgs, world: ms.World) -> bool:
     """Check that a step time was predicted."""
@@ -57,7 +88,7 @@ def prediction_is_given(args: AutoTuningArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "file {args.prediction} does not exist, so measured step times are not stored for later searches",
-    fix=(ms.DropSetting("prediction"), ms.Advice("create the file by mindspeed tune --output FOLDER")),
+    fix=(ms.Fix.drop_setting("prediction"), ms.Fix.advise("create the file by mindspeed tune --output FOLDER")),
     otherwise="warn",
 )
 def prediction_file_exists(args: AutoTuningArgs, world: ms.World) -> bool:
@@ -101,7 +132,7 @@ class AutoTuning(ms.Feature[AutoTuningArgs]):
         if not self.seconds or self.args.predicted_seconds is None:
             return None
         if self.args.prediction is not None and len(self.seconds) % SAVED_EVERY == 0:
-            from mindspeed.features.auto_tuning.measured import add_to_store
+            from mindspeed.features.auto_tuning.feature import add_to_store
 
             add_to_store(Path(self.args.prediction), self.seconds)
         return {"measured": self.seconds[-1], "error": self.args.predicted_seconds / self.seconds[-1] - 1}

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from mindspeed import plugins as ms
-from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
+from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS, describe_fused_products
 from mindspeed.tensor_parallel.pipeline import parts_that_fit
-from mindspeed.tensor_parallel.variants import describe_fused_products
 
 
 class CocArgs(ms.FeatureArgs):
@@ -35,14 +34,6 @@ def _fuses(args: CocArgs, world: ms.World) -> bool:
     return args.fused
 
 
-@ms.condition(
-    "the operator for fused products has no variant on {world.platform}", fix=(ms.GiveSetting("fused", False),), when=_fuses
-)
-def operator_has_a_variant(args: CocArgs, world: ms.World) -> bool:
-    """Check that the platform has the operator of fused products."""
-    return bool(world.platform == "npu")
-
-
 class Coc(ms.Feature[CocArgs]):
     """Overlap linear layers with their collectives.
 
@@ -57,7 +48,13 @@ class Coc(ms.Feature[CocArgs]):
         constraints=(
             ms.Requires("tensor-parallel", reason="coc overlaps the collectives of tensor-parallel linear layers"),
             *LINEAR_LAYERS,
-            operator_has_a_variant,
+            ms.Condition.equals(
+                "platform",
+                "npu",
+                "the operator for fused products has no variant on {world.platform}",
+                fix=(ms.Fix.give_setting("fused", False),),
+                when=_fuses,
+            ),
         ),
         numerics=ms.Numerics.reordered(
             reason="only because coc requires tensor-parallel, which splits sums over ranks. coc itself splits only rows, "

@@ -29,19 +29,9 @@ def _is_spread(args: ContextParallelArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "sequence length {world.seq_length} is not divisible by cp={args.size}",
-    fix=(ms.GiveField("seq_length", note="a multiple of {args.size}"),),
-    when=_is_spread,
-)
-def sequence_divides(args: ContextParallelArgs, world: ms.World) -> bool:
-    """Check that each rank gets as many tokens."""
-    return bool(world.seq_length % args.size == 0)
-
-
-@ms.condition(
     "hybrid_context_parallel assigns a group of ranks to each sample, but cp={args.size} splits every sample over the "
     "same ranks",
-    fix=(ms.GiveField("hybrid_context_parallel", False), ms.GiveField("cp", 1)),
+    fix=(ms.Fix.give_field("hybrid_context_parallel", False), ms.Fix.give_field("cp", 1)),
     when=_is_spread,
 )
 def samples_share_a_group(args: ContextParallelArgs, world: ms.World) -> bool:
@@ -68,7 +58,13 @@ class ContextParallel(ms.Feature[ContextParallelArgs]):
                 when=_needs_algorithm,
                 setting="algorithm",
             ),
-            sequence_divides,
+            ms.Condition.divides(
+                "seq_length",
+                ("args.size",),
+                "sequence length {world.seq_length} is not divisible by cp={args.size}",
+                fix=(ms.Fix.give_field("seq_length", note="a multiple of {args.size}"),),
+                when=_is_spread,
+            ),
             samples_share_a_group,
         ),
         numerics=ms.Numerics.reordered(reason="gradients are summed first over the tokens of each rank and then over ranks"),

@@ -78,7 +78,7 @@ def _check_two_values(losses: Any, loss: Tensor) -> None:
             "shows it)"
         )
         fix = "return three values: the sum of the losses of this rank's tokens, their number (an int tensor), and the report"
-        ms.report_problem(ms.Problem("MS343", f"{_NAME}: {text}", (_NAME,), fix=ms.Advice(fix)), log=_first())
+        ms.report_problem(ms.Problem("MS343", f"{_NAME}: {text}", (_NAME,), fix=ms.Fix.advise(fix)), log=_first())
 
 
 def _first() -> bool:

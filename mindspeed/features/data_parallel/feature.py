@@ -11,16 +11,6 @@ class DataParallelArgs(ms.FeatureArgs):
     )
 
 
-@ms.condition(
-    "global batch size {world.global_batch_size} is not divisible by "
-    "micro batch size x dp = {world.micro_batch_size} x {world.dp}",
-    fix=(ms.GiveField("global_batch_size", note="a multiple of {world.micro_batch_size} x {world.dp}"),),
-)
-def batch_divides(args: DataParallelArgs, world: ms.World) -> bool:
-    """Check that replicas have equal numbers of micro-batches."""
-    return bool(world.global_batch_size % (world.micro_batch_size * world.dp) == 0)
-
-
 class DataParallel(ms.Feature[DataParallelArgs]):
     """Replicate the model and reduce gradients.
 
@@ -32,7 +22,15 @@ class DataParallel(ms.Feature[DataParallelArgs]):
         category=ms.Category.MEGATRON,
         level=0,
         sizes={"dp": None},
-        constraints=(batch_divides,),
+        constraints=(
+            ms.Condition.divides(
+                "global_batch_size",
+                ("micro_batch_size", "dp"),
+                "global batch size {world.global_batch_size} is not divisible by "
+                "micro batch size x dp = {world.micro_batch_size} x {world.dp}",
+                fix=(ms.Fix.give_field("global_batch_size", note="a multiple of {world.micro_batch_size} x {world.dp}"),),
+            ),
+        ),
         megatron_flags=(ms.MegatronFlag("accumulate_allreduce_grads_in_fp32", "reduce_in_fp32"),),
         numerics=ms.Numerics.reordered(
             reason="each replica sums gradients over its samples, and the sums are added over replicas. One process sums "

@@ -9,7 +9,7 @@ from mindspeed.features.deepspeed_moe.settings import DeepspeedMoeArgs, group_to
 from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, NO_FORCED_BALANCING, is_sparse
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS, has_experts
 
-_REMOVE: Final = ms.RemoveFeature()
+_REMOVE: Final = ms.Fix.remove_feature()
 
 
 def has_tensor_ranks(args: Any, world: ms.World) -> bool:
@@ -42,13 +42,13 @@ def _chooses_one_expert(args: DeepspeedMoeArgs, world: ms.World) -> bool:
     return args.random_priority or args.noise == "rsample"
 
 
-def _without(field: str, sentence: str, fix: ms.Fix) -> ms.Condition:
-    return ms.unset(field, f"{sentence}, which {{feature}} does not support", (*fix, _REMOVE))
+def _without(field: str, sentence: str, fix: ms.Fixes) -> ms.Condition:
+    return ms.Condition.unset(field, f"{sentence}, which {{feature}} does not support", (*fix, _REMOVE))
 
 
 @ms.condition(
     "router_topk={world.router_topk} is greater than the number of experts, {world.num_experts}",
-    fix=(ms.GiveField("router_topk", note="at most {world.num_experts}"),),
+    fix=(ms.Fix.give_field("router_topk", note="at most {world.num_experts}"),),
     when=is_sparse,
 )
 def tokens_have_enough_experts(args: DeepspeedMoeArgs, world: ms.World) -> bool:
@@ -57,18 +57,8 @@ def tokens_have_enough_experts(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "Megatron limits the tokens per expert (expert_capacity_factor={world.expert_capacity_factor}), but {feature} sets a "
-    "separate capacity",
-    fix=(ms.Together((ms.GiveField("expert_capacity_factor", 0), ms.GiveSetting("capacity_factor"))),),
-)
-def capacity_is_the_gates(args: DeepspeedMoeArgs, world: ms.World) -> bool:
-    """Check that Megatron gives experts no capacity."""
-    return not world.is_set("expert_capacity_factor")
-
-
-@ms.condition(
     "groups={args.groups} is not divisible by tp x cp = {world.tp} x {world.cp}",
-    fix=(ms.GiveSetting("groups", note="a multiple of {world.tp} x {world.cp}"),),
+    fix=(ms.Fix.give_setting("groups", note="a multiple of {world.tp} x {world.cp}"),),
     when=_has_groups,
 )
 def ranks_share_groups(args: DeepspeedMoeArgs, world: ms.World) -> bool:
@@ -78,7 +68,7 @@ def ranks_share_groups(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "groups={args.groups} does not divide the {world.seq_length} x {world.micro_batch_size} tokens of a micro-batch",
-    fix=(ms.GiveSetting("groups", note="a divisor of the number of tokens"),),
+    fix=(ms.Fix.give_setting("groups", note="a divisor of the number of tokens"),),
     when=_has_groups,
 )
 def groups_divide_tokens(args: DeepspeedMoeArgs, world: ms.World) -> bool:
@@ -89,7 +79,7 @@ def groups_divide_tokens(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 @ms.condition(
     "the {world.seq_length} x {world.micro_batch_size} tokens of a micro-batch (sequence length x micro-batch size) are "
     "split into groups of fewer than min_capacity={args.min_capacity} tokens",
-    fix=(ms.GiveSetting("min_capacity", 1), ms.GiveSetting("groups", note="fewer, larger groups")),
+    fix=(ms.Fix.give_setting("min_capacity", 1), ms.Fix.give_setting("groups", note="fewer, larger groups")),
 )
 def groups_have_tokens(args: DeepspeedMoeArgs, world: ms.World) -> bool:
     """Check that a group has as many tokens as an expert has places at least."""
@@ -98,7 +88,7 @@ def groups_have_tokens(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "interval={args.interval} is greater than num_layers={world.num_layers}, so no layer would have experts",
-    fix=(ms.GiveSetting("interval", 1), ms.GiveField("num_layers", note="at least {args.interval}")),
+    fix=(ms.Fix.give_setting("interval", 1), ms.Fix.give_field("num_layers", note="at least {args.interval}")),
     when=_has_dense_layers,
 )
 def model_has_expert_layers(args: DeepspeedMoeArgs, world: ms.World) -> bool:
@@ -108,7 +98,7 @@ def model_has_expert_layers(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "reference=true needs every expert on one rank, but experts are distributed over ep x tp = {world.ep} x {world.tp} ranks",
-    fix=(ms.DropSetting("reference"),),
+    fix=(ms.Fix.drop_setting("reference"),),
     when=_is_reference,
 )
 def reference_has_all_experts(args: DeepspeedMoeArgs, world: ms.World) -> bool:
@@ -117,27 +107,8 @@ def reference_has_all_experts(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "noise=rsample and random_priority support only one expert per token, but router_topk is {world.router_topk}",
-    fix=(ms.Together((ms.DropSetting("noise"), ms.DropSetting("random_priority"))), ms.GiveField("router_topk", 1)),
-    when=_chooses_one_expert,
-)
-def tokens_have_one_expert(args: DeepspeedMoeArgs, world: ms.World) -> bool:
-    """Check that a token has one expert."""
-    return bool(world.router_topk == 1)
-
-
-@ms.condition(
-    "router scores are {world.router_score}, but {feature} supports only softmax",
-    fix=(ms.GiveField("router_score", "softmax"), _REMOVE),
-)
-def scores_are_softmax(args: DeepspeedMoeArgs, world: ms.World) -> bool:
-    """Check that the router scores experts as the gate does."""
-    return bool(world.router_score == "softmax")
-
-
-@ms.condition(
     "the router balances experts by {world.router_balancing[0]}, but {feature} supports only aux_loss and none",
-    fix=(ms.GiveField("router_balancing", "aux_loss"), _REMOVE),
+    fix=(ms.Fix.give_field("router_balancing", "aux_loss"), _REMOVE),
 )
 def balancing_is_known(args: DeepspeedMoeArgs, world: ms.World) -> bool:
     """Check that experts are balanced by a loss that the gate has, or not at all."""
@@ -147,7 +118,7 @@ def balancing_is_known(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 @ms.condition(
     "Megatron's dispatcher is flex, but {feature} exchanges tokens itself, and supports only the dispatchers alltoall and "
     "allgather",
-    fix=(ms.GiveSetting("expert-parallel.dispatcher", "alltoall"), _REMOVE),
+    fix=(ms.Fix.give_setting("expert-parallel.dispatcher", "alltoall"), _REMOVE),
 )
 def dispatcher_is_not_flex(args: DeepspeedMoeArgs, world: ms.World) -> bool:
     """Check that Megatron's dispatcher has the groups that the layer reads."""
@@ -157,7 +128,7 @@ def dispatcher_is_not_flex(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 @ms.condition(
     "expert_tensor_size is 1 without expert parallelism, so each of the tp={world.tp} ranks would train a separate copy "
     "of every expert",
-    fix=(ms.GiveField("ep", note="a multiple of {world.tp}"), ms.DropSetting("expert-parallel.expert_tensor_size")),
+    fix=(ms.Fix.give_field("ep", note="a multiple of {world.tp}"), ms.Fix.drop_setting("expert-parallel.expert_tensor_size")),
     when=has_tensor_ranks,
 )
 def experts_have_no_copies(args: DeepspeedMoeArgs, world: ms.World) -> bool:
@@ -168,7 +139,12 @@ def experts_have_no_copies(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 CONDITIONS: Final[tuple[ms.Condition, ...]] = (
     has_experts,
     tokens_have_enough_experts,
-    capacity_is_the_gates,
+    ms.Condition.unset(
+        "expert_capacity_factor",
+        "Megatron limits the tokens per expert (expert_capacity_factor={world.expert_capacity_factor}), but {feature} sets a "
+        "separate capacity",
+        fix=(ms.Fix.together((ms.Fix.give_field("expert_capacity_factor", 0), ms.Fix.give_setting("capacity_factor"))),),
+    ),
     *DISPATCHER_CONDITIONS,
     NO_TRANSFORMER_ENGINE_LAYERS,
     ranks_share_groups,
@@ -176,8 +152,19 @@ CONDITIONS: Final[tuple[ms.Condition, ...]] = (
     groups_have_tokens,
     model_has_expert_layers,
     reference_has_all_experts,
-    tokens_have_one_expert,
-    scores_are_softmax,
+    ms.Condition.equals(
+        "router_topk",
+        1,
+        "noise=rsample and random_priority support only one expert per token, but router_topk is {world.router_topk}",
+        fix=(
+            ms.Fix.together((ms.Fix.drop_setting("noise"), ms.Fix.drop_setting("random_priority"))),
+            ms.Fix.give_field("router_topk", 1),
+        ),
+        when=_chooses_one_expert,
+    ),
+    ms.Condition.equals(
+        "router_score", "softmax", "router scores are {world.router_score}, but {feature} supports only softmax"
+    ),
     balancing_is_known,
     dispatcher_is_not_flex,
     experts_have_no_copies,
@@ -185,26 +172,26 @@ CONDITIONS: Final[tuple[ms.Condition, ...]] = (
     _without(
         "router_groups",
         "the router selects experts from {world.router_groups} groups",
-        (ms.GiveField("router_groups", 0),),
+        (ms.Fix.give_field("router_groups", 0),),
     ),
     _without(
         "router_bias",
         "the router balances experts by biases",
-        (ms.GiveField("router_bias", False),),
+        (ms.Fix.give_field("router_bias", False),),
     ),
     _without(
         "router_scaling",
         "the router scales probabilities by {world.router_scaling}",
-        (ms.GiveField("router_scaling", 0, note="no scaling"),),
+        (ms.Fix.give_field("router_scaling", 0, note="no scaling"),),
     ),
     _without(
         "probabilities_on_input",
         "routing probabilities scale the input of experts",
-        (ms.GiveField("probabilities_on_input", False),),
+        (ms.Fix.give_field("probabilities_on_input", False),),
     ),
     _without(
         "shared_expert_overlap",
         "Megatron's dispatcher overlaps shared experts with its transfers",
-        (ms.GiveField("shared_expert_overlap", False), ms.GiveSetting("moe-shared-experts.overlap", False)),
+        (ms.Fix.give_field("shared_expert_overlap", False), ms.Fix.give_setting("moe-shared-experts.overlap", False)),
     ),
 )

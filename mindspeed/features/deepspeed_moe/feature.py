@@ -84,7 +84,7 @@ class DeepspeedMoe(ms.Feature[DeepspeedMoeArgs]):
 
     @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.features.deepspeed_moe.spec import with_capacity
+        from mindspeed.features.deepspeed_moe.layers import with_capacity
 
         return with_capacity(spec, self.args)
 
@@ -101,5 +101,5 @@ class DeepspeedMoe(ms.Feature[DeepspeedMoeArgs]):
                 f"run has {here}"
             )
             raise ms.MindSpeedError(
-                [ms.Problem("MS304", text, ("deepspeed-moe",), fix=ms.GiveSetting("deepspeed-moe.groups", before))]
+                [ms.Problem("MS304", text, ("deepspeed-moe",), fix=ms.Fix.give_setting("deepspeed-moe.groups", before))]
             )

@@ -13,16 +13,18 @@ import torch
 from megatron.core import tensor_parallel
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, save_to_aux_losses_tracker
+from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 
 from mindspeed import plugins as ms
 from mindspeed.features.deepspeed_moe.gating import Choices, Routing, admit, choose, highest
 from mindspeed.features.deepspeed_moe.tables import ExpertRanks, RowOrder, combine_by_masks, dispatch_by_masks
 from mindspeed.features.deepspeed_moe.units import UnitCall, Units
+from mindspeed.megatron.module_specs import with_modules
 from mindspeed.moe.capacity import CapacityOptions
 from mindspeed.moe.chunks import Steps, finished
 from mindspeed.moe.grouped_experts import GroupedExperts
-from mindspeed.problems.fixes import RemoveFeature, advice
+from mindspeed.problems.fixes import Fix, advice
 
 JITTER: Final = 1e-2
 """Largest relative change of an input of the gate, as DeepSpeed has it."""
@@ -45,7 +47,7 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         if padding_mask is not None or intermediate_tensors is not None:
             what = "a padding mask" if padding_mask is not None else "parts of a layer captured as CUDA graphs"
             text = f"deepspeed-moe: a MoE layer received {what}, which the gate does not support"
-            raise ms.MindSpeedError([ms.Problem("MS304", text, ("deepspeed-moe",), fix=RemoveFeature("deepspeed-moe"))])
+            raise ms.MindSpeedError([ms.Problem("MS304", text, ("deepspeed-moe",), fix=Fix.remove_feature("deepspeed-moe"))])
         if self.moe_layer_recompute:
             return tensor_parallel.checkpoint(self.run, False, hidden_states), None
         return self.run(hidden_states), None
@@ -218,3 +220,11 @@ def drawn(like: Tensor) -> Tensor:
         return torch.rand(like.shape, device=like.device)
     with tracker.fork():
         return torch.rand(like.shape, device=like.device)
+
+
+def with_capacity(spec: Any, args: Any) -> Any:
+    """Exchange ``MoELayer`` in a spec for the layer with a capacity, and give it the feature's settings."""
+    settings = args.model_dump(exclude={"interval"})
+    settings["eval_capacity_factor"] = args.eval_capacity_factor or args.capacity_factor
+    layer = ModuleSpec(module=CapacityMoELayer, params={"options": CapacityOptions(**settings)})
+    return with_modules(spec, {MoELayer: layer})

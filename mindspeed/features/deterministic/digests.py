@@ -11,7 +11,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from mindspeed import plugins as ms
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 
 BITS: Final = 48
 """Bits of a digest: a float of a log holds them exactly."""
@@ -40,7 +40,7 @@ class Digests:
                     "MS615",
                     text,
                     ("deterministic",),
-                    fix=Advice(
+                    fix=Fix.advise(
                         "find the first step after which replicas differ with --set deterministic.digest_interval=1, then "
                         "remove features one by one until the replicas are equal"
                     ),

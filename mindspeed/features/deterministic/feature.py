@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed import plugins as ms
+from mindspeed.process.variables import ProcessVariable
 
 if TYPE_CHECKING:
     from mindspeed.features.deterministic.digests import Digests
@@ -14,14 +15,14 @@ if TYPE_CHECKING:
 
 
 _VARIABLES: Final = {
-    "CUBLAS_WORKSPACE_CONFIG": ms.ProcessVariable(":4096:8", ":16:8"),
-    "NCCL_ALGO": ms.ProcessVariable("Ring", r"Tree|CollnetDirect|CollnetChain|\^NVLS"),
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ms.ProcessVariable("0"),
-    "HCCL_DETERMINISTIC": ms.ProcessVariable("true", r"(?i)true|strict"),
-    "LCCL_DETERMINISTIC": ms.ProcessVariable("1"),
-    "CLOSE_MATMUL_K_SHIFT": ms.ProcessVariable("1"),
-    "ATB_MATMUL_SHUFFLE_K_ENABLE": ms.ProcessVariable("0"),
-    "PYTHONHASHSEED": ms.ProcessVariable("0", r"\d+"),
+    "CUBLAS_WORKSPACE_CONFIG": ProcessVariable(":4096:8", ":16:8"),
+    "NCCL_ALGO": ProcessVariable("Ring", r"Tree|CollnetDirect|CollnetChain|\^NVLS"),
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ProcessVariable("0"),
+    "HCCL_DETERMINISTIC": ProcessVariable("true", r"(?i)true|strict"),
+    "LCCL_DETERMINISTIC": ProcessVariable("1"),
+    "CLOSE_MATMUL_K_SHIFT": ProcessVariable("1"),
+    "ATB_MATMUL_SHUFFLE_K_ENABLE": ProcessVariable("0"),
+    "PYTHONHASHSEED": ProcessVariable("0", r"\d+"),
 }
 """Each library below torch has a switch of its own."""
 
@@ -55,7 +56,7 @@ class Deterministic(ms.Feature[DeterministicArgs]):
     digests: Digests | None = None
 
     @ms.hookimpl
-    def process_variables(self) -> Mapping[str, ms.ProcessVariable]:
+    def process_variables(self) -> Mapping[str, ProcessVariable]:
         return _VARIABLES
 
     @ms.hookimpl

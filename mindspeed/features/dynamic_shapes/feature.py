@@ -11,16 +11,6 @@ def _splits_sequences(args: ms.FeatureArgs, world: ms.World) -> bool:
     return bool(world.cp > 1)
 
 
-@ms.condition(
-    "a sequence of {world.seq_length} tokens cannot be split into 2 x cp = 2 x {world.cp} equal chunks",
-    fix=(ms.Advice("pad every micro-batch to a multiple of 2 x {world.cp} tokens"),),
-    when=_splits_sequences,
-)
-def sequences_divide(args: ms.FeatureArgs, world: ms.World) -> bool:
-    """Check that sequences divide into the chunks of context parallelism."""
-    return bool(world.seq_length % (2 * world.cp) == 0)
-
-
 class DynamicShapes(ms.Feature[ms.FeatureArgs]):
     """Support micro-batches of different lengths.
 
@@ -33,7 +23,13 @@ class DynamicShapes(ms.Feature[ms.FeatureArgs]):
         constraints=(
             ms.Requires("pipeline-parallel", reason="dynamic-shapes changes the messages between pipeline stages"),
             has_stages,
-            sequences_divide,
+            ms.Condition.divides(
+                "seq_length",
+                (2, "cp"),
+                "a sequence of {world.seq_length} tokens cannot be split into 2 x cp = 2 x {world.cp} equal chunks",
+                fix=(ms.Fix.advise("pad every micro-batch to a multiple of 2 x {world.cp} tokens"),),
+                when=_splits_sequences,
+            ),
         ),
         numerics=ms.Numerics.reordered(
             reason="the first and the last stage sum the gradient of tied embeddings, so the summation order differs from "

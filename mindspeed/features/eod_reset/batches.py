@@ -16,7 +16,7 @@ from mindspeed import plugins as ms
 from mindspeed.problems.fixes import advice
 
 if TYPE_CHECKING:
-    from mindspeed.features.eod_reset.conditions import EodResetArgs
+    from mindspeed.features.eod_reset.feature import EodResetArgs
 
 
 def ends_of_positions(positions_BS: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ def _unknown() -> ms.Problem:
         "call megatron.core.utils.get_batch_on_this_cp_rank(batch) on every stage. In batch, give position_ids, and None as "
         "attention_mask. The function returns the document ends as attention_mask; pass this attention_mask to the model"
     )
-    return ms.Problem("MS335", text, (_NAME,), fix=ms.Advice(fix))
+    return ms.Problem("MS335", text, (_NAME,), fix=ms.Fix.advise(fix))
 
 
 def _ranks() -> int:

@@ -2,10 +2,66 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from mindspeed import plugins as ms
-from mindspeed.features.expert_parallel import costs
+
+
+class ExpertWork(NamedTuple):
+    """A micro-batch in a layer, on one of ``ranks`` ranks: tokens, experts of each, sizes, and bytes of a value and a
+    probability."""
+
+    tokens: int
+    topk: int
+    hidden: int
+    value: int
+    probability: int
+    experts: int
+    ranks: int
+
+    @property
+    def rows(self) -> int:
+        """Rows that a rank sends."""
+        return self.tokens * self.topk
+
+
+def counts(call: ExpertWork) -> int:
+    """Bytes of the numbers of rows of all ranks, 64 bits each."""
+    return 8 * call.experts * call.ranks
+
+
+def alltoall(call: ExpertWork, received: int | None = None) -> int:
+    """Bytes of rows and probabilities, forward and backward, for a rank that receives ``received`` rows; balanced if None.
+
+    Rows and probabilities go out and the gradients of answers too; answers come back and the gradients of the former.
+    """
+    arriving = call.rows if received is None else received
+    return 2 * max(call.rows, arriving) * (2 * call.hidden * call.value + call.probability)
+
+
+def shared_by_tensor_ranks(call: ExpertWork, tensor_ranks: int) -> int:
+    """Bytes for gathering balanced rows and summing outputs over ``tensor_ranks`` that share every expert, forward and
+    backward.
+
+    Answers are summed in the type of probabilities.
+    """
+    if tensor_ranks == 1:
+        return 0
+    row = call.hidden * (call.value + call.probability) + call.probability
+    return 2 * call.rows * tensor_ranks * row
+
+
+def allgather(call: ExpertWork) -> tuple[int, int]:
+    """Bytes of all-gathers and of reduce-scatters, forward and backward.
+
+    Indices of 4 bytes, probabilities and tokens are gathered, and so are gradients of answers. Answers are summed in the type
+    of probabilities.
+    """
+    chosen, row = call.tokens * call.topk, call.tokens * call.hidden
+    gathered = chosen * (4 + call.probability) + row * (call.value + call.probability)
+    summed = chosen * call.probability + row * (call.value + call.probability)
+    return gathered * call.ranks, summed * call.ranks
+
 
 NEEDED: Final = ("num_experts", "router_topk", "hidden_size", "seq_length", "micro_batch_size", "dtype")
 
@@ -29,10 +85,10 @@ def sent_bytes(args: Any, world: Any) -> dict[str, int]:
     shared = args.expert_tensor_size or world.tp
     value = 4 if world.dtype == "fp32" else 2
     tokens = world.micro_batch_size * world.seq_length // (world.tp * world.cp)
-    call = costs.ExpertWork(tokens, world.router_topk, world.hidden_size, value, value, world.num_experts, args.size)
+    call = ExpertWork(tokens, world.router_topk, world.hidden_size, value, value, world.num_experts, args.size)
     everyone = call._replace(ranks=args.size * shared)
-    sent = costs.alltoall(call) + costs.counts(everyone) + costs.shared_by_tensor_ranks(call, shared)
-    return {"alltoall": sent, "allgather": sum(costs.allgather(everyone))}
+    sent = alltoall(call) + counts(everyone) + shared_by_tensor_ranks(call, shared)
+    return {"alltoall": sent, "allgather": sum(allgather(everyone))}
 
 
 def cheaper_dispatcher(args: Any, world: Any) -> str:

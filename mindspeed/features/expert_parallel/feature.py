@@ -6,9 +6,67 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mindspeed import plugins as ms
-from mindspeed.features.expert_parallel import conditions
-from mindspeed.features.expert_parallel.choice import ExpertParallelArgs, cheaper_dispatcher, describe_choice
+from mindspeed.features.expert_parallel.choice import NEEDED, ExpertParallelArgs, cheaper_dispatcher, describe_choice
 from mindspeed.plugins.shared_conditions import has_experts
+
+
+def has_tensor_ranks(args: Any, world: ms.World) -> bool:
+    """Return whether there are several tensor-parallel ranks."""
+    return world.tp > 1
+
+
+def _follows_tensor_size(args: ExpertParallelArgs, world: ms.World) -> bool:
+    """Return whether expert_tensor_size is not set."""
+    return args.expert_tensor_size is None
+
+
+def _has_tensor_size(args: ExpertParallelArgs, world: ms.World) -> bool:
+    """Return whether the number of ranks that share one expert is given."""
+    return args.expert_tensor_size is not None
+
+
+def _is_auto(args: ExpertParallelArgs, world: ms.World) -> bool:
+    """Return whether mindspeed chooses the dispatcher."""
+    return args.dispatcher == "auto"
+
+
+def _has_biases_on_tensor_ranks(args: ExpertParallelArgs, world: ms.World) -> bool:
+    """Return whether linear layers with biases are split over tensor-parallel ranks."""
+    return world.tp > 1 and world.linear_bias
+
+
+@ms.condition(
+    "world size {world.world_size} is not a multiple of expert_tensor_size x ep x pp = "
+    "{args.expert_tensor_size} x {args.size} x {world.pp}",
+    fix=(
+        ms.Fix.give_field("ep", note="so that expert_tensor_size x ep x pp divides {world.world_size}"),
+        ms.Fix.give_setting("expert_tensor_size", 1),
+    ),
+    when=_has_tensor_size,
+)
+def ranks_hold_experts_of_given_size(args: ExpertParallelArgs, world: ms.World) -> bool:
+    """Check that the ranks suffice for experts of which each takes the given number of ranks."""
+    return bool(world.world_size % ((args.expert_tensor_size or 1) * args.size * world.pp) == 0)
+
+
+@ms.condition(
+    f"dispatcher=auto estimates transfers from {', '.join(NEEDED)}, but some of these are not set",
+    fix=(ms.Fix.advise("set all of these values"), ms.Fix.give_setting("dispatcher", "alltoall")),
+    when=_is_auto,
+)
+def bytes_are_known(args: ExpertParallelArgs, world: ms.World) -> bool:
+    """Check that the bytes of both dispatchers can be computed."""
+    return all(world.knows(name) for name in NEEDED)
+
+
+@ms.condition(
+    "linear layers have biases, but tensor-parallel ranks cannot share an expert with biases",
+    fix=(ms.Fix.give_field("linear_bias", False), ms.Fix.give_setting("expert_tensor_size", 1)),
+    when=_has_biases_on_tensor_ranks,
+)
+def biased_experts_are_whole(args: ExpertParallelArgs, world: ms.World) -> bool:
+    """Check that experts with biases are on one rank each."""
+    return bool((args.expert_tensor_size or world.tp) == 1)
 
 
 class ExpertParallel(ms.Feature[ExpertParallelArgs]):
@@ -24,15 +82,29 @@ class ExpertParallel(ms.Feature[ExpertParallelArgs]):
         sizes={"ep": "size"},
         constraints=(
             has_experts,
-            conditions.ranks_divide_experts,
-            conditions.ranks_hold_experts,
-            conditions.ranks_hold_experts_of_given_size,
-            conditions.bytes_are_known,
-            conditions.biased_experts_are_whole,
+            ms.Condition.divides(
+                "num_experts",
+                ("args.size",),
+                "{world.num_experts} experts are not divisible by ep={args.size}",
+                fix=(ms.Fix.give_field("ep", note="a divisor of {world.num_experts}"),),
+            ),
+            ms.Condition.divides(
+                "world_size",
+                ("tp", "args.size", "pp"),
+                "world size {world.world_size} is not a multiple of tp x ep x pp = {world.tp} x {args.size} x {world.pp}",
+                fix=(
+                    ms.Fix.give_field("ep", note="so that tp x ep x pp divides {world.world_size}"),
+                    ms.Fix.give_setting("expert_tensor_size", 1),
+                ),
+                when=_follows_tensor_size,
+            ),
+            ranks_hold_experts_of_given_size,
+            bytes_are_known,
+            biased_experts_are_whole,
             ms.Requires(
                 "sequence-parallel",
                 reason="Megatron trains MoE layers with tp > 1 only with sequence parallelism",
-                when=conditions.has_tensor_ranks,
+                when=has_tensor_ranks,
             ),
         ),
         megatron_flags=(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 from mindspeed import plugins as ms
+from mindspeed.plugins.saved_tensors import SavedTensors, resized
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 
@@ -29,27 +30,10 @@ class FlashAttentionArgs(ms.FeatureArgs):
     )
 
 
-@ms.condition(
-    "cp is {world.cp}, and the context-parallel algorithm already calls the same attention operator",
-    fix=(ms.RemoveFeature(),),
-    otherwise="idle",
+NO_QK_CLIP: Final = ms.Condition.unset(
+    "qk_clip", "qk_clip needs the largest attention logits, which the operator does not return"
 )
-def one_rank_has_the_sequence(args: FlashAttentionArgs, world: ms.World) -> bool:
-    """Check that core attention is not that of context parallelism."""
-    return bool(world.cp == 1)
-
-
-@ms.condition(
-    "softmax_type is {world.softmax_type}, but the operator computes only the vanilla softmax",
-    fix=(ms.GiveField("softmax_type", "vanilla"), ms.RemoveFeature()),
-)
-def softmax_is_vanilla(args: FlashAttentionArgs, world: ms.World) -> bool:
-    """Check that the softmax of attention has no offset and learns none."""
-    return bool(world.softmax_type == "vanilla")
-
-
-NO_QK_CLIP: Final = ms.unset("qk_clip", "qk_clip needs the largest attention logits, which the operator does not return")
-NO_LOGGED_LOGITS: Final = ms.unset(
+NO_LOGGED_LOGITS: Final = ms.Condition.unset(
     "logged_attention_logits",
     "log_max_attention_logit (--logged-attention-logits) needs the largest attention logits, which the operator does not "
     "return",
@@ -69,8 +53,18 @@ class FlashAttention(ms.Feature[FlashAttentionArgs]):
         level=1,
         ops=("fusion_attention",),
         constraints=(
-            one_rank_has_the_sequence,
-            softmax_is_vanilla,
+            ms.Condition.equals(
+                "cp",
+                1,
+                "cp is {world.cp}, and the context-parallel algorithm already calls the same attention operator",
+                fix=(ms.Fix.remove_feature(),),
+                otherwise="idle",
+            ),
+            ms.Condition.equals(
+                "softmax_type",
+                "vanilla",
+                "softmax_type is {world.softmax_type}, but the operator computes only the vanilla softmax",
+            ),
             NO_QK_CLIP,
             NO_LOGGED_LOGITS,
             NO_TRANSFORMER_ENGINE_LAYERS,
@@ -81,7 +75,7 @@ class FlashAttention(ms.Feature[FlashAttentionArgs]):
     )
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors | None:
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
         """Count queries, keys and values without copies for each group, and two numbers of each row of scores."""
         if self.world.cp > 1:
             return None
@@ -92,7 +86,7 @@ class FlashAttention(ms.Feature[FlashAttentionArgs]):
             "attention: queries, keys, values": tokens * width * (4 if world.dtype == "fp32" else 2),
             "attention: softmax": 8 * heads // world.tp * tokens,
         }
-        return ms.resized(tensors, sizes | {"attention: softmax dropout": 0, "attention: score buffer": 0})
+        return resized(tensors, sizes | {"attention: softmax dropout": 0, "attention: score buffer": 0})
 
     @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

@@ -73,7 +73,7 @@ class FlashCoreAttention(DotProductAttention):  # type: ignore[misc]  # megatron
         if packed and not rows and sparse.mode == ALL and is_padded(packed_seq_params):
             text = "flash-attention: packed sequences contain padding, which non-causal attention would include"
             raise ms.MindSpeedError(
-                [ms.Problem("MS337", text, ("flash-attention",), fix=ms.Advice("give packed sequences without padding"))]
+                [ms.Problem("MS337", text, ("flash-attention",), fix=ms.Fix.advise("give packed sequences without padding"))]
             )
         with self._random(keep):
             if are_documents(attention_mask):
@@ -119,4 +119,4 @@ def _behind_one_another(rows: Ends) -> list[int]:
 
 
 def _problem(sentence: str, fix: str) -> ms.Problem:
-    return ms.Problem("MS304", f"flash-attention: {sentence}", ("flash-attention",), fix=ms.Advice(fix))
+    return ms.Problem("MS304", f"flash-attention: {sentence}", ("flash-attention",), fix=ms.Fix.advise(fix))

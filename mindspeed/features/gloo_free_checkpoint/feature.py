@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from mindspeed import plugins as ms
 from mindspeed.plugins.shared_conditions import NO_FSDP
+
+
+def unsuited_shards(feature: ms.Feature[Any], optimizer: Any) -> Iterator[str]:
+    """Yield a sentence for each deviation of a distributed optimizer, chained or not, from one shard in buffers per rank."""
+    members = getattr(optimizer, "chained_optimizers", [optimizer])
+    configs = [config for member in members if (config := getattr(member, "ddp_config", None)) is not None]
+    instances = max((getattr(config, "num_distributed_optimizer_instances", 1) for config in configs), default=1)
+    if instances > 1:
+        yield f"{instances} instances of the distributed optimizer hold copies of one shard"
+    if any(config.use_megatron_fsdp for config in configs):
+        yield "Megatron FSDP keeps no optimizer shards in buffers"
+
 
 _OPTIMIZER = "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer"
 _STATE = "mindspeed.features.gloo_free_checkpoint.state"
@@ -19,7 +34,7 @@ class GlooFreeCheckpointArgs(ms.FeatureArgs):
 
 @ms.condition(
     "the optimizer {world.optimizer} has states other than exp_avg and exp_avg_sq, but {feature} saves only these",
-    fix=(ms.GiveField("optimizer", "adam"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("optimizer", "adam"), ms.Fix.remove_feature()),
 )
 def optimizer_is_adam(args: GlooFreeCheckpointArgs, world: ms.World) -> bool:
     """Check that the optimizer is Adam; one that is not known passes until it is built."""
@@ -40,7 +55,7 @@ class GlooFreeCheckpoint(ms.Feature[GlooFreeCheckpointArgs]):
             optimizer_is_adam,
             NO_FSDP,
             ms.ModelCondition(
-                "mindspeed.features.gloo_free_checkpoint.model_conditions:unsuited_shards",
+                "mindspeed.features.gloo_free_checkpoint.feature:unsuited_shards",
                 "each optimizer shard is on one rank only, in Megatron's flat buffers",
                 subject="optimizer",
             ),

@@ -19,6 +19,7 @@ from mindspeed.context_parallel.costs import Attention, attention_of, between, c
 from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature
 from mindspeed.context_parallel.patches import packed_in, sliced_by
 from mindspeed.context_parallel.saved import blocks_of_ring, with_heads_exchanged
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
@@ -46,7 +47,7 @@ class HybridAttentionArgs(KeepArgs):
 
 @ms.condition(
     "ulysses_degree, the number of ranks that exchange tokens for heads, is not set",
-    fix=(ms.GiveSetting("ulysses_degree", 2, "or more, ideally the number of ranks of a node"),),
+    fix=(ms.Fix.give_setting("ulysses_degree", 2, "or more, ideally the number of ranks of a node"),),
 )
 def degree_is_given(args: HybridAttentionArgs, world: ms.World) -> bool:
     """Check that the number of neighbours is given."""
@@ -61,7 +62,7 @@ def _has_window(args: HybridAttentionArgs, world: ms.World) -> bool:
 @ms.condition(
     "the ring of cp={world.cp} / ulysses_degree={args.ulysses_degree} ranks cannot be split into two or more inner rings of "
     "window={args.window} ranks",
-    fix=(ms.GiveSetting("window", 1), ms.GiveSetting("window", note="a smaller divisor of the ring size")),
+    fix=(ms.Fix.give_setting("window", 1), ms.Fix.give_setting("window", note="a smaller divisor of the ring size")),
     when=_has_window,
 )
 def window_divides_ring(args: HybridAttentionArgs, world: ms.World) -> bool:
@@ -127,7 +128,7 @@ class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
             found.append(cost(ring(head_all_to_all(a, inner), world.cp // inner), sent, across, **settings))
         return min(found, key=lambda one: one.amounts)
 
-    def kept(self, tensors: ms.SavedTensors, a: Attention) -> ms.SavedTensors:
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         degree = self.args.ulysses_degree or 1
         received = blocks_of_ring(head_all_to_all(a, degree), self.world.cp // degree, self.args.keep)
         return with_heads_exchanged(tensors, a, degree, received, self.args.interval)

@@ -15,9 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.context_parallel.blocks import BlockCall, Scoring, accumulate_block, parts, start
-from mindspeed.context_parallel.checks import check_shares
 from mindspeed.context_parallel.exchange import pack, unpack
-from mindspeed.context_parallel.layout import Layout, contiguous, zigzag
+from mindspeed.context_parallel.layout import Layout, check_shares, contiguous, zigzag
 from mindspeed.context_parallel.local_attention import add_gradients
 from mindspeed.ops.attention_mask import attention_visibility
 

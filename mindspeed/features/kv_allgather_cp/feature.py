@@ -9,6 +9,7 @@ from mindspeed.context_parallel.conditions import two_chunks_for_each_rank
 from mindspeed.context_parallel.costs import Attention, attention_of, cost_of_waiting, gathered
 from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
 from mindspeed.context_parallel.saved import given_inputs, with_blocks
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
@@ -39,5 +40,5 @@ class KvAllgatherCp(AlgorithmFeature[ms.FeatureArgs]):
     def cost(self) -> ms.Cost:
         return cost_of_waiting(gathered(attention_of(self.world), self.world.cp), self.world)
 
-    def kept(self, tensors: ms.SavedTensors, a: Attention) -> ms.SavedTensors:
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         return with_blocks(tensors, a, given_inputs(a, self.world))

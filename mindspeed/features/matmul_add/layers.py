@@ -17,7 +17,7 @@ from mindspeed import plugins as ms
 from mindspeed.ops.npu_matmul_add_fp32 import npu_matmul_add_fp32
 
 _NO_BUFFER: Final = "a weight has no fp32, fp16 or bf16 main_grad buffer of Megatron's data parallelism"
-_WRAPPED: Final = (ms.Advice("wrap the model in Megatron's DistributedDataParallel"), ms.RemoveFeature("matmul-add"))
+_WRAPPED: Final = (ms.Fix.advise("wrap the model in Megatron's DistributedDataParallel"), ms.Fix.remove_feature("matmul-add"))
 
 
 def wgrad_gemm_accum_fp32(total_input: Tensor, grad_output: Tensor, main_grad: Tensor) -> None:
@@ -99,7 +99,7 @@ def takes_sum(weight: Tensor) -> bool:
             raise ms.MindSpeedError([ms.Problem("MS304", f"matmul-add: {_NO_BUFFER}", ("matmul-add",), fix=_WRAPPED)])
         text = f"matmul-add: {_NO_BUFFER}. Training continues: Megatron adds up the gradient of this weight without fusion"
         ms.report_problem(
-            ms.Problem("MS413", text, ("matmul-add",), fix=ms.Advice("--without matmul-add removes this warning")),
+            ms.Problem("MS413", text, ("matmul-add",), fix=ms.Fix.advise("--without matmul-add removes this warning")),
             log=os.environ.get("RANK", "0") == "0",
         )
     return False

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mindspeed import plugins as ms
-from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
-from mindspeed.tensor_parallel.variants import describe_fused_products
+from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS, describe_fused_products
 
 
 class Mc2(ms.Feature[ms.FeatureArgs]):

@@ -30,7 +30,7 @@ class MoeAllgatherDispatcher(DispatcherFeature[ms.FeatureArgs]):
             has_experts,
             needs_dispatcher("allgather"),
             *DISPATCHER_CONDITIONS,
-            ms.unset("padded_experts", "expert inputs are padded to a capacity, which {feature} does not support"),
+            ms.Condition.unset("padded_experts", "expert inputs are padded to a capacity, which {feature} does not support"),
         ),
         numerics=REORDERED,
     )

@@ -9,7 +9,7 @@ from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, needs_dispatcher
 from mindspeed.moe.feature import REORDERED, DispatcherFeature
 from mindspeed.plugins.shared_conditions import has_experts
 
-_DROP = ms.DropSetting("once_per_rank")
+_DROP = ms.Fix.drop_setting("once_per_rank")
 
 
 class MoeAlltoallDispatcherArgs(ms.FeatureArgs):
@@ -26,46 +26,15 @@ def _sends_once(args: MoeAlltoallDispatcherArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "once_per_rank reduces transfers between expert-parallel ranks, but expert parallelism is off (ep={world.ep})",
-    fix=(ms.GiveField("ep", 2, or_more=True), _DROP),
-    when=_sends_once,
-)
-def experts_are_on_several_ranks(args: MoeAlltoallDispatcherArgs, world: ms.World) -> bool:
-    """Check that tokens are sent between ranks."""
-    return world.ep > 1
-
-
-@ms.condition(
-    "once_per_rank sends a token once to a rank with several of its experts, but each token has {world.router_topk} expert",
-    fix=(_DROP,),
-    when=_sends_once,
-)
-def tokens_have_several_experts(args: MoeAlltoallDispatcherArgs, world: ms.World) -> bool:
-    """Check that a token has more than one expert."""
-    return bool(world.router_topk > 1)
-
-
-@ms.condition(
     "once_per_rank=true sums the expert outputs of a token on one rank, but tensor-parallel ranks split each expert, so no "
     "rank has complete outputs",
-    fix=(ms.GiveSetting("expert-parallel.expert_tensor_size", 1), _DROP),
+    fix=(ms.Fix.give_setting("expert-parallel.expert_tensor_size", 1), _DROP),
     when=_sends_once,
     of="expert-parallel",
 )
 def experts_are_whole(args: MoeAlltoallDispatcherArgs, world: ms.World, experts: Any) -> bool:
     """Check that every expert is on one rank."""
     return bool((experts.expert_tensor_size or world.tp) == 1)
-
-
-@ms.condition(
-    "once_per_rank=true sends a token only once to each rank, but expert inputs that are padded to a capacity "
-    "(padded_experts) need a copy for each expert",
-    fix=(ms.GiveField("padded_experts", False), _DROP),
-    when=_sends_once,
-)
-def experts_are_not_padded(args: MoeAlltoallDispatcherArgs, world: ms.World) -> bool:
-    """Check that experts have no rows without a token."""
-    return not world.is_set("padded_experts")
 
 
 class MoeAlltoallDispatcher(DispatcherFeature[MoeAlltoallDispatcherArgs]):
@@ -90,10 +59,29 @@ class MoeAlltoallDispatcher(DispatcherFeature[MoeAlltoallDispatcherArgs]):
             has_experts,
             needs_dispatcher("alltoall"),
             *DISPATCHER_CONDITIONS,
-            experts_are_on_several_ranks,
-            tokens_have_several_experts,
+            ms.Condition.at_least(
+                "ep",
+                2,
+                "once_per_rank reduces transfers between expert-parallel ranks, but expert parallelism is off (ep={world.ep})",
+                fix=(ms.Fix.give_field("ep", 2, or_more=True), _DROP),
+                when=_sends_once,
+            ),
+            ms.Condition.at_least(
+                "router_topk",
+                2,
+                "once_per_rank sends a token once to a rank with several of its experts, but each token has "
+                "{world.router_topk} expert",
+                fix=(_DROP,),
+                when=_sends_once,
+            ),
             experts_are_whole,
-            experts_are_not_padded,
+            ms.Condition.unset(
+                "padded_experts",
+                "once_per_rank=true sends a token only once to each rank, but expert inputs that are padded to a capacity "
+                "(padded_experts) need a copy for each expert",
+                fix=(ms.Fix.give_field("padded_experts", False), _DROP),
+                when=_sends_once,
+            ),
         ),
         numerics=REORDERED,
     )

@@ -23,7 +23,7 @@ def _has_parts(args: MoeAlltoallOverlapArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "the number of experts of a rank ({world.num_experts} experts / ep={world.ep}) is not divisible by parts={args.parts}",
-    fix=(ms.GiveSetting("parts", 1),),
+    fix=(ms.Fix.give_setting("parts", 1),),
     when=_has_parts,
 )
 def parts_divide_experts(args: MoeAlltoallOverlapArgs, world: ms.World) -> bool:

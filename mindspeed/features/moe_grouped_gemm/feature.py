@@ -8,13 +8,13 @@ from mindspeed import plugins as ms
 from mindspeed.moe.conditions import NO_LATENT_EXPERTS, NO_LINEAR_BIAS, experts_are_grouped
 from mindspeed.plugins.shared_conditions import NO_LOW_PRECISION, NO_TRANSFORMER_ENGINE_LAYERS, has_experts
 
-_REMOVE = ms.RemoveFeature()
+_REMOVE = ms.Fix.remove_feature()
 
 
 @ms.condition(
     "routing probabilities scale the input of experts, which {feature} supports only with router_topk=1, but router_topk "
     "is {world.router_topk}",
-    fix=(ms.GiveField("probabilities_on_input", False), ms.GiveField("router_topk", 1), _REMOVE),
+    fix=(ms.Fix.give_field("probabilities_on_input", False), ms.Fix.give_field("router_topk", 1), _REMOVE),
 )
 def weighed_inputs_have_one_expert(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that inputs are weighed by probabilities only where a token has one expert."""
@@ -28,7 +28,7 @@ def _layers_may_be_local(args: ms.FeatureArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "experts are Transformer Engine's grouped experts, but {feature} needs Megatron's local experts",
-    fix=(ms.GiveField("transformer_engine_experts", False), _REMOVE),
+    fix=(ms.Fix.give_field("transformer_engine_experts", False), _REMOVE),
     when=_layers_may_be_local,
 )
 def experts_are_local(args: ms.FeatureArgs, world: ms.World) -> bool:
@@ -55,8 +55,10 @@ class MoeGroupedGemm(ms.Feature[ms.FeatureArgs]):
             NO_LATENT_EXPERTS,
             NO_TRANSFORMER_ENGINE_LAYERS,
             experts_are_local,
-            ms.unset("clamped_activation", "the input of the activation function is clamped, which {feature} does not support"),
-            ms.unset(
+            ms.Condition.unset(
+                "clamped_activation", "the input of the activation function is clamped, which {feature} does not support"
+            ),
+            ms.Condition.unset(
                 "shifted_gate",
                 "an offset is added to the linear part of gated units (glu_linear_offset), which {feature} does not support",
             ),

@@ -3,13 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from mindspeed import plugins as ms
-from mindspeed.features.moe_shared_experts import conditions
-from mindspeed.features.moe_shared_experts.conditions import MoeSharedExpertsArgs, width
 from mindspeed.moe.conditions import NO_LINEAR_BIAS
 from mindspeed.plugins.shared_conditions import has_experts
+
+
+class MoeSharedExpertsArgs(ms.FeatureArgs):
+    count: int | None = ms.Field(
+        None, ge=1, description="Number of shared experts, each as wide as a routed expert (alternative to size)"
+    )
+    size: int | None = ms.Field(None, ge=1, description="FFN hidden size of all shared experts together (alternative to count)")
+    gate: Literal["none", "scalar", "hidden", True] = ms.Field(
+        "none",
+        description="Learned gate that scales the shared experts' output: none, scalar (one factor per token; true = scalar) "
+        "or hidden (one factor per hidden unit)",
+    )
+    overlap: bool = ms.Field(False, description="Overlap shared-expert compute with the all-to-alls of Megatron's dispatcher")
+
+
+def _overlaps(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
+    """Return whether overlap is set."""
+    return args.overlap
+
+
+def width(args: MoeSharedExpertsArgs, world: ms.World) -> int | None:
+    """Return the width of the shared experts by the settings; None where it follows from the width of a routed expert."""
+    try:
+        return args.size if args.count is None else args.count * world.moe_ffn_hidden_size
+    except ms.UnknownValue:
+        return None
+
+
+@ms.condition(
+    "neither the number (count) nor the width (size) of shared experts is set", fix=(ms.Fix.give_setting("count", 1),)
+)
+def is_sized(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
+    """Check that a number of shared experts or their size is given."""
+    return args.count is not None or args.size is not None
+
+
+def _has_both(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
+    """Return whether count and size are both set."""
+    return args.count is not None and args.size is not None
+
+
+@ms.condition(
+    "shared experts of total width {args.size} (size) cannot be {args.count} experts (count) of width "
+    "{world.moe_ffn_hidden_size} each",
+    fix=(ms.Fix.drop_setting("count"), ms.Fix.drop_setting("size")),
+    when=_has_both,
+)
+def count_and_size_agree(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
+    """Check that a number and a size of shared experts mean the same width."""
+    return bool(args.size == (args.count or 0) * world.moe_ffn_hidden_size)
+
+
+def _has_one(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
+    """Return whether either count or size is set."""
+    return (args.count is None) != (args.size is None)
+
+
+def _with_width(args: MoeSharedExpertsArgs, world: ms.World) -> Mapping[str, object]:
+    """Name the width by the settings for a message."""
+    return {"width": width(args, world)}
+
+
+@ms.condition(
+    "moe-shared-experts.size (or moe-shared-experts.count x moe_ffn_hidden_size, if only count is set) gives shared experts a "
+    "hidden size of {width}, but shared_expert_hidden_size is {world.shared_expert_hidden_size}",
+    fix=(ms.Fix.drop_field("shared_expert_hidden_size"), ms.Fix.remove_feature()),
+    when=_has_one,
+    values=_with_width,
+)
+def model_has_that_width(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
+    """Check that the model has no shared experts yet, or such of the width that the settings say."""
+    return not world.is_set("shared_expert_hidden_size") or world.shared_expert_hidden_size == width(args, world)
+
+
+@ms.condition(
+    "overlap needs all-to-alls, but Megatron's dispatcher is {world.dispatcher}",
+    fix=(ms.Fix.give_setting("expert-parallel.dispatcher", "alltoall"), ms.Fix.give_setting("overlap", False)),
+    when=_overlaps,
+)
+def transfers_are_alltoalls(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
+    """Check that Megatron's dispatcher is the one under whose transfers it computes shared experts."""
+    return not world.knows("dispatcher") or world.dispatcher == "alltoall"
 
 
 class MoeSharedExperts(ms.Feature[MoeSharedExpertsArgs]):
@@ -25,10 +105,10 @@ class MoeSharedExperts(ms.Feature[MoeSharedExpertsArgs]):
         constraints=(
             has_experts,
             NO_LINEAR_BIAS,
-            conditions.is_sized,
-            conditions.count_and_size_agree,
-            conditions.model_has_that_width,
-            conditions.transfers_are_alltoalls,
+            is_sized,
+            count_and_size_agree,
+            model_has_that_width,
+            transfers_are_alltoalls,
         ),
         megatron_flags=(
             ms.MegatronFlag("moe_shared_expert_intermediate_size", "size"),

@@ -13,26 +13,6 @@ def _has_tensor_ranks(args: ms.FeatureArgs, world: ms.World) -> bool:
     return world.tp > 1
 
 
-@ms.condition(
-    "tensor parallelism is off (tp={world.tp}), so every expert is already whole and moe-tp-extend-ep has nothing to do",
-    fix=(ms.GiveField("tp", 2, or_more=True), ms.RemoveFeature()),
-)
-def experts_would_be_split(args: ms.FeatureArgs, world: ms.World) -> bool:
-    """Check that there are several tensor-parallel ranks."""
-    return world.tp > 1
-
-
-@ms.condition(
-    "ep={world.ep} is not a multiple of tp={world.tp}, but an expert-parallel group must consist of whole tensor-parallel "
-    "groups, because every tensor-parallel rank holds experts",
-    fix=(ms.GiveField("ep", note="a multiple of {world.tp}"), ms.RemoveFeature()),
-    when=_has_tensor_ranks,
-)
-def tensor_ranks_hold_experts(args: ms.FeatureArgs, world: ms.World) -> bool:
-    """Check that experts can be spread over the tensor-parallel ranks too."""
-    return bool(world.ep % world.tp == 0)
-
-
 class MoeTpExtendEp(ms.Feature[ms.FeatureArgs]):
     """Place whole experts on tensor-parallel ranks.
 
@@ -49,8 +29,20 @@ class MoeTpExtendEp(ms.Feature[ms.FeatureArgs]):
                 "moe-tp-extend-ep), stores each expert whole on one rank",
                 settings={"expert_tensor_size": 1},
             ),
-            experts_would_be_split,
-            tensor_ranks_hold_experts,
+            ms.Condition.at_least(
+                "tp",
+                2,
+                "tensor parallelism is off (tp={world.tp}), so every expert is already whole and moe-tp-extend-ep has "
+                "nothing to do",
+            ),
+            ms.Condition.divides(
+                "ep",
+                ("tp",),
+                "ep={world.ep} is not a multiple of tp={world.tp}, but an expert-parallel group must consist of whole "
+                "tensor-parallel groups, because every tensor-parallel rank holds experts",
+                fix=(ms.Fix.give_field("ep", note="a multiple of {world.tp}"), ms.Fix.remove_feature()),
+                when=_has_tensor_ranks,
+            ),
         ),
         numerics=ms.Numerics.reordered(
             reason="each expert receives tokens from several ranks, so its gradient sums them in a different order"
@@ -70,5 +62,5 @@ class MoeTpExtendEp(ms.Feature[ms.FeatureArgs]):
                 f"{name}: process groups split every expert over {ranks} tensor-parallel ranks, but the feature keeps "
                 "experts whole"
             )
-            fix = (ms.Advice("remove the expert_tensor_parallel_size that the script sets"), ms.RemoveFeature(name))
+            fix = (ms.Fix.advise("remove the expert_tensor_parallel_size that the script sets"), ms.Fix.remove_feature(name))
             raise ms.MindSpeedError([ms.Problem("MS304", text, (name,), fix=fix)])

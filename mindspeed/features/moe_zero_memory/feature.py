@@ -42,7 +42,7 @@ def _has_number_of_layers(args: MoeZeroMemoryArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "num_layers={args.num_layers} is greater than the {layers} of a stage",
-    fix=(ms.GiveSetting("num_layers", "{most}"), ms.DropSetting("num_layers")),
+    fix=(ms.Fix.give_setting("num_layers", "{most}"), ms.Fix.drop_setting("num_layers")),
     when=_has_number_of_layers,
     values=layers_of_stage,
 )
@@ -53,7 +53,7 @@ def stage_has_layers(args: MoeZeroMemoryArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "every layer is recomputed as a whole (recompute_granularity full), which {feature} does not support",
-    fix=(ms.GiveField("recompute_granularity", "selective"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("recompute_granularity", "selective"), ms.Fix.remove_feature()),
 )
 def no_full_recompute(args: MoeZeroMemoryArgs, world: ms.World) -> bool:
     """Check that layers are not recomputed as a whole."""
@@ -73,7 +73,7 @@ def _named_modules(args: MoeZeroMemoryArgs, world: ms.World) -> dict[str, str]:
 
 @ms.condition(
     f"recompute_modules has {{modules}}, and {{feature}} recomputes {', '.join(_OWN)} itself",
-    fix=(ms.GiveField("recompute_modules", note="N = your list of modules, without {modules}"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("recompute_modules", note="N = your list of modules, without {modules}"), ms.Fix.remove_feature()),
     values=_named_modules,
 )
 def experts_are_recomputed_once(args: MoeZeroMemoryArgs, world: ms.World) -> bool:

@@ -53,8 +53,8 @@ def _least(args: NanoPipeArgs, world: ms.World) -> Mapping[str, int]:
     "deferred weight gradients need the activations of {least} forward passes, but recompute-in-bubble keeps those of at "
     "most {other.limit} (its setting limit)",
     fix=(
-        ms.GiveSetting("recompute-in-bubble.limit", "{least}"),
-        ms.GiveSetting("lag", note="a shorter delay of weight gradients"),
+        ms.Fix.give_setting("recompute-in-bubble.limit", "{least}"),
+        ms.Fix.give_setting("lag", note="a shorter delay of weight gradients"),
     ),
     of="recompute-in-bubble",
     values=_least,

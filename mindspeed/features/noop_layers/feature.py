@@ -2,19 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 from pydantic import field_validator
 
 from mindspeed import plugins as ms
-from mindspeed.features.noop_layers.balance import (
-    chunk_shares,
-    imbalance,
-    layout_text,
-    mtp_layers,
-    split_by_places,
-    split_by_weight,
-    weights_of,
-)
 from mindspeed.pipeline.conditions import has_stages, layers_have_no_pattern
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """FLOPs of a forward pass for a token: of a layer, and of what the last chunk computes behind its layers."""
+
+    layer: float
+    tail: float
+
+
+def weights_of(world: ms.World, experts_per_token: int) -> Weights:
+    """Count the FLOPs of products; an embedding has none. Core attention reads the half of a causal sequence."""
+    hidden, ffn = world.hidden_size, world.ffn_hidden_size
+    keys = hidden * world.num_query_groups / world.num_attention_heads
+    attention = 2 * hidden * (2 * hidden + 2 * keys) + 2 * hidden * world.seq_length
+    experts = experts_per_token if world.num_experts else 1
+    layer = attention + 2 * (3 if world.gated_linear_unit else 2) * hidden * ffn * experts
+    output = 2 * hidden * world.vocab_size
+    prediction = layer + 4 * hidden * hidden + output
+    return Weights(layer, output + prediction * mtp_layers(world))
+
+
+def mtp_layers(world: ms.World) -> int:
+    """Return the layers of multi-token prediction; a model that is not described has none."""
+    return int(world.mtp_num_layers) if world.knows("mtp_num_layers") else 0
+
+
+def split_by_places(layers: int, empty: Collection[int], chunks: int) -> tuple[int, ...]:
+    """Return the layers of each chunk when equal shares of places are left empty at these numbers, counted from 0."""
+    share, rest = divmod(layers + len(empty), chunks)
+    counts = [share + (chunk < rest) for chunk in range(chunks)]
+    for place in empty:
+        counts[min(place // max(share, 1), chunks - 1)] -= 1
+    return tuple(counts)
+
+
+def split_by_weight(layers: int, weights: Weights, stages: int, chunks_per_stage: int) -> tuple[int, ...]:
+    """Return the layers of each chunk for which the heaviest stage is lightest, then the heaviest chunk.
+
+    Chunk c is on stage c mod ``stages``. A layer goes where the load is least, which is the optimum for layers of one weight;
+    of equal stages it goes to the latest, which keeps activations of the fewest micro-batches.
+    """
+    counts = [0] * (stages * chunks_per_stage)
+    for _ in range(layers):
+        stage = min(range(stages), key=lambda stage: (stage_load(counts, weights, stages, stage), -stage))
+        chunk = min(range(stage, len(counts), stages), key=lambda chunk: (chunk_load(counts, weights, chunk), -chunk))
+        counts[chunk] += 1
+    return tuple(counts)
+
+
+def stage_load(counts: Sequence[int], weights: Weights, stages: int, stage: int) -> float:
+    """Return the FLOPs of a stage."""
+    return sum(chunk_load(counts, weights, chunk) for chunk in range(stage, len(counts), stages))
+
+
+def chunk_load(counts: Sequence[int], weights: Weights, chunk: int) -> float:
+    """Return the FLOPs of a chunk."""
+    return counts[chunk] * weights.layer + (weights.tail if chunk == len(counts) - 1 else 0.0)
+
+
+def chunk_shares(counts: Sequence[int], weights: Weights) -> tuple[float, ...]:
+    """Return the FLOPs of each chunk divided by their mean, as ``mindspeed schedule show --weights`` takes them."""
+    loads = [chunk_load(counts, weights, chunk) for chunk in range(len(counts))]
+    return tuple(load * len(loads) / sum(loads) for load in loads)
+
+
+def imbalance(counts: Sequence[int], weights: Weights, stages: int) -> float:
+    """Return the load of the heaviest stage divided by the mean of all stages."""
+    loads = [stage_load(counts, weights, stages, stage) for stage in range(stages)]
+    return max(loads) / (sum(loads) / stages)
+
+
+def layout_text(counts: Sequence[int], mtp: int) -> str:
+    """Return the layout in Megatron's letters: ``Ett|t|ttL`` has two, one and two layers."""
+    chunks = ["t" * count for count in counts]
+    chunks[0] = "E" + chunks[0]
+    chunks[-1] += "m" * mtp + "L"
+    return "|".join(chunks)
+
+
+def missing_layout(feature: Any, spec: Any, config: Any) -> Iterator[str]:
+    """Yield a sentence for a configuration that got no layout, for the plan could not make one."""
+    if config.pipeline_model_parallel_layout is None:
+        yield "the plan does not contain the shape of the model"
 
 
 class NoopLayersArgs(ms.FeatureArgs):
@@ -31,9 +110,9 @@ class NoopLayersArgs(ms.FeatureArgs):
         places = places_of(layers)
         if places is None and layers != "auto":
             text = "no-op positions must be whole numbers from 0, separated by commas, or auto"
-            raise ms.SettingsError(text, ms.GiveSetting("layers", "auto"))
+            raise ms.SettingsError(text, ms.Fix.give_setting("layers", "auto"))
         if len(set(places or ())) != len(places or ()):
-            raise ms.SettingsError("a position is given twice", ms.GiveSetting("layers", note="give each position once"))
+            raise ms.SettingsError("a position is given twice", ms.Fix.give_setting("layers", note="give each position once"))
         return layers
 
 
@@ -60,7 +139,7 @@ def split_of(args: NoopLayersArgs, world: ms.World) -> tuple[int, ...]:
 
 @ms.condition(
     "a no-op position in layers={args.layers} is too large: the maximum is {world.num_layers} layers + number of no-ops - 1",
-    fix=(ms.GiveSetting("layers", note="positions up to layers + no-ops - 1"), ms.GiveSetting("layers", "auto")),
+    fix=(ms.Fix.give_setting("layers", note="positions up to layers + no-ops - 1"), ms.Fix.give_setting("layers", "auto")),
     when=_has_places,
 )
 def places_exist(args: NoopLayersArgs, world: ms.World) -> bool:
@@ -72,7 +151,10 @@ def places_exist(args: NoopLayersArgs, world: ms.World) -> bool:
 @ms.condition(
     "{world.num_layers} layers plus no-ops at positions {args.layers} cannot be split evenly into pp x vpp = {world.pp} x "
     "{world.vpp} model chunks",
-    fix=(ms.GiveSetting("layers", "auto"), ms.GiveSetting("layers", note="layers plus no-ops must be a multiple of pp x vpp")),
+    fix=(
+        ms.Fix.give_setting("layers", "auto"),
+        ms.Fix.give_setting("layers", note="layers plus no-ops must be a multiple of pp x vpp"),
+    ),
     when=_has_places,
 )
 def places_fill_chunks(args: NoopLayersArgs, world: ms.World) -> bool:
@@ -96,10 +178,10 @@ class NoopLayers(ms.Feature[NoopLayersArgs]):
             places_exist,
             places_fill_chunks,
             ms.ModelCondition(
-                "mindspeed.features.noop_layers.balance:missing_layout",
+                "mindspeed.features.noop_layers.feature:missing_layout",
                 "the sizes of the model are known, so that layers can be assigned to stages",
                 subject="spec",
-                fix=(ms.Advice("give --num-layers and the other model sizes"), ms.RemoveFeature()),
+                fix=(ms.Fix.advise("give --num-layers and the other model sizes"), ms.Fix.remove_feature()),
             ),
         ),
         numerics=ms.Numerics.reordered(reason="two stages sum the gradient of tied embeddings, so the summation order differs"),

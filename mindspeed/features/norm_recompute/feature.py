@@ -11,15 +11,6 @@ from mindspeed.memory.feature import NORMS, LayersArgs, PartRecompute
 _LAYERS = "mindspeed.features.norm_recompute.layers"
 
 
-@ms.condition(
-    "norms are fused into the linear layers that follow them, but {feature} recomputes separate norms",
-    fix=(ms.GiveField("transformer_engine_layers", False), ms.RemoveFeature()),
-)
-def norms_are_modules(args: Any, world: ms.World) -> bool:
-    """Check that norms are separate modules, as in Megatron's local layers."""
-    return not world.is_set("engine_over_local")
-
-
 class NormRecompute(PartRecompute[LayersArgs]):
     """Recompute norms in backward.
 
@@ -32,9 +23,13 @@ class NormRecompute(PartRecompute[LayersArgs]):
         constraints=(
             *PARTS_OF_LAYERS,
             chunks_have_num_layers,
-            norms_are_modules,
+            ms.Condition.unset(
+                "engine_over_local",
+                "norms are fused into the linear layers that follow them, but {feature} recomputes separate norms",
+                fix=(ms.Fix.give_field("transformer_engine_layers", False), ms.Fix.remove_feature()),
+            ),
             ms.ModelCondition(
-                "mindspeed.features.norm_recompute.model_conditions:fused_norms",
+                "mindspeed.features.norm_recompute.layers:fused_norms",
                 "no norm of a layer is fused into a linear layer",
                 fix=LOCAL_LAYERS,
             ),

@@ -22,7 +22,7 @@ class PipelineParallelArgs(ms.FeatureArgs):
 
 @ms.condition(
     "{layers} layers are not divisible by {stages} pipeline stages",
-    fix=(ms.GiveField("pp", note="a divisor of {layers}"), ms.AddFeature("noop-layers")),
+    fix=(ms.Fix.give_field("pp", note="a divisor of {layers}"), ms.Fix.add_feature("noop-layers")),
     values=shares,
 )
 def stages_share_layers(args: PipelineParallelArgs, world: ms.World) -> bool:

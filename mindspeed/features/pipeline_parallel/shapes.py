@@ -8,7 +8,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from mindspeed import plugins as ms
-from mindspeed.problems.fixes import Advice
 
 Shape = tuple[int, ...]
 
@@ -35,7 +34,10 @@ class ShapeCheck:
 def _problem(shape: Shape, expected: Shape) -> ms.Problem:
     text = f"pipeline-parallel: a stage sends a tensor of shape {shape}, but its neighbour expects {expected}"
     return ms.Problem(
-        "MS645", text, ("pipeline-parallel",), fix=Advice("add dynamic-shapes, or give all micro-batches the same length")
+        "MS645",
+        text,
+        ("pipeline-parallel",),
+        fix=ms.Fix.advise("add dynamic-shapes, or give all micro-batches the same length"),
     )
 
 

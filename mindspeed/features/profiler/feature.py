@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import model_validator
 
 from mindspeed import plugins as ms
+from mindspeed.files.cache_folder import why_unwritable
 
 if TYPE_CHECKING:
     from mindspeed.features.profiler.window import TraceWindow
@@ -34,35 +35,35 @@ class ProfilerArgs(ms.FeatureArgs):
     def _window_has_a_step(self) -> ProfilerArgs:
         if self.end <= self.start:
             text = f"the last traced step is end={self.end}, but start={self.start} skips all steps up to it"
-            raise ms.SettingsError(text, ms.GiveSetting("end", self.start + 2))
+            raise ms.SettingsError(text, ms.Fix.give_setting("end", self.start + 2))
         return self
 
     @model_validator(mode="after")
     def _allocations_have_the_host(self) -> ProfilerArgs:
         if self.memory and not self.cpu:
             text = "memory=true records allocations only together with cpu=true"
-            raise ms.SettingsError(text, ms.GiveSetting("cpu", True), ms.DropSetting("memory"))
+            raise ms.SettingsError(text, ms.Fix.give_setting("cpu", True), ms.Fix.drop_setting("memory"))
         return self
 
 
 @ms.condition(
     "ranks {args.ranks} are selected for tracing, but the job has only {world.world_size} ranks, counted from 0",
-    fix=(ms.GiveSetting("ranks", note="ranks from 0 to the last one, or -1 for all"),),
+    fix=(ms.Fix.give_setting("ranks", note="ranks from 0 to the last one, or -1 for all"),),
 )
 def ranks_exist(args: ProfilerArgs, world: ms.World) -> bool:
     """Check that the job has every traced rank."""
     return all(-1 <= rank < world.world_size for rank in args.ranks)
 
 
-@ms.condition("folder {args.folder} is not writable", fix=(ms.GiveSetting("folder", "FOLDER", note="a writable folder"),))
+@ms.condition("folder {args.folder} is not writable", fix=(ms.Fix.give_setting("folder", "FOLDER", note="a writable folder"),))
 def folder_is_writable(args: ProfilerArgs, world: ms.World) -> bool:
     """Check that traces can be written."""
-    return not ms.why_unwritable(Path(args.folder))
+    return not why_unwritable(Path(args.folder))
 
 
 @ms.condition(
     "profiler.level={args.level} has no effect on {world.platform}: only the NPU profiler has levels",
-    fix=(ms.DropSetting("level"),),
+    fix=(ms.Fix.drop_setting("level"),),
     otherwise="warn",
 )
 def level_has_effect(args: ProfilerArgs, world: ms.World) -> bool:
@@ -77,7 +78,7 @@ def _records_no_memory(args: ProfilerArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "profiler.cpu has no effect on the cpu platform, whose traces always include CPU activity",
-    fix=(ms.DropSetting("cpu"),),
+    fix=(ms.Fix.drop_setting("cpu"),),
     when=_records_no_memory,
     otherwise="warn",
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from mindspeed import plugins as ms
+from mindspeed.plugins.active import feature_ranges
 
 if TYPE_CHECKING:
     from mindspeed.features.profiler.feature import ProfilerArgs
@@ -49,7 +49,7 @@ class TraceWindow:
         if self._profiler is None:
             self._open()
         try:
-            with torch.profiler.record_function(f"ProfilerStep#{step}"), ms.feature_ranges(torch.profiler.record_function):
+            with torch.profiler.record_function(f"ProfilerStep#{step}"), feature_ranges(torch.profiler.record_function):
                 yield
         except BaseException:
             self.close()

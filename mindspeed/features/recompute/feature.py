@@ -2,12 +2,98 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from mindspeed import plugins as ms
-from mindspeed.features.recompute.estimates import estimate, saved, variants
 from mindspeed.features.recompute.rules import CONSTRAINTS, Module, RecomputeArgs, is_full
+from mindspeed.job.arithmetic import mean_layer_forward, score_forward, shape_of_world
+from mindspeed.plugins.saved_tensors import SavedTensors, in_backward, leave
+
+_BETWEEN_LAYERS: Final = ("layer input",)
+_OUTSIDE_PREDICTION: Final = (
+    *("prediction norms: input", "prediction: embedding dropout mask", "prediction: next tokens"),
+    *("final norm: output", "loss: logits", "loss: targets"),
+)
+"""Tensors of multi-token prediction that Megatron's full recomputation, by groups of layers, keeps."""
+_MODULES: Final = {
+    "core_attn": ("attention: softmax", "attention: softmax dropout"),
+    "layernorm": tuple(
+        f"{norm}: {part}" for norm in ("input norm", "pre-mlp norm") for part in ("statistics", "copies", "output")
+    ),
+    "mlp": ("mlp: activation input", "mlp: activation inner", "mlp: activation output"),
+    "moe_act": ("mlp: activation inner", "mlp: activation output"),
+    "moe": (
+        "mlp: activation input",
+        "mlp: activation inner",
+        "mlp: activation output",
+        "moe: dispatched tokens",
+        "moe: routing",
+    ),
+}
+"""Tensors that the recomputation of a module leaves out."""
+_ATTENTION: Final = ("input norm", "attention")
+_MLP: Final = ("pre-mlp norm", "mlp", "moe")
+
+
+def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Remove recomputed tensors; the layers of a group are restored together, where no others are kept."""
+    if args.granularity == "selective":
+        chosen = args.modules or ("core_attn",)
+        if bool(world.num_experts) and "mlp" in chosen:
+            chosen = tuple(module for module in chosen if module != "mlp")
+        names = [name for module in chosen for name in _MODULES.get(module, ())]
+        return leave(tensors, names, "recomputed", "recompute", prediction=True)
+    of_layers = [t for t in tensors if t.name.startswith(("layer", *_ATTENTION, *_MLP)) and not (t.once or t.prediction)]
+    counts = Counter[str]()  # other features may have taken some layers of a tensor
+    for tensor in of_layers:
+        counts[tensor.name] += tensor.layers
+    inputs = counts[of_layers[0].name]
+    layers = min(inputs, args.num_layers or 1)
+    left = tensors
+    for name, count in counts.items():
+        if name in _BETWEEN_LAYERS:
+            continue
+        first = (layers * count + (0 if name.startswith(_MLP) else inputs - 1)) // inputs
+        left = leave(left, (name,), "recomputed", "recompute", first if args.method == "block" else None)
+    if args.method == "block":
+        return left if inputs > layers else _coming_back(world, left, 1)
+    groups = inputs // layers
+    repeated = [t.name for t in tensors if t.prediction and t.name not in _OUTSIDE_PREDICTION]
+    left = (
+        *(t for t in left if not t.prediction),
+        *leave([t for t in left if t.prediction], repeated, "recomputed", "recompute", prediction=True),
+    )
+    return _coming_back(world, leave(left, _BETWEEN_LAYERS, "recomputed", "recompute", inputs - groups), layers)
+
+
+def _coming_back(world: Any, tensors: tuple[Any, ...], layers: Any) -> tuple[Any, ...]:
+    """Restore a group of layers, of which those of a hybrid model have attention or an MLP each."""
+    if not world.is_hybrid:
+        return in_backward(tensors, "recompute", layers)
+    names = [t.name for t in tensors]
+    halves = [[name for name in names if not name.startswith(other)] for other in (_MLP, _ATTENTION)]
+    return in_backward(tensors, "recompute", -(-layers // 2), halves if layers == 1 else ())
+
+
+def estimate(args: Any, world: Any) -> ms.Estimate:
+    """Estimate what recomputation adds in work."""
+    shape = shape_of_world(world)
+    share = world.micro_batch_size / (world.cp * world.tp)
+    if args.granularity == "selective":
+        return ms.Estimate(flops=score_forward(shape) * shape.counts.attention / shape.num_layers * share)
+    layers = 1.0 if args.method == "uniform" else (args.num_layers or 0) * world.pp * world.vpp / shape.num_layers
+    return ms.Estimate(flops=mean_layer_forward(shape) * share * layers, repeated=layers)
+
+
+def variants(world: Any) -> list[dict[str, Any]]:
+    """Return the settings that a search tries: selective, every layer, and the first 1, 2, 4 ... layers of a chunk."""
+    blocks = [1 << power for power in range(int(world.num_layers).bit_length()) if 1 << power < world.num_layers]
+    full = {"granularity": "full"}
+    every = {**full, "method": "uniform", "num_layers": 1}
+    return [{"granularity": "selective"}, every, *({**full, "method": "block", "num_layers": number} for number in blocks)]
+
 
 _LAYERS = "mindspeed.features.recompute.layers"
 _RANDOM = "megatron.core.tensor_parallel.random"
@@ -40,7 +126,7 @@ class Recompute(ms.Feature[RecomputeArgs]):
         return self.spec.slots if is_full(self.args, self.world) else ()
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         return saved(self.args, self.world, tensors)
 
     @ms.hookimpl

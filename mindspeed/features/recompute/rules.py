@@ -9,6 +9,7 @@ from pydantic import model_validator
 
 from mindspeed import plugins as ms
 from mindspeed.memory.conditions import groups_fill_chunks, modules_have_experts
+from mindspeed.plugins.constraints import Constraint
 from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING, NO_OVERLAPPED_MICRO_BATCHES
 
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
@@ -43,13 +44,13 @@ class RecomputeArgs(ms.FeatureArgs):
         needed: dict[str, str | int] = {"method": "uniform", "num_layers": 1} if self.granularity == "full" else {}
         if missing := [name for name in needed if getattr(self, name) is None]:
             text = f"granularity=full needs {' and '.join(missing)}"
-            raise ms.SettingsError(text, ms.Together(tuple(ms.GiveSetting(name, needed[name]) for name in missing)))
+            raise ms.SettingsError(text, ms.Fix.together(tuple(ms.Fix.give_setting(name, needed[name]) for name in missing)))
         other = "selective" if self.granularity == "full" else "full"
         of_other = ("modules",) if other == "selective" else ("method", "num_layers", "distribute")
         if given := [name for name in of_other if getattr(self, name)]:
             text = f"{' and '.join(given)} can be set only with granularity={other}, but granularity is {self.granularity}"
-            drop = ms.Together(tuple(ms.DropSetting(name) for name in given))
-            raise ms.SettingsError(text, drop, ms.GiveSetting("granularity", other))
+            drop = ms.Fix.together(tuple(ms.Fix.drop_setting(name) for name in given))
+            raise ms.SettingsError(text, drop, ms.Fix.give_setting("granularity", other))
         return self
 
 
@@ -115,19 +116,9 @@ def chunks_have_the_layers(args: RecomputeArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "distribute=true splits saved inputs over tensor-parallel ranks, but tp is {world.tp}",
-    fix=(ms.GiveSetting("distribute", False), ms.GiveField("tp", 2, or_more=True)),
-    when=_is_distributed,
-)
-def inputs_have_ranks(args: RecomputeArgs, world: ms.World) -> bool:
-    """Check that there are several tensor-parallel ranks."""
-    return bool(world.tp > 1)
-
-
-@ms.condition(
     "moe_act recomputes the activation of grouped experts, but the model has none (for other experts and MLPs, "
     "activation-recompute does this)",
-    fix=(ms.GiveSetting("modules", note="without moe_act"),),
+    fix=(ms.Fix.give_setting("modules", note="without moe_act"),),
     when=_takes_expert_activation,
 )
 def experts_are_grouped(args: RecomputeArgs, world: ms.World) -> bool:
@@ -137,7 +128,7 @@ def experts_are_grouped(args: RecomputeArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "mla_up_proj is part of multi-latent attention, but the model does not use it",
-    fix=(ms.GiveSetting("modules", note="without mla_up_proj"),),
+    fix=(ms.Fix.give_setting("modules", note="without mla_up_proj"),),
     when=_takes_latent_projection,
 )
 def attention_is_latent(args: RecomputeArgs, world: ms.World) -> bool:
@@ -149,10 +140,16 @@ _HIDING: Final = (
     "shared experts cannot be recomputed while they overlap with transfers; remove shared_experts from recompute.modules to "
     "use both features"
 )
-CONSTRAINTS: Final[tuple[ms.Constraint, ...]] = (
+CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     replace(groups_fill_chunks, when=_is_uniform),
     chunks_have_the_layers,
-    inputs_have_ranks,
+    ms.Condition.at_least(
+        "tp",
+        2,
+        "distribute=true splits saved inputs over tensor-parallel ranks, but tp is {world.tp}",
+        fix=(ms.Fix.give_setting("distribute", False), ms.Fix.give_field("tp", 2, or_more=True)),
+        when=_is_distributed,
+    ),
     replace(modules_have_experts, when=_takes_experts),
     experts_are_grouped,
     attention_is_latent,

@@ -7,6 +7,7 @@ from typing import Any
 
 from mindspeed import plugins as ms
 from mindspeed.memory.conditions import MAIN_WEIGHTS
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 
 class ReuseFp32ParamArgs(ms.FeatureArgs):
@@ -16,15 +17,6 @@ class ReuseFp32ParamArgs(ms.FeatureArgs):
         description="Number of groups of parameters that an optimizer step updates one after the other. fp32 main weights "
         "exist for one group at a time, so more groups use less memory",
     )
-
-
-@ms.condition(
-    "weights are {world.dtype}, but {feature} supports only bf16 weights with a 16-bit residual",
-    fix=(ms.GiveField("dtype", "bf16"), ms.RemoveFeature()),
-)
-def weights_are_bf16(args: ReuseFp32ParamArgs, world: ms.World) -> bool:
-    """Check that weights are bf16."""
-    return bool(world.dtype == "bf16")
 
 
 class ReuseFp32Param(ms.Feature[ReuseFp32ParamArgs]):
@@ -37,7 +29,12 @@ class ReuseFp32Param(ms.Feature[ReuseFp32ParamArgs]):
     spec = ms.FeatureSpec(
         name="reuse-fp32-param",
         category=ms.Category.MEMORY,
-        constraints=(weights_are_bf16, *MAIN_WEIGHTS),
+        constraints=(
+            ms.Condition.equals(
+                "dtype", "bf16", "weights are {world.dtype}, but {feature} supports only bf16 weights with a 16-bit residual"
+            ),
+            *MAIN_WEIGHTS,
+        ),
         numerics=ms.Numerics.exact(),
         verify_with=ms.VerifyWith(world={"dtype": "bf16"}),
     )
@@ -49,7 +46,7 @@ class ReuseFp32Param(ms.Feature[ReuseFp32ParamArgs]):
         return optimizer_patches()
 
     @ms.hookimpl
-    def resting(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
+    def resting(self, tensors: SavedTensors) -> SavedTensors:
         """Return residuals of half the bytes in the place of main weights."""
         return tuple(replace(t, name="residuals", bytes=t.bytes // 2) if t.name == "main weights" else t for t in tensors)
 

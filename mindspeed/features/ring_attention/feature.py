@@ -10,6 +10,7 @@ from mindspeed.context_parallel.conditions import KeepArgs, interval_is_inside, 
 from mindspeed.context_parallel.costs import NOTHING, Attention, attention_of, cost, ring
 from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
 from mindspeed.context_parallel.saved import blocks_of_ring, given_inputs, with_blocks
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -43,7 +44,10 @@ def _has_window(args: RingAttentionArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "the ring of cp={world.cp} ranks cannot be split into two or more inner rings of window={args.window} ranks",
-    fix=(ms.GiveSetting("window", 1), ms.GiveSetting("window", note="a divisor of {world.cp}, smaller than {world.cp}")),
+    fix=(
+        ms.Fix.give_setting("window", 1),
+        ms.Fix.give_setting("window", note="a divisor of {world.cp}, smaller than {world.cp}"),
+    ),
     when=_has_window,
 )
 def window_divides_ring(args: RingAttentionArgs, world: ms.World) -> bool:
@@ -96,6 +100,6 @@ class RingAttention(AlgorithmFeature[RingAttentionArgs]):
         """Count the transfers of a ring, which blocks hide."""
         return cost(ring(attention_of(self.world), self.world.cp, self.args.keep), NOTHING, 0)
 
-    def kept(self, tensors: ms.SavedTensors, a: Attention) -> ms.SavedTensors:
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         received = blocks_of_ring(a, self.world.cp, self.args.keep)
         return with_blocks(tensors, a, given_inputs(a, self.world), received, self.args.interval)

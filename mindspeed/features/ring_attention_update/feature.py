@@ -5,15 +5,6 @@ from __future__ import annotations
 from mindspeed import plugins as ms
 
 
-@ms.condition(
-    "cp is {world.cp}, so attention has only one block and there is nothing to merge",
-    fix=(ms.GiveField("cp", 2, "together with a context-parallel algorithm that merges blocks"), ms.RemoveFeature()),
-)
-def attention_has_blocks(args: ms.FeatureArgs, world: ms.World) -> bool:
-    """Check that attention is computed block by block."""
-    return bool(world.cp > 1)
-
-
 class RingAttentionUpdate(ms.Feature[ms.FeatureArgs]):
     """Merge attention blocks by one operator.
 
@@ -26,7 +17,17 @@ class RingAttentionUpdate(ms.Feature[ms.FeatureArgs]):
         category=ms.Category.COMPUTE,
         level=1,
         ops=("npu_ring_attention_update",),
-        constraints=(attention_has_blocks,),
+        constraints=(
+            ms.Condition.at_least(
+                "cp",
+                2,
+                "cp is {world.cp}, so attention has only one block and there is nothing to merge",
+                fix=(
+                    ms.Fix.give_field("cp", 2, "together with a context-parallel algorithm that merges blocks"),
+                    ms.Fix.remove_feature(),
+                ),
+            ),
+        ),
         numerics=ms.Numerics.reordered(
             reason="the operator and the default merge compute the weights of two merged blocks by different formulas, so "
             "they round differently"

@@ -6,18 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from mindspeed import plugins as ms
+from mindspeed.plugins.saved_tensors import SavedTensors, resized
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 _NORMS = ("input norm", "pre-mlp norm", "final norm", "prediction norms")
-
-
-@ms.condition(
-    "normalization is {world.normalization}, not RMSNorm",
-    fix=(ms.GiveField("normalization", "RMSNorm"), ms.RemoveFeature()),
-)
-def norms_are_rms_norm(args: ms.FeatureArgs, world: ms.World) -> bool:
-    """Check that the norms of the model are RMSNorm."""
-    return bool(world.normalization == "RMSNorm")
 
 
 class RmsNorm(ms.Feature[ms.FeatureArgs]):
@@ -32,13 +24,16 @@ class RmsNorm(ms.Feature[ms.FeatureArgs]):
         category=ms.Category.COMPUTE,
         level=1,
         ops=("rms_norm",),
-        constraints=(norms_are_rms_norm, NO_TRANSFORMER_ENGINE_LAYERS),
+        constraints=(
+            ms.Condition.equals("normalization", "RMSNorm", "normalization is {world.normalization}, not RMSNorm"),
+            NO_TRANSFORMER_ENGINE_LAYERS,
+        ),
         numerics=ms.Numerics.reordered(reason="the mean of squares is summed in a different order than in Megatron's norm"),
     )
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
-        return ms.resized(tensors, {f"{norm}: copies": 0 for norm in _NORMS})
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+        return resized(tensors, {f"{norm}: copies": 0 for norm in _NORMS})
 
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:

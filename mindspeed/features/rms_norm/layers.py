@@ -36,7 +36,7 @@ class RMSNorm(torch.nn.Module):
 
 
 def operator_norm(x: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
-    """Replace `mindspeed.tensor_parallel.norms.rms_norm`."""
+    """Replace `mindspeed.features.transformer_engine_layers.modules.rms_norm`."""
     return rms_norm(x, gamma, epsilon)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from mindspeed import plugins as ms
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, resized
 
 _TABLES = "attention: rotary tables"
 
 
-@ms.condition("the model does not use rotary positions", fix=(ms.GiveField("rotary", True), ms.RemoveFeature()))
+@ms.condition("the model does not use rotary positions", fix=(ms.Fix.give_field("rotary", True), ms.Fix.remove_feature()))
 def positions_are_rotary(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that the positions of the model are rotary."""
     return bool(world.rotary)
@@ -31,10 +32,10 @@ class RotaryEmbedding(ms.Feature[ms.FeatureArgs]):
     )
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         """Count one cosine and one sine of each angle, in place of those that each layer makes twice."""
-        tables = [ms.SavedTensor(_TABLES, t.bytes // 2, 1, once=True) for t in tensors if t.name == _TABLES]
-        return (*ms.resized(tensors, {_TABLES: 0}), *tables[:1])
+        tables = [SavedTensor(_TABLES, t.bytes // 2, 1, once=True) for t in tensors if t.name == _TABLES]
+        return (*resized(tensors, {_TABLES: 0}), *tables[:1])
 
     @ms.hookimpl
     def megatron_args(self) -> list[ms.ArgOverride]:

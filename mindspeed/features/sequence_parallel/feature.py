@@ -8,24 +8,6 @@ from typing import Any
 from mindspeed import plugins as ms
 
 
-@ms.condition(
-    "sequence-parallel splits the sequence over tensor-parallel ranks, but tp is {world.tp}",
-    fix=(ms.GiveField("tp", 2, or_more=True), ms.RemoveFeature()),
-)
-def ranks_share_the_sequence(args: ms.FeatureArgs, world: ms.World) -> bool:
-    """Check that there are several tensor-parallel ranks."""
-    return bool(world.tp > 1)
-
-
-@ms.condition(
-    "sequence length {world.seq_length} is not divisible by tp x cp = {world.tp} x {world.cp}",
-    fix=(ms.GiveField("seq_length", note="a multiple of {world.tp} x {world.cp}"),),
-)
-def sequence_divides(args: ms.FeatureArgs, world: ms.World) -> bool:
-    """Check that each rank gets as many tokens."""
-    return bool(world.seq_length % (world.tp * world.cp) == 0)
-
-
 class SequenceParallel(ms.Feature[ms.FeatureArgs]):
     """Split norms and dropout along the sequence.
 
@@ -39,8 +21,15 @@ class SequenceParallel(ms.Feature[ms.FeatureArgs]):
         level=0,
         constraints=(
             ms.Requires("tensor-parallel", reason="sequence-parallel splits the sequence over tensor-parallel ranks"),
-            ranks_share_the_sequence,
-            sequence_divides,
+            ms.Condition.at_least(
+                "tp", 2, "sequence-parallel splits the sequence over tensor-parallel ranks, but tp is {world.tp}"
+            ),
+            ms.Condition.divides(
+                "seq_length",
+                ("tp", "cp"),
+                "sequence length {world.seq_length} is not divisible by tp x cp = {world.tp} x {world.cp}",
+                fix=(ms.Fix.give_field("seq_length", note="a multiple of {world.tp} x {world.cp}"),),
+            ),
         ),
         megatron_flags=(ms.MegatronFlag("sequence_parallel", switch="on", size="tp"),),
         numerics=ms.Numerics.reordered(

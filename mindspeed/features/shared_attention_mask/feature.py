@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic import field_validator, model_validator
 
 from mindspeed import plugins as ms
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
 _NAMED: Final = ("causal", "sliding-window", "prefix")
@@ -36,7 +37,7 @@ class SharedAttentionMaskArgs(ms.FeatureArgs):
         if kind not in _NAMED and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", kind):
             raise ms.SettingsError(
                 "a mask must be causal, sliding-window, prefix or package.module:function",
-                *(ms.GiveSetting("kind", name) for name in _NAMED),
+                *(ms.Fix.give_setting("kind", name) for name in _NAMED),
             )
         return kind
 
@@ -44,9 +45,11 @@ class SharedAttentionMaskArgs(ms.FeatureArgs):
     def _numbers_belong_to_kind(self) -> SharedAttentionMaskArgs:
         for setting, kind in (("width", "sliding-window"), ("prefix", "prefix")):
             if (getattr(self, setting) is not None) is not (self.kind == kind):
-                text = f"{setting} is {getattr(self, setting)} with kind={self.kind}, but only kind={kind} uses it and needs it"
-                drop = ms.DropSetting(setting) if self.kind != kind else ms.GiveSetting(setting)
-                raise ms.SettingsError(text, drop, ms.GiveSetting("kind", kind if self.kind != kind else "causal"))
+                if self.kind == kind:
+                    text = f"kind={kind} needs {setting}, which is not set"
+                    raise ms.SettingsError(text, ms.Fix.give_setting(setting), ms.Fix.give_setting("kind", "causal"))
+                text = f"{setting} is {getattr(self, setting)}, but only kind={kind} uses it, and kind is {self.kind}"
+                raise ms.SettingsError(text, ms.Fix.drop_setting(setting), ms.Fix.give_setting("kind", kind))
         return self
 
 
@@ -59,15 +62,14 @@ def _is_causal(args: SharedAttentionMaskArgs, world: ms.World) -> bool:
     return args.kind == "causal"
 
 
-@ms.condition(
+one_rank_has_the_sequence = ms.Condition.equals(
+    "cp",
+    1,
     "context parallelism (cp={world.cp}) computes the causal mask itself, so layers have no mask to share",
-    fix=(ms.RemoveFeature(),),
+    fix=(ms.Fix.remove_feature(),),
     when=_is_causal,
     otherwise="idle",
 )
-def one_rank_has_the_sequence(args: SharedAttentionMaskArgs, world: ms.World) -> bool:
-    """Check that layers use a mask."""
-    return bool(world.cp == 1)
 
 
 class SharedAttentionMask(ms.Feature[SharedAttentionMaskArgs]):
@@ -103,11 +105,11 @@ class SharedAttentionMask(ms.Feature[SharedAttentionMaskArgs]):
         ]
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         by_kernel = all(tensor.name != _SCORES for tensor in tensors)
         if self.world.cp > 1 or (by_kernel and self.args.kind in ("causal", "sliding-window")):
             return tensors
-        mask = ms.SavedTensor("attention: shared mask", self.world.seq_length**2, 1, by=self.spec.name, once=True)
+        mask = SavedTensor("attention: shared mask", self.world.seq_length**2, 1, by=self.spec.name, once=True)
         return (*tensors, mask)
 
     @ms.hookimpl

@@ -12,7 +12,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from mindspeed import plugins as ms
 from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
 from mindspeed.megatron.module_specs import with_parts
-from mindspeed.problems.fixes import RemoveFeature
+from mindspeed.problems.fixes import Fix
 
 _INPUTS: Final = ("query", "key", "value", "attention_mask", "attn_mask_type", "attention_bias", "packed_seq_params")
 """The parameters of a core attention's forward, in order."""
@@ -72,4 +72,4 @@ def with_shared_mask(spec: Any, rule: MaskRule) -> Any:
 
 def _refused(sentence: str) -> ms.MindSpeedError:
     name = "shared-attention-mask"
-    return ms.MindSpeedError([ms.Problem("MS332", f"{name}: {sentence}", (name,), fix=RemoveFeature(name))])
+    return ms.MindSpeedError([ms.Problem("MS332", f"{name}: {sentence}", (name,), fix=Fix.remove_feature(name))])

@@ -7,12 +7,26 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed import plugins as ms
-from mindspeed.features.swap_attention.layers_to_offload import offloads_attention
+from mindspeed.job.hybrid_pattern import ATTENTION
 from mindspeed.memory.conditions import PARTS_OF_LAYERS
 from mindspeed.memory.feature import ATTENTION as MODULES_OF_ATTENTION
+from mindspeed.plugins.saved_tensors import SavedTensors, in_backward, leave
 
 if TYPE_CHECKING:
     from mindspeed.memory.swap import LayerSwap
+
+
+@ms.condition(
+    "no attention layer can be offloaded: the last one keeps its activations on the device, and the model has no other",
+    fix=(ms.Fix.remove_feature(),),
+)
+def offloads_attention(args: Any, world: ms.World) -> bool:
+    """Check that there is an attention layer besides the last one of the last model chunk."""
+    if not world.is_hybrid:
+        return bool(world.num_layers > 1)
+    last = world.pattern_per_chunk[-1]
+    return world.pattern.count(ATTENTION) > any(layer in ATTENTION for layer in last)
+
 
 MODULES = tuple(MODULES_OF_ATTENTION)
 
@@ -31,7 +45,7 @@ class SwapAttentionArgs(ms.FeatureArgs):
 
 @ms.condition(
     "recompute_modules contains core_attn, which then keeps no activations to offload",
-    fix=(ms.GiveField("recompute_modules", note="N = your list of modules, without core_attn"), ms.RemoveFeature()),
+    fix=(ms.Fix.give_field("recompute_modules", note="N = your list of modules, without core_attn"), ms.Fix.remove_feature()),
 )
 def core_attention_is_not_recomputed(args: SwapAttentionArgs, world: ms.World) -> bool:
     """Check that selective recomputation does not take core attention."""
@@ -41,16 +55,6 @@ def core_attention_is_not_recomputed(args: SwapAttentionArgs, world: ms.World) -
 def _offloads_linear_qkv(args: SwapAttentionArgs, world: ms.World) -> bool:
     """Return whether the input of linear_qkv is offloaded."""
     return "linear_qkv" in args.modules
-
-
-@ms.condition(
-    "linear_qkv includes the norm, so its input cannot be offloaded: the residual connection needs it too",
-    fix=(ms.GiveSetting("modules", note="without linear_qkv"), ms.GiveField("transformer_engine_layers", False)),
-    when=_offloads_linear_qkv,
-)
-def linear_qkv_has_no_norm(args: SwapAttentionArgs, world: ms.World) -> bool:
-    """Check that norms are separate modules, as in Megatron's local layers."""
-    return not world.is_set("engine_over_local")
 
 
 class SwapAttention(ms.Feature[SwapAttentionArgs]):
@@ -66,12 +70,20 @@ class SwapAttention(ms.Feature[SwapAttentionArgs]):
         constraints=(
             offloads_attention,
             core_attention_is_not_recomputed,
-            linear_qkv_has_no_norm,
+            ms.Condition.unset(
+                "engine_over_local",
+                "linear_qkv includes the norm, so its input cannot be offloaded: the residual connection needs it too",
+                fix=(
+                    ms.Fix.give_setting("modules", note="without linear_qkv"),
+                    ms.Fix.give_field("transformer_engine_layers", False),
+                ),
+                when=_offloads_linear_qkv,
+            ),
             *PARTS_OF_LAYERS,
             ms.ModelCondition(
                 "mindspeed.features.swap_attention.model_conditions:parts_of_attention",
                 "attention has every module to offload, and linear_qkv includes no norm",
-                fix=(ms.GiveSetting("modules"), ms.RemoveFeature()),
+                fix=(ms.Fix.give_setting("modules"), ms.Fix.remove_feature()),
             ),
             ms.Conflicts(
                 "norm-recompute",
@@ -86,10 +98,10 @@ class SwapAttention(ms.Feature[SwapAttentionArgs]):
     handles: Sequence[Any] = ()
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         """Return what is left: all but the layer before the loss are offloaded, and one is prefetched for backward."""
         names = [tensor for module in self.args.modules for tensor in MODULES_OF_ATTENTION.get(module, ())]
-        return ms.in_backward(ms.leave(tensors, names, "swapped", self.spec.name, spare=1), self.spec.name)
+        return in_backward(leave(tensors, names, "swapped", self.spec.name, spare=1), self.spec.name)
 
     @ms.hookimpl
     def model_built(self, chunks: Sequence[Any]) -> None:

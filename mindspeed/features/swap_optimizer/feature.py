@@ -6,6 +6,7 @@ from typing import Any
 
 from mindspeed import plugins as ms
 from mindspeed.memory.conditions import MAIN_WEIGHTS
+from mindspeed.plugins.saved_tensors import SavedTensors, leave
 
 _LEAVING = ("main weights", "residuals", "states")
 
@@ -41,8 +42,8 @@ class SwapOptimizer(ms.Feature[SwapOptimizerArgs]):
         return optimizer_patches()
 
     @ms.hookimpl
-    def resting(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
-        return ms.leave(tensors, _LEAVING, "swapped", self.spec.name)
+    def resting(self, tensors: SavedTensors) -> SavedTensors:
+        return leave(tensors, _LEAVING, "swapped", self.spec.name)
 
     @ms.hookimpl
     def optimizer_built(self, optimizer: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mindspeed import plugins as ms
+from mindspeed.plugins.saved_tensors import SavedTensors, resized
 from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING
 
 _FUSIONS = "megatron.core.fusions.fused_bias_swiglu"
@@ -13,7 +14,10 @@ _LAYERS = "mindspeed.features.swiglu.layers"
 
 @ms.condition(
     "the MLP is not SwiGLU: activation={world.activation}, gated_linear_unit={world.gated_linear_unit}",
-    fix=(ms.Together((ms.GiveField("activation", "silu"), ms.GiveField("gated_linear_unit", True))), ms.RemoveFeature()),
+    fix=(
+        ms.Fix.together((ms.Fix.give_field("activation", "silu"), ms.Fix.give_field("gated_linear_unit", True))),
+        ms.Fix.remove_feature(),
+    ),
 )
 def mlp_is_swiglu(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that the MLP is SwiGLU."""
@@ -21,7 +25,7 @@ def mlp_is_swiglu(args: ms.FeatureArgs, world: ms.World) -> bool:
 
 
 _OTHER_ACTIVATIONS: Final = tuple(
-    ms.unset(field, text)
+    ms.Condition.unset(field, text)
     for field, text in (
         (
             "clamped_activation",
@@ -65,8 +69,8 @@ class Swiglu(ms.Feature[ms.FeatureArgs]):
     )
 
     @ms.hookimpl
-    def saved_tensors(self, tensors: ms.SavedTensors) -> ms.SavedTensors:
-        return ms.resized(tensors, {"mlp: activation inner": 0})
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+        return resized(tensors, {"mlp: activation inner": 0})
 
     @ms.hookimpl
     def megatron_args(self) -> list[ms.ArgOverride]:

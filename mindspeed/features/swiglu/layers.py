@@ -11,6 +11,7 @@ from torch import Tensor
 from mindspeed import plugins as ms
 from mindspeed.job.config import world_of_config
 from mindspeed.ops.swiglu import swiglu
+from mindspeed.plugins.conditions import obstacle
 
 
 def fits(config: Any) -> bool:
@@ -18,7 +19,7 @@ def fits(config: Any) -> bool:
     from mindspeed.features.swiglu.feature import Swiglu
 
     try:
-        return ms.obstacle(Swiglu.spec.constraints, Swiglu.spec.name, Swiglu.Args(), ms.World(world_of_config(config))) is None
+        return obstacle(Swiglu.spec.constraints, Swiglu.spec.name, Swiglu.Args(), ms.World(world_of_config(config))) is None
     except ms.UnknownValue:  # a function that no argument asks for
         return False
 

@@ -12,39 +12,12 @@ class TensorParallelArgs(ms.FeatureArgs):
 
 
 @ms.condition(
-    "{world.num_attention_heads} attention heads are not divisible by tp={args.size}",
-    fix=(ms.GiveField("tp", note="a divisor of {world.num_attention_heads}"),),
-)
-def heads_divide(args: TensorParallelArgs, world: ms.World) -> bool:
-    """Check that each rank gets as many attention heads."""
-    return bool(world.num_attention_heads % args.size == 0)
-
-
-@ms.condition(
     "{world.num_query_groups} query groups are neither a multiple nor a divisor of tp={args.size}",
-    fix=(ms.GiveField("tp", note="a divisor of {world.num_query_groups}"),),
+    fix=(ms.Fix.give_field("tp", note="a divisor of {world.num_query_groups}"),),
 )
 def query_groups_divide(args: TensorParallelArgs, world: ms.World) -> bool:
     """Check that each rank gets as many key heads, or as many ranks share one."""
     return bool(world.num_query_groups % args.size == 0 or args.size % world.num_query_groups == 0)
-
-
-@ms.condition(
-    "ffn_hidden_size={world.ffn_hidden_size} is not divisible by tp={args.size}",
-    fix=(ms.GiveField("tp", note="a divisor of {world.ffn_hidden_size}"),),
-)
-def mlp_divides(args: TensorParallelArgs, world: ms.World) -> bool:
-    """Check that each rank gets as many hidden units of the MLP."""
-    return bool(world.ffn_hidden_size % args.size == 0)
-
-
-@ms.condition(
-    "vocabulary size {world.vocab_size} is not divisible by tp={args.size}",
-    fix=(ms.Advice("pad the vocabulary, so that --vocab-size is a multiple of {args.size}"),),
-)
-def vocabulary_divides(args: TensorParallelArgs, world: ms.World) -> bool:
-    """Check that each rank gets as many rows of the embedding."""
-    return bool(world.vocab_size % args.size == 0)
 
 
 def _splits_experts(args: TensorParallelArgs, world: ms.World) -> bool:
@@ -65,10 +38,25 @@ class TensorParallel(ms.Feature[TensorParallelArgs]):
         level=0,
         sizes={"tp": "size"},
         constraints=(
-            heads_divide,
+            ms.Condition.divides(
+                "num_attention_heads",
+                ("args.size",),
+                "{world.num_attention_heads} attention heads are not divisible by tp={args.size}",
+                fix=(ms.Fix.give_field("tp", note="a divisor of {world.num_attention_heads}"),),
+            ),
             query_groups_divide,
-            mlp_divides,
-            vocabulary_divides,
+            ms.Condition.divides(
+                "ffn_hidden_size",
+                ("args.size",),
+                "ffn_hidden_size={world.ffn_hidden_size} is not divisible by tp={args.size}",
+                fix=(ms.Fix.give_field("tp", note="a divisor of {world.ffn_hidden_size}"),),
+            ),
+            ms.Condition.divides(
+                "vocab_size",
+                ("args.size",),
+                "vocabulary size {world.vocab_size} is not divisible by tp={args.size}",
+                fix=(ms.Fix.advise("pad the vocabulary, so that --vocab-size is a multiple of {args.size}"),),
+            ),
             ms.RequiresAny(
                 "sequence-parallel",
                 reason="Megatron trains a MoE model with tp > 1 only if sequence parallelism is on",

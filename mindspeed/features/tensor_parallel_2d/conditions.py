@@ -10,10 +10,10 @@ from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
 
 NAME: Final = "tensor-parallel-2d"
 MUON: Final = "Muon supports only weights split along one dimension, but {feature} splits linear layers along both"
-NOT_MUON: Final = (ms.GiveField("optimizer", "adam"), ms.RemoveFeature(NAME))
+NOT_MUON: Final = (ms.Fix.give_field("optimizer", "adam"), ms.Fix.remove_feature(NAME))
 _FORMATS: Final = ("torch_dist", "zarr")
 """Formats of checkpoints that say where each part of a weight lies."""
-_AUTO: Final = (ms.Together((ms.GiveSetting("x", "auto"), ms.GiveSetting("y", "auto"))),)
+_AUTO: Final = (ms.Fix.together((ms.Fix.give_setting("x", "auto"), ms.Fix.give_setting("y", "auto"))),)
 
 
 @ms.condition("a grid of x={args.x} by y={args.y} does not match tp={world.tp} ranks", fix=_AUTO)
@@ -28,16 +28,6 @@ def grid_splits_hidden(args: GridSettings, world: ms.World) -> bool:
     return bool(not fits_ranks(args, world) or world.hidden_size % grid_of(args, world)[1] == 0)
 
 
-@ms.condition(
-    "weight_shards is {world.weight_shards}, so Megatron (--tensor-parallel-num-weight-shards) splits the weights of each "
-    "tensor-parallel rank again, which {feature} does not support",
-    fix=(ms.GiveField("weight_shards", 1), ms.RemoveFeature()),
-)
-def weights_are_whole(args: GridSettings, world: ms.World) -> bool:
-    """Check that no further ranks share the weight of a linear layer."""
-    return bool(world.weight_shards == 1)
-
-
 @ms.condition(MUON, fix=NOT_MUON)
 def optimizer_is_not_muon(args: GridSettings, world: ms.World) -> bool:
     """Check that the optimizer reads no split dimension; an unknown optimizer is checked when it is built."""
@@ -47,7 +37,10 @@ def optimizer_is_not_muon(args: GridSettings, world: ms.World) -> bool:
 @ms.condition(
     "checkpoint format {world.checkpoint_format} supports only weights split along one dimension, but {feature} splits along "
     "both unless y=1",
-    fix=(ms.GiveField("checkpoint_format", "torch_dist"), ms.Together((ms.GiveSetting("x", "auto"), ms.GiveSetting("y", 1)))),
+    fix=(
+        ms.Fix.give_field("checkpoint_format", "torch_dist"),
+        ms.Fix.together((ms.Fix.give_setting("x", "auto"), ms.Fix.give_setting("y", 1))),
+    ),
 )
 def checkpoints_know_both_dimensions(args: GridSettings, world: ms.World) -> bool:
     """Check that checkpoints have the place of each block; with y = 1 weights are split as Megatron splits them."""
@@ -60,8 +53,13 @@ CONDITIONS: Final = (
     *LINEAR_LAYERS,
     grid_has_the_ranks,
     grid_splits_hidden,
-    weights_are_whole,
-    ms.unset(
+    ms.Condition.equals(
+        "weight_shards",
+        1,
+        "weight_shards is {world.weight_shards}, so Megatron (--tensor-parallel-num-weight-shards) splits the weights of each "
+        "tensor-parallel rank again, which {feature} does not support",
+    ),
+    ms.Condition.unset(
         "shared_expert_overlap",
         "shared experts skip the collectives of their linear layers (moe_shared_expert_overlap), which {feature} needs",
     ),

@@ -105,7 +105,7 @@ class TensorParallel2D(ms.Feature[TensorParallel2DArgs]):
 
     @ms.hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        from mindspeed.features.tensor_parallel_2d.groups import make_grid
+        from mindspeed.features.tensor_parallel_2d.products import make_grid
         from mindspeed.features.tensor_parallel_2d.refusals import grid_is_unknown
 
         try:
@@ -116,7 +116,7 @@ class TensorParallel2D(ms.Feature[TensorParallel2DArgs]):
 
     @ms.hookimpl
     def groups_destroyed(self) -> None:
-        from mindspeed.features.tensor_parallel_2d.groups import destroy_grid
+        from mindspeed.features.tensor_parallel_2d.products import destroy_grid
 
         if self.grid is not None:
             destroy_grid(self.grid)

@@ -75,7 +75,7 @@ def _feature_and_grid(tp_group: Any) -> tuple[TensorParallel2D, Grid]:
     if feature is None or feature.grid is None or feature.grid.ranks != tp_group.size():
         text = f"{_NAME}: a layer is built for {tp_group.size()} ranks before the process groups of the grid were created"
         fix = "call Megatron's initialize_model_parallel before building the model"
-        raise ms.MindSpeedError([ms.Problem("MS304", text, (_NAME,), fix=ms.Advice(fix))])
+        raise ms.MindSpeedError([ms.Problem("MS304", text, (_NAME,), fix=ms.Fix.advise(fix))])
     return feature, feature.grid
 
 
@@ -89,7 +89,7 @@ def _require_split(features: int, grid: Grid, what: str) -> None:
     if features % grid.y:
         text = f"{_NAME}: the {features} features of {what} are not divisible by y={grid.y}"
         fix = f"--set {_NAME}.y=N, where N divides {features}"
-        raise ms.MindSpeedError([ms.Problem("MS304", text, (_NAME,), fix=ms.Advice(fix))])
+        raise ms.MindSpeedError([ms.Problem("MS304", text, (_NAME,), fix=ms.Fix.advise(fix))])
 
 
 def _wants_whole_weight(options: dict[str, Any]) -> dict[str, bool]:

@@ -32,8 +32,8 @@ def grid_is_unknown(fields: Iterable[str]) -> ms.Problem:
     unknown = ", ".join(fields)
     text = f"{NAME}: x=auto and y=auto choose the grid by {unknown}, which the plan does not know"
     fix = (
-        ms.Advice(f"give {unknown} as an option or in the job file"),
-        ms.GiveSetting(f"{NAME}.y", 2, note="for a fixed grid"),
+        ms.Fix.advise(f"give {unknown} as an option or in the job file"),
+        ms.Fix.give_setting(f"{NAME}.y", 2, note="for a fixed grid"),
     )
     return ms.Problem("MS304", text, (NAME,), fix=fix)
 
@@ -65,4 +65,4 @@ class SplitAlongBothDimensions:
             "and let it load the whole weight from there. Or split weights along one dimension, where x=auto means all "
             f"tensor-parallel ranks: --set {NAME}.x=auto --set {NAME}.y=1"
         )
-        raise ms.MindSpeedError([ms.Problem("MS304", text, (NAME,), fix=ms.Advice(fix))])
+        raise ms.MindSpeedError([ms.Problem("MS304", text, (NAME,), fix=ms.Fix.advise(fix))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NoReturn
 
 from mindspeed import plugins as ms
@@ -14,7 +15,7 @@ _NAME: Final = "transformer-engine-layers"
 
 def refuse(role: str, what: str, fix: str) -> NoReturn:
     """Raise MS338 for an option or a part of Transformer Engine that does not exist here."""
-    raise ms.MindSpeedError([ms.Problem("MS338", f"{_NAME}: {role} {what}", (_NAME,), fix=ms.Advice(fix))])
+    raise ms.MindSpeedError([ms.Problem("MS338", f"{_NAME}: {role} {what}", (_NAME,), fix=ms.Fix.advise(fix))])
 
 
 def refuse_unknown(role: str, options: Mapping[str, Any]) -> None:
@@ -42,3 +43,34 @@ def refuse_options(role: str, config: Any) -> None:
     for option, meaning in _UNSUPPORTED.items():
         if getattr(config, option, None):
             refuse(role, f"does not support {option}, which {meaning}", f"set {option} to None or False")
+
+
+def check_fp8_support() -> tuple[bool, str]:
+    """Return that fp8 is not supported, and why."""
+    return False, "Transformer Engine is not installed"
+
+
+check_mxfp8_support = check_fp8_block_scaling_support = check_fp8_support
+
+
+def fp8_autocast(enabled: bool = True, **options: Any) -> AbstractContextManager[None]:
+    """Return a context that changes nothing; raises MS338 where fp8 is enabled."""
+    if enabled:
+        refuse("transformer_engine.pytorch.fp8.fp8_autocast", "multiplies in fp8", "remove fp8")
+    return nullcontext()
+
+
+def activation_recompute_forward(
+    activation_recompute: bool = False, recompute_phase: bool = False
+) -> AbstractContextManager[None]:
+    """Return a context that changes nothing: there are no scales of fp8 that a recomputation must not update."""
+    return nullcontext()
+
+
+class FP8GlobalStateManager:
+    """State of fp8, which is never enabled."""
+
+    @classmethod
+    def is_fp8_enabled(cls) -> bool:
+        """Return False."""
+        return False

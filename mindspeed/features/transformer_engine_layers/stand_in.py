@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
-from mindspeed.features.transformer_engine_layers import low_precision, modules
+from mindspeed.features.transformer_engine_layers import interface, modules
 from mindspeed.features.transformer_engine_layers.interface import VERSION, refuse
 
 ROOT: Final = "transformer_engine"
@@ -99,7 +99,7 @@ class EngineStandIn(MetaPathFinder, Loader):
         module.__loader__ = self
         names = _CONTENT[module.__name__]
         for name in names:
-            setattr(module, name, getattr(low_precision if names in (_FP8, _RECOMPUTATION) else modules, name))
+            setattr(module, name, getattr(interface if names in (_FP8, _RECOMPUTATION) else modules, name))
         if module.__name__ == ROOT:
             module.__dict__["__version__"] = VERSION
 

@@ -11,10 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.context_parallel.blocks import Scoring
-from mindspeed.context_parallel.checks import check_mask
 from mindspeed.context_parallel.costs import Keep
 from mindspeed.context_parallel.heads import own_heads
-from mindspeed.context_parallel.layout import contiguous
+from mindspeed.context_parallel.layout import check_mask, contiguous
 from mindspeed.features.ulysses_attention.cached import attention_of_heads, fetch_of
 from mindspeed.ops.attention_mask import attention_visibility
 

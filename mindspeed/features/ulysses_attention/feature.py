@@ -10,6 +10,7 @@ from mindspeed.context_parallel.costs import Attention, Keep, attention_of, cost
 from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
 from mindspeed.context_parallel.patches import any_length, packed_in, sliced_by
 from mindspeed.context_parallel.saved import compact_inputs, with_heads_exchanged
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
     from mindspeed.context_parallel.core_attention import CoreAttention
@@ -31,18 +32,6 @@ class UlyssesAttentionArgs(KeepArgs):
     )
 
 
-@ms.condition(
-    "{world.num_attention_heads} attention heads are not divisible by cp x tp = {world.cp} x {world.tp}",
-    fix=(
-        ms.GiveField("cp", note="so that cp x tp divides the number of heads"),
-        ms.Advice("use ring-attention, which does not split heads"),
-    ),
-)
-def heads_divide(args: UlyssesAttentionArgs, world: ms.World) -> bool:
-    """Check that each rank gets as many heads."""
-    return bool(world.num_attention_heads % (world.cp * world.tp) == 0)
-
-
 def _keeps(args: UlyssesAttentionArgs, world: ms.World) -> bool:
     """Return whether backward exchanges keys again."""
     return args.keep != "none"
@@ -51,7 +40,7 @@ def _keeps(args: UlyssesAttentionArgs, world: ms.World) -> bool:
 @ms.condition(
     "keep={args.keep} stores keys as they are before the all-to-all. This saves memory only if the all-to-all copies key heads "
     "to several ranks. Here it copies none: cp x tp = {world.cp} x {world.tp} divides the {world.num_query_groups} key heads",
-    fix=(ms.GiveSetting("keep", "none"),),
+    fix=(ms.Fix.give_setting("keep", "none"),),
     when=_keeps,
 )
 def key_heads_are_sent_twice(args: UlyssesAttentionArgs, world: ms.World) -> bool:
@@ -67,7 +56,10 @@ def _gathers(args: UlyssesAttentionArgs, world: ms.World) -> bool:
 @ms.condition(
     "kv_allgather supports one key head per tensor-parallel rank, but the model has {world.num_query_groups} key heads for "
     "tp={world.tp} ranks",
-    fix=(ms.GiveSetting("kv_allgather", False), ms.Advice("use kv-allgather-cp, which gathers any number of key heads")),
+    fix=(
+        ms.Fix.give_setting("kv_allgather", False),
+        ms.Fix.advise("use kv-allgather-cp, which gathers any number of key heads"),
+    ),
     when=_gathers,
 )
 def one_key_head_is_gathered(args: UlyssesAttentionArgs, world: ms.World) -> bool:
@@ -101,7 +93,15 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
         constraints=(
             *ALGORITHM,
             predicts_one_token,
-            heads_divide,
+            ms.Condition.divides(
+                "num_attention_heads",
+                ("cp", "tp"),
+                "{world.num_attention_heads} attention heads are not divisible by cp x tp = {world.cp} x {world.tp}",
+                fix=(
+                    ms.Fix.give_field("cp", note="so that cp x tp divides the number of heads"),
+                    ms.Fix.advise("use ring-attention, which does not split heads"),
+                ),
+            ),
             key_heads_are_sent_twice,
             interval_is_inside,
             one_key_head_is_gathered,
@@ -128,6 +128,6 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
     def cost(self) -> ms.Cost:
         return cost_of_waiting(ulysses(attention_of(self.world), self.world.cp, self.args.keep), self.world)
 
-    def kept(self, tensors: ms.SavedTensors, a: Attention) -> ms.SavedTensors:
+    def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         own = own_instead_of_fetched(a, self.world, self.args.keep)
         return with_heads_exchanged(tensors, a, self.world.cp, own, self.args.interval)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from mindspeed import plugins as ms
 from mindspeed.pipeline.conditions import has_stages, shares
 
-_REMOVE = ms.RemoveFeature()
+_REMOVE = ms.Fix.remove_feature()
 
 
 class VirtualPipelineArgs(ms.FeatureArgs):
@@ -26,7 +26,7 @@ class VirtualPipelineArgs(ms.FeatureArgs):
 
 @ms.condition(
     "at least two model chunks per stage are needed, but vpp is {args.size}",
-    fix=(ms.GiveField("vpp", 2, or_more=True), _REMOVE),
+    fix=(ms.Fix.give_field("vpp", 2, or_more=True), _REMOVE),
 )
 def stages_have_chunks(args: VirtualPipelineArgs, world: ms.World) -> bool:
     """Check that a stage has several model chunks."""
@@ -40,7 +40,7 @@ def _waits_for_messages(args: VirtualPipelineArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "two pipeline stages can interleave chunks only with overlapped communication, but overlap_p2p is false",
-    fix=(ms.GiveSetting("overlap_p2p", True),),
+    fix=(ms.Fix.give_setting("overlap_p2p", True),),
     when=_waits_for_messages,
 )
 def two_stages_overlap(args: VirtualPipelineArgs, world: ms.World) -> bool:
@@ -51,8 +51,10 @@ def two_stages_overlap(args: VirtualPipelineArgs, world: ms.World) -> bool:
 @ms.condition(
     "{layers} layers are not divisible by pp x vpp = {stages} x {args.size} model chunks",
     fix=(
-        ms.Together((ms.GiveField("pp"), ms.GiveField("vpp", note="their product must divide {world.num_layers}"))),
-        ms.AddFeature("noop-layers"),
+        ms.Fix.together(
+            (ms.Fix.give_field("pp"), ms.Fix.give_field("vpp", note="their product must divide {world.num_layers}"))
+        ),
+        ms.Fix.add_feature("noop-layers"),
     ),
     values=shares,
 )
@@ -75,7 +77,7 @@ def _group(args: VirtualPipelineArgs, world: ms.World) -> Mapping[str, str]:
 @ms.condition(
     "{world.num_micro_batches} micro-batches per step are not a multiple of {group}",
     fix=(
-        ms.GiveField(
+        ms.Fix.give_field(
             "global_batch_size",
             note="a multiple of micro batch size x dp x pp = {world.micro_batch_size} x {world.dp} x {world.pp}",
         ),

@@ -8,11 +8,11 @@ from typing import Any, Final
 from mindspeed import plugins as ms
 
 _HERE: Final = "mindspeed.features.zero_bubble.v_placement"
-_LOOP: Final = ms.GiveSetting("placement", "loop")
+_LOOP: Final = ms.Fix.give_setting("placement", "loop")
 TIED: Final = (
     "placement=v puts the embedding and the output layer in two chunks of one rank, where Megatron does not tie their weights"
 )
-UNTIE: Final = ms.GiveField("tied_embeddings", False)
+UNTIE: Final = ms.Fix.give_field("tied_embeddings", False)
 """Reason and fix for tied embeddings, refused in a plan and, where the plan does not know them, in the built model."""
 _BY_CHUNK: Final = ">=0.14,<0.19"
 """Releases of Megatron that ask for stages where the wraps of a V answer: by chunk, and no loss by stage."""
@@ -56,28 +56,10 @@ def model_is_no_hybrid(args: Any, world: ms.World) -> bool:
     return not world.is_hybrid
 
 
-@ms.condition(
-    "placement=v needs two model chunks on each rank, but vpp is {world.vpp}", fix=(ms.GiveField("vpp", 2), _LOOP), when=_is_v
-)
-def ranks_have_two_chunks(args: Any, world: ms.World) -> bool:
-    """Check that each rank has two model chunks."""
-    return bool(world.vpp == 2)
-
-
 @ms.condition(TIED, fix=(UNTIE, _LOOP), when=_is_v)
 def embeddings_are_untied(args: Any, world: ms.World) -> bool:
     """Check that the embedding and the output layer have separate weights."""
     return not world.tied_embeddings
-
-
-@ms.condition(
-    "placement=v does not support multi-token prediction (mtp_num_layers={world.mtp_num_layers})",
-    fix=(ms.GiveField("mtp_num_layers", 0), _LOOP),
-    when=_is_v,
-)
-def has_no_token_prediction(args: Any, world: ms.World) -> bool:
-    """Check that there is no multi-token prediction, which needs the embedding and the output layer on two ranks."""
-    return bool(world.mtp_num_layers == 0)
 
 
 @ms.condition("placement=v supports Megatron 0.14 to 0.18, but the version is {world.megatron}", fix=(_LOOP,), when=_is_v)
@@ -130,9 +112,21 @@ V_PLACEMENT: Final = (
 """The patches of stages that are placed as a V."""
 
 V_CONDITIONS: Final = (
-    ranks_have_two_chunks,
+    ms.Condition.equals(
+        "vpp",
+        2,
+        "placement=v needs two model chunks on each rank, but vpp is {world.vpp}",
+        fix=(ms.Fix.give_field("vpp", 2), _LOOP),
+        when=_is_v,
+    ),
     embeddings_are_untied,
-    has_no_token_prediction,
+    ms.Condition.equals(
+        "mtp_num_layers",
+        0,
+        "placement=v does not support multi-token prediction (mtp_num_layers={world.mtp_num_layers})",
+        fix=(ms.Fix.give_field("mtp_num_layers", 0), _LOOP),
+        when=_is_v,
+    ),
     stages_are_equal,
     model_is_no_hybrid,
     megatron_asks_by_chunk,

@@ -13,6 +13,7 @@ from mindspeed.pipeline.conditions import KEEPS_PASSES
 from mindspeed.pipeline.declarations import ScheduleArgs
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import LimitTooSmallError, least_limit
+from mindspeed.plugins.constraints import Constraint
 
 
 class ZeroBubbleArgs(ScheduleArgs):
@@ -50,7 +51,7 @@ class ZeroBubbleArgs(ScheduleArgs):
     @classmethod
     def _costs_are_positive(cls, costs: tuple[float, ...] | str) -> tuple[float, ...] | str:
         if costs != "measured" and min(map(float, costs)) <= 0:
-            raise ms.SettingsError("every duration must be greater than 0", ms.GiveSetting("costs", "measured"))
+            raise ms.SettingsError("every duration must be greater than 0", ms.Fix.give_setting("costs", "measured"))
         return costs
 
 
@@ -108,8 +109,8 @@ def _least_kept(args: ZeroBubbleArgs, world: ms.World) -> Mapping[str, int]:
     "with {feature}.recompute={args.recompute}, every schedule keeps the activations of at least {least} forward passes, but "
     "{feature}.limit is {args.limit}",
     fix=(
-        ms.GiveSetting("limit", "{least}"),
-        ms.GiveSetting("recompute", "least", "recomputes the passes that exceed the limit"),
+        ms.Fix.give_setting("limit", "{least}"),
+        ms.Fix.give_setting("recompute", "least", "recomputes the passes that exceed the limit"),
     ),
     when=_has_limit,
     values=_least_kept,
@@ -132,7 +133,7 @@ def _least_deferred(args: ZeroBubbleArgs, world: ms.World) -> Mapping[str, int]:
 @ms.condition(
     "deferred weight gradients need the activations of {least} forward passes, but recompute-in-bubble keeps those of at "
     "most {other.limit} (its setting limit)",
-    fix=(ms.GiveSetting("recompute-in-bubble.limit", "{least}"),),
+    fix=(ms.Fix.give_setting("recompute-in-bubble.limit", "{least}"),),
     of="recompute-in-bubble",
     when=_keeps_all_sets,
     values=_least_deferred,
@@ -142,7 +143,7 @@ def limit_keeps_deferred_sets(args: ZeroBubbleArgs, world: ms.World, other: Any)
     return other.limit is None or other.limit >= _least_listed(args, world)
 
 
-CONSTRAINTS: Final[tuple[ms.Constraint, ...]] = (
+CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     ms.Requires("pipeline-parallel", reason="zero-bubble fills pipeline bubbles"),
     *KEEPS_PASSES,
     ms.Conflicts(

@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, Final
 
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import PlatformError, Problem
 
 ADAPTOR: Final = "megatron_adaptor"
@@ -56,7 +56,7 @@ class AdaptorGuard(MetaPathFinder, Loader):
             "Ascend's MegatronAdaptor (module megatron_adaptor) is imported while a plan of mindspeed is active, and would "
             "replace patches of the plan"
         )
-        fix = Advice(
+        fix = Fix.advise(
             "put 'import megatron_adaptor' before 'import mindspeed.megatron_adaptor', or delete 'import megatron_adaptor'"
         )
         where = module.__spec__.origin if module.__spec__ is not None else None

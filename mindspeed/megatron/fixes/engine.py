@@ -6,7 +6,7 @@ from importlib import import_module
 
 from mindspeed.engine.resolution.environment import ENGINE, engine_origin
 from mindspeed.job.world import World
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import PlatformError, Problem
 
 
@@ -18,7 +18,7 @@ def check_engine(world: World) -> None:
     planned, replaced = world.is_set("engine_installed"), world.is_set("engine_over_local")
     if replaced and not planned and (found := engine_origin()) is not None:
         text = f"the plan was made without Transformer Engine, but it is installed now: {found}"
-        fix = Advice("make the plan again; it then uses Transformer Engine")
+        fix = Fix.advise("make the plan again; it then uses Transformer Engine")
         raise PlatformError([Problem("MS339", text, where=found, fix=fix)])
     if planned and not replaced and world.is_set("transformer_engine_layers"):
         _import_engine()
@@ -30,5 +30,5 @@ def _import_engine() -> None:
     except Exception as error:  # a build for another device fails by whatever its libraries raise
         text = "the job builds Transformer Engine's layers, but the installed Transformer Engine cannot be imported"
         cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        fix = Advice("repair or uninstall Transformer Engine; without it, mindspeed builds compatible layers")
+        fix = Fix.advise("repair or uninstall Transformer Engine; without it, mindspeed builds compatible layers")
         raise PlatformError([Problem("MS339", text, chain=(cause,), where=engine_origin() or ENGINE, fix=fix)]) from error

@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from mindspeed.engine.resolution.request import Layer
+from mindspeed.plugins.discovery import BUILT_IN
 from mindspeed.problems.problem import MindSpeedError, ResolutionError
+from mindspeed.registry import catalog
 from mindspeed.workbench.conformance import declaration
 from mindspeed.workbench.conformance.application import CHECKS as APPLIED
 from mindspeed.workbench.conformance.application import application, import_cost
 from mindspeed.workbench.conformance.outcome import Outcome, judged
-from mindspeed.workbench.conformance.subjects import Subject, subjects
+from mindspeed.workbench.conformance.subjects import Subject, rows_of, subjects
 from mindspeed.workbench.diagnostics import doctor
 from mindspeed.workbench.verification.case import VerificationCase, build_case
 from mindspeed.workbench.verification.harness import verify
+from mindspeed.workbench.verification.matrix.cases import MatrixCase
 from mindspeed.workbench.verification.pool import WorkerPool
 
 DECLARED: Final[dict[str, Callable[[Subject], Outcome]]] = {
@@ -93,3 +96,12 @@ def _beside_level_one(name: str) -> VerificationCase:
 def _broken(subject: Subject) -> Outcome:
     lines = [line for problem in subject.problems for line in str(problem).splitlines()]
     return Outcome(subject.name, "metadata", "failed", lines[0], tuple(lines[1:]))
+
+
+def pairs_of(name: str) -> list[MatrixCase]:
+    """Return the pairs of a distribution or feature. Raises ResolutionError (MS201) when nothing is called ``name``."""
+    known = catalog()
+    tested = {row.name for row in rows_of(name)} & known.usable.keys()
+    others = tested | {row.name for row in known.usable.values() if row.distribution == BUILT_IN}
+    pairs = {tuple(sorted((one, other))) for one in tested for other in others if one != other}
+    return [MatrixCase(pair) for pair in sorted(pairs)]

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,29 @@ from mindspeed.plugins.discovery import BUILT_IN, discover
 from mindspeed.problems.problem import Problem
 from mindspeed.workbench.diagnostics import ascend
 from mindspeed.workbench.diagnostics.finding import Finding
+
+_SIZES: Final = {"cpu": 1024, "cuda": 8192, "npu": 8192}
+_ROUNDS: Final = 5
+
+
+def measure_peaks(platform: str) -> dict[str, float]:
+    """Return the best TFLOP/s of a few square products on one device, by the name of the precision."""
+    import torch
+
+    device = torch.device(platform)
+    size = _SIZES[platform]
+    peaks = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        seconds = []
+        for _ in range(_ROUNDS + 1):
+            start = time.perf_counter()
+            c = a @ b
+            c[-1, -1].item()  # waits for the device
+            seconds.append(time.perf_counter() - start)
+        peaks[name] = 2 * size**3 / min(seconds[1:]) / 1e12
+    return peaks
+
 
 INSTALL: Final = "pip install 'mindspeed[train]'"
 PROBE_SECONDS: Final = 120

@@ -11,7 +11,7 @@ from mindspeed.job.world import FIELDS, UnknownValue
 from mindspeed.memory.estimate import Stage
 from mindspeed.memory.layer_tensors import JobOptions
 from mindspeed.pipeline.plan_memory import MIB, foretold, options_of, passes_of
-from mindspeed.problems.fixes import Advice, GiveField, Together, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 __all__ = ["MIB", "options_of", "over_budget", "parameters_of", "peaks", "repeats", "shares", "stages_of", "summary"]
@@ -19,7 +19,9 @@ __all__ = ["MIB", "options_of", "over_budget", "parameters_of", "peaks", "repeat
 UNCOUNTED_LAYERS: Final = Problem(
     "MS307",
     "the hybrid layer pattern has layers of unknown memory: Mamba (M), gated delta net (G) or sparse attention (D)",
-    fix=Advice("to estimate roughly, replace M, G and D in --hybrid-layer-pattern by * (attention) or + (latent attention)"),
+    fix=Fix.advise(
+        "to estimate roughly, replace M, G and D in --hybrid-layer-pattern by * (attention) or + (latent attention)"
+    ),
 )
 
 
@@ -31,7 +33,7 @@ def stages_of(made: ActivationPlan, options: JobOptions) -> list[Stage]:
         if "hybrid_layer_pattern" in unknown.fields:
             raise MindSpeedError([UNCOUNTED_LAYERS]) from None
         text = f"memory cannot be estimated without {', '.join(unknown.fields)}"
-        fix = Together(tuple(GiveField(name, True if FIELDS[name].kind is bool else None) for name in unknown.fields))
+        fix = Fix.together(tuple(Fix.give_field(name, True if FIELDS[name].kind is bool else None) for name in unknown.fields))
         raise MindSpeedError([Problem("MS307", text, fix=fix)]) from None
 
 

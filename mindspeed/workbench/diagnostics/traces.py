@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import Problem, RunError
 
 RowKind = Literal["feature", "operator", "collective", "wait"]
@@ -59,7 +59,7 @@ def _read(path: Path, features: frozenset[str]) -> RankSummary:
         raw = path.read_bytes()
         data = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
     except (OSError, EOFError, ValueError) as error:
-        fix = Advice("copy the trace again, or record a new one")
+        fix = Fix.advise("copy the trace again, or record a new one")
         raise RunError([Problem("MS601", f"the trace {path} cannot be read: {error}", where=str(path), fix=fix)]) from error
     return summarize(data["traceEvents"] if isinstance(data, dict) else data, features, rank)
 

@@ -22,7 +22,7 @@ from mindspeed.megatron_lm.given_arguments import KINDS, given_arguments, surfac
 from mindspeed.megatron_lm.training_plan import plan_training
 from mindspeed.megatron_lm.training_request import split_own_flags
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Advice, on_command_line
+from mindspeed.problems.fixes import Fix, on_command_line
 from mindspeed.problems.problem import GivenValue, Problem, ResolutionError
 from mindspeed.workbench.lint.launched_command import COMMAND_LINE, LaunchedCommand
 
@@ -164,17 +164,17 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 def _refusal(option: str, values: list[str], known: Surface) -> Problem | None:
     """Return what Megatron's parser would say of an option and the words behind it."""
     if not option:
-        text, fix = f"the value {shlex.join(values)} has no option before it", Advice("put each value after its option")
+        text, fix = f"the value {shlex.join(values)} has no option before it", Fix.advise("put each value after its option")
         return Problem("MS114", text, where=COMMAND_LINE, fix=fix) if values else None
     fact = GivenValue(option, " ".join(values), COMMAND_LINE, option)
     argument = known.by_option.get(option)
     if argument is None:
         near = get_close_matches(option, known.by_option, 2, 0.8)
         text = f"{option} is not an option of Megatron-LM {known.version} or mindspeed"
-        fix = Advice(f"use {' or '.join(near)}" if near else f"remove {option}, unless the script registers it")
+        fix = Fix.advise(f"use {' or '.join(near)}" if near else f"remove {option}, unless the script registers it")
         return Problem("MS114", text, where=COMMAND_LINE, fix=fix, facts=(fact,))
     if wrong := _wrong_value(argument, values):
-        return Problem("MS114", f"{option} {wrong[0]}", where=COMMAND_LINE, fix=Advice(wrong[1]), facts=(fact,))
+        return Problem("MS114", f"{option} {wrong[0]}", where=COMMAND_LINE, fix=Fix.advise(wrong[1]), facts=(fact,))
     return None
 
 

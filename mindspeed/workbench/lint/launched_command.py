@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.megatron_lm.argument_words import whole_number
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import Problem, ResolutionError
 from mindspeed.workbench.lint.shell_script import ShellCommand, Word, shell_commands
 from mindspeed.workbench.lint.shell_words import MAX_CHARACTERS, ShellLimit
@@ -75,7 +75,9 @@ def commands_of_file(path: str | Path, environ: Mapping[str, str]) -> list[Launc
 
 
 def _unreadable(path: str, reason: str) -> Problem:
-    return Problem("MS305", f"{path} cannot be read: {reason}", where=path, fix=Advice("give a readable script or JSON file"))
+    return Problem(
+        "MS305", f"{path} cannot be read: {reason}", where=path, fix=Fix.advise("give a readable script or JSON file")
+    )
 
 
 def _program(path: str) -> Problem:
@@ -88,7 +90,7 @@ def _program(path: str) -> Problem:
     else:
         text = "only the command that starts this program contains its arguments"
         fix = f"mindspeed check -- torchrun {path} ..., or check the shell script with that command"
-    return Problem("MS305", f"{path} is not checked: {text}", where=path, fix=Advice(fix))
+    return Problem("MS305", f"{path} is not checked: {text}", where=path, fix=Fix.advise(fix))
 
 
 def training_commands(text: str, source: str) -> list[LaunchedCommand]:
@@ -148,7 +150,7 @@ def _commands_of_json(text: str, path: str) -> list[ShellCommand]:
     try:
         data = json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
     except (ValueError, RecursionError) as error:
-        fix = Advice("correct the JSON at that position")
+        fix = Fix.advise("correct the JSON at that position")
         raise ResolutionError([Problem("MS305", f"{path} is not valid JSON: {error}", where=path, fix=fix)]) from None
     found = data.get("configurations") if isinstance(data, dict) else None
     entries = found if isinstance(found, list) else [data]

@@ -13,7 +13,7 @@ from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.files.tables import table_beside
 from mindspeed.megatron_lm.given_arguments import Given
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem
 
 STOPS: Final = "would not start"
@@ -44,7 +44,9 @@ class Trap:
     @property
     def problem(self) -> Problem:
         """The trap as a mistake, where the command would not start."""
-        return Problem("MS115", f"Megatron-LM fails at the first step: {self.text}", where=self.source, fix=Advice(self.fix))
+        return Problem(
+            "MS115", f"Megatron-LM fails at the first step: {self.text}", where=self.source, fix=Fix.advise(self.fix)
+        )
 
     @property
     def note(self) -> PlanNote:

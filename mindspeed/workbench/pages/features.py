@@ -24,13 +24,12 @@ from mindspeed.plugins.constraints import (
     RequiresCapability,
     RequiresSlot,
     Slot,
-    Supersedes,
 )
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec, Numerics
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.patches import ArgOverride, Patch, Ref, When
-from mindspeed.problems.fixes import RemoveFeature, filled, on_command_line
+from mindspeed.problems.fixes import Fix, filled, on_command_line
 from mindspeed.workbench.pages.markdown import code, page, table
 from mindspeed.workbench.pages.readme_sections import Section, sections
 from mindspeed.workbench.pages.together import together
@@ -241,7 +240,7 @@ _SLOTS: Final = {value for name, value in vars(Slot).items() if name.isupper()} 
 def sentence(name: str, constraint: Any) -> str:
     because = f", because {constraint.reason}" if getattr(constraint, "reason", "") else ""
     if isinstance(constraint, Condition):
-        steps = (step for step in filled(constraint.fix, name, str) if step != RemoveFeature(name))
+        steps = (step for step in filled(constraint.fix, name, str) if step != Fix.remove_feature(name))
         fix = on_command_line(tuple(steps))
         message, fix = (_placeholders(name, text, constraint.of) for text in (constraint.message, fix))
         fix = f" Fix: {fix}." if fix else ""
@@ -263,7 +262,6 @@ def sentence(name: str, constraint: Any) -> str:
         Conflicts: "Conflicts with",
         After: "Comes after",
         Before: "Comes before",
-        Supersedes: "Supersedes",
     }
     holders = "every feature that holds the slot " if constraint.name in _SLOTS else ""
     return f"{verbs[type(constraint)]} {holders}{constraint.name}{because}."

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, NonNegativeInt, PositiveInt, TypeAdapter, Valid
 
 from mindspeed.engine.planning.checkpoint_layers import TRACKER
 from mindspeed.engine.planning.checkpoint_state import _words, keeps_common_file
-from mindspeed.problems.fixes import Advice, Fix, GiveOption, advice
+from mindspeed.problems.fixes import Fix, Fixes, advice
 from mindspeed.problems.problem import Problem, RunError
 
 FOLDER: Final = "checkpoints"
@@ -89,10 +89,12 @@ def find_checkpoint(run: str | Path, step: int | None = None) -> Path:
     steps = saved_steps(run)
     if not steps:
         state = "has no complete checkpoint" if Path(run).is_dir() else "does not exist"
-        raise RunError([Problem("MS602", f"the run {run} {state}", where=str(run), fix=Advice("start it without --resume"))])
+        raise RunError(
+            [Problem("MS602", f"the run {run} {state}", where=str(run), fix=Fix.advise("start it without --resume"))]
+        )
     if step is not None and step not in steps:
         text = f"the run {run} has no checkpoint of step {step}, only of {', '.join(map(str, steps))}"
-        raise RunError([Problem("MS602", text, where=str(run), fix=GiveOption("--step", steps[-1]))])
+        raise RunError([Problem("MS602", text, where=str(run), fix=Fix.give_option("--step", steps[-1]))])
     return checkpoint_path(run, steps[-1] if step is None else step)
 
 
@@ -158,7 +160,7 @@ def damaged(checkpoint: Path, reasons: Sequence[str]) -> Problem:
     return Problem("MS602", f"{checkpoint} is damaged", chain=tuple(reasons), where=str(checkpoint), fix=fix)
 
 
-def _way_back(checkpoint: Path) -> Fix:
+def _way_back(checkpoint: Path) -> Fixes:
     """Return the options that continue from the checkpoint before one that cannot be loaded."""
     run, name = checkpoint.parent.parent, _NAME.fullmatch(checkpoint.name)
     earlier = [step for step in saved_steps(run) if name and step < int(name.group(1))]

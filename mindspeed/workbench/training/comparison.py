@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
+import io
 import json
+import pickle
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mindspeed.engine.planning.checkpoint_layers import TRACKER
 from mindspeed.engine.planning.checkpoint_state import FILE as FEATURES
@@ -15,11 +20,64 @@ from mindspeed.engine.planning.fingerprint import KINDS, Content, diff, installe
 from mindspeed.engine.planning.lock import read_lock
 from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.job.megatron_arguments import world_of
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem, RunError
-from mindspeed.workbench.training.checkpoints import MANIFEST, UNREADABLE, checkpoint_at, read_manifest, saved_steps
+from mindspeed.workbench.training.checkpoints import COMMON, MANIFEST, UNREADABLE, checkpoint_at, read_manifest, saved_steps
 from mindspeed.workbench.training.reporting import LOG
-from mindspeed.workbench.training.saved_arguments import saved_arguments
+
+_SAFE: Final[Mapping[tuple[str, str], type]] = {
+    ("argparse", "Namespace"): argparse.Namespace,
+    ("collections", "OrderedDict"): collections.OrderedDict,
+    ("builtins", "set"): set,
+    ("builtins", "frozenset"): frozenset,
+}
+
+
+class Unread:
+    """Replace an object whose class was not called; it prints as the class and its arguments."""
+
+    name = "object"
+
+    def __init__(self, *arguments: Any, **_: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None: ...
+
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+    def append(self, value: Any) -> None:
+        """Take an element of a list."""
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(map(repr, self.arguments))})"
+
+
+class _Reader(pickle.Unpickler):
+    """Read plain data; classes and functions other than those of `_SAFE` become `Unread`, tensors as well."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _SAFE.get((module, name)) or type(name, (Unread,), {"name": name})
+
+    def persistent_load(self, key: Any) -> Any:
+        return Unread("tensor")
+
+
+def saved_arguments(folder: Path) -> dict[str, Any] | None:
+    """Return the arguments of the run that saved a checkpoint folder; None where the folder does not keep them by themselves.
+
+    Raises one of `checkpoints.UNREADABLE` for a damaged file.
+    """
+    path = folder / COMMON
+    if not path.is_file():
+        return None
+    with zipfile.ZipFile(path) as archive:
+        name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), None)
+        if name is None:
+            raise ValueError("data.pkl is missing")
+        saved = _Reader(io.BytesIO(archive.read(name))).load()
+    arguments = saved.get("args") if isinstance(saved, dict) else None
+    return dict(vars(arguments)) if isinstance(arguments, argparse.Namespace) else None
+
 
 _OF_TIME: Final = ("seconds",)
 """Numbers of a logged step that differ between equal runs."""
@@ -138,7 +196,7 @@ def _read_json(path: Path) -> JobSide:
         return _of_plan(str(path), "plan", plan_from_json(data.get("plan", data)))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         text = f"the file cannot be read as a plan or lock file: {type(error).__name__}: {error}"
-        raise MindSpeedError([Problem("MS305", text, where=str(path), fix=Advice(_FORMS))]) from error
+        raise MindSpeedError([Problem("MS305", text, where=str(path), fix=Fix.advise(_FORMS))]) from error
 
 
 def _of_plan(path: str, form: str, plan: ActivationPlan, versions: Mapping[str, str] | None = None) -> JobSide:
@@ -182,7 +240,7 @@ def _options(path: Path) -> dict[str, str]:
         config = json.loads(path.read_text(encoding="utf-8"))["config"]
     except (OSError, ValueError, LookupError) as error:
         text = f"the options of the run cannot be read from its file process.json: {error}"
-        fix = Advice("give the folder of another run, or the job file of this run")
+        fix = Fix.advise("give the folder of another run, or the job file of this run")
         raise RunError([Problem("MS602", text, where=str(path), fix=fix)]) from error
     return {f"option {name}": str(value) for name, value in config.items() if name != "run"}
 
@@ -212,7 +270,7 @@ def _of_megatron(folder: Path) -> JobSide:
     facts = _arguments(folder)
     if not facts:
         text = "the folder is neither the folder of a run nor a checkpoint with readable arguments"
-        raise RunError([Problem("MS602", text, where=str(folder), fix=Advice(_FORMS))])
+        raise RunError([Problem("MS602", text, where=str(folder), fix=Fix.advise(_FORMS))])
     return JobSide(str(folder), "checkpoint of Megatron-LM", facts)
 
 
@@ -223,7 +281,7 @@ def _arguments(folder: Path) -> dict[str, str]:
     except UNREADABLE as error:
         text = f"the arguments in the checkpoint cannot be read: {type(error).__name__}: {error}"
         raise RunError(
-            [Problem("MS602", text, where=str(folder), fix=Advice("give another checkpoint, or the job file of its run"))]
+            [Problem("MS602", text, where=str(folder), fix=Fix.advise("give another checkpoint, or the job file of its run"))]
         ) from error
     if arguments is None:
         return {}

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mindspeed.engine.resolution.setting_validation import accepted_value, flag
-from mindspeed.problems.fixes import Advice, GiveOption, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.near_names import near_names, suggestion
 from mindspeed.problems.problem import Problem
 
@@ -105,14 +105,14 @@ def _explain(detail: Any, origin: Mapping[str, str]) -> Problem:
         fix = suggestion(near_names(key, fields), f"use one of the keys {', '.join(fields)}")
         return Problem("MS305", f"unknown key {key!r} in train", where=where, fix=advice(fix))
     text = f"train.{key} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-    return Problem("MS301", text, where=where, fix=Advice(f"{flag(key)} {accepted_value(fields[key])}"))
+    return Problem("MS301", text, where=where, fix=Fix.advise(f"{flag(key)} {accepted_value(fields[key])}"))
 
 
 def _disagreements(config: TrainConfig, origin: Mapping[str, str]) -> list[Problem]:
     problems = []
     if config.min_lr > config.lr:
         text = f"train.min_lr is {config.min_lr}, which is greater than train.lr, {config.lr}"
-        fix = Advice(f"--min-lr {config.lr / 10:g}")
+        fix = Fix.advise(f"--min-lr {config.lr / 10:g}")
         problems.append(Problem("MS301", text, where=origin.get("min_lr", "default"), fix=fix))
     last = config.decay_iters or config.train_iters
     if config.warmup_iters >= last and "warmup_iters" in origin:
@@ -120,5 +120,5 @@ def _disagreements(config: TrainConfig, origin: Mapping[str, str]) -> list[Probl
             f"train.warmup_iters is {config.warmup_iters}, but warm-up must end before step {last}, where the learning-rate "
             "decay ends"
         )
-        problems.append(Problem("MS301", text, where=origin["warmup_iters"], fix=GiveOption("--warmup-iters", last // 10)))
+        problems.append(Problem("MS301", text, where=origin["warmup_iters"], fix=Fix.give_option("--warmup-iters", last // 10)))
     return problems

@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from mindspeed.files.cache_folder import CACHE_VARIABLE, cache_folder, make_private, require_trusted
 from mindspeed.megatron.indexed_data import Index, bin_path, idx_path, read_index, write_indexed
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import Problem, RunError
 from mindspeed.workbench.training.tokenizer import BYTES, Tokenizer, describe, load_tokenizer
 
@@ -39,7 +39,7 @@ def prepare(inputs: Sequence[str], prefix: str, tokenizer: str = BYTES, overwrit
     problems: list[Problem] = []
     if Path(prefix).name in ("", "..") or prefix.endswith(("/", "/.")):
         text = f"the output {prefix!r} contains no file name"
-        problems.append(Problem("MS603", text, fix=Advice("-o NAME, or -o FOLDER/NAME")))
+        problems.append(Problem("MS603", text, fix=Fix.advise("-o NAME, or -o FOLDER/NAME")))
     if existing := [str(path) for path in (bin_path(prefix), idx_path(prefix)) if path.exists() and not overwrite]:
         fix = "--overwrite to replace the data, or use another -o"
         problems.append(Problem("MS603", f"data already exists: {', '.join(existing)}", where=prefix, fix=advice(fix)))
@@ -49,10 +49,10 @@ def prepare(inputs: Sequence[str], prefix: str, tokenizer: str = BYTES, overwrit
         files += texts
         if not texts:
             text = f"{name} contains no text" if path.exists() else f"{name} does not exist"
-            problems.append(Problem("MS601", text, where=name, fix=Advice("give a text file or a folder")))
+            problems.append(Problem("MS601", text, where=name, fix=Fix.advise("give a text file or a folder")))
     for name in (str(file) for file in files if not os.access(file, os.R_OK)):
         text = f"{name} cannot be read: permission denied"
-        problems.append(Problem("MS601", text, where=name, fix=Advice(f"chmod u+r {name}")))
+        problems.append(Problem("MS601", text, where=name, fix=Fix.advise(f"chmod u+r {name}")))
     if problems:
         raise RunError(problems)
     return _write(files, prefix, tokenizer)
@@ -71,7 +71,7 @@ def standard_library() -> str:
     files = sorted(_sources(root))
     if not files:
         text = f"without --data, the training text is the Python files of the standard library, but {root} contains none"
-        raise RunError([Problem("MS601", text, fix=Advice("--data PREFIX of data that mindspeed data prepare created"))])
+        raise RunError([Problem("MS601", text, fix=Fix.advise("--data PREFIX of data that mindspeed data prepare created"))])
     random.Random(_ORDER).shuffle(files)
     listing = "".join(f"{path.relative_to(root).as_posix()} {path.stat().st_size}\n" for path in files)
     digest = hashlib.blake2b(f"{PIECE} {listing}".encode(), digest_size=6).hexdigest()
@@ -102,7 +102,7 @@ def _write(files: Sequence[Path], prefix: str, source: str) -> Index:
         describe(prefix, source)
     except OSError as error:
         text = f"{prefix} cannot be written: {error.strerror}"
-        raise RunError([Problem("MS603", text, where=prefix, fix=Advice("use a writable -o with enough space"))]) from error
+        raise RunError([Problem("MS603", text, where=prefix, fix=Fix.advise("use a writable -o with enough space"))]) from error
     return index
 
 

@@ -22,7 +22,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.cache_folder import why_unwritable
 from mindspeed.megatron.indexed_data import Index, bin_path, read_index
 from mindspeed.plugins.answers import answer
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import CollectedProblems, Problem, ResolutionError, RunError
 from mindspeed.workbench.diagnostics import doctor
 from mindspeed.workbench.training import checkpoints, corpus, request_text, shape
@@ -192,7 +192,7 @@ def _replaced_data(job: Job, manifest: checkpoints.Manifest, resume: str) -> lis
         return []
     text = f"the data {job.data} has changed since the checkpoint of step {manifest.step} was written"
     fix = "restore the file, or rename the new data and give the new name with --data PREFIX to read it from the beginning"
-    return [Problem("MS601", text, where=str(bin_path(job.data)), fix=Advice(fix))]
+    return [Problem("MS601", text, where=str(bin_path(job.data)), fix=Fix.advise(fix))]
 
 
 def _folder_problems(run: str, resume: str | None) -> list[Problem]:
@@ -204,7 +204,7 @@ def _folder_problems(run: str, resume: str | None) -> list[Problem]:
     except OSError as error:
         reason = str(error.strerror)
     text = f"the run folder {run} cannot be used: {reason}"
-    return [Problem("MS603", text, where=run, fix=Advice("--run FOLDER with a writable folder"))]
+    return [Problem("MS603", text, where=run, fix=Fix.advise("--run FOLDER with a writable folder"))]
 
 
 def _window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem]:
@@ -219,7 +219,7 @@ def _window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem
         first, end = window
         if end <= done or first > last:
             text = f"{name} works in steps {first} to {end}, but this run has steps {done + 1} to {last}"
-            problems.append(Problem("MS301", text, (name,), fix=Advice(f"change its steps, or remove {name}")))
+            problems.append(Problem("MS301", text, (name,), fix=Fix.advise(f"change its steps, or remove {name}")))
     return problems
 
 
@@ -253,7 +253,7 @@ def write_job(job: Job, folder: str | Path | None = None) -> dict[str, str]:
         (folder / "process.json").write_text(process, encoding="utf-8")
     except OSError as error:
         text = f"the folder {folder} is not writable: {error.strerror}"
-        raise RunError([Problem("MS603", text, fix=Advice("--run FOLDER with a writable folder"))]) from error
+        raise RunError([Problem("MS603", text, fix=Fix.advise("--run FOLDER with a writable folder"))]) from error
     return {registry.PLAN_VARIABLE: str(folder / "plan.json"), JOB_VARIABLE: str(folder / "process.json")}
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Final, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mindspeed.workbench.training.report_page import points, report_page
+from mindspeed.workbench.html_page import chart, page, section, table
 
 LOG: Final = "log.jsonl"
 FORMER_LOG: Final = "log-before.jsonl"
@@ -155,3 +156,29 @@ def draw_losses(run: Path) -> None:
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"
+
+
+def report_page(run: Path, result: Mapping[str, Any], tokens: int) -> str:
+    """The page of a run, from its log, its effects (if any were written) and its result; ``tokens`` are those of a step."""
+    rows = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    effects = run / "report.json"
+    features = json.loads(effects.read_text(encoding="utf-8"))["features"] if effects.is_file() else []
+    numbers = [(name, str(value)) for name, value in result.items() if name != "sample"]
+    charts = {
+        "Loss (nats per token)": points(rows, "loss"),
+        "Throughput (tokens per second)": [(step, tokens / time) for step, time in points(rows, "seconds") if time > 0],
+        "Gradient norm": points(rows, "gradient_norm"),
+    }
+    reached = [(feature["name"], feature["summary"].removeprefix(f"{feature['name']}: ")) for feature in features]
+    return page(
+        f"Run {run.name}",
+        section("Result", table(("", ""), numbers)),
+        *(section(title, chart(found, title)) for title, found in charts.items() if found),
+        section("Effects of features", table(("feature", "sites, and whether they were reached"), reached)),
+    )
+
+
+def points(rows: Iterable[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    """The finite values of a key by step; of a step that was logged twice the last counts. A skipped step has no norm."""
+    logged = ((row["step"], row.get(key)) for row in rows if "step" in row)
+    return sorted({step: value for step, value in logged if value is not None and math.isfinite(value)}.items())

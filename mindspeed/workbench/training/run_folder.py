@@ -10,7 +10,7 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import MindSpeedError, Problem, RunError
 from mindspeed.workbench.training.checkpoints import saved_steps
 
@@ -64,6 +64,6 @@ def disk_problem(error: BaseException, run: str) -> Problem | None:
             steps = saved_steps(run)
             again = f"mindspeed pretrain --resume {run} (continues from step {steps[-1]})" if steps else "start again"
             text = f"{cause.filename or run} cannot be written: {cause.strerror or cause}"
-            return Problem("MS603", text, where=run, fix=Advice(f"free some space, then {again}"))
+            return Problem("MS603", text, where=run, fix=Fix.advise(f"free some space, then {again}"))
         cause = cause.__cause__ or cause.__context__
     return None

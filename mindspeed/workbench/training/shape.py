@@ -11,7 +11,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.tables import table_beside
 from mindspeed.job.hybrid_pattern import facts_of_pattern, pattern_of
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES
-from mindspeed.problems.fixes import Advice, DropField, GiveField, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import MindSpeedError, Problem
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig, train_config
 
@@ -105,7 +105,7 @@ def check_world(world: Mapping[str, Any], vocab_size: int, megatron: str | None)
     activation = world.get("activation")
     if activation in FIELDS["activation"].words and activation not in ACTIVATIONS:
         text = f"activation is {activation!r}, but mindspeed pretrain supports only {', '.join(ACTIVATIONS)}"
-        problems.append(Problem("MS301", text, fix=GiveField("activation", ACTIVATIONS[0])))
+        problems.append(Problem("MS301", text, fix=Fix.give_field("activation", ACTIVATIONS[0])))
     for name in NOT_BUILT:
         if (value := world.get(name)) and value != FIELDS[name].default:
             text = f"{name} is {value}, but mindspeed pretrain does not build such a model"
@@ -116,15 +116,15 @@ def check_world(world: Mapping[str, Any], vocab_size: int, megatron: str | None)
     rows = world.get("vocab_size")
     if isinstance(rows, int) and rows < vocab_size:
         text = f"vocab_size is {rows}, but the tokenizer of the data has {vocab_size} tokens"
-        problems.append(Problem("MS302", text, fix=Advice("remove vocab_size; it then follows from the data")))
+        problems.append(Problem("MS302", text, fix=Fix.advise("remove vocab_size; it then follows from the data")))
     heads, hidden = world.get("num_attention_heads"), world.get("hidden_size")
     if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 and hidden % heads:
         text = f"hidden size {hidden} is not a multiple of the {heads} attention heads"
-        problems.append(Problem("MS302", text, fix=GiveField("hidden_size", -(-hidden // heads) * heads)))
+        problems.append(Problem("MS302", text, fix=Fix.give_field("hidden_size", -(-hidden // heads) * heads)))
     batch, part = world.get("global_batch_size"), world.get("micro_batch_size")
     if isinstance(batch, int) and isinstance(part, int) and part > 0 and batch % part:
         text = f"global batch size {batch} is not a multiple of micro batch size {part}"
-        problems.append(Problem("MS302", text, fix=GiveField("global_batch_size", -(-batch // part) * part)))
+        problems.append(Problem("MS302", text, fix=Fix.give_field("global_batch_size", -(-batch // part) * part)))
     return problems
 
 
@@ -133,7 +133,7 @@ def _check_pattern(pattern: str, megatron: str | None) -> list[Problem]:
     problems = []
     if megatron is not None and not version_in(megatron, _HYBRID_SINCE):
         text = f"a HybridModel needs megatron-core {_HYBRID_SINCE}, but the version is {megatron}"
-        fix = (Advice("install a newer megatron-core"), DropField(PATTERN))
+        fix = (Fix.advise("install a newer megatron-core"), Fix.drop_field(PATTERN))
         problems.append(Problem("MS302", text, fix=fix))
     at = next((at for at, layer in enumerate(pattern) if layer not in HYBRID_LAYERS), None)
     if at is not None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from mindspeed.problems.fixes import Advice, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import Problem, RunError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class FileTokenizer:
         except Exception as error:  # the package raises bare Exception for every malformed file
             text = f"{path} is not a tokenizer: {error}"
             fix = "give the tokenizer as the path of a tokenizer.json of Hugging Face, or as 'bytes' (every byte is a token)"
-            raise RunError([Problem("MS601", text, where=path, fix=Advice(fix))]) from error
+            raise RunError([Problem("MS601", text, where=path, fix=Fix.advise(fix))]) from error
         self.name = f"tokenizer.json {hashlib.blake2b(content, digest_size=8).hexdigest()}"
         self.vocab_size = int(self._backend.get_vocab_size())
         ids = (self._backend.token_to_id(token) for token in END_OF_TEXT)

@@ -16,7 +16,7 @@ from megatron.core import parallel_state, tensor_parallel
 
 from mindspeed.engine.runtime import session
 from mindspeed.megatron.training_hook_wrappers import step_metrics
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem, RunError
 from mindspeed.workbench.training import saving
 from mindspeed.workbench.training.batches import Batches, build_datasets, largest, over_ranks, run_schedule
@@ -168,7 +168,7 @@ class Trainer:
         else:
             text = f"the loss of step {self.state.step} is {loss}"
         again = f"--resume {self.job.run} returns to step {steps[-1]}; try" if steps else "try"
-        fix = Advice(f"{again} a lower --lr or a longer --warmup-iters")
+        fix = Fix.advise(f"{again} a lower --lr or a longer --warmup-iters")
         return RunError([Problem("MS606", text, where=self.job.run, fix=fix)])
 
 

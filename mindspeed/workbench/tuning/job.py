@@ -16,7 +16,7 @@ from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.ops.variants import has_variant
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Advice, DropOption, advice
+from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError
 from mindspeed.workbench.diagnostics.job_memory import peaks
 from mindspeed.workbench.training.shape import given_world, trainer_request
@@ -142,7 +142,7 @@ class SearchJob:
                     f"no valid configuration (layout and features) has {name}={self.pinned[name]}, but {again.feasible} valid "
                     f"configurations have another {name}"
                 )
-                problems.append(Problem("MS345", text, fix=DropOption(flag(name))))
+                problems.append(Problem("MS345", text, fix=Fix.drop_option(flag(name))))
         if problems:
             return problems
         ranks, layers = self.model["world_size"], self.model["num_layers"]
@@ -151,7 +151,7 @@ class SearchJob:
             "use another --world-size or --global-batch-size; mindspeed features check --tp N --pp N shows why a layout of "
             "your choice does not work"
         )
-        return [Problem("MS345", text, fix=Advice(fix))]
+        return [Problem("MS345", text, fix=Fix.advise(fix))]
 
     def _nothing_fits(self, found: Found, device_bytes: float) -> Problem:
         """Name the smallest configuration, the bytes that it has too many, and the feature that saves most of them."""
@@ -165,10 +165,10 @@ class SearchJob:
         )
         saved = {name: least - size for name, size in self._with_one_more(smallest.choice, world) if size < least}
         if not saved:
-            return Problem("MS345", text, fix=Advice("use more ranks or a smaller model"))
+            return Problem("MS345", text, fix=Fix.advise("use more ranks or a smaller model"))
         best = max(sorted(saved), key=lambda name: saved[name])
         fix = f"--try {best}, which saves {saved[best]:,} bytes of it, more ranks or a smaller model"
-        return Problem("MS345", text, fix=Advice(fix))
+        return Problem("MS345", text, fix=Fix.advise(fix))
 
     def _with_one_more(self, choice: Choice, world: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         """Yield the bytes of a configuration with each feature more that may save some and is not tried."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem, RunError
 from mindspeed.workbench.tuning.search import Configuration
 from mindspeed.workbench.tuning.store import Measurement, Store
@@ -77,7 +77,7 @@ def run_job(job: Mapping[str, Any], ranks: int, steps: int) -> float:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             text = f"a measured run of mindspeed tune ended with exit status {done.returncode}"
-            fix = Advice("check the lines above; --mode white predicts without measuring")
+            fix = Fix.advise("check the lines above; --mode white predicts without measuring")
             raise RunError([Problem("MS604", text, chain=tuple(done.stderr.splitlines()[-8:]), fix=fix)])
         rows = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
         seconds = [row["seconds"] for row in rows if "seconds" in row]

@@ -12,7 +12,7 @@ import yaml
 
 from mindspeed import registry
 from mindspeed.plugins.constraints import Capability
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem, RunError
 from mindspeed.workbench.tuning.search import Configuration, Found
 from mindspeed.workbench.tuning.store import Store
@@ -61,7 +61,7 @@ def write(found: Found, job_of: JobOf, folder: Path, store: Store) -> list[Path]
         return _write(found, job_of, folder, store)
     except OSError as error:
         text = f"the folder {folder} is not writable: {error.strerror}"
-        raise RunError([Problem("MS516", text, fix=Advice("name another --output"))]) from error
+        raise RunError([Problem("MS516", text, fix=Fix.advise("name another --output"))]) from error
 
 
 def _write(found: Found, job_of: JobOf, folder: Path, store: Store) -> list[Path]:

@@ -15,7 +15,7 @@ from mindspeed._version import __version__
 from mindspeed.engine.resolution.environment import installed_version
 from mindspeed.files.cache_folder import make_private, require_trusted
 from mindspeed.job import arithmetic
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem, RunError
 
 
@@ -96,7 +96,7 @@ class Store:
             partial.replace(path)
         except OSError as error:
             text = f"the store {path} is not writable: {error.strerror}"
-            raise RunError([Problem("MS516", text, fix=Advice("--store FOLDER with a writable folder"))]) from error
+            raise RunError([Problem("MS516", text, fix=Fix.advise("--store FOLDER with a writable folder"))]) from error
 
     def staleness(self) -> Problem | None:
         """Return MS346 where the store has measurements of other machines or versions, and none of this one."""
@@ -108,7 +108,7 @@ class Store:
         pairs = ((name, now, then.get(name)) for name, now in self.facts.items())
         different = [f"{name} is {now}, was {before}" for name, now, before in pairs if now != before]
         text = f"the measurements in {self.root} are from another machine or version: {'; '.join(different)}"
-        fix = Advice(
+        fix = Fix.advise(
             "measure again with mindspeed tune --calibrate N (up to N configurations), or give another folder with --store"
         )
         return Problem("MS346", text, where=str(self.root), fix=fix)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.runtime import parent_process
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem
 from mindspeed.workbench.verification import worker as work
 from mindspeed.workbench.verification.job import Answer, WorkerCall
@@ -168,7 +168,7 @@ class Broker:
         for run in [run for run in self._running if run.deadline <= now]:
             ranks = ", ".join(map(str, run.waiting()))
             message = f"ranks {ranks} of the verification run did not respond for {self._time_limit:g} s"
-            fix = Advice(
+            fix = Fix.advise(
                 "find in the output above the call in which these ranks wait, and remove the feature that makes the call. If "
                 "the ranks are only slow, raise --timeout of mindspeed features bisect"
             )
@@ -193,7 +193,7 @@ class Broker:
             "MS604",
             text,
             chain=_tail(worker),
-            fix=Advice("check the lines above; after signal 9, check the memory of the machine"),
+            fix=Fix.advise("check the lines above; after signal 9, check the memory of the machine"),
         )
 
     def _start_worker(self, warm: bool) -> _Worker:

@@ -13,7 +13,7 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.plugins import Category
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.conditions import obstacle
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 from mindspeed.workbench.diagnostics.job_memory import options_of, stages_of
 from mindspeed.workbench.verification.case import VerificationCase
@@ -233,5 +233,5 @@ def _problem(feature: str, check: ComparisonResult) -> Problem:
             f"{check.what} differs by {check.largest_difference:.3g} from the baseline, the run with which the tested "
             f"feature is compared, but only {check.tolerance:.3g} is allowed"
         )
-    fix = Advice("remove the tested feature from the job, and report the difference to its authors")
+    fix = Fix.advise("remove the tested feature from the job, and report the difference to its authors")
     return Problem("MS607", text, tuple(feature.split(", ")), fix=fix)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.planning.plan import ActivationPlan
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem, RunError
 from mindspeed.workbench.verification import baselines
 from mindspeed.workbench.verification.job import Answer, WorkerCall
@@ -151,7 +151,7 @@ class WorkerPool:
             answers: list[Answer] | Problem = self._connection.recv()
         except (EOFError, OSError) as error:
             text = f"the process that starts the verification ranks has ended: {error}"
-            raise RunError([Problem("MS604", text, fix=Advice("run the command again"))]) from None
+            raise RunError([Problem("MS604", text, fix=Fix.advise("run the command again"))]) from None
         except BaseException:  # Ctrl-C or a time limit: the answer of this run is not that of the next
             left, self._connection = self._connection, Client(self._address)
             left.close()

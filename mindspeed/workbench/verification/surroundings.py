@@ -10,7 +10,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.constraints import Requires, RequiresAny, RequiresCapability
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import FeatureSpec
-from mindspeed.problems.fixes import GiveField, GiveSetting
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem, ResolutionError
 
 
@@ -114,7 +114,7 @@ def _add(merged: dict[str, Any], given: Mapping[str, Any], name: str, owners: di
         if value != before and not numbers:
             what = f"{feature}.{key}" if feature else key
             text = f"{owners[feature, key]} is verified with {what} {before}, but {name} with {what} {value}"
-            fix = GiveSetting(what) if feature else GiveField(key)
+            fix = Fix.give_setting(what) if feature else Fix.give_field(key)
             raise ResolutionError([Problem("MS304", text, (owners[feature, key], name), fix=fix)])
         merged[key] = max(before, value) if numbers else value
         owners.setdefault((feature, key), name)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 from mindspeed.workbench.verification.job import Answer, WorkerCall
 
@@ -101,7 +101,7 @@ def _outcome(job: WorkerCall) -> bytes | Problem:
             "MS607",
             text,
             chain=tuple(traceback.format_exc().splitlines()[-6:]),
-            fix=Advice("read the lines above; they end in the feature or code that failed"),
+            fix=Fix.advise("read the lines above; they end in the feature or code that failed"),
         )
 
 

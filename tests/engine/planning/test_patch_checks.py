@@ -49,7 +49,7 @@ def test_two_replaces_of_one_site_conflict_under_whatever_name() -> None:
             "MS402 alpha and beta replace megatron.core.state:get_size, but only one feature can\n"
             "  because: alpha: replace of megatron.core.state:get_size, a test\n"
             "  because: beta: replace of megatron.core.mpu:get_size, a test\n"
-            "  fix: remove alpha or beta, or let one declare Supersedes"
+            "  fix: remove alpha or beta"
         )
     ]
     assert check_patches([two, one]) == check_patches([one, two])

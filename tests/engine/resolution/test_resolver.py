@@ -15,13 +15,11 @@ from mindspeed.plugins import (
     Conflicts,
     FeatureArgs,
     Field,
-    GiveField,
-    GiveSetting,
+    Fix,
     Numerics,
     Requires,
     RequiresAny,
     RequiresSlot,
-    Supersedes,
 )
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from tests.plugins.synthetic import CPU, ask, catalog, codes, make, order
@@ -128,7 +126,9 @@ def test_an_order_may_name_a_slot():
 
 def test_a_failed_check_is_formatted_and_an_unknown_value_is_a_row():
     check = Condition(
-        lambda a, w: w.num_layers % a.size == 0, "{world.num_layers} layers do not divide by {args.size}", (GiveField("pp", 1),)
+        lambda a, w: w.num_layers % a.size == 0,
+        "{world.num_layers} layers do not divide by {args.size}",
+        (Fix.give_field("pp", 1),),
     )
     known = catalog(make("a", check, args=SizeArgs))
     settings = {"a": {"size": 3}}
@@ -142,7 +142,10 @@ def test_a_failed_check_is_formatted_and_an_unknown_value_is_a_row():
 
 def test_a_check_of_another_feature_holds_where_that_one_is_active():
     check = Condition(
-        lambda a, w, other: other.size % 2 == 0, "size {other.size} is odd for {world.tp}", (GiveSetting("b.size", 2),), of="b"
+        lambda a, w, other: other.size % 2 == 0,
+        "size {other.size} is odd for {world.tp}",
+        (Fix.give_setting("b.size", 2),),
+        of="b",
     )
     known = catalog(make("a", check), make("b", args=SizeArgs))
     assert order(ask(known, "a")) == ["a"]
@@ -328,12 +331,6 @@ def test_a_constraint_on_a_name_nobody_has_is_the_declarers_mistake():
 def test_holding_the_slot_of_a_requirement_is_refused_at_registration():
     known = catalog(make("a", Requires("b"), slots={"linear"}), make("b", slots={"linear"}))
     assert messages(ask(known, "a")) == ["feature a requires b, but both hold the slot linear"]
-
-
-def test_supersedes_orders_and_is_reported():
-    result = ask(catalog(make("a", Supersedes("b", reason="it is newer")), make("b")), "a", "b")
-    assert order(result) == ["b", "a"]
-    assert result.supersedes == (("a", "b", "it is newer"),)
 
 
 NAMES = [f"f{i}" for i in range(6)]

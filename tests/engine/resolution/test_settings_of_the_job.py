@@ -4,7 +4,7 @@ import pytest
 
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.problems.fixes import DropField, RemoveFeature
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import ResolutionError
 from mindspeed.registry import resolve
 
@@ -41,4 +41,4 @@ def test_a_value_that_the_user_gives_and_a_feature_sets_otherwise_is_refused(giv
         "MS304",
         "recompute sets recompute_granularity to full, but selective is given",
     )
-    assert problem.fix == (DropField("recompute_granularity", "API"), RemoveFeature("recompute"))
+    assert problem.fix == (Fix.drop_field("recompute_granularity", "API"), Fix.remove_feature("recompute"))

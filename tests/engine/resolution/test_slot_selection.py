@@ -1,6 +1,6 @@
 import pytest
 
-from mindspeed.plugins import Advice, Condition, Conflicts, Cost, FeatureArgs, Field, Requires, RequiresSlot
+from mindspeed.plugins import Condition, Conflicts, Cost, FeatureArgs, Field, Fix, Requires, RequiresSlot
 from tests.plugins.synthetic import ask, catalog, make, order
 
 
@@ -124,7 +124,7 @@ def test_of_equal_costs_the_first_name_is_taken():
 
 
 def test_auto_leaves_out_whoever_fails_a_check_or_excludes_another_or_does_not_run_here():
-    wrong = Condition(lambda args, world: world.cp > 2, "{world.cp} ranks are too few", (Advice("more"),))
+    wrong = Condition(lambda args, world: world.cp > 2, "{world.cp} ranks are too few", (Fix.advise("more"),))
     others = [
         make("checked", wrong, slots={"attention"}, cost=sends(1)),
         make("excluding", Conflicts("other"), slots={"attention"}, cost=sends(1)),

@@ -18,7 +18,7 @@ from mindspeed.engine.planning import fingerprint
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.runtime import agreement, rendezvous
 from mindspeed.ops import availability
-from mindspeed.problems.fixes import GiveSetting
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem, RunError
 from tests.warm_processes import warm_python
 
@@ -314,7 +314,7 @@ def test_the_first_rank_that_has_problems_prints_them(store):
 
 
 def test_a_rank_that_does_not_print_the_problems_has_one_line():
-    problems = [Problem("MS301", "a setting does not exist", fix=GiveSetting("other", 1)), Problem("MS302", "another")]
+    problems = [Problem("MS301", "a setting does not exist", fix=Fix.give_setting("other", 1)), Problem("MS302", "another")]
     rank = {"RANK": "2", "WORLD_SIZE": "4"}
     whole = "MS301 a setting does not exist\n  fix: --set other=1"
     lines = rendezvous.problem_lines
@@ -331,7 +331,7 @@ def test_without_rank_0_the_others_name_it(store, monkeypatch):
 
 
 def test_a_problem_of_another_rank_keeps_its_text_and_its_fix():
-    error = MindSpeedError([Problem("MS301", "a setting does not exist", fix=GiveSetting("other", 1))])
+    error = MindSpeedError([Problem("MS301", "a setting does not exist", fix=Fix.give_setting("other", 1))])
     assert str(agreement.failed_rank(7, error)) == (
         "MS612 rank 7 failed during the setup of the job: MS301 a setting does not exist\n"
         "  because: fix: --set other=1\n"

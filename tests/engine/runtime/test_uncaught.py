@@ -6,7 +6,7 @@ import pytest
 
 from mindspeed import registry
 from mindspeed.engine.runtime import rendezvous, uncaught
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 
 
@@ -30,13 +30,13 @@ def shown(capsys, error):
 
 
 def test_problems_are_text(capsys):
-    problem = Problem("MS606", "the loss is nan", fix=Advice("lower the learning rate"))
+    problem = Problem("MS606", "the loss is nan", fix=Fix.advise("lower the learning rate"))
     assert shown(capsys, MindSpeedError([problem])) == "MS606 the loss is nan\n  fix: lower the learning rate\n"
 
 
 def test_with_the_trace_the_traceback_comes_first(capsys, monkeypatch):
     monkeypatch.setenv("MINDSPEED_TRACE", "1")
-    text = shown(capsys, MindSpeedError([Problem("MS606", "the loss is nan", fix=Advice("stop"))]))
+    text = shown(capsys, MindSpeedError([Problem("MS606", "the loss is nan", fix=Fix.advise("stop"))]))
     assert text.startswith("Traceback (most recent call last):\n")
     assert text.endswith("MS606 the loss is nan\n  fix: stop\n")
 

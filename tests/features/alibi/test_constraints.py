@@ -8,7 +8,7 @@ from mindspeed.compat.old_flags.flags import read_old_flags
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.command_line_fixes import MegatronCommandLine
 from mindspeed.megatron_lm.training_plan import plan_training
-from mindspeed.problems.fixes import GiveField
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError
 from tests.features.resolving import CATALOG, active, ask, refusals
 
@@ -19,7 +19,7 @@ def test_rotary_positions_are_refused():
         "MS304 alibi: the model uses rotary positions, but alibi replaces position embeddings | --no-rotary, or remove alibi"
     )
     text = "remove --position-embedding-type and --use-rotary-position-embeddings"
-    assert MegatronCommandLine("0.16.1")((GiveField("rotary", False),)) == text
+    assert MegatronCommandLine("0.16.1")((Fix.give_field("rotary", False),)) == text
 
 
 def test_the_operator_that_takes_the_bias_comes_along():

@@ -14,8 +14,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mindspeed.features.alibi.conditions import AlibiArgs
-from mindspeed.features.alibi.feature import Alibi
+from mindspeed.features.alibi.feature import Alibi, AlibiArgs
 from mindspeed.features.alibi.layers import attention_without_bias, with_position_bias
 from mindspeed.features.flash_attention.feature import FlashAttentionArgs
 from mindspeed.features.flash_attention.layers import with_flash_attention

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mindspeed.context_parallel.position_bias import PositionBias
-from mindspeed.features.alibi.slopes import slopes
+from mindspeed.features.alibi.layers import slopes
 
 KNOWN = {
     1: [2**-8],

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import torch
 from megatron.core.distributed import DistributedDataParallel
 
-from mindspeed.features.async_ddp.schedule import held_back_reduction
+from mindspeed.features.async_ddp.feature import held_back_reduction
 
 
 def reducing_chunk(config):

@@ -6,8 +6,7 @@ from typing import Any
 
 import yaml
 
-from mindspeed.features.auto_tuning.feature import AutoTuning, AutoTuningArgs
-from mindspeed.features.auto_tuning.measured import add_to_store
+from mindspeed.features.auto_tuning.feature import AutoTuning, AutoTuningArgs, add_to_store
 from mindspeed.plugins import World
 from mindspeed.workbench.tuning.output import write
 from mindspeed.workbench.tuning.search import Configuration, Found

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from mindspeed.features.gloo_free_checkpoint.model_conditions import unsuited_shards
+from mindspeed.features.gloo_free_checkpoint.feature import unsuited_shards
 from mindspeed.plugins import MindSpeedError
 
 

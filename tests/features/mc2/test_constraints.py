@@ -1,5 +1,5 @@
 from mindspeed.plugins import World
-from mindspeed.tensor_parallel.variants import describe_fused_products
+from mindspeed.tensor_parallel.conditions import describe_fused_products
 from tests.features.resolving import active, ask
 
 

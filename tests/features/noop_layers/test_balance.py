@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 
-from mindspeed.features.noop_layers.balance import (
+from mindspeed.features.noop_layers.feature import (
     Weights,
     imbalance,
     layout_text,

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from mindspeed.features.noop_layers.balance import missing_layout
+from mindspeed.features.noop_layers.feature import missing_layout
 from mindspeed.plugins import World
 from tests.features.resolving import CATALOG, MODEL, ask, refusals
 

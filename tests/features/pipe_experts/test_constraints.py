@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from torch.nn import Module
 
-from mindspeed.features.pipe_experts.conditions import PipeExpertsArgs
+from mindspeed.features.pipe_experts.feature import PipeExpertsArgs
 from mindspeed.features.pipe_experts.spec import missing_places, places
 from mindspeed.moe.capacity import CapacityOptions
 from mindspeed.plugins import World

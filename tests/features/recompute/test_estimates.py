@@ -1,7 +1,6 @@
 """What recomputation leaves of tensors, some layers of which another feature has taken."""
 
-from mindspeed.features.recompute.estimates import saved
-from mindspeed.features.recompute.feature import RecomputeArgs
+from mindspeed.features.recompute.feature import RecomputeArgs, saved
 from mindspeed.job.world import World
 from mindspeed.plugins.saved_tensors import SavedTensor, leave
 

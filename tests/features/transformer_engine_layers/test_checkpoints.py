@@ -14,7 +14,7 @@ import yaml
 
 import mindspeed
 from mindspeed.engine.planning.checkpoint_layers import LayerKind
-from mindspeed.workbench.training import layer_names
+from mindspeed.workbench.training import conversion
 from tests.features.transformer_engine_layers.saved_keys import MODELS, build, saved
 from tests.features.transformer_engine_layers.single_rank import single_rank
 
@@ -64,13 +64,13 @@ def test_the_lists_are_those_of_megatrons_wrappers_and_local_layers(layers: str)
 
 def converted(rows: Mapping[str, str], kind: LayerKind) -> dict[str, str]:
     """Return the list of a model after a conversion, as the index of a checkpoint is converted."""
-    shapes = {key: tuple(map(int, row.split(" x "))) for key, row in rows.items() if layer_names.STATE not in key}
-    after = {layer_names.renamed(key, shapes, kind): shape for key, shape in shapes.items()}
-    result = {key: row for key, row in rows.items() if layer_names.STATE in key}
+    shapes = {key: tuple(map(int, row.split(" x "))) for key, row in rows.items() if conversion.STATE not in key}
+    after = {conversion.renamed(key, shapes, kind): shape for key, shape in shapes.items()}
+    result = {key: row for key, row in rows.items() if conversion.STATE in key}
     if kind == "local":
-        result = {key: row for key, row in result.items() if layer_names.is_local(key)}
+        result = {key: row for key, row in result.items() if conversion.is_local(key)}
     else:
-        for key, shape in layer_names.states(after):
+        for key, shape in conversion.states(after):
             result.setdefault(key, f"state of {' x '.join(map(str, shape))}")
     result |= {key: " x ".join(map(str, shape)) for key, shape in after.items()}
     return dict(sorted(result.items()))

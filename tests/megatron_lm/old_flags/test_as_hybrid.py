@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mindspeed.compat.old_flags.as_hybrid import as_hybrid
+from mindspeed.compat.old_flags.dialect import as_hybrid
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.megatron_lm.training_request import read_command_line
 from mindspeed.registry import catalog_for

@@ -1,7 +1,6 @@
 import pytest
 
-from mindspeed.compat.old_flags.expert_flags import _FULL_PRECISION, in_new_meaning
-from mindspeed.compat.old_flags.flags import BY_DEST, read_old_flags
+from mindspeed.compat.old_flags.flags import _FULL_PRECISION, BY_DEST, in_new_meaning, read_old_flags
 from mindspeed.megatron_lm.argument_words import ArgumentWords
 from mindspeed.registry import catalog
 from tests.features.resolving import refusals

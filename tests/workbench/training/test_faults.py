@@ -14,7 +14,7 @@ from tests.workbench.training.conftest import Run, log, losses
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 JUMPS = """
 import itertools, time
 

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindspeed.workbench.training import evaluation, interruption, launch
+from mindspeed.engine.runtime import launch
+from mindspeed.workbench.training import evaluation, interruption
 from mindspeed.workbench.training import trainer as module
 from mindspeed.workbench.training.checkpoints import checkpoint_path
 from mindspeed.workbench.training.interruption import SAVING_SIGNALS, StopRequest, children_without, ended_unsaved

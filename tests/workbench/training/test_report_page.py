@@ -2,7 +2,7 @@
 
 import json
 
-from mindspeed.workbench.training.report_page import report_page
+from mindspeed.workbench.training.reporting import report_page
 
 
 def test_a_report_has_curves_of_finite_values_the_result_and_the_effects(tmp_path):

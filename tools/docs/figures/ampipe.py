@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from mindspeed.features.ampipe.order import pipelined
+from mindspeed.features.ampipe.layers import pipelined
 from tools.docs.drawing import Arrow, Box, Picture, Timeline
 
 PHASES: Final = ("attention", "experts", "combine")

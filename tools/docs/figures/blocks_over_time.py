@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from mindspeed.context_parallel.costs import Attention, SentBytes
 from mindspeed.context_parallel.layout import Layout, Span
-from mindspeed.context_parallel.ring_schedule import Rounds
+from mindspeed.context_parallel.ring import Rounds
 from mindspeed.context_parallel.tiles import tiles
 from mindspeed.workbench.pages.markdown import table
 from tools.docs.drawing import Arrow, Box, Mark, Matrix, Timeline

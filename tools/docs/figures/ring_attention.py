@@ -2,7 +2,7 @@
 
 from mindspeed.context_parallel import costs
 from mindspeed.context_parallel.layout import zigzag
-from mindspeed.context_parallel.ring_schedule import Rounds
+from mindspeed.context_parallel.ring import Rounds
 from tools.docs.drawing import Picture
 from tools.docs.figures.blocks_over_time import bytes_lines, pieces_strip, ring_timeline, scores, step_of
 

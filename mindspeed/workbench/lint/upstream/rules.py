@@ -11,7 +11,7 @@ from typing import Any, Final
 from mindspeed.engine.inspection.cli_arguments import Surface
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.megatron_lm.given_arguments import Given, given_arguments
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import GivenValue, Problem
 from mindspeed.workbench.lint.upstream.process import ARGUMENTS, SECONDS, Checkout, RulesProcess
 
@@ -118,7 +118,7 @@ def _problem(checkout: Checkout, site: Mapping[str, Any], given: Mapping[str, Gi
     wanted = [_in_options(one, known) for one in site["wanted"]]
     change = f"change the options so that {site['text']}" if site["text"] else "change these options"
     rule = f"its rule is {site['text']}" if site["text"] and site["message"] else ""
-    chain, fix = filter(None, (rule, values)), tuple(map(Advice, wanted or [change]))
+    chain, fix = filter(None, (rule, values)), tuple(map(Fix.advise, wanted or [change]))
     return Problem("MS115", text, chain=tuple(chain), where=_place(checkout, site), fix=fix, facts=facts)
 
 
@@ -148,7 +148,7 @@ def _in_options(wanted: str, known: Surface) -> str:
 
 def _unread(checkout: Checkout, reason: str) -> Problem:
     text = f"the rules of Megatron-LM in {checkout.folder} cannot be run: {reason}"
-    return Problem("MS115", text, where=str(checkout.folder / ARGUMENTS), fix=Advice("check without them: --static"))
+    return Problem("MS115", text, where=str(checkout.folder / ARGUMENTS), fix=Fix.advise("check without them: --static"))
 
 
 def _place(checkout: Checkout, site: Mapping[str, Any]) -> str:

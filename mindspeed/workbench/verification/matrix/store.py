@@ -13,7 +13,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from mindspeed.files.cache_folder import cache_folder, make_private, require_trusted
-from mindspeed.problems.fixes import Advice
+from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem, RunError
 from mindspeed.workbench.verification.matrix.reach import Sources
 from mindspeed.workbench.verification.matrix.verdicts import CaseResult, key_of, result_from_json
@@ -50,7 +50,7 @@ class VerdictStore:
             results = [result_from_json(json.loads(line)) for line in whole[1:]]
         except (ValueError, LookupError, TypeError) as error:
             text = f"the file of stored test results cannot be read: {type(error).__name__}: {error}"
-            fix = Advice("give another file with --store FILE; the unreadable file is not changed")
+            fix = Fix.advise("give another file with --store FILE; the unreadable file is not changed")
             raise RunError([Problem("MS602", text, where=str(self.path), fix=fix)]) from error
         return {result.case.name: result for result in results}
 
@@ -65,11 +65,15 @@ class VerdictStore:
                 yield
         except Timeout as error:
             text = "another mindspeed command is writing to the same file of test results (--store)"
-            fix = Advice("wait until that command (such as mindspeed features matrix run) ends, or use another --store FILE")
+            fix = Fix.advise(
+                "wait until that command (such as mindspeed features matrix run) ends, or use another --store FILE"
+            )
             raise RunError([Problem("MS608", text, where=str(self.path), fix=fix)]) from error
         except OSError as error:
             text = f"the file of test results is not writable: {error.strerror}"
-            raise RunError([Problem("MS603", text, where=str(self.path), fix=Advice("use another --store FILE"))]) from error
+            raise RunError(
+                [Problem("MS603", text, where=str(self.path), fix=Fix.advise("use another --store FILE"))]
+            ) from error
 
     def add(self, result: CaseResult) -> None:
         """Write a verdict, so that it survives if this process is killed next."""

@@ -7,7 +7,7 @@ from mindspeed import registry
 from mindspeed.cli import main
 from mindspeed.plugins.discovery import BUILT_IN
 from mindspeed.workbench.conformance import suite
-from mindspeed.workbench.conformance.pairs import pairs_of
+from mindspeed.workbench.conformance.suite import pairs_of
 from mindspeed.workbench.verification.matrix.reach import Sources
 from mindspeed.workbench.verification.matrix.verdicts import CaseOutcome, CaseResult
 
