@@ -26,8 +26,8 @@ test: ops  ## every test that belongs in a default run
 
 LONG ?= tests
 
-test-long: ops  ## the long tests, of tables a cover; EXHAUSTIVE=1 takes every row, SHARD=1/4 a quarter; what has passed on this source is not run again
-	$(BIN)/python -m pytest -q -m long -n 3 --dist loadfile --resume $(if $(EXHAUSTIVE),--exhaustive) $(if $(SHARD),--shard $(SHARD)) -o console_output_style=count $(LONG)
+test-long: ops  ## the long tests, of tables a cover; EXHAUSTIVE=1 takes every row, SPLITS=4 GROUP=1 a quarter; what has passed on this source is not run again
+	$(BIN)/python -m pytest -q -m long -n 3 --dist loadfile --resume $(if $(EXHAUSTIVE),--exhaustive) $(if $(SPLITS),--splits $(SPLITS) --group $(GROUP)) -o console_output_style=count $(LONG)
 
 SINCE ?= main
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed import registry
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.workbench.diagnostics.job_memory import options_of, stages_of
+from mindspeed.memory_planner.plans import stages_of
 from mindspeed.workbench.verification.case import build_case
 from mindspeed.workbench.verification.pool import WorkerPool
 
@@ -53,5 +54,5 @@ def foretold_and_measured(pool: WorkerPool, job: Job) -> tuple[int, int]:
     """Return the planner's peak of a job, and that of a training step."""
     names, nproc, world, settings = job
     case = build_case(names, [Layer("job", world=world, settings=settings)], (), nproc)
-    foretold = max(stage.peak for stage in stages_of(case.plan, options_of(case.plan, case.recipe.shape.dropout > 0)))
+    foretold = max(stage.peak for stage in stages_of(case.plan, registry.catalog(), case.recipe.shape.dropout > 0))
     return foretold, max(peak for _, peak in pool.measure(case.plan, case.recipe, nproc))

@@ -21,10 +21,10 @@ import numpy as np
 from benchmarks.table import Row
 from mindspeed import registry
 from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.memory_planner.plans import peak_of
 from mindspeed.ops.availability import running
 from mindspeed.plugins import MindSpeedError
 from mindspeed.plugins.discovery import discover
-from mindspeed.workbench.diagnostics.job_memory import peaks
 from mindspeed.workbench.tuning.layout_jobs import FixedRequest
 from mindspeed.workbench.tuning.measure import telling
 from mindspeed.workbench.tuning.search import Configuration, Question, Resolved, search
@@ -269,7 +269,7 @@ def memory_rows() -> list[Row]:
         for name, model, features, world in LAYOUTS:
             recipe = Recipe(MODELS[model], dtype="bf16", steps=1, global_batch_size=8)
             plan = registry.plan(list(features), platform="cpu", world={**recipe.world(), **world})
-            foretold = max(stage["peak"] for stage in peaks(plan))
+            foretold = peak_of(plan, registry.catalog())
             measured = max(peak for _, peak in pool.measure(plan, recipe, world["world_size"]))
             theirs = f"; Megatron's own report {100 * (report(recipe, plan) / measured - 1):+.0f} %" if report else ""
             note = f"{foretold:,} bytes foretold, {measured:,} live at the peak{theirs}"

@@ -23,7 +23,7 @@ from benchmarks.table import Row, main
 from mindspeed import registry
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.features.adaptive_recompute.knapsack import EXACT, Option, choose
-from mindspeed.workbench.diagnostics.job_memory import options_of, stages_of
+from mindspeed.memory_planner.plans import stages_of
 from mindspeed.workbench.verification.case import build_case
 from mindspeed.workbench.verification.pool import WorkerPool
 from mindspeed.workbench.verification.shape import GptShape, Recipe
@@ -78,7 +78,7 @@ def _formula_row(pool: WorkerPool, name: str) -> Row:
     case = build_case([name], [Layer("benchmark")], (), 1)
     plans = (case.baseline, case.plan)
     dropout = case.recipe.shape.dropout > 0
-    foretold = [stages_of(plan, options_of(plan, dropout))[0].activations for plan in plans]
+    foretold = [stages_of(plan, registry.catalog(), dropout)[0].activations for plan in plans]
     counted = [pool.measure(plan, case.recipe, 1)[0][0] for plan in plans]
     saved, formula = counted[0] - counted[1], foretold[0] - foretold[1]
     note = f"{saved:,} bytes less for a micro-batch of the tiny model, {formula:,} by the formula"
@@ -125,7 +125,7 @@ def _planner_rows(pool: WorkerPool) -> Iterator[Row]:
     layer = Layer("benchmark", ("norm-recompute",), world=world, platform="cpu")
     start = time.process_time()
     plan = registry.resolve([layer])
-    stages_of(plan, options_of(plan, dropout=False))
+    stages_of(plan, registry.catalog())
     yield Row("planner: CPU time of 1,024 ranks", 1, time.process_time() - start, "s", COMMAND)
 
 

@@ -31,8 +31,9 @@ from mindspeed.engine.runtime.effects import EffectReport
 from mindspeed.engine.runtime.session import ActivationReport, DeactivationReport, Surroundings, suspended
 from mindspeed.files.cache_folder import CACHE_VARIABLE
 from mindspeed.job.world import PLATFORMS
+from mindspeed.memory_planner.budgets import within_budgets
 from mindspeed.ops.variants import public_functions
-from mindspeed.plugins.answers import answer, implements
+from mindspeed.plugins.answers import answer
 from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover, features_beside_platforms
 from mindspeed.problems.fixes import Fix, in_python
@@ -116,11 +117,7 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     resolution = resolve_names(layers, known, environment, framework.base, has_variant, runs)
     if resolution.problems:
         raise ResolutionError(resolution.problems)
-    made = build_plan.build_plan(resolution, known, environment, framework)
-    if any(implements(known.feature(name), "budget") for name in made.names if name in known.usable):
-        from mindspeed.pipeline.plan_memory import keeping_budgets
-
-        made = keeping_budgets(made, known)
+    made = within_budgets(build_plan.build_plan(resolution, known, environment, framework), known)
     if tracing():  # the digest of a large plan takes a while
         trace("resolved", f"{', '.join(made.names) or 'no features'}; plan {made.digest}")
     return made

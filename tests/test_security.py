@@ -225,7 +225,7 @@ def test_verdicts(cache):
 
 
 def test_measurements(cache):
-    from mindspeed.workbench.tuning.store import Measurement, Store
+    from mindspeed.workbench.tuning.measure import Measurement, Store
 
     store = Store(cache / "tuning", {"host": "a"}, {"num_layers": 1})
     file = store.file_of("one")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindspeed.cli.memory_size import MemorySize
+from mindspeed.cli.memory import MemorySize
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import Request, names_argument, request_options
 from mindspeed.cli.training_command import PlansCommandsFully, RuleOptions, plan_of_command, rules_options, script_option
@@ -54,10 +54,11 @@ def check(request: Request, names: tuple[str, ...], script: str | None, device_m
         plan = replace(plan, rows=(*plan.rows, *_ambiguous_padding(plan, request.train)))
     plan = replace(plan, rows=(*plan.rows, *_unknown_megatron(plan)))
     if device_memory is not None:
+        from mindspeed.memory_planner.plans import over_budget
         from mindspeed.problems.problem import MindSpeedError
-        from mindspeed.workbench.diagnostics.job_memory import over_budget
+        from mindspeed.registry import catalog
 
-        if problems := over_budget(plan, device_memory / 2**20):
+        if problems := over_budget(plan, catalog(), device_memory / 2**20):
             raise MindSpeedError(problems)
     kinds = {"not-checked": "not checked", "choice": "choice", "warning": "warning"}
     lines = [f"{kinds[row.kind]:<11}  {row.feature}: {row.text}" for row in plan.rows if row.kind in kinds]

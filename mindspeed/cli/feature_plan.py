@@ -69,8 +69,9 @@ def plan(
     data = {"problems": [], "plan": made}
     lines = [*(as_lines(sections(made, base)) if whole or base else (*brief_lines(made), *wrapped(_HINT)))]
     if memory:
-        from mindspeed.workbench.diagnostics.job_memory import peaks, summary
+        from mindspeed.memory_planner.plans import peaks, summary
+        from mindspeed.registry import catalog
 
-        data["memory"] = peaks(made)
-        lines += as_lines([("memory", summary(made))])
+        data["memory"] = peaks(made, catalog())
+        lines += as_lines([("memory", summary(made, catalog()))])
     print_result(data, lines)

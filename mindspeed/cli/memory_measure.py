@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from mindspeed import registry
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
-from mindspeed.workbench.diagnostics.job_memory import options_of, repeats, stages_of
+from mindspeed.memory_planner.plans import repeats, stages_of
 
 if TYPE_CHECKING:
-    from mindspeed.memory.estimate import Stage
+    from mindspeed.memory_planner.stages import Stage
     from mindspeed.workbench.verification.case import VerificationCase
 
 
@@ -49,7 +50,7 @@ def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bo
     case = build_case(names, layers, [], nproc, request.environment())
     if dry:
         case = build_case(names, [*layers, with_few_micro_batches(case.plan.world)], [], nproc, request.environment())
-    foretold = stages_of(case.plan, options_of(case.plan, dropout=case.recipe.shape.dropout > 0))
+    foretold = stages_of(case.plan, registry.catalog(), case.recipe.shape.dropout > 0)
     with WorkerPool() as pool:
         if dry:
             found = pool.dry_run(case.plan, case.recipe)
@@ -73,7 +74,7 @@ def compared(case: VerificationCase, foretold: list[Stage], results: list[tuple[
     """The largest predicted bytes of stages and the largest measured bytes of ranks."""
     kept, peaks = zip(*results, strict=True)
     rows = {PEAK: (max(stage.peak for stage in foretold), max(peaks))}
-    if repeats(case.plan):
+    if repeats(case.plan, registry.catalog()):
         return rows
     return {"activations of a micro-batch": (max(stage.activations for stage in foretold), max(kept)), **rows}
 

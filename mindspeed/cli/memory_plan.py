@@ -13,12 +13,13 @@ from mindspeed.cli.html_option import html_option, write_page
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import FullJobCommand, Request, names_argument, request_options
 from mindspeed.cli.terminal import columns, rows_of_cells, wrapped
-from mindspeed.workbench.diagnostics.job_memory import MIB, options_of, shares, stages_of
+from mindspeed.memory.byte_count import MIB
+from mindspeed.memory_planner.plans import shares, stages_of
+from mindspeed.memory_planner.stages import AT_PEAK, Row, Stage
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
-    from mindspeed.memory.estimate import Row, Stage
-    from mindspeed.memory.layer_tensors import JobOptions
+    from mindspeed.plugins.discovery import Catalog
 
 EXCLUSIVE: Final = {"MS202", "MS203"}
 """Problems of features that conflict, or that hold one slot."""
@@ -46,13 +47,14 @@ def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout
     Transformer Engine are counted as Megatron's local ones. With --budget-mib the exit status is 1 when a stage does not
     fit. The features that make it fit at the lowest cost are printed.
     """
-    made = request.naming(names).plan_of_run()
-    options = options_of(made, dropout)
-    foretold = stages_of(made, options)
+    from mindspeed.registry import catalog
+
+    made, known = request.naming(names).plan_of_run(), catalog()
+    foretold = stages_of(made, known, dropout)
     fits = budget is None or max(stage.peak for stage in foretold) <= budget * MIB
     if html is not None:
         write_page(html, memory_page(foretold))
-    cheapest = [] if fits or budget is None else _cheapest(request, names, made, options, budget)
+    cheapest = [] if fits or budget is None else _cheapest(request, names, made, known, dropout, budget)
     if wants_json():
         rows = [
             {"stage": s.stage, "rows": [{key: getattr(row, key) for key in _KEYS} for row in s.rows], "peak": s.peak}
@@ -72,8 +74,6 @@ def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout
 
 def brief_lines(stages: Sequence[Stage]) -> Iterator[str]:
     """Yield the largest peak, a line with a bar for each stage, and the largest tensors of the fullest stage."""
-    from mindspeed.memory.estimate import AT_PEAK
-
     most = max(stages, key=lambda stage: stage.peak)
     yield f"peak {_mib(most.peak)} MiB on stage {most.stage} of {len(stages)}; values in MiB per rank"
     texts = [(str(stage.stage), *map(_mib, shares(stage).values())) for stage in stages]
@@ -107,19 +107,17 @@ def _described(row: Row) -> str:
 
 
 def _tensor(row: Row) -> tuple[str, ...]:
-    from mindspeed.memory.estimate import AT_PEAK
-
     at_peak = _mib(row.bytes * row.live) if row.held in AT_PEAK else "-"
     return row.name, _mib(row.bytes), str(row.live), at_peak, row.held, row.by
 
 
-def _cheapest(request: Request, names: Sequence[str], made: ActivationPlan, options: JobOptions, budget: float) -> list[str]:
+def _cheapest(
+    request: Request, names: Sequence[str], made: ActivationPlan, known: Catalog, dropout: bool, budget: float
+) -> list[str]:
     """Return the features that make every stage fit and move the fewest bytes, none where nothing does."""
-    from mindspeed import registry
     from mindspeed.plugins.answers import implements
     from mindspeed.problems.problem import MindSpeedError
 
-    known = registry.catalog()
     able = (name for name in sorted(known.usable) if implements(known.feature(name), "saved_tensors"))
     movers = [name for name in able if name not in made.names and known.specs[name].idle_size(made.world) is None]
     fitting: list[tuple[int, list[str]]] = []
@@ -128,7 +126,7 @@ def _cheapest(request: Request, names: Sequence[str], made: ActivationPlan, opti
         if any(part.issubset(added) for part in refused):
             continue
         try:
-            found = stages_of(request.naming((*names, *added)).plan_of_run(), options)
+            found = stages_of(request.naming((*names, *added)).plan_of_run(), known, dropout)
         except MindSpeedError as error:  # they do not fit the model, or exclude one another whatever is added
             if EXCLUSIVE & {problem.code for problem in error.problems}:
                 refused.append(set(added))

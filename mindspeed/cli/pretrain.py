@@ -151,13 +151,16 @@ def _join(job: Job, rank: dict[str, str]) -> None:
 
 def _show_dry_run(job: Job) -> None:
     """Print what a job would run, its parameters and memory, from which checkpoint, and into which folder."""
-    from mindspeed.workbench.diagnostics.job_memory import parameters_of, peaks, summary
+    from mindspeed.job.arithmetic import parameters, shape_of_world
+    from mindspeed.memory_planner.plans import peaks, summary
+    from mindspeed.registry import catalog
 
     request = {"run": job.run, "checkpoint": job.checkpoint, "changes": job.changes(), "notes": list(job.notes)}
     end = f"would train up to step {job.config.train_iters} in {job.run}; nothing was started or written"
-    forecast = {"memory": peaks(job.plan), "parameters": parameters_of(job.plan)}
+    count = parameters(shape_of_world(job.plan.world)).total
+    forecast = {"memory": peaks(job.plan, catalog()), "parameters": count}
     data = {**request, "train": job.config.model_dump(), "plan": job.plan.to_json(), **forecast}
-    lines = [f"{parameters_of(job.plan):,} parameters", *summary(job.plan)]
+    lines = [f"{count:,} parameters", *summary(job.plan, catalog())]
     print_result(data, [*brief_lines(job.plan), *as_lines([("memory", lines)]), *_changes(job), end])
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mindspeed.cli.memory_size import MemorySize
+from mindspeed.cli.memory import MemorySize
 from mindspeed.cli.output import FOLDER, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import (
     FullJobCommand,
@@ -109,8 +109,8 @@ def tune(
     """
     from mindspeed.files.cache_folder import cache_folder
     from mindspeed.workbench.tuning.job import make_search
+    from mindspeed.workbench.tuning.measure import Store, machine_facts
     from mindspeed.workbench.tuning.output import HEADERS, as_json, table, write
-    from mindspeed.workbench.tuning.store import Store, machine_facts
 
     request = request.naming(names)
     _require_known(request)
@@ -133,6 +133,7 @@ def tune(
     click.echo()
     lines = [f"{shares}; searched in {found.seconds:.2f} s"]
     lines += [f"not modelled: {', '.join(found.not_modelled)}"] if found.not_modelled else []
+    lines += [f"memory modelled, step time not: {', '.join(found.not_timed)}"] if found.not_timed else []
     for part in (part for line in lines for part in on_terminal(line)):
         click.echo(part)
 

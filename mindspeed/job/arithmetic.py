@@ -281,11 +281,6 @@ def all_counts(shape: ModelShape) -> LayerCounts:
     return LayerCounts(shape.num_layers, 0, shape.num_layers)
 
 
-def optimizer_bytes(world: Any) -> int:
-    """Bytes of optimizer state of one parameter: two moments, and an fp32 copy of weights of two bytes."""
-    return 8 if world.dtype == "fp32" else 12
-
-
 # parameters
 
 

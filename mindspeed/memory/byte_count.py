@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+MIB: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)

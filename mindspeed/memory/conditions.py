@@ -92,7 +92,7 @@ def chunks_have_num_layers(args: Any, world: World) -> bool:
 
 
 LAYERS_OF_MODEL: Final = ModelCondition(
-    "mindspeed.memory.model_conditions:missing_layers",
+    "mindspeed.memory.model_layers:missing_layers",
     "each model chunk has the requested number of layers, without fully sharded weights (FSDP)",
 )
 PARTS_OF_LAYERS: Final = (
@@ -162,7 +162,7 @@ MAIN_WEIGHTS: Final = (
     NO_FSDP,
     optimizer_is_elementwise,
     ModelCondition(
-        "mindspeed.memory.model_conditions:unsuited_optimizers",
+        "mindspeed.memory.model_layers:unsuited_optimizers",
         "the optimizer updates each element independently, without FSDP",
         subject="optimizer",
     ),

@@ -1,4 +1,4 @@
-"""Megatron's checkpoint without output, as a region that keeps its graph."""
+"""Megatron's checkpoint without output as a region that keeps its graph, and the norms of layers that it recomputes."""
 
 from __future__ import annotations
 
@@ -43,3 +43,21 @@ class RegionCheckpoint:
             return
         self._pass = self._output = None  # the layer keeps this object, and a tensor would keep its graph
         pass_.park_after(hook_tensor, output)
+
+
+def norms_of(layer: Any) -> dict[str, Any]:
+    """Return the two norms of a layer; none where it lacks one, or one is part of a fused linear layer."""
+    from megatron.core.transformer.identity_op import IdentityOp
+
+    norms = {name: getattr(layer, name, None) for name in ("input_layernorm", "pre_mlp_layernorm")}
+    return {} if any(isinstance(norm, IdentityOp | None) for norm in norms.values()) else norms
+
+
+def recompute_norms(layer: Any, owner: str) -> list[Region]:
+    """Let a layer recompute its norms; it keeps those that are part of a fused linear layer.
+
+    Needs `RegionCheckpoint` as a mixin of Megatron's ``CheckpointWithoutOutput``.
+    """
+    if norms := norms_of(layer):
+        layer.recompute_input_layernorm = layer.recompute_pre_mlp_layernorm = True
+    return [make_region(norm, owner, f"layer {layer.layer_number} {name}") for name, norm in norms.items()]

@@ -1,4 +1,4 @@
-"""Estimates of features for the search of a layout: what they add to memory, work and traffic."""
+"""Estimates of features for the search of a layout: what they add to work and traffic."""
 
 from __future__ import annotations
 
@@ -24,20 +24,14 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Additions of a feature on the rank with the highest load; negative where it saves.
+    """Additions of a feature to the time of the rank with the highest load; negative where it saves.
 
-    ``weights``, ``gradients`` and ``optimizer`` are bytes, ``temporary`` bytes that a step needs once; activations come from
-    the hook ``saved_tensors``, which the planner of memory asks as well. ``flops`` are operations of one layer and micro-batch
-    beside those of the model, ``repeated`` the share of a layer's forward pass that runs again, with its launches and messages,
-    ``bucket_size`` the parameters of a bucket where it is not Megatron's. With ``gathers_weights`` the second half of the
-    all-reduce of gradients is a gather of updated weights; ``overlap_gradients`` and ``overlap_weights`` put the halves beside
-    backward and forward passes. Numbers may be arrays.
+    ``flops`` are operations of one layer and micro-batch beside those of the model, ``repeated`` the share of a layer's forward
+    pass that runs again, with its launches and messages, ``bucket_size`` the parameters of a bucket where it is not Megatron's.
+    With ``gathers_weights`` the second half of the all-reduce of gradients is a gather of updated weights;
+    ``overlap_gradients`` and ``overlap_weights`` put the halves beside backward and forward passes. Numbers may be arrays.
     """
 
-    weights: Any = 0
-    gradients: Any = 0
-    optimizer: Any = 0
-    temporary: Any = 0
     flops: Any = 0
     repeated: Any = 0
     traffic: tuple[Traffic, ...] = ()

@@ -168,7 +168,7 @@ class PlannerHooks:
 
     @hook(HookFacts("planner", answers="each", none="nothing", proves=False))
     def estimate(self) -> Estimate | None:
-        """Return the memory, computation and communication that this feature adds.
+        """Return the computation and communication that this feature adds.
 
         Give each value for the rank on which it is largest.
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed import registry
 from mindspeed.cli.memory_measure import accurate
-from mindspeed.workbench.diagnostics.job_memory import options_of, stages_of
+from mindspeed.memory_planner.plans import stages_of
 from tests.cli.conftest import LAPTOP
 
 SIZES = {
@@ -150,7 +151,7 @@ def test_a_prediction_that_is_off_by_more_than_its_tolerance_is_a_failure(kept, 
 @pytest.mark.parametrize(("measured", "code"), [(1_000, 1), (None, 0)])
 def test_measure_ends_with_1_where_a_prediction_is_off(mindspeed, monkeypatch, measured, code):
     def counted(self, plan, recipe, ranks):
-        stages = stages_of(plan, options_of(plan, dropout=recipe.shape.dropout > 0))
+        stages = stages_of(plan, registry.catalog(), recipe.shape.dropout > 0)
         most = max(stages, key=lambda stage: stage.activations)
         return [(measured or most.activations, most.peak)]
 

@@ -8,8 +8,8 @@ from mindspeed.cli.memory_measure import accurate, compared
 from mindspeed.context_parallel.saved import INPUTS
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.registry import resolve
-from mindspeed.workbench.diagnostics.job_memory import options_of, stages_of
+from mindspeed.memory_planner.plans import stages_of
+from mindspeed.registry import catalog, resolve
 from mindspeed.workbench.verification.case import build_case
 from mindspeed.workbench.verification.pool import WorkerPool
 
@@ -37,7 +37,7 @@ ALGORITHMS = ("ring-attention", "ulysses-attention", "kv-allgather-cp", "adaptiv
 def activations(*names: str, **world: Any) -> int:
     layer = Layer("test", names, world=JOB | world)
     plan = resolve([layer], made_up("cpu", "0.16.1"))
-    (stage,) = stages_of(plan, options_of(plan, dropout=False))
+    (stage,) = stages_of(plan, catalog())
     return stage.activations
 
 
@@ -50,7 +50,7 @@ def test_an_interval_counts_the_layers_that_keep_blocks() -> None:
     def rows(**settings: Any) -> list[tuple[str, int]]:
         layer = Layer("test", ("ring-attention",), {"ring-attention": settings}, JOB | {"cp": 2, "world_size": 2})
         plan = resolve([layer], made_up("cpu", "0.16.1"))
-        (stage,) = stages_of(plan, options_of(plan, dropout=False))
+        (stage,) = stages_of(plan, catalog())
         return [(row.name, row.bytes) for row in stage.rows if row.name == INPUTS]
 
     tokens, head = 2048, 32 * 2
@@ -85,7 +85,7 @@ def test_the_planner_counts_what_a_meter_counts(name: str, settings: dict[str, A
     """In new processes: the mask of causal blocks is made once in each."""
     layer = Layer("test", settings={name: settings}, world=world)
     case = build_case((name,), [layer], [], ranks, made_up("cpu", "0.16.1"))
-    stages = stages_of(case.plan, options_of(case.plan, dropout=case.recipe.shape.dropout > 0))
+    stages = stages_of(case.plan, catalog(), case.recipe.shape.dropout > 0)
     with WorkerPool() as pool:
         rows = compared(case, stages, pool.measure(case.plan, case.recipe, int(case.plan.world.world_size)))
     predicted, measured = rows["activations of a micro-batch"]

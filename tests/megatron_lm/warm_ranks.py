@@ -10,18 +10,16 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import signal
-import socket
 import subprocess
 import sys
-import time
-import traceback
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from tests import older_python
+from tests.forked_ranks import run_ranks
 from tests.megatron_lm.checkout import ITERATION, LEFT_OUT, ROOT, Checkout, Run
 
 _FROM_THE_START: Final = {
@@ -129,68 +127,22 @@ def warm(root: str, modules: Sequence[str]) -> None:
 
 
 def serve() -> None:
-    """Run each job of stdin and print its exit status."""
+    """Run each job of stdin and print its exit status: that of the first rank that failed, 0 without one."""
     for line in sys.stdin:
         job = json.loads(line)
-        port = _free_port()
-        ranks = [_fork(rank, port, job) for rank in range(job["nproc"])]
-        print(json.dumps(_wait(ranks, job["limit"])), flush=True)
+        statuses = run_ranks(job["nproc"], partial(_run_script, job), job["limit"], Path(job["folder"]))
+        print(json.dumps(next(filter(None, statuses.values()), 0)), flush=True)
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def _fork(rank: int, port: int, job: dict[str, Any]) -> int:
-    """Start one rank; its output goes to a file of its own."""
-    process = os.fork()
-    if process:
-        return process
-    status = 1
-    try:
-        os.chdir(job["folder"])
-        log = os.open(f"rank{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job["nproc"], "LOCAL_WORLD_SIZE": job["nproc"]}
-        os.environ.update({name: str(value) for name, value in ranks.items()}, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        os.environ.update(job["variables"])
-        sys.argv = [job["script"], *job["flags"]]
-        if job["script"]:
-            runpy.run_path(job["script"], run_name="__main__")
-        else:
-            runpy.run_module("mindspeed", run_name="__main__")
-        status = 0
-    except SystemExit as ended:
-        print(ended, file=sys.stderr)
-        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:  # the process ends here: what is left above belongs to the one that forked it
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def _wait(processes: Sequence[int], limit: float) -> int:
-    """Return the status of the first rank that fails, 0 without one; the others have 10 s to end after it."""
-    left, status, end = set(processes), 0, time.monotonic() + limit
-    while left:
-        ended, code = os.waitpid(-1, os.WNOHANG)
-        if ended in left:
-            left.discard(ended)
-            if code and not status:
-                status, end = os.waitstatus_to_exitcode(code), min(end, time.monotonic() + 10)
-        elif time.monotonic() > end:
-            for process in left:
-                os.kill(process, signal.SIGKILL)
-            status, end = status or -signal.SIGKILL, time.monotonic() + 30
-        else:
-            time.sleep(0.02)
-    return status
+def _run_script(job: Mapping[str, Any], rank: int) -> int:
+    os.chdir(job["folder"])
+    os.environ.update(job["variables"])
+    sys.argv = [job["script"], *job["flags"]]
+    if job["script"]:
+        runpy.run_path(job["script"], run_name="__main__")
+    else:
+        runpy.run_module("mindspeed", run_name="__main__")
+    return 0
 
 
 if __name__ == "__main__":

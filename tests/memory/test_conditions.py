@@ -9,7 +9,7 @@ from mindspeed.engine.runtime import session
 from mindspeed.job.config import world_of_config
 from mindspeed.job.hybrid_pattern import pattern_of
 from mindspeed.megatron.hook_wrappers import get_megatron_optimizer
-from mindspeed.memory.model_conditions import unsuited_optimizers
+from mindspeed.memory.model_layers import unsuited_optimizers
 from mindspeed.plugins import MindSpeedError, World
 from mindspeed.plugins.conditions import conditions, failure
 from tests.features.resolving import CATALOG, MODEL, active, refusals

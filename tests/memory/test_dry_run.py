@@ -7,9 +7,10 @@ import pytest
 
 from benchmarks._memory_jobs import BF16, LLAMA
 from benchmarks._memory_jobs import LARGER as LARGER_MODEL
+from mindspeed import registry
 from mindspeed.engine.resolution.request import Layer
+from mindspeed.memory_planner.plans import stages_of
 from mindspeed.problems.problem import RunError
-from mindspeed.workbench.diagnostics.job_memory import options_of, stages_of
 from mindspeed.workbench.verification.case import build_case, with_few_micro_batches
 from mindspeed.workbench.verification.pool import WorkerPool
 
@@ -60,7 +61,7 @@ def test_a_rank_of_thirty_two_needs_one_process(pool: WorkerPool) -> None:
     case = build_case(("sequence-parallel",), [layer, with_few_micro_batches(whole.plan.world)], (), 32)
     assert (whole.plan.world.num_micro_batches, case.plan.world.num_micro_batches) == (4, 2)
     ((kept, peak),) = pool.dry_run(case.plan, case.recipe)
-    (stage,) = stages_of(case.plan, options_of(case.plan, dropout=False))
+    (stage,) = stages_of(case.plan, registry.catalog())
     assert (kept, peak) == (pytest.approx(stage.activations, rel=0.05), pytest.approx(stage.peak, rel=0.1))
 
 
@@ -85,5 +86,5 @@ def test_recomputed_layers_come_back_with_what_the_operators_in_them_keep(pool: 
     operators = ("rms-norm", "swiglu", "flash-attention", "rotary-embedding")
     case = build_case(("recompute", *operators), [Layer("test", settings=settings, world=LARGER | LLAMA | BF16)], (), 1)
     ((_, peak),) = pool.dry_run(case.plan, case.recipe)
-    (stage,) = stages_of(case.plan, options_of(case.plan, dropout=False))
+    (stage,) = stages_of(case.plan, registry.catalog())
     assert stage.peak == pytest.approx(peak, rel=0.02)

@@ -14,9 +14,8 @@ from mindspeed.features.norm_recompute.layers import fused_norms
 from mindspeed.features.swap_attention.model_conditions import parts_of_attention
 from mindspeed.memory.activations import recompute_activations
 from mindspeed.memory.feature import ATTENTION
-from mindspeed.memory.model_conditions import missing_layers
-from mindspeed.memory.model_layers import chosen_layers
-from mindspeed.memory.norms import recompute_norms
+from mindspeed.memory.model_layers import chosen_layers, missing_layers
+from mindspeed.memory.region_checkpoint import recompute_norms
 
 
 class Attention(torch.nn.Module):

@@ -15,9 +15,8 @@ from mindspeed.features.adaptive_recompute.least import MIB, NAME, SWAPPED
 from mindspeed.memory.activations import has_own_activation, recompute_activations
 from mindspeed.memory.attention import SwappedLayer, swap_attention
 from mindspeed.memory.model_layers import chosen_layers
-from mindspeed.memory.norms import norms_of, recompute_norms
 from mindspeed.memory.parked import LayerPart
-from mindspeed.memory.region_checkpoint import RegionCheckpoint
+from mindspeed.memory.region_checkpoint import RegionCheckpoint, norms_of, recompute_norms
 from mindspeed.memory.step_memory import StepMemory, largest_of_ranks
 from mindspeed.memory.swap import LayerSwap
 from mindspeed.problems.fixes import advice

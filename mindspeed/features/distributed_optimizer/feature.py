@@ -33,12 +33,7 @@ class DistributedOptimizer(ms.Feature[ms.FeatureArgs]):
 
     @ms.hookimpl
     def estimate(self) -> ms.Estimate:
-        from mindspeed.job.arithmetic import optimizer_bytes, rank_parameters
-
-        dense, experts = rank_parameters(self.world)
-        replicas = self.world.dp * self.world.cp
-        saved = dense * (1 - 1 / replicas) + experts * (1 - self.world.ep / replicas)
-        return ms.Estimate(optimizer=-saved * optimizer_bytes(self.world), gathers_weights=True)
+        return ms.Estimate(gathers_weights=True)
 
     @ms.hookimpl
     def variants(self) -> Sequence[Mapping[str, Any]]:

@@ -51,6 +51,6 @@ class NormRecompute(PartRecompute[LayersArgs]):
         ]
 
     def recompute(self, layer: Any) -> None:
-        from mindspeed.memory.norms import recompute_norms
+        from mindspeed.memory.region_checkpoint import recompute_norms
 
         recompute_norms(layer, self.spec.name)

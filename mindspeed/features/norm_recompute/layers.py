@@ -7,8 +7,7 @@ from typing import Any
 
 from mindspeed import plugins as ms
 from mindspeed.memory.model_layers import chosen_layers
-from mindspeed.memory.norms import norms_of
-from mindspeed.memory.region_checkpoint import RegionCheckpoint
+from mindspeed.memory.region_checkpoint import RegionCheckpoint, norms_of
 
 
 def fused_norms(feature: ms.Feature[Any], chunks: Sequence[Any]) -> Iterator[str]:

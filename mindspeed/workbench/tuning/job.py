@@ -13,12 +13,12 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.resolution.request_merge import remaining_features
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.job.hybrid_pattern import facts_of_pattern
+from mindspeed.memory_planner.plans import peak_of
 from mindspeed.ops.variants import has_variant
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError
-from mindspeed.workbench.diagnostics.job_memory import peaks
 from mindspeed.workbench.training.shape import given_world, trainer_request
 from mindspeed.workbench.tuning.layout_jobs import FixedRequest
 from mindspeed.workbench.tuning.measure import telling
@@ -99,7 +99,7 @@ class SearchJob:
         except ResolutionError:
             return None
         try:
-            return Resolved(max(stage["peak"] for stage in peaks(made)))
+            return Resolved(peak_of(made, self.catalog))
         except MindSpeedError:  # a size that the planner of memory needs is not known
             return Resolved()
 

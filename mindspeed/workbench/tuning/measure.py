@@ -1,30 +1,132 @@
-"""Measuring: which configurations tell most, and short runs of them."""
+"""Measured steps: the configurations that tell most, short runs of them, and one file a run, so a killed search loses one."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import yaml
 
+from mindspeed._version import __version__
+from mindspeed.engine.resolution.environment import installed_version
+from mindspeed.files.cache_folder import make_private, require_trusted
+from mindspeed.job import arithmetic
 from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem, RunError
 from mindspeed.workbench.tuning.search import Configuration
-from mindspeed.workbench.tuning.store import Measurement, Store
 from mindspeed.workbench.tuning.time import PULL, Machine, exposed, relative_work
 
 WARM_UP: Final = 3
 """Steps at the start of a run that do not count."""
 JobOf = Callable[[Configuration], Mapping[str, Any]]
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The median seconds of a step of one configuration, and the work that was predicted of it."""
+
+    key: str
+    seconds: float
+    work: Mapping[str, float]
+    steps: int
+
+
+def machine_facts(device: str) -> dict[str, str]:
+    """Return the facts that a measurement depends on in addition to the job: a store of other facts is stale."""
+    return {
+        "mindspeed": f"{__version__} {_source_digest()}",
+        "torch": installed_version("torch") or "none",
+        "megatron": installed_version("megatron-core") or "none",
+        "device": device,
+        "processor": _processor(),
+        "cores": str(os.cpu_count()),
+    }
+
+
+def _source_digest() -> str:
+    """Hash the sources of the model of time, by which the work of a measurement was counted."""
+    files = [Path(__file__).with_name("time.py"), Path(arithmetic.__file__)]
+    return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=4).hexdigest()
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    """Hash a mapping by its content."""
+    return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+class Store:
+    """The measurements of one model on one machine, in a separate folder."""
+
+    def __init__(self, folder: Path, facts: Mapping[str, str], model: Mapping[str, Any]) -> None:
+        self.root, self.facts = folder, dict(facts)
+        self.folder = folder / digest(facts) / digest(model)
+
+    def measurements(self) -> dict[str, Measurement]:
+        """Return every measurement by the key of its configuration; a damaged file counts as none.
+
+        Raises MindSpeedError with MS518 for a file in the cache that other users could have written.
+        """
+        return {found.key: found for found in self._each()}
+
+    def _each(self) -> Iterator[Measurement]:
+        files = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
+        require_trusted(self.folder, *files)
+        for path in files:
+            try:
+                yield Measurement(**json.loads(path.read_text(encoding="utf-8")))
+            except (OSError, ValueError, TypeError):
+                continue
+
+    def file_of(self, key: str) -> Path:
+        """Return the file of a configuration's measurement, whether it exists or not."""
+        return self.folder / f"{digest({'key': key})}.json"
+
+    def put(self, measurement: Measurement) -> None:
+        """Write a measurement. Raises RunError with MS516 where it cannot be written."""
+        path = self.file_of(measurement.key)
+        try:
+            make_private(path.parent)
+            (path.parents[1] / "machine").write_text(json.dumps(self.facts, indent=2) + "\n", encoding="utf-8")
+            partial = path.with_suffix(".partial")
+            partial.write_text(json.dumps(asdict(measurement)) + "\n", encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            text = f"the store {path} is not writable: {error.strerror}"
+            raise RunError([Problem("MS516", text, fix=Fix.advise("--store FOLDER with a writable folder"))]) from error
+
+    def staleness(self) -> Problem | None:
+        """Return MS346 where the store has measurements of other machines or versions, and none of this one."""
+        machines = list(self.root.glob("*/machine")) if self.root.is_dir() else []
+        others = [path for path in machines if path.parent != self.folder.parent]
+        if not others or self.folder.parent.is_dir():
+            return None
+        then = json.loads(others[0].read_text(encoding="utf-8"))
+        pairs = ((name, now, then.get(name)) for name, now in self.facts.items())
+        different = [f"{name} is {now}, was {before}" for name, now, before in pairs if now != before]
+        text = f"the measurements in {self.root} are from another machine or version: {'; '.join(different)}"
+        fix = Fix.advise(
+            "measure again with mindspeed tune --calibrate N (up to N configurations), or give another folder with --store"
+        )
+        return Problem("MS346", text, where=str(self.root), fix=fix)
 
 
 def telling(rows: Sequence[Configuration], count: int, machine: Machine) -> list[Configuration]:

@@ -14,8 +14,8 @@ from mindspeed import registry
 from mindspeed.plugins.constraints import Capability
 from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import Problem, RunError
+from mindspeed.workbench.tuning.measure import Store
 from mindspeed.workbench.tuning.search import Configuration, Found
-from mindspeed.workbench.tuning.store import Store
 
 GIB = 2**30
 _SHOWN: Final = ("predicted_seconds", "predicted_bytes", "fits", "measured_seconds")
@@ -30,6 +30,7 @@ def as_json(found: Found, job_of: JobOf) -> dict[str, Any]:
         "fitting": found.fitting,
         "search_seconds": found.seconds,
         "not_modelled": list(found.not_modelled),
+        "not_timed": list(found.not_timed),
         "rows": [{name: getattr(row, name) for name in _SHOWN} | {"job": dict(job_of(row))} for row in found.rows],
     }
 

@@ -11,14 +11,13 @@ import numpy as np
 from pydantic import ValidationError
 
 from mindspeed.engine.resolution.resolution_state import HasVariant
+from mindspeed.memory_planner.layouts import LayoutPeaks, Mask, Numbers, changes_bytes
+from mindspeed.memory_planner.several import Column
 from mindspeed.plugins.answers import answer, implements
-from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.estimates import Estimate
-from mindspeed.workbench.tuning import memory
 from mindspeed.workbench.tuning import time as timing
-from mindspeed.workbench.tuning.activations import KeptTables
-from mindspeed.workbench.tuning.layout_jobs import Feasibility, FixedRequest, Mask
-from mindspeed.workbench.tuning.space import Choice, Column, Layouts, with_required
+from mindspeed.workbench.tuning.layout_jobs import Feasibility, FixedRequest
+from mindspeed.workbench.tuning.space import Choice, Layouts, with_required
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,7 @@ class Resolved:
 Accepts = Callable[[Choice, Mapping[str, Any]], Resolved | None]
 """``(choice, world) -> Resolved``, None where the resolver refuses the configuration."""
 SLACK: Final = 1.1
-"""Formulas of the search may be too high by this factor: what is above the limit by less is counted exactly."""
-ROUGH: Final = 3.0
-"""The same factor with features whose savings are not in the formulas: of the optimizer, or of another schedule."""
-_SCHEDULES: Final = {Slot.PIPELINE_SCHEDULE, Slot.RECOMPUTE_POLICY}
+"""Bytes of unequal chunks and of a dry run are fewer than predicted, up to this factor: what is less too large is counted."""
 TRIES: Final = 200
 """Configurations that are resolved beside twenty for each row, while those that fit are looked for."""
 
@@ -66,7 +62,8 @@ def key_of(sizes: Mapping[str, int], choice: Choice) -> str:
 class Found:
     """Result of a search; ``rows`` are the best ones by predicted time, those that fit first.
 
-    ``smallest`` has the fewest bytes by the formulas of the search, which also count ``fitting`` unless there is every row.
+    ``smallest`` has the fewest bytes. Neither time nor memory of the features ``not_modelled`` is predicted, and not the time
+    of those ``not_timed``.
     """
 
     configurations: int
@@ -76,6 +73,7 @@ class Found:
     rows: tuple[Configuration, ...]
     smallest: Configuration | None
     not_modelled: tuple[str, ...]
+    not_timed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +102,10 @@ def search(question: Question, catalog: Any, has_variant: HasVariant, accepts: A
             parts.append((np.full(good.size, number), good, scores.seconds(choice)[good], held))
     if not parts:
         spent = time.perf_counter() - start
-        return Found(len(layouts) * len(question.choices), 0, 0, spent, (), None, scores.not_modelled)
+        return Found(len(layouts) * len(question.choices), 0, 0, spent, (), None, scores.not_modelled, scores.not_timed)
     numbers, rows, seconds, held = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     several = np.array([len(choice.features) for choice in question.choices])[numbers]
-    slack = np.array([scores.slack(choice) for choice in question.choices])[numbers]
-    order = np.lexsort((several, seconds, held > slack * question.device_bytes))  # of equal ones the plainest
+    order = np.lexsort((several, seconds, held > SLACK * question.device_bytes))  # of equal ones the plainest
     spent = time.perf_counter() - start
     fitting: list[Configuration] = []
     others: list[Configuration] = []
@@ -122,9 +119,11 @@ def search(question: Question, catalog: Any, has_variant: HasVariant, accepts: A
             continue
         seen.add(same)
         if (resolved := accepts(choice, layouts.world(row))) is not None:
-            size = int(held[place]) if resolved.bytes is None else resolved.bytes
-            fits = size <= question.device_bytes
-            (fitting if fits else others).append(_row(scores, choice, row, float(seconds[place]), size, fits))
+            held[place] = held[place] if resolved.bytes is None else resolved.bytes
+            fits = bool(held[place] <= question.device_bytes)
+            (fitting if fits else others).append(_row(scores, choice, row, float(seconds[place]), int(held[place]), fits))
+        else:
+            held[place] = np.inf
     fitting.sort(key=lambda row: row.predicted_seconds)
     kept = [*fitting, *others][: top or None]
     least = int(held.argmin())
@@ -132,15 +131,16 @@ def search(question: Question, catalog: Any, has_variant: HasVariant, accepts: A
     return Found(
         configurations=len(layouts) * len(question.choices),
         feasible=len(order),
-        fitting=int((held <= question.device_bytes).sum()) if top else len(fitting),
+        fitting=int((held <= question.device_bytes).sum()),
         seconds=spent,
         rows=tuple(kept),
         smallest=_row(scores, question.choices[numbers[least]], *fewest, False),
         not_modelled=scores.not_modelled,
+        not_timed=scores.not_timed,
     )
 
 
-def _tried(order: Any, held: memory.Numbers, top: int) -> Iterator[int]:
+def _tried(order: Any, held: Numbers, top: int) -> Iterator[int]:
     """Yield the fastest configurations, then those with the fewest bytes, as many of each as are resolved for ``top`` rows."""
     count = 20 * top + TRIES if top else len(order)
     yield from map(int, order[:count])
@@ -159,16 +159,16 @@ class Scores:
     def __init__(self, question: Question, catalog: Any) -> None:
         self.layouts, self.machine, self.catalog = question.layouts, question.machine, catalog
         self.request = question.request
-        self._memory = memory.basis(question.layouts)
-        self._kept = KeptTables(catalog, question.layouts)
+        self._peaks = LayoutPeaks(catalog, question.layouts.model, question.layouts.columns)
         self._time = timing.basis(question.layouts, question.machine.cores)
         self._estimates: dict[tuple[str, str], Estimate] = {}
-        self._seconds: dict[tuple[int, ...], memory.Numbers] = {}
+        self._seconds: dict[tuple[int, ...], Numbers] = {}
         tried = {name for choice in question.choices for name in choice.features} | set(self.request.features)
-        usable = sorted(tried & catalog.usable.keys())
-        self.not_modelled = tuple(name for name in usable if not implements(catalog.feature(name), "estimate"))
+        untimed = [name for name in sorted(tried & catalog.usable.keys()) if not implements(catalog.feature(name), "estimate")]
+        self.not_modelled = tuple(name for name in untimed if not changes_bytes(catalog.feature(name)))
+        self.not_timed = tuple(name for name in untimed if name not in self.not_modelled)
 
-    def seconds(self, choice: Choice) -> memory.Numbers:
+    def seconds(self, choice: Choice) -> Numbers:
         """Return the seconds of a step in every layout."""
         estimates = tuple(self.estimates(choice))
         key = tuple(map(id, estimates))
@@ -178,22 +178,10 @@ class Scores:
             self._seconds[key] = np.broadcast_to(seconds, len(self.layouts))
         return self._seconds[key]
 
-    def bytes(self, choice: Choice, rows: Column, active: Mapping[str, Mask]) -> memory.Numbers:
+    def bytes(self, choice: Choice, rows: Column, active: Mapping[str, Mask]) -> Numbers:
         """Return the bytes of the fullest rank in these layouts; ``active`` gives the layouts in which the choice has each
         feature."""
-        kept = self._kept.of(rows, active, {**self.request.settings, **choice.settings})
-        return memory.peak_bytes(self._memory, rows, kept, self.estimates(choice))
-
-    def slack(self, choice: Choice) -> float:
-        """Return the factor by which the bytes of a choice may be too high."""
-        names = with_required((*self.request.features, *choice.features), self.catalog)
-        return ROUGH if any(map(self._saves_unknown_bytes, names)) else SLACK
-
-    def _saves_unknown_bytes(self, name: str) -> bool:
-        """Return whether a feature saves bytes for which the search has no formula."""
-        feature = self.catalog.feature(name)
-        schedules = feature.spec.slots & _SCHEDULES
-        return implements(feature, "resting") or bool(schedules and not implements(feature, "saved_tensors"))
+        return self._peaks.of(rows, active, {**self.request.settings, **choice.settings})
 
     def work(self, choice: Choice) -> dict[str, Any]:
         """Return the work of every layout by kind."""

@@ -8,10 +8,10 @@ from itertools import product
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mindspeed.job.hybrid_pattern import pattern_of, segmented
 from mindspeed.job.world import World
+from mindspeed.memory_planner.several import Column
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.discovery import Catalog
@@ -20,8 +20,6 @@ SIZES: Final = ("tp", "pp", "vpp", "cp", "ep", "micro_batch_size")
 """Values of the world that a search varies; all others are fixed."""
 PATTERN: Final = "hybrid_layer_pattern"
 LARGEST_MICRO_BATCH: Final = 16
-
-Column = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

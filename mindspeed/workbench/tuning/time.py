@@ -18,8 +18,8 @@ from mindspeed.job.arithmetic import (
     rank_parameters,
     shape_of_world,
 )
+from mindspeed.memory_planner.stages import GRADIENT
 from mindspeed.plugins.estimates import Estimate
-from mindspeed.workbench.tuning.memory import GRADIENT
 from mindspeed.workbench.tuning.space import Layouts
 
 Numbers = NDArray[np.float64]

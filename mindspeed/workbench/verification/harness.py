@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from mindspeed import registry
 from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.memory_planner.plans import stages_of
 from mindspeed.plugins import Category
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.conditions import obstacle
 from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
-from mindspeed.workbench.diagnostics.job_memory import options_of, stages_of
 from mindspeed.workbench.verification.case import VerificationCase
 from mindspeed.workbench.verification.comparison import ComparisonResult, Tolerances, compare, zero_or_not_finite
 from mindspeed.workbench.verification.pool import WorkerPool
@@ -214,7 +214,7 @@ def _foretold(case: VerificationCase) -> dict[str, tuple[int, int]]:
     if not (saves or rests):
         return {}
     try:
-        runs = [stages_of(plan, options_of(plan, case.recipe.shape.dropout > 0)) for plan in (case.baseline, case.plan)]
+        runs = [stages_of(plan, registry.catalog(), case.recipe.shape.dropout > 0) for plan in (case.baseline, case.plan)]
     except MindSpeedError:  # a model whose memory is not foretold is trained all the same
         return {}
     changed = {kind: stage for kind, (_, stage) in _KEPT.items() if (saves if kind.startswith("saved") else rests)}

@@ -8,10 +8,10 @@ import yaml
 
 from mindspeed.features.auto_tuning.feature import AutoTuning, AutoTuningArgs, add_to_store
 from mindspeed.plugins import World
+from mindspeed.workbench.tuning.measure import Store, machine_facts
 from mindspeed.workbench.tuning.output import write
 from mindspeed.workbench.tuning.search import Configuration, Found
 from mindspeed.workbench.tuning.space import Choice
-from mindspeed.workbench.tuning.store import Store, machine_facts
 from tests.features.resolving import ask
 
 
@@ -46,7 +46,7 @@ def test_the_error_is_relative_to_what_was_measured() -> None:
 def test_a_run_of_a_found_job_adds_its_steps_to_the_store(tmp_path: Path) -> None:
     store = Store(tmp_path / "store", machine_facts("cpu"), {"num_layers": 2})
     row = Configuration(Choice(), {"tp": 1}, 0.5, 1000, True, {"step": 1.0})
-    found = Found(1, 1, 1, 0.0, (row,), None, ())
+    found = Found(1, 1, 1, 0.0, (row,), None, (), ())
     write(found, lambda row: {"world": {"tp": 1}}, tmp_path, store)
     job = yaml.safe_load((tmp_path / "job.yaml").read_text())
     assert job["features"] == ["auto-tuning"]
@@ -62,6 +62,6 @@ def test_a_run_of_a_found_job_adds_its_steps_to_the_store(tmp_path: Path) -> Non
 def test_a_run_on_another_machine_adds_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path / "store", {**machine_facts("cpu"), "cores": "1024"}, {"num_layers": 2})
     row = Configuration(Choice(), {"tp": 1}, 0.5, 1000, True, {"step": 1.0})
-    write(Found(1, 1, 1, 0.0, (row,), None, ()), lambda row: {}, tmp_path, store)
+    write(Found(1, 1, 1, 0.0, (row,), None, (), ()), lambda row: {}, tmp_path, store)
     assert not add_to_store(tmp_path / "prediction.json", [1.0])
     assert store.measurements() == {}

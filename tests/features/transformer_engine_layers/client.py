@@ -8,9 +8,7 @@ The clients build Transformer Engine's layers, here those in its roles. Ranks ar
 from __future__ import annotations
 
 import json
-import os
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
@@ -18,7 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import mindspeed
+from tests.forked_ranks import run_ranks
 
+LIMIT: Final = 600.0
+"""Seconds for a model."""
 _SIZES: Final = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -125,8 +126,7 @@ def main(client: str, layout: str, folder: str, *models: str) -> None:
         expected = made(name, path)
         count, sizes = LAYOUTS[layout]
         find = partial(_found, load, path, sizes, *expected)
-        ranks = [_fork(rank, count, path, find) for rank in range(count)]
-        statuses = [os.waitpid(rank, 0)[1] for rank in ranks]
+        statuses = [*run_ranks(count, partial(_write, find, path), LIMIT).values()]
         text = (path / "rank0.json").read_text() if not any(statuses) else json.dumps({"error": f"exit status {statuses}"})
         print(json.dumps({"client": client, "layout": layout, "model": name} | json.loads(text)), flush=True)
 
@@ -146,28 +146,12 @@ def made(name: str, path: Path) -> tuple[Any, Any, Any]:
         return given.state_dict(), tokens, given(tokens).logits
 
 
-def _fork(rank: int, count: int, path: Path, find: Callable[[], dict[str, Any]]) -> int:
-    process = os.fork()
-    if process:
-        return process
-    status = 1
-    try:
-        _open_group(rank, count, path)
-        found = find()
-        (path / f"rank{rank}.json").write_text(json.dumps(found))
-        status = 0
-    except BaseException:  # the process ends here: what is left above belongs to the one that forked it
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def _open_group(rank: int, count: int, path: Path) -> None:
+def _write(find: Callable[[], dict[str, Any]], path: Path, rank: int) -> int:
     import torch.distributed as dist
 
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count))
-    dist.init_process_group("gloo", store=dist.FileStore(str(path / "store"), count), rank=rank, world_size=count)
+    dist.init_process_group("gloo")
+    (path / f"rank{rank}.json").write_text(json.dumps(find()))
+    return 0
 
 
 def _found(

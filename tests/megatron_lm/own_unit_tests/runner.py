@@ -12,11 +12,11 @@ import importlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -24,9 +24,13 @@ from typing import Any, Final, TextIO
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[2]))
+from forked_ranks import run_ranks
+
 TEST_SECONDS: Final = 60
 FILE_SECONDS: Final = 900
 RESTARTS: Final = 8
+GRACE: Final = 20.0
 LEFT_OUT: Final = ("tests/unit_tests/dist_checkpointing/models/test_mlp_glu.py::TestParallelMLPWithGLU::test_oom_is_handled",)
 """Tests that are not run: this one takes more than half of the memory of the machine."""
 WARM: Final = (
@@ -93,25 +97,23 @@ def _reason(report: Any) -> str:
 def run_file(file: str, nproc: int) -> dict[str, Outcome]:
     """``{node id: outcome}`` of one file on ``nproc`` ranks.
 
-    Tests behind one that ends its process, and those whose port another process has taken, run in new processes.
+    Tests behind one that ends its process run in new processes.
     """
     outcomes: dict[str, Outcome] = {}
     deadline = time.monotonic() + FILE_SECONDS
     for _ in range(RESTARTS):
         ended, found = _run_once(file, nproc, list(outcomes), deadline)
-        kept = {test: outcome for test, outcome in found.items() if "EADDRINUSE" not in outcome.reason}
-        outcomes |= kept
-        if (ended and len(kept) == len(found)) or not found or time.monotonic() > deadline:
+        outcomes |= found
+        if ended or not found or time.monotonic() > deadline:
             break
     return outcomes
 
 
 def _run_once(file: str, nproc: int, known: Sequence[str], deadline: float) -> tuple[bool, dict[str, Outcome]]:
     with TemporaryDirectory() as folder:
-        port = _port()
-        ranks = {_fork(file, nproc, rank, port, known, Path(folder)): rank for rank in range(nproc)}
-        statuses = _wait(set(ranks), deadline)
-        rows = [_read(Path(folder, f"{rank}.jsonl"), statuses[process]) for process, rank in ranks.items()]
+        body = partial(_run_tests, file, known, Path(folder))
+        statuses = run_ranks(nproc, body, max(0.0, deadline - time.monotonic()), grace=GRACE)
+        rows = [_read(Path(folder, f"{rank}.jsonl"), statuses[rank]) for rank in range(nproc)]
     found = {
         test: max((row[test] for _, row in rows if test in row), key=lambda outcome: ORDER.index(outcome.state))
         for test in sorted({test for _, row in rows for test in row})
@@ -119,36 +121,14 @@ def _run_once(file: str, nproc: int, known: Sequence[str], deadline: float) -> t
     return all(ended for ended, _ in rows), found
 
 
-def _wait(processes: set[int], deadline: float) -> dict[int, int]:
-    statuses: dict[int, int] = {}
-    while len(statuses) < len(processes):
-        for process in processes.difference(statuses):
-            ended, status = os.waitpid(process, os.WNOHANG)
-            if ended:
-                statuses[process] = os.waitstatus_to_exitcode(status)
-                if statuses[process] not in range(6) or len(statuses) < len(processes):
-                    deadline = min(deadline, time.monotonic() + 20)
-        if time.monotonic() > deadline:
-            for process in processes.difference(statuses):
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.05)
-    return statuses
-
-
-def _fork(file: str, nproc: int, rank: int, port: int, known: Sequence[str], folder: Path) -> int:
-    process = os.fork()
-    if process:
-        return process
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(nproc)}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+def _run_tests(file: str, known: Sequence[str], folder: Path, rank: int) -> int:
     log = os.open(os.environ.get("OWN_UNIT_TESTS_LOG", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     arguments = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", f"--timeout={TEST_SECONDS}", "--timeout-method=thread"]
     arguments += [f"--basetemp={folder / f'tmp{rank}'}", *(f"--deselect={test}" for test in (*LEFT_OUT, *known)), file]
     with (folder / f"{rank}.jsonl").open("w", encoding="utf-8") as stream:
-        status = pytest.main(arguments, plugins=[Recorder(stream)])
-    os._exit(int(status))
+        return int(pytest.main(arguments, plugins=[Recorder(stream)]))
 
 
 def _read(events: Path, status: int) -> tuple[bool, dict[str, Outcome]]:
@@ -165,12 +145,6 @@ def _read(events: Path, status: int) -> tuple[bool, dict[str, Outcome]]:
         return status in range(6), outcomes
     outcomes[started] = Outcome("hung" if status in (1, -signal.SIGKILL) else "crashed", f"exit status {status}")
     return False, outcomes
-
-
-def _port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("localhost", 0))
-        return int(listening.getsockname()[1])
 
 
 def _prepare(checkout: str, nproc: int, plan: dict[str, Any] | None) -> None:

@@ -15,10 +15,9 @@ from click.testing import CliRunner
 
 from mindspeed.cli import main
 from mindspeed.workbench.tuning import measure as measuring
-from mindspeed.workbench.tuning.measure import measure
+from mindspeed.workbench.tuning.measure import Store, measure
 from mindspeed.workbench.tuning.search import Configuration
 from mindspeed.workbench.tuning.space import Choice
-from mindspeed.workbench.tuning.store import Store
 
 WORDS = ("tune", "--world-size", "2", "--num-layers", "2", "--calibrate", "5", "--top", "8", "--json")
 PROGRAM = """

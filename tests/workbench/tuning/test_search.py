@@ -15,15 +15,14 @@ from mindspeed.cli import main
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.world import FIELDS
-from mindspeed.workbench.diagnostics.job_memory import peaks
-from mindspeed.workbench.tuning import memory
+from mindspeed.memory_planner.layouts import LayoutPeaks
+from mindspeed.memory_planner.plans import peak_of
 from mindspeed.workbench.tuning import time as timing
 from mindspeed.workbench.tuning.job import make_search
 from mindspeed.workbench.tuning.layout_jobs import FixedRequest
-from mindspeed.workbench.tuning.measure import telling
+from mindspeed.workbench.tuning.measure import Measurement, Store, machine_facts, telling
 from mindspeed.workbench.tuning.search import Found, Question, Resolved, key_of, search
 from mindspeed.workbench.tuning.space import SIZES, Choice, Layouts
-from mindspeed.workbench.tuning.store import Measurement, Store, machine_facts
 from tests.features.resolving import CATALOG
 from tests.workbench.tuning.test_layout_jobs import OF_PLATFORM, everywhere, space
 
@@ -52,14 +51,40 @@ def test_the_ranking_does_not_change_with_the_speed_of_the_machine() -> None:
     assert three[0].predicted_seconds == pytest.approx(3 * one[0].predicted_seconds)
 
 
-def test_more_tensor_parallel_ranks_never_hold_more_weights() -> None:
+def test_more_tensor_parallel_ranks_never_hold_more_bytes() -> None:
     layouts, _ = space()
-    base = memory.basis(layouts)
-    columns = layouts.columns
-    for row in range(len(layouts)):
-        same = np.logical_and.reduce([columns[name] == columns[name][row] for name in SIZES if name != "tp"])
-        weights = base.weights[same][np.argsort(columns["tp"][same])]
-        assert (np.diff(weights) <= 0).all()
+    columns, rows = layouts.columns, np.flatnonzero(layouts.divides & layouts.whole_batches & (layouts.pp == 1))
+    held = LayoutPeaks(CATALOG, layouts.model, columns).of(rows, {}, {})
+    for row in rows:
+        same = np.logical_and.reduce([columns[name][rows] == columns[name][row] for name in SIZES if name != "tp"])
+        assert (np.diff(held[same][np.argsort(columns["tp"][rows][same])]) <= 0).all()
+
+
+ONE_ANSWER = """
+    --platform npu --megatron 0.16.1 --num-layers 8 --hidden-size 4096 --ffn-hidden-size 11008 --num-attention-heads 32
+    --num-query-groups 32 --num-experts 0 --vocab-size 32000 --seq-length 2048 --micro-batch-size 1 --global-batch-size 64
+    --normalization RMSNorm --gated-linear-unit --rotary --dtype bf16 --tp 2 --pp 1 --cp 1 --features swap-optimizer
+    --device-memory 8GiB
+"""
+
+
+@pytest.mark.parametrize("top", ["5", "0"])
+def test_a_search_and_its_rows_agree_on_what_fits_and_is_modelled(top: str, tmp_path: Path) -> None:
+    status, data = run("--world-size", "8", *ONE_ANSWER.split(), "--top", top, "--store", str(tmp_path))
+    assert status == 0
+    assert all(row["fits"] for row in data["rows"])
+    assert (data["feasible"], data["fitting"]) == (360, 360)
+    assert data["not_modelled"] == []
+    assert "swap-optimizer" in data["not_timed"]
+
+
+def test_a_search_names_features_whose_memory_it_counts_and_whose_time_it_does_not(tmp_path: Path) -> None:
+    words = ("--world-size", "8", *ONE_ANSWER.split(), "--top", "1", "--store", str(tmp_path))
+    *_, last = CliRunner().invoke(main, ["tune", *words]).stdout.splitlines()
+    assert last == (
+        "memory modelled, step time not: adaptive-cp, hybrid-attention, kv-allgather-cp, ring-attention, swap-optimizer, "
+        "ulysses-attention"
+    )
 
 
 def test_a_fit_gives_back_the_machine_that_made_the_times() -> None:
@@ -166,8 +191,8 @@ def test_bytes_of_a_row_are_those_of_the_memory_planner(tmp_path: Path) -> None:
     (row,) = data["rows"]
     model = make_search([Layer("test")], {}, made_up("cpu", "0.16.1"), 2).model
     world = {name: value for name, value in model.items() if name in FIELDS and name not in OF_PLATFORM} | row["job"]["world"]
-    foretold = peaks(registry.plan(row["job"]["features"], world=world, platform="cpu"))
-    assert row["predicted_bytes"] == max(stage["peak"] for stage in foretold)
+    plan = registry.plan(row["job"]["features"], world=world, platform="cpu")
+    assert row["predicted_bytes"] == peak_of(plan, registry.catalog())
 
 
 def test_a_stale_store_is_refused_until_it_is_measured_again(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mindspeed.workbench.tuning.several import by_case, several
+from mindspeed.memory_planner.several import by_case, several
 
 LAYOUTS = np.array([1, 2, 2, 3, 4, 6, 8, 8])
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from mindspeed.job.world import Signal
 from mindspeed.problems.problem import MindSpeedError
-from mindspeed.workbench.tuning.space import Column
 
+Column = NDArray[np.int64]
 Answer = TypeVar("Answer")
 _NOT_FOR_ARRAYS: Final = (TypeError, ValueError, AttributeError, ArithmeticError)
 """Errors of a formula that cannot compute with arrays; those of a hook arrive as the cause of a problem."""

@@ -10,13 +10,12 @@ import pytest
 
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.memory.estimate import chunk_tensors
+from mindspeed.memory_planner.layouts import LayoutPeaks
+from mindspeed.memory_planner.tensors import chunk_tensors
 from mindspeed.ops.availability import running
-from mindspeed.workbench.tuning.activations import KeptTables
 from mindspeed.workbench.tuning.job import SearchJob, make_search
 from mindspeed.workbench.tuning.layout_jobs import Feasibility
-from mindspeed.workbench.tuning.search import ROUGH, SLACK, Scores
-from mindspeed.workbench.tuning.space import Choice
+from mindspeed.workbench.tuning.search import Scores
 from mindspeed.workbench.tuning.time import DEFAULTS, Machine
 
 LLAMA: dict[str, Any] = {
@@ -39,42 +38,58 @@ EXPERTS = {"num_experts": 8, "moe_ffn_hidden_size": 256, "router_topk": 2}
 HYBRID = {"num_layers": None, "hybrid_layer_pattern": "*-" * 32, "vpp": 1, "megatron": "0.19.0"}
 
 
-def job_of(**world: Any) -> SearchJob:
-    return make_search([Layer("test", world=LLAMA | world)], {}, made_up("cuda", world.get("megatron", "0.16.1")), 16)
+def job_of(*features: str, **world: Any) -> SearchJob:
+    layer = Layer("test", features, world=LLAMA | world)
+    return make_search([layer], {}, made_up("cuda", world.get("megatron", "0.16.1")), 16)
 
 
-@pytest.mark.parametrize("world", [{}, EXPERTS, HYBRID], ids=["dense", "experts", "hybrid"])
-def test_bytes_of_the_search_are_those_of_the_planner(world: dict[str, Any]) -> None:
-    job, chosen = job_of(**world), random.Random(5)
+@pytest.mark.parametrize(
+    ("world", "features"),
+    [
+        ({}, ()),
+        (EXPERTS, ()),
+        (HYBRID, ()),
+        ({}, ("swap-optimizer",)),
+        ({}, ("reuse-fp32-param",)),
+        ({}, ("zero-bubble",)),
+    ],
+    ids=["dense", "experts", "hybrid", "swapped optimizer", "residuals", "schedule"],
+)
+def test_bytes_of_the_search_are_those_of_the_planner(world: dict[str, Any], features: tuple[str, ...]) -> None:
+    job, chosen = job_of(*features, **world), random.Random(5)
     question = job.question(Machine(DEFAULTS["cuda"]), float("inf"))
     rules = Feasibility(job.catalog, question.layouts, question.request, running("cuda"))
     scores = Scores(question, job.catalog)
-    able = [c for c in question.choices if world is not HYBRID or "adaptive-cp" not in c.features]
-    for choice in chosen.sample(able, 12):  # adaptive-cp is refused for the layers of a hybrid model on cuda
-        good, active = rules.taken(choice)
-        rows = np.array([chosen.choice(np.flatnonzero(good & question.layouts.whole_batches))])
+    able = [c for c in question.choices if world is not HYBRID or "adaptive-cp" not in c.features]  # cuda refuses both
+    judged = ((choice, *rules.taken(choice)) for choice in chosen.sample(able, 12))
+    valid = [(choice, np.flatnonzero(good & question.layouts.whole_batches), active) for choice, good, active in judged]
+    assert any(rows.size for _, rows, _ in valid)
+    for choice, some, active in valid:
+        if not some.size:
+            continue
+        rows = np.array([chosen.choice(some)])
         (bytes_of_search,) = scores.bytes(choice, rows, active)
         resolved = job.resolved(choice, question.layouts.world(int(rows[0])))
         assert resolved is not None
-        assert bytes_of_search == pytest.approx(resolved.bytes, rel=0.05), (choice, question.layouts.sizes(int(rows[0])))
+        assert bytes_of_search == resolved.bytes, (choice, question.layouts.sizes(int(rows[0])))
 
 
 def test_features_of_mindspeed_are_asked_for_many_layouts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     job, counted = job_of(**EXPERTS), []
     question = job.question(Machine(DEFAULTS["cuda"]), float("inf"))
     rules = Feasibility(job.catalog, question.layouts, question.request, running("cuda"))
-    tables = KeptTables(job.catalog, question.layouts)
+    peaks = LayoutPeaks(job.catalog, question.layouts.model, question.layouts.columns)
 
     def counting(*given: Any, **options: Any) -> Any:
         counted.append(given)
         return chunk_tensors(*given, **options)
 
-    monkeypatch.setattr("mindspeed.workbench.tuning.activations.chunk_tensors", counting)
+    monkeypatch.setattr("mindspeed.memory_planner.layouts.chunk_tensors", counting)
     most = {}
     for choice in question.choices[::5]:
         good, active = rules.taken(choice)
         before = len(counted)
-        tables.of(np.flatnonzero(good), active, choice.settings)
+        peaks.of(np.flatnonzero(good), active, choice.settings)
         most[str(choice)] = len(counted) - before
     assert max(most.values()) < 100, most
 
@@ -100,16 +115,12 @@ def test_a_formula_need_not_know_that_it_is_asked_for_many_layouts(formula: Any,
             return formula(self, tensors)
 
     catalog: Any = SimpleNamespace(specs=job.catalog.specs, models=job.catalog.models, feature={"tflops": Halving}.get)
-    plain, halved = (KeptTables(catalog, layouts).of(rows, active, {}) for active in ({}, {"tflops": everywhere}))
+    plain, halved = (
+        LayoutPeaks(catalog, layouts.model, layouts.columns).of(rows, {"tflops": active}, {})
+        for active in (~everywhere, everywhere)
+    )
     has = (layouts.tp > 1) & (layouts.pp > 1)
     assert has.any()
-    assert plain.chunk[~has] == pytest.approx(halved.chunk[~has])
-    assert plain.chunk[has] == pytest.approx(2 * halved.chunk[has], rel=1e-3)
+    assert (plain[~has] == halved[~has]).all()
+    assert (plain[has] > halved[has]).all()
     assert len(asked) <= most < len(layouts)
-
-
-def test_savings_that_no_formula_has_leave_more_configurations_to_the_planner() -> None:
-    job = job_of()
-    scores = Scores(job.question(Machine(DEFAULTS["cuda"]), float("inf")), job.catalog)
-    assert scores.slack(Choice(("recompute", "distributed-optimizer"))) == SLACK
-    assert [scores.slack(Choice((name,))) for name in ("swap-optimizer", "zero-bubble")] == [ROUGH, ROUGH]

@@ -1,16 +1,31 @@
-"""The tensors that the layers of a model chunk keep for backward, by their sizes. Light, no torch."""
+"""The tensors that a model chunk keeps for backward, by their sizes. Light, no torch.
+
+Each depth of multi-token prediction, behind the decoder on the last stage, joins the hidden states of the depth before with the
+embeddings of the next tokens. It has layers, a norm and a loss.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mindspeed.job.arithmetic import BYTES, LayerCounts, ModelShape, shape_of_world
 from mindspeed.job.world import World
-from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, with_coming_back
 
 LAYER_INPUT: Final = "layer input"
 RESIDUAL: Final = "attention: residual"
+_INPUTS: Final = {
+    "input norm": LAYER_INPUT,
+    "pre-mlp norm": RESIDUAL,
+    "final norm": "final norm: input",
+    "prediction norms": "prediction norms: input",
+}
+
+Changes = Iterable[Callable[[SavedTensors], SavedTensors]]
+"""The changes that features make to what layers or the optimizer keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +38,33 @@ class JobOptions:
     dropout: bool = False
 
 
-def layer_tensors(
+def chunk_tensors(
+    world: World, options: JobOptions, changes: Changes, counts: LayerCounts, first: bool = False, last: bool = False
+) -> SavedTensors:
+    """Return what a chunk of layers keeps with the changes of features; ``first`` and ``last`` have an end of the model."""
+    tensors = (*_layer_tensors(world, options, counts, ends=last), *_ends(world, options, first, last))
+    if last:
+        tensors = (*tensors, *_prediction_tensors(world, options))
+    for change in changes:
+        tensors = change(tensors)
+    return tuple(t for t in with_coming_back(_without_converted_inputs(tensors, world)) if t.bytes)
+
+
+def _without_converted_inputs(tensors: SavedTensors, world: World) -> SavedTensors:
+    """Leave out the input of a norm that keeps an fp32 copy instead, as an RMSNorm of several operators does in bf16."""
+    if world.normalization != "RMSNorm" or world.dtype == "fp32":
+        return tensors
+    converted: Counter[tuple[str, bool]] = Counter()
+    for t in tensors:
+        norm, _, what = t.name.partition(": ")
+        if what == "copies" and t.held == "kept" and norm in _INPUTS:
+            given = LAYER_INPUT if world.is_hybrid and _INPUTS[norm] == RESIDUAL else _INPUTS[norm]
+            converted[given, t.prediction] += t.layers
+    kept = (replace(t, layers=t.layers - converted[t.name, t.prediction]) if t.held == "kept" else t for t in tensors)
+    return tuple(t for t in kept if t.layers > 0)
+
+
+def _layer_tensors(
     world: World, options: JobOptions, counts: LayerCounts, ends: bool = False, prediction: bool = False
 ) -> SavedTensors:
     """Return what a chunk with these local layers keeps, for one micro-batch on one rank.
@@ -36,7 +77,7 @@ def layer_tensors(
     size = BYTES[world.dtype]
     mask = size if options.on_cpu else 1  # the CPU has no fused dropout
     tokens = world.seq_length * world.micro_batch_size // world.cp
-    hidden = hidden_elements(world, options)
+    hidden = _hidden_elements(world, options)
     scores = world.num_attention_heads // world.tp * world.seq_length * tokens
     dropped = hidden * mask if options.dropout else 0
     after = counts.mlp + counts.experts
@@ -44,8 +85,8 @@ def layer_tensors(
     parts = (
         ({LAYER_INPUT: hidden * size}, inputs),
         ({RESIDUAL: hidden * size}, 0 if world.is_hybrid else after),
-        (norm_tensors("input norm", world, options, hidden), counts.attention),
-        (norm_tensors("pre-mlp norm", world, options, hidden), after),
+        (_norm_tensors("input norm", world, options, hidden), counts.attention),
+        (_norm_tensors("pre-mlp norm", world, options, hidden), after),
         (_attention(world, options, shape, tokens, scores) | {"attention: dropout mask": dropped}, counts.attention),
         ({"mlp: dropout mask": dropped}, after),
         (_mlp(world, tokens), counts.mlp),
@@ -64,13 +105,13 @@ def layer_tensors(
     return (*kept, *(SavedTensor(name, bytes, 1, once=True) for name, bytes in once.items()), gradients)
 
 
-def hidden_elements(world: World, options: JobOptions) -> int:
+def _hidden_elements(world: World, options: JobOptions) -> int:
     """Count the elements of the hidden states of one micro-batch on one rank."""
     tokens = world.seq_length * world.micro_batch_size // world.cp
     return tokens // (world.tp if options.sequence_parallel else 1) * world.hidden_size
 
 
-def norm_tensors(name: str, world: World, options: JobOptions, hidden: int) -> dict[str, int]:
+def _norm_tensors(name: str, world: World, options: JobOptions, hidden: int) -> dict[str, int]:
     """A norm of torch: what it is computed from, where it is made of several operators, and its output."""
     size, tokens = BYTES[world.dtype], hidden // world.hidden_size
     if world.normalization == "RMSNorm":
@@ -161,3 +202,58 @@ def _activation(inner: int, gated: bool, outputs: int = 1) -> dict[str, int]:
         "mlp: activation inner": 2 * inner if gated else 0,
         "mlp: activation output": outputs * inner,
     }
+
+
+def _ends(world: World, options: JobOptions, first: bool, last: bool) -> SavedTensors:
+    """Return what the embedding, the last norm and the loss keep."""
+    size = BYTES[world.dtype]
+    hidden = _hidden_elements(world, options)
+    made: dict[str, int] = {}
+    if first and options.dropout:
+        made["embedding: dropout mask"] = hidden * (size if options.on_cpu else 1)
+    if last:
+        made |= {"final norm: input": hidden * size, **_norm_tensors("final norm", world, options, hidden)}
+        made |= _loss_tensors(world)
+    tensors = [SavedTensor(name, bytes, 1) for name, bytes in made.items() if bytes]
+    shape = shape_of_world(world)
+    if world.rotary and shape.latent is None:
+        width = shape.kv_channels
+        tensors.append(SavedTensor("rotary frequencies", world.seq_length * width * 4, 1, once=True))
+    return tuple(tensors)
+
+
+def _prediction_tensors(world: World, options: JobOptions) -> SavedTensors:
+    """Return what all depths of a job keep for one micro-batch."""
+    shape = shape_of_world(world)
+    depths = shape.mtp_num_layers
+    if not depths:
+        return ()
+    hidden, size = _hidden_elements(world, options), BYTES[world.dtype]
+    tokens = world.seq_length * world.micro_batch_size // world.cp
+    has_rotary = world.rotary or shape.latent is not None
+    norms = _norm_tensors("prediction norms", world, options, hidden)
+    norms.pop("prediction norms: output")  # joined instead
+    made = {
+        "prediction: embedding dropout mask": hidden * (size if options.on_cpu else 1) * options.dropout,
+        "prediction norms: input": 2 * hidden * size,
+        **{name: 2 * bytes for name, bytes in norms.items()},
+        "prediction: joined": 2 * hidden * size,
+        "prediction: gathered": hidden * size * (world.tp - 1) * options.sequence_parallel,  # the own rows are a view
+        "final norm: input": hidden * size,
+        **_norm_tensors("final norm", world, options, hidden),
+        **_loss_tensors(world),
+        "prediction: next tokens": (16 if has_rotary else 24)
+        * tokens,  # with their labels, and the positions that are looked up
+    }
+    layers = _layer_tensors(world, options, shape.prediction, prediction=True)
+    each = (replace(t, layers=t.layers * depths) for t in layers if not t.once)
+    ends = (SavedTensor(name, bytes, depths, prediction=True) for name, bytes in made.items() if bytes)
+    return (*each, *ends)
+
+
+def _loss_tensors(world: World) -> dict[str, int]:
+    """Return what one loss of each token keeps."""
+    tokens = world.seq_length * world.micro_batch_size // world.cp
+    # index, mask and loss of each token; with the vocabulary in parts its index in the own one and whether it is there
+    targets = tokens * (13 + 9 * (world.tp > 1))
+    return {"loss: logits": tokens * world.vocab_size // world.tp * 4, "loss: targets": targets}

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from mindspeed.job.arithmetic import (
     BYTES,
-    LayerCounts,
     Parameters,
     counts_per_chunk,
     embedding_parameters,
     layers_parameters,
     output_parameters,
+    prediction_parameters,
     shape_of_world,
 )
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory.byte_count import Bytes
-from mindspeed.memory.layer_tensors import LAYER_INPUT, RESIDUAL, JobOptions, hidden_elements, layer_tensors, norm_tensors
-from mindspeed.memory.prediction import loss_tensors, parameters_behind_decoder, prediction_tensors
-from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, with_coming_back
+from mindspeed.memory_planner.tensors import LAYER_INPUT, Changes, JobOptions, chunk_tensors
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
 
 NEEDED: Final = (
     "world_size",
@@ -40,7 +38,7 @@ NEEDED: Final = (
     "rotary",
     "dtype",
 )
-"""Sizes of a job without which no bytes can be foretold."""
+"""Sizes of a job without which no bytes can be estimated."""
 ESTIMATED: Final = frozenset("*+-E")
 """Layers of a hybrid model whose bytes are counted."""
 
@@ -71,10 +69,24 @@ class Stage:
 
     @property
     def peak(self) -> int:
-        """Add the larger of what passes keep and of what the exchange of gradients behind them needs to what rests."""
-        resting = sum(row.bytes for row in self.rows if row.held == "kept" and row.name in RESTING)
-        passes = sum(row.bytes * row.live for row in self.rows if row.held in AT_PEAK) - resting
-        return resting + max(passes, sum(row.bytes for row in self.rows if row.held == BEHIND))
+        """Return the bytes on the device at the peak; an array where those of the rows are."""
+        peak: int = peak_bytes(self.resting, self.passes, self.behind)
+        return peak
+
+    @property
+    def resting(self) -> int:
+        """Bytes between steps."""
+        return sum(row.bytes for row in self.rows if row.held == "kept" and row.name in RESTING)
+
+    @property
+    def passes(self) -> int:
+        """Bytes of what forward and backward passes have at the peak."""
+        return sum(row.bytes * row.live for row in self.rows if row.held in AT_PEAK and row.name not in RESTING)
+
+    @property
+    def behind(self) -> int:
+        """Bytes of the exchange of gradients, when nothing is kept for backward any more."""
+        return sum(row.bytes for row in self.rows if row.held == BEHIND)
 
     @property
     def activations(self) -> int:
@@ -98,16 +110,11 @@ AT_PEAK: Final = ("kept", "in backward")
 BEHIND: Final = "behind backward"
 """Place of a row that exists when nothing is kept for backward any more."""
 _NOT_DROPPED: Final = (LAYER_INPUT, "embedding", "final norm", "loss")
-_INPUTS: Final = {
-    "input norm": LAYER_INPUT,
-    "pre-mlp norm": RESIDUAL,
-    "final norm": "final norm: input",
-    "prediction norms": "prediction norms: input",
-}
 OPTIMIZER: Final = ("main weights", "residuals", "states")
 RESTING: Final = ("weights", "gradients", *OPTIMIZER)
+GRADIENT: Final = 4
+"""Bytes of a gradient: Megatron's buffers are fp32."""
 
-Changes = Iterable[Callable[[SavedTensors], SavedTensors]]
 Live = Sequence[Sequence[int]]
 """For each stage, and each of its chunks, the micro-batches in flight at the peak."""
 
@@ -135,18 +142,34 @@ def stages(
     made = []
     for number, (full, inputs) in enumerate(zip(live, dropped, strict=True)):
         rows = _activations(world, options, changes, number, list(zip(full, inputs, strict=True)))
-        made.append(Stage(number, (*_resting(world, options, resting, number), *rows)))
+        made.append(Stage(number, (*resting_rows(world, options, resting, parameters(world, number)), *rows)))
     return made
+
+
+def is_outside(tensor: SavedTensor) -> bool:
+    """Return whether a tensor is outside of layers, or the input of one, which a pass that is dropped keeps."""
+    return tensor.prediction or tensor.name.partition(":")[0] in _NOT_DROPPED
+
+
+def peak_bytes(resting: Any, passes: Any, behind: Any) -> Any:
+    """Return the bytes of a rank at its peak, of numbers or of arrays.
+
+    The larger of what passes have and of what the exchange of gradients behind them needs is in addition to what rests.
+    """
+    return resting + passes + (behind - passes) * (behind > passes)
+
+
+def passes_in_flight(pp: Any, vpp: Any, micro_batches: Any, stage: Any) -> Any:
+    """Count the passes through chunks that a stage has in flight at its peak, under 1F1B, of numbers or of arrays."""
+    after, most = pp - stage - 1, micro_batches * vpp
+    units = (vpp - 1) * pp + after * (1 + (vpp > 1)) + 1
+    return units + (most - units) * (most < units)
 
 
 def live_passes(world: World, stage: int) -> list[int]:
     """Return how many micro-batches of each model chunk of a stage are in flight at its peak, under 1F1B."""
-    count = world.num_micro_batches
-    if world.vpp == 1:
-        return [min(count, world.pp - stage)]
-    units = min(count * world.vpp, 2 * (world.pp - stage - 1) + (world.vpp - 1) * world.pp + 1)
     live = [0] * world.vpp
-    for unit in range(units):
+    for unit in range(passes_in_flight(world.pp, world.vpp, world.num_micro_batches, stage)):
         live[unit // world.pp % world.vpp] += 1
     return live
 
@@ -154,38 +177,45 @@ def live_passes(world: World, stage: int) -> list[int]:
 def parameters(world: World, stage: int) -> tuple[int, int]:
     """Return the parameters of a rank of a stage: those outside of experts, and those of its experts."""
     shape = shape_of_world(world)
-    first, last = stage == 0, stage == world.pp - 1
-    layer = sum((layers_parameters(shape, counts) for counts in counts_per_chunk(world)[stage :: world.pp]), Parameters())
-    total = layer.split // world.tp + layer.replicated
+    layers = sum((layers_parameters(shape, counts) for counts in counts_per_chunk(world)[stage :: world.pp]), Parameters())
+    return parameters_with_ends(world, layers, stage == 0, stage == world.pp - 1)
+
+
+def parameters_with_ends(world: World, layers: Parameters, first: bool, last: bool) -> tuple[int, int]:
+    """Return those of a rank with these layers, and with the ends of the model where its stage is the first or the last."""
+    shape = shape_of_world(world)
+    total = layers.split // world.tp + layers.replicated
     if first:
         ends = embedding_parameters(shape)
         total += ends.split // world.tp + ends.replicated
     if last:
-        output = shape.vocab_size * shape.hidden_size if world.pp > 1 else output_parameters(shape).split
-        total += output // world.tp + shape.hidden_size * (2 if shape.norm_bias else 1)
-        behind = parameters_behind_decoder(world)
-        total += behind.split // world.tp + behind.replicated
-        layer += Parameters(experts=behind.experts)
-    return int(total), int(layer.experts // world.ep // world.tp)
+        output = output_parameters(shape) if first else Parameters(shape.vocab_size * shape.hidden_size)
+        total += output.split // world.tp + shape.hidden_size * (2 if shape.norm_bias else 1)
+        if shape.mtp_num_layers:
+            behind = prediction_parameters(shape) + (Parameters() if first else embedding_parameters(shape))
+            total += behind.split // world.tp + behind.replicated
+            layers += Parameters(experts=behind.experts)
+    return total, layers.experts // world.ep // world.tp
 
 
-def _resting(world: World, options: JobOptions, changes: Changes, number: int) -> list[Row]:
+def resting_rows(world: World, options: JobOptions, changes: Changes, counts: tuple[int, int]) -> list[Row]:
+    """Return what rests on a rank with so many parameters outside of experts and in experts, and what their exchange needs."""
     size = BYTES[world.dtype]
-    counts = parameters(world, number)
     count = updated = sum(counts)
     arriving: list[Row] = []
     if options.distributed_optimizer:
-        replicas = (world.dp * world.cp, max(1, world.dp * world.cp // world.ep))
+        ranks = world.dp * world.cp
+        replicas = (ranks, -(-ranks // world.ep))
         updated = sum(own // ranks for own, ranks in zip(counts, replicas, strict=True))
         if options.on_cpu:  # where a rank adds up its part itself, beside the parts of all ranks that arrive
             largest = max(own for own, ranks in zip((*counts, 0), (*replicas, 2), strict=True) if ranks > 1)
-            arriving = [Row("gradients that arrive", largest * 4, BEHIND)] if largest else []
+            arriving = [Row("gradients that arrive", largest * GRADIENT, BEHIND)] if largest else []
     kept: SavedTensors = (SavedTensor("states", updated * 8, 1),)
     if size == 2:
         kept = (SavedTensor("main weights", updated * 4, 1), *kept)
     for change in changes:
         kept = change(kept)
-    rows = [Row("weights", count * size), Row("gradients", count * 4)]
+    rows = [Row("weights", count * size), Row("gradients", count * GRADIENT)]
     return [*rows, *(Row(t.name, t.bytes, t.held, t.by) for t in kept), *arriving]
 
 
@@ -201,51 +231,6 @@ def _activations(world: World, options: JobOptions, changes: Changes, stage: int
             if t.once:
                 rows[key] = Row(*key, once=True)
             else:
-                is_outside = t.prediction or t.name.partition(":")[0] in _NOT_DROPPED
-                passes = full + (dropped if is_outside else 0)
+                passes = full + (dropped if is_outside(t) else 0)
                 rows[key] = Row(*key, live=before.live + passes, chunks=before.chunks + 1)
     return list(rows.values())
-
-
-def chunk_tensors(
-    world: World, options: JobOptions, changes: Changes, counts: LayerCounts, first: bool = False, last: bool = False
-) -> SavedTensors:
-    """Return what a chunk of layers keeps with the changes of features; ``first`` and ``last`` have an end of the model."""
-    tensors = (*layer_tensors(world, options, counts, ends=last), *_ends(world, options, first, last))
-    if last:
-        tensors = (*tensors, *prediction_tensors(world, options))
-    for change in changes:
-        tensors = change(tensors)
-    return tuple(t for t in with_coming_back(_without_converted_inputs(tensors, world)) if t.bytes)
-
-
-def _without_converted_inputs(tensors: SavedTensors, world: World) -> SavedTensors:
-    """Leave out the input of a norm that keeps an fp32 copy instead, as an RMSNorm of several operators does in bf16."""
-    if world.normalization != "RMSNorm" or world.dtype == "fp32":
-        return tensors
-    converted: Counter[tuple[str, bool]] = Counter()
-    for t in tensors:
-        norm, _, what = t.name.partition(": ")
-        if what == "copies" and t.held == "kept" and norm in _INPUTS:
-            given = LAYER_INPUT if world.is_hybrid and _INPUTS[norm] == RESIDUAL else _INPUTS[norm]
-            converted[given, t.prediction] += t.layers
-    kept = (replace(t, layers=t.layers - converted[t.name, t.prediction]) if t.held == "kept" else t for t in tensors)
-    return tuple(t for t in kept if t.layers > 0)
-
-
-def _ends(world: World, options: JobOptions, first: bool, last: bool) -> SavedTensors:
-    """Return what the embedding, the last norm and the loss keep."""
-    size = BYTES[world.dtype]
-    hidden = hidden_elements(world, options)
-    made: dict[str, int] = {}
-    if first and options.dropout:
-        made["embedding: dropout mask"] = hidden * (size if options.on_cpu else 1)
-    if last:
-        made |= {"final norm: input": hidden * size, **norm_tensors("final norm", world, options, hidden)}
-        made |= loss_tensors(world)
-    tensors = [SavedTensor(name, bytes, 1) for name, bytes in made.items() if bytes]
-    shape = shape_of_world(world)
-    if world.rotary and shape.latent is None:
-        width = shape.kv_channels
-        tensors.append(SavedTensor("rotary frequencies", world.seq_length * width * 4, 1, once=True))
-    return tuple(tensors)

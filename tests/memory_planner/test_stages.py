@@ -4,8 +4,8 @@ import pytest
 
 from mindspeed.job.arithmetic import LayerCounts
 from mindspeed.job.world import UnknownValue, World
-from mindspeed.memory.estimate import chunk_tensors, live_passes, parameters, stages
-from mindspeed.memory.layer_tensors import JobOptions
+from mindspeed.memory_planner.stages import live_passes, parameters, stages
+from mindspeed.memory_planner.tensors import JobOptions, chunk_tensors
 from mindspeed.plugins.answers import changed_tensors
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.saved_tensors import SavedTensor, in_backward, leave, resized
