@@ -34,8 +34,7 @@ def attention_sees_all_keys(args: Any, world: World) -> bool:
     return not world.windowed_attention
 
 
-predicts_one_token = Condition.unset(
-    "mtp_num_layers",
+@condition(
     "multi-token prediction expects tokens in Megatron's zig-zag order, which {feature} does not use",
     fix=(
         Fix.advise(
@@ -45,6 +44,9 @@ predicts_one_token = Condition.unset(
         Fix.give_field("mtp_num_layers", 0),
     ),
 )
+def predicts_one_token(args: Any, world: World) -> bool:
+    """Check that there is no multi-token prediction, whose tokens are in Megatron's own order."""
+    return not world.is_set("mtp_num_layers")
 
 
 def has_head_groups(args: Any, world: World) -> bool:
