@@ -12,6 +12,8 @@ from tests.megatron_lm.upstream.checkouts import ARGUMENTS, make
 RULES = """
     total_model_size = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
     assert args.world_size % total_model_size == 0, "the world does not divide"
+    if args.num_query_groups is None:
+        args.num_query_groups = args.num_attention_heads
     if args.num_attention_heads % args.tensor_model_parallel_size != 0:
         raise ValueError("the heads do not divide")
     if args.num_query_groups % args.tensor_model_parallel_size and args.tensor_model_parallel_size % args.num_query_groups:

@@ -61,7 +61,7 @@ class Rules:
         self.failures: dict[int, _Failure] = {}
         self.undecided: dict[int, str] = {}
         self.raising: set[tuple[str, int]] = set()
-        self._made: dict[str, ast.expr] = {}
+        self._locals: dict[str, ast.expr] = {}
 
     def compiled(self, text: str, file: str) -> CodeType:
         """Compile the source of a module with its validating functions guarded."""
@@ -70,7 +70,7 @@ class Rules:
             if isinstance(node, (ast.Raise, ast.Assert)):
                 self.raising.update((file, line) for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
             elif isinstance(node, ast.FunctionDef) and (node.name in _COLLECTING or node.name.startswith(_VALIDATING)):
-                first, self._made = len(self.sites), {}
+                first, self._locals = len(self.sites), {}
                 body = self._block(node.body, file, ())
                 number = self._number(_Statement(range(first, len(self.sites))))
                 node.body = [_call("__entered__", number, node.body[0]), *body]
@@ -88,12 +88,12 @@ class Rules:
         if isinstance(node, _UNGUARDED):
             return node
         first, own, test = len(self.sites), None, None
-        if isinstance(node, ast.Assign) and _is_traced(node.targets[0], node.value):
-            self._made[ast.unparse(node.targets[0])] = node.value
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            self._locals[node.targets[0].id] = node.value
         elif isinstance(node, (ast.Assert, ast.Raise)):
             test = node.test if isinstance(node, ast.Assert) else None
             reads = dict.fromkeys(
-                read for one in (*([test] if test else []), *reversed(tests)) for read in _reads(one, self._made)
+                read for one in (*([test] if test else []), *reversed(tests)) for read in _reads(one, self._locals)
             )
             text = ast.unparse(test) if test is not None else f"not ({ast.unparse(tests[-1])})" if tests else ""
             own = self._new_site(RuleSite(file, node.lineno, text, tuple(reads), isinstance(node, ast.Raise)))
@@ -188,18 +188,13 @@ def _call(name: str, number: int, node: ast.stmt, *more: str) -> ast.stmt:
     return ast.fix_missing_locations(ast.copy_location(call, node))
 
 
-def _is_traced(target: ast.expr, value: ast.expr) -> bool:
-    """Return whether a condition on what is set is one on what it is made of: a local name, or another name of an attribute."""
-    return isinstance(target, ast.Name) or (isinstance(target, ast.Attribute) and isinstance(value, ast.Attribute))
-
-
 def _reads(test: ast.expr, made: Mapping[str, ast.expr]) -> Iterator[tuple[str, str]]:
-    """Yield the attributes of arguments and configurations that a condition reads, itself or by what it names (``made``)."""
+    """Yield the attributes of arguments and configurations that a condition reads, itself or by local names (``made``)."""
     for node in ast.walk(test):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             yield node.value.id, node.attr
-        if isinstance(node, ast.Attribute | ast.Name) and (name := ast.unparse(node)) in made:
-            yield from _reads(made[name], {other: value for other, value in made.items() if other != name})
+        elif isinstance(node, ast.Name) and node.id in made:
+            yield from _reads(made[node.id], {name: value for name, value in made.items() if name != node.id})
 
 
 _SIGNS: Final = {
