@@ -1,4 +1,4 @@
-"""How a command ends: as click and Python end one, interrupted, or with streams that are closed or cannot be written."""
+"""The end of a command: as click and Python end one, interrupted, or with streams that are closed or cannot be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What distributions add besides features: verbs, readers of flags. Each kind is a group of entry points. Light."""
+"""Extensions other than features: verbs, readers of flags. Each kind is a group of entry points. Light."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Extension:
             raise self.broken("MS101", f"cannot be imported: {type(error).__name__}: {error}") from error
 
     def broken(self, code: str, what: str) -> MindSpeedError:
-        """Return the error that says what is wrong with the object, and which distribution to repair."""
+        """Return the error with what is wrong with the object, and which distribution to repair."""
         text = f"{self.name} of {self.distribution} {what}"
         return MindSpeedError([Problem(code, text, where=self.where, fix=broken_fix(self.distribution))])
 

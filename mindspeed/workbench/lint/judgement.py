@@ -176,7 +176,7 @@ def _with_rules(
 
 
 def one_of_each(theirs: Sequence[Problem], ours: Sequence[Problem], known: Surface) -> list[Problem]:
-    """Return the problems of Megatron's rules, and those of ours that are about other values of the command."""
+    """Return the problems of Megatron's rules, and the separate ones that are about other values of the command."""
     about = {given: problem for problem in reversed(theirs) if (given := _given(problem, known))}
     fixes: dict[Problem, Fixes] = {}
     left = []
