@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from mindspeed.features.adaptive_recompute.knapsack import Option, choose, least_bytes
+from mindspeed.features.adaptive_recompute.policy import Option, choose, least_bytes
 
 
 def made(count: int, seed: int, equal: bool = False) -> list[list[Option]]:
