@@ -95,11 +95,6 @@ class KeepArgs(FeatureArgs):
         return self
 
 
-def _has_interval(args: KeepArgs, world: World) -> bool:
-    """Return whether only some layers keep tensors."""
-    return args.interval > 0
-
-
 def _attention_layers(args: KeepArgs, world: World) -> dict[str, int]:
     """Return the number of attention layers of the model."""
     return {"layers": world.pattern.count(ATTENTION) if world.is_hybrid else world.num_layers}
@@ -110,7 +105,7 @@ def _attention_layers(args: KeepArgs, world: World) -> dict[str, int]:
     "applies. The model has {layers} attention layers, so keep would apply only to the first one. With interval=0, it applies "
     "to every attention layer",
     fix=(Fix.give_setting("interval", 0),),
-    when=_has_interval,
+    when=lambda args, world: args.interval > 0,
     values=_attention_layers,
 )
 def interval_is_inside(args: KeepArgs, world: World) -> bool:

@@ -75,15 +75,10 @@ def blocks_leave_layers(args: Any, world: World) -> bool:
     return bool(numbers["wanted"] <= numbers["left"])
 
 
-def _counts_layers(args: Any, world: World) -> bool:
-    """Return whether num_layers is set."""
-    return args.num_layers is not None
-
-
 @condition(
     "the setting num_layers={args.num_layers} is greater than the {layers} of a model chunk",
     fix=(Fix.give_setting("num_layers", "{number}"), Fix.drop_setting("num_layers")),
-    when=_counts_layers,
+    when=lambda args, world: args.num_layers is not None,
     values=_layers_left,
 )
 def chunks_have_num_layers(args: Any, world: World) -> bool:

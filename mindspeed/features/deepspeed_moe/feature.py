@@ -20,29 +20,9 @@ def has_tensor_ranks(args: Any, world: ms.World) -> bool:
     return world.tp > 1
 
 
-def has_expert_ranks(args: Any, world: ms.World) -> bool:
-    """Return whether experts are distributed over ranks."""
-    return world.ep > 1
-
-
 def _has_groups(args: DeepspeedMoeArgs, world: ms.World) -> bool:
     """Return whether a number of groups is given."""
     return args.groups is not None
-
-
-def _has_dense_layers(args: DeepspeedMoeArgs, world: ms.World) -> bool:
-    """Return whether only every Nth layer has experts."""
-    return args.interval > 1
-
-
-def _is_reference(args: DeepspeedMoeArgs, world: ms.World) -> bool:
-    """Return whether the reference formula is used."""
-    return args.reference
-
-
-def _chooses_one_expert(args: DeepspeedMoeArgs, world: ms.World) -> bool:
-    """Return whether a setting needs one expert per token."""
-    return args.random_priority or args.noise == "rsample"
 
 
 def _without(field: str, sentence: str, fix: ms.Fixes) -> ms.Condition:
@@ -92,7 +72,7 @@ def groups_have_tokens(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 @ms.condition(
     "interval={args.interval} is greater than num_layers={world.num_layers}, so no layer would have experts",
     fix=(ms.Fix.give_setting("interval", 1), ms.Fix.give_field("num_layers", note="at least {args.interval}")),
-    when=_has_dense_layers,
+    when=lambda args, world: args.interval > 1,
 )
 def model_has_expert_layers(args: DeepspeedMoeArgs, world: ms.World) -> bool:
     """Check that a layer with experts exists."""
@@ -102,7 +82,7 @@ def model_has_expert_layers(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 @ms.condition(
     "reference=true needs every expert on one rank, but experts are distributed over ep x tp = {world.ep} x {world.tp} ranks",
     fix=(ms.Fix.drop_setting("reference"),),
-    when=_is_reference,
+    when=lambda args, world: args.reference,
 )
 def reference_has_all_experts(args: DeepspeedMoeArgs, world: ms.World) -> bool:
     """Check that the formula has every expert on its rank."""
@@ -163,7 +143,7 @@ CONDITIONS: Final[tuple[ms.Condition, ...]] = (
             ms.Fix.together((ms.Fix.drop_setting("noise"), ms.Fix.drop_setting("random_priority"))),
             ms.Fix.give_field("router_topk", 1),
         ),
-        when=_chooses_one_expert,
+        when=lambda args, world: args.random_priority or args.noise == "rsample",
     ),
     ms.Condition.equals(
         "router_score", "softmax", "router scores are {world.router_score}, but {feature} supports only softmax"
@@ -312,7 +292,7 @@ class DeepspeedMoe(ms.Feature[DeepspeedMoeArgs]):
                 "dynamic-shapes",
                 reason="all ranks must exchange equal numbers of tokens, but with dynamic-shapes their micro-batches have "
                 "different lengths",
-                when=has_expert_ranks,
+                when=lambda args, world: world.ep > 1,
             ),
             ms.Conflicts(
                 "moe-token-permute",

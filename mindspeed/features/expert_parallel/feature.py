@@ -113,26 +113,6 @@ def has_tensor_ranks(args: Any, world: ms.World) -> bool:
     return world.tp > 1
 
 
-def _follows_tensor_size(args: ExpertParallelArgs, world: ms.World) -> bool:
-    """Return whether expert_tensor_size is not set."""
-    return args.expert_tensor_size is None
-
-
-def _has_tensor_size(args: ExpertParallelArgs, world: ms.World) -> bool:
-    """Return whether the number of ranks that share one expert is given."""
-    return args.expert_tensor_size is not None
-
-
-def _is_auto(args: ExpertParallelArgs, world: ms.World) -> bool:
-    """Return whether mindspeed chooses the dispatcher."""
-    return args.dispatcher == "auto"
-
-
-def _has_biases_on_tensor_ranks(args: ExpertParallelArgs, world: ms.World) -> bool:
-    """Return whether linear layers with biases are split over tensor-parallel ranks."""
-    return world.tp > 1 and world.linear_bias
-
-
 @ms.condition(
     "world size {world.world_size} is not a multiple of expert_tensor_size x ep x pp = "
     "{args.expert_tensor_size} x {args.size} x {world.pp}",
@@ -140,7 +120,7 @@ def _has_biases_on_tensor_ranks(args: ExpertParallelArgs, world: ms.World) -> bo
         ms.Fix.give_field("ep", note="so that expert_tensor_size x ep x pp divides {world.world_size}"),
         ms.Fix.give_setting("expert_tensor_size", 1),
     ),
-    when=_has_tensor_size,
+    when=lambda args, world: args.expert_tensor_size is not None,
 )
 def ranks_hold_experts_of_given_size(args: ExpertParallelArgs, world: ms.World) -> bool:
     """Check that the ranks suffice for experts of which each takes the given number of ranks."""
@@ -150,7 +130,7 @@ def ranks_hold_experts_of_given_size(args: ExpertParallelArgs, world: ms.World) 
 @ms.condition(
     f"dispatcher=auto estimates transfers from {', '.join(NEEDED)}, but some of these are not set",
     fix=(ms.Fix.advise("set all of these values"), ms.Fix.give_setting("dispatcher", "alltoall")),
-    when=_is_auto,
+    when=lambda args, world: args.dispatcher == "auto",
 )
 def bytes_are_known(args: ExpertParallelArgs, world: ms.World) -> bool:
     """Check that the bytes of both dispatchers can be computed."""
@@ -160,7 +140,7 @@ def bytes_are_known(args: ExpertParallelArgs, world: ms.World) -> bool:
 @ms.condition(
     "linear layers have biases, but tensor-parallel ranks cannot share an expert with biases",
     fix=(ms.Fix.give_field("linear_bias", False), ms.Fix.give_setting("expert_tensor_size", 1)),
-    when=_has_biases_on_tensor_ranks,
+    when=lambda args, world: world.tp > 1 and world.linear_bias,
 )
 def biased_experts_are_whole(args: ExpertParallelArgs, world: ms.World) -> bool:
     """Check that experts with biases are on one rank each."""
@@ -194,7 +174,7 @@ class ExpertParallel(ms.Feature[ExpertParallelArgs]):
                     ms.Fix.give_field("ep", note="so that tp x ep x pp divides {world.world_size}"),
                     ms.Fix.give_setting("expert_tensor_size", 1),
                 ),
-                when=_follows_tensor_size,
+                when=lambda args, world: args.expert_tensor_size is None,
             ),
             ranks_hold_experts_of_given_size,
             bytes_are_known,

@@ -67,29 +67,9 @@ def is_full(args: RecomputeArgs, world: ms.World) -> bool:
     return args.granularity == "full"
 
 
-def _is_uniform(args: RecomputeArgs, world: ms.World) -> bool:
-    """Return whether all layers are recomputed, in groups."""
-    return args.method == "uniform"
-
-
-def _is_block(args: RecomputeArgs, world: ms.World) -> bool:
-    """Return whether the first layers of each chunk are recomputed."""
-    return args.method == "block"
-
-
 def _is_distributed(args: RecomputeArgs, world: ms.World) -> bool:
     """Return whether saved inputs are split over tensor-parallel ranks."""
     return args.distribute
-
-
-def _takes_experts(args: RecomputeArgs, world: ms.World) -> bool:
-    """Return whether routed or shared experts are recomputed."""
-    return _takes(args, "moe") or _takes(args, "shared_experts")
-
-
-def _takes_moe(args: RecomputeArgs, world: ms.World) -> bool:
-    """Return whether MoE layers are recomputed."""
-    return _takes(args, "moe")
 
 
 def _takes_shared_experts(args: RecomputeArgs, world: ms.World) -> bool:
@@ -102,16 +82,11 @@ def _takes_expert_activation(args: RecomputeArgs, world: ms.World) -> bool:
     return _takes(args, "moe_act")
 
 
-def _takes_latent_projection(args: RecomputeArgs, world: ms.World) -> bool:
-    """Return whether the up-projection of multi-latent attention is recomputed."""
-    return _takes(args, "mla_up_proj")
-
-
 @ms.condition(
     "recompute.num_layers={args.num_layers} is greater than the number of layers of a model chunk "
     "({world.num_layers} layers / pp={world.pp} / vpp={world.vpp}), so every layer is recomputed. "
     "Give a smaller number to recompute fewer layers",
-    when=_is_block,
+    when=lambda args, world: args.method == "block",
     otherwise="warn",
 )
 def chunks_have_the_layers(args: RecomputeArgs, world: ms.World) -> bool:
@@ -133,7 +108,7 @@ def experts_are_grouped(args: RecomputeArgs, world: ms.World) -> bool:
 @ms.condition(
     "mla_up_proj is part of multi-latent attention, but the model does not use it",
     fix=(ms.Fix.give_setting("modules", note="without mla_up_proj"),),
-    when=_takes_latent_projection,
+    when=lambda args, world: _takes(args, "mla_up_proj"),
 )
 def attention_is_latent(args: RecomputeArgs, world: ms.World) -> bool:
     """Check that attention is multi-latent."""
@@ -145,7 +120,7 @@ _HIDING: Final = (
     "use both features"
 )
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
-    replace(groups_fill_chunks, when=_is_uniform),
+    replace(groups_fill_chunks, when=lambda args, world: args.method == "uniform"),
     chunks_have_the_layers,
     ms.Condition.at_least(
         "tp",
@@ -154,7 +129,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         fix=(ms.Fix.give_setting("distribute", False), ms.Fix.give_field("tp", 2, or_more=True)),
         when=_is_distributed,
     ),
-    replace(modules_have_experts, when=_takes_experts),
+    replace(modules_have_experts, when=lambda args, world: _takes(args, "moe") or _takes(args, "shared_experts")),
     experts_are_grouped,
     attention_is_latent,
     NO_CPU_OFFLOADING,
@@ -167,7 +142,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     ms.Conflicts(
         "moe-zero-memory",
         reason="moe in recompute.modules makes both features recompute the experts. To use both, remove moe from this setting",
-        when=_takes_moe,
+        when=lambda args, world: _takes(args, "moe"),
     ),
     ms.Conflicts(
         "moe-zero-memory",
