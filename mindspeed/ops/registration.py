@@ -10,69 +10,17 @@ from typing import Any, Final
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from mindspeed.ops import build_cache
-from mindspeed.ops.build_cache import Built
+from mindspeed.ops import native_library
 from mindspeed.ops.errors import require
 from mindspeed.ops.kernel import Kernel, with_reference
-from mindspeed.ops.variants import native_variants, python_variants, reference_only
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import Problem
-
-BUILD: Final = "mindspeed ops build"
-
-_loaded: Built | None = None
-
-
-class OperatorWarning(UserWarning):
-    """Operators run their references although something faster was built once."""
-
-
-def loaded() -> Built | None:
-    """The library that this process runs, if any."""
-    return _loaded
-
-
-def load() -> Built | None:
-    """Register the C++ operators of this machine's library with PyTorch; a second call does nothing.
-
-    Without a library the references run. One that is broken, or that was built for something else than what is here, is a
-    warning (MS512, MS513), and so is one that others could have written (MS518). ``MINDSPEED_OPS=reference`` loads nothing.
-    """
-    global _loaded
-    if _loaded is None and not reference_only() and native_variants("cpu"):
-        _loaded = _load()
-    return _loaded
-
-
-def _load() -> Built | None:
-    key = build_cache.wanted(str(torch.__version__))
-    built = build_cache.find(key)
-    if built is None:
-        if (problem := build_cache.not_trusted(key)) is not None:
-            _warn(problem)
-        elif (other := build_cache.nearest(key)) is not None:
-            text = f"{build_cache.why_not(key, other)}, so operators use their plain-torch references"
-            _warn(Problem("MS513", text, where=str(other.library), fix=advice(BUILD)))
-        return None
-    try:
-        torch.ops.load_library(str(built.library))  # type: ignore[no-untyped-call]
-    except (OSError, RuntimeError) as error:
-        text = f"the C++ operators cannot be loaded, so operators use their plain-torch references: {error}"
-        _warn(Problem("MS512", text, where=str(built.library), fix=Fix.advise(f"{BUILD} --force")))
-        return None
-    return built
-
-
-def _warn(problem: Problem) -> None:
-    warnings.warn(str(problem), OperatorWarning, stacklevel=2)
-
+from mindspeed.ops.variants import python_variants, reference_only
 
 _LIBRARY: Final = torch.library.Library("mindspeed", "FRAGMENT")  # type: ignore[no-untyped-call]
 _KEYS: Final = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}
 """Dispatch keys of the platforms."""
 _NO_GRADIENT: Final = "the operator has no gradient; call it on tensors that need none, or under torch.no_grad()"
 _REFERENCES: Final[dict[str, Callable[..., Any]]] = {}
-load()
+native_library.load()
 
 
 def define(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mindspeed.ops
-from mindspeed.ops import OPERATORS, build_cache, registration
+from mindspeed.ops import OPERATORS, build_cache, native_library
 from mindspeed.ops.building import build
 from mindspeed.ops.sources import sources_digest
 from tests.ops.built import pretend_built, run, write_sources
@@ -17,7 +17,7 @@ import warnings
 warnings.showwarning = lambda message, category, *rest: print(f"{category.__name__}: {message}")
 import mindspeed.ops.registration
 from mindspeed.ops import native_library
-print(registration.loaded())
+print(native_library.loaded())
 """
 
 TEAM = """
@@ -33,7 +33,7 @@ import ctypes, re, torch
 import mindspeed.ops.registration
 from mindspeed.ops import native_library
 torch.set_num_threads(3)
-print(ctypes.CDLL(str(registration.loaded().library)).team())
+print(ctypes.CDLL(str(native_library.loaded().library)).team())
 maps = open("/proc/self/maps").read()
 print(len(set(re.findall(r"\\S*/lib(?:gomp|iomp5|omp)\\S*", maps))))
 """
@@ -142,13 +142,13 @@ def test_processors_with_other_instructions_have_libraries_of_their_own(monkeypa
 
 
 def test_every_source_has_kernels_of_operators_that_exist():
-    if registration.loaded() is None:
+    if native_library.loaded() is None:
         pytest.skip("the C++ operators are not built here, or MINDSPEED_OPS=reference: mindspeed ops build")
     for op in OPERATORS:
         getattr(mindspeed.ops, op)
     missing = [
         op
-        for op in registration.loaded().operators
+        for op in native_library.loaded().operators
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"mindspeed::{op}", "CPU")
     ]
     assert missing == []

@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 import mindspeed
 from benchmarks._sockets import bytes_on_sockets
-from mindspeed.platforms.cpu_backend import FutureWork
+from mindspeed.platforms.cpu_reduce_scatter import FutureWork
 from mindspeed.workbench.verification.pool import WorkerPool
 
 LONG = pytest.mark.long

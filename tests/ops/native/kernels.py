@@ -5,13 +5,15 @@ from importlib import import_module
 import pytest
 import torch
 
-from mindspeed.ops import registration
+from mindspeed.ops import native_library
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 ULP = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 import_module("mindspeed.ops.registration")
-needs_library = pytest.mark.skipif(registration.loaded() is None, reason="the C++ operators are not built: mindspeed ops build")
+needs_library = pytest.mark.skipif(
+    native_library.loaded() is None, reason="the C++ operators are not built: mindspeed ops build"
+)
 
 
 def normal(*shape, dtype=torch.float32, seed=1):

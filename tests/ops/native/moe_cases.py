@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import mindspeed.ops.registration  # noqa: F401  it loads the library
-from mindspeed.ops import registration
+from mindspeed.ops import native_library
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float64: 1e-14}
@@ -24,7 +24,7 @@ SHAPES = [(1, 1), (3, 5), (64, 48), (65, 49), (130, 200), (7, 400), (0, 3)]
 
 def need(*operators: str) -> None:
     """Skip unless the library is built and holds these operators."""
-    built = registration.loaded()
+    built = native_library.loaded()
     if built is None or not {*operators} <= {*built.operators}:
         pytest.skip(f"the C++ library is not built with {', '.join(operators)} here: mindspeed ops build")
     for operator in operators:
