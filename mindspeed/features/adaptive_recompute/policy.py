@@ -48,11 +48,6 @@ class _Partial:
     option: int = 0
 
 
-def least_bytes(groups: Sequence[Sequence[Option]]) -> int:
-    """Return the bytes of the smallest choice."""
-    return sum(min(option.bytes for option in group) for group in groups)
-
-
 def choose(groups: Sequence[Sequence[Option]], budget: int) -> list[int] | None:
     """Return the index of the option to take in each group, None where even the smallest choice is above the budget.
 
