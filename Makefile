@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start a thousand processes, which read compiled modules 0.2 s faster
 
-.PHONY: train test ops test-long test-changed test-versions test-hybrid test-engine-layers test-clients test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench compare docs site release changelog clean
+.PHONY: train test ops test-long test-changed test-versions test-hybrid test-engine-layers test-clients test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench compare docs pages site release changelog clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,8 +26,8 @@ test: ops  ## every test that belongs in a default run
 
 LONG ?= tests
 
-test-long: ops  ## the long tests, of tables a cover; EXHAUSTIVE=1 takes every row, SHARD=1/4 a quarter; what has passed on this source is not run again
-	$(BIN)/python -m pytest -q -m long -n 3 --dist loadfile --resume $(if $(EXHAUSTIVE),--exhaustive) $(if $(SHARD),--shard $(SHARD)) -o console_output_style=count $(LONG)
+test-long: ops  ## the long tests, of tables a cover; EXHAUSTIVE=1 takes every row, SPLITS=4 GROUP=1 a quarter; what has passed on this source is not run again
+	$(BIN)/python -m pytest -q -m long -n 3 --dist loadfile --resume $(if $(EXHAUSTIVE),--exhaustive) $(if $(SPLITS),--splits $(SPLITS) --group $(GROUP)) -o console_output_style=count $(LONG)
 
 SINCE ?= main
 
@@ -42,15 +42,15 @@ build/megatron/%/installed: | $(VENV)/installed
 
 test-versions: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed)  ## the features on the other Megatron versions, and on the checkouts in MINDSPEED_MEGATRONS
 	MINDSPEED_MEGATRONS=build/megatron:$(MINDSPEED_MEGATRONS) $(BIN)/python -m pytest -q -m long tests/megatron/versions
-	$(BIN)/python -m tools.docs.version_results build/versions
+	$(BIN)/python -m tools.docs.results versions build/versions
 
 test-hybrid: $(VENV)/installed  ## the features on Megatron's HybridModel, with the Megatrons from 0.19 on in MINDSPEED_MEGATRONS
 	-$(BIN)/python -m pytest -q -m long tests/megatron/versions/test_hybrid.py
-	$(BIN)/python -m tools.docs.version_results build/hybrid
+	$(BIN)/python -m tools.docs.results versions build/hybrid
 
 test-engine-layers: $(VENV)/installed  ## the features on layers in the roles of Transformer Engine's
-	-$(BIN)/python -m pytest -q -m long --exhaustive tests/features/transformer_engine_layers/test_every_feature.py
-	$(BIN)/python -m tools.docs.engine_results build/engine_layers
+	-$(BIN)/python -m pytest -q -m long tests/features/transformer_engine_layers/test_every_feature.py
+	$(BIN)/python -m tools.docs.results engine build/engine_layers
 
 CLIENTS := tests/features/transformer_engine_layers/clients.txt
 
@@ -73,7 +73,7 @@ build/pythons/%/installed: pyproject.toml constraints.txt
 
 test-pythons: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed) $(if $(filter build/pythons,$(MINDSPEED_PYTHONS)),$(PYTHONS:%=build/pythons/%/installed))  ## the other Pythons, with the Megatron versions that take them; MINDSPEED_PYTHONS names ready environments
 	MINDSPEED_PYTHONS=$(MINDSPEED_PYTHONS) MINDSPEED_MEGATRONS=build/megatron:$(MINDSPEED_MEGATRONS) $(BIN)/python -m pytest -q -m long tests/pythons
-	$(BIN)/python -m tools.docs.python_results build/python-results
+	$(BIN)/python -m tools.docs.results pythons build/python-results
 
 RECORDED := 0.12.1 0.14.0 0.15.3 0.16.1 0.17.1 0.18.2 0.19.1
 record = $(patsubst %/installed,$(BIN)/mindspeed patches record --megatron % &&,$(1)) true
@@ -84,12 +84,11 @@ releases: $(RECORDED:%=build/megatron/%/installed)  ## record every patch target
 KIND ?= patch
 FOLDER := $(subst -,_,$(NAME))
 
-feature: $(VENV)/installed  ## NAME=my-feature: scaffold it (KIND=patch, hook or op), record its targets, write its pages, test it
+feature: $(VENV)/installed  ## NAME=my-feature: scaffold it (KIND=patch, hook or op), record its targets, test it
 	$(if $(NAME),,$(error give the name of the feature: make feature NAME=my-feature))
 	test -d mindspeed/features/$(FOLDER) || $(BIN)/mindspeed features new $(NAME) --kind $(KIND)
 	$(BIN)/mindspeed patches record
 	$(call record,$(wildcard $(RECORDED:%=build/megatron/%/installed)))
-	$(MAKE) docs
 	$(BIN)/python -m pytest -q -m "not long" tests/features/$(FOLDER)
 	$(BIN)/mindspeed features test $(NAME)
 
@@ -141,25 +140,22 @@ compare: $(VENV)/installed  ## the framework beside the newest tag: fails where 
 	rm -rf build/tag && mkdir -p build/tag && git archive "$$tag" mindspeed | tar x -C build/tag && \
 	echo "compared with $$tag" && $(BIN)/python -m benchmarks compare build/tag
 
-docs: $(VENV)/installed  ## the generated pages of docs/, from declarations, help texts and marks on tests
-	$(BIN)/mindspeed docs --built-in --write docs
-	$(BIN)/python -m tools.docs.migration_guide docs/moving-from-mindspeed.md
-	$(BIN)/python -m tests.guards
+docs: $(VENV)/installed  ## what is printed and measured, in the pages that are written by hand
 	$(BIN)/python -m tests.transcripts
-	$(BIN)/python -m tools.docs.readme README.md
 	$(BIN)/python -m benchmarks page
-	$(BIN)/python -m tools.docs.chinese
+
+pages: $(VENV)/installed  ## every page in build/pages: the guides, and what is made from the code
+	$(BIN)/python -m tools.docs.site build/pages
 
 build/tools/%/installed: tools/requirements-%.txt
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
-site: build/tools/site/installed  ## the site in build/site, strictly and without network; SERVE=1 serves it at localhost:8000
-	$(PYTHON) -m tools.docs.site build/site-pages
+site: pages build/tools/site/installed  ## the site in build/site, strictly and without network; SERVE=1 serves it at localhost:8000
 	build/tools/site/bin/mkdocs $(if $(SERVE),serve,build --strict --quiet)
 
-release: build/tools/release/installed  ## sdist and wheel in dist/, checked, and tried in a new environment
+release: pages build/tools/release/installed  ## sdist and wheel with every page in dist/, checked, and tried in a new environment
 	build/tools/release/bin/python -m tools.release
 
 changelog: build/tools/release/installed  ## VERSION=0.3.0: the fragments of changelog.d/ become a section of CHANGELOG.md

@@ -21,8 +21,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mindspeed.context_parallel.layout import Layout, zigzag
+from mindspeed.context_parallel.ring import ring_attention
 from mindspeed.features.kv_allgather_cp.attention import kv_allgather_attention
-from mindspeed.features.ring_attention.attention import Layout, ring_attention, zigzag
 from mindspeed.features.ulysses_attention.attention import contiguous, ulysses_attention
 from mindspeed.ops import npu_rotary_position_embedding, rms_norm, swiglu
 

@@ -17,7 +17,6 @@ from mindspeed.workbench.verification.pool import SharedBroker, WorkerPool
 from tests import covers, selection
 from tests.budgets import POOL, Budgets, Durations
 from tests.selection import Passed
-from tests.stale_verdicts import StaleVerdicts
 
 settings.register_profile("ours", deadline=None)  # a busy machine is no failure
 settings.load_profile("ours")
@@ -52,7 +51,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(OwnsBroker())
         config.pluginmanager.register(Durations())
-        config.pluginmanager.register(StaleVerdicts())
         config.pluginmanager.register(Passed(), "passed")
 
 

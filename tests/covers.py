@@ -5,9 +5,6 @@ parameter with its value. By default a few rows run in which every two facts mee
 run count and always stay. ``--exhaustive`` runs every row, and ``python -m pytest --collect-only -m long`` lists what is left
 to it, with the reason.
 
-- ``cover(matrix=True)``: every fact occurs that the matrix of pairs and layouts does not have, such as bf16, four ranks,
-  settings and options of the model; of the last two every two meet. ``docs/matrix.json`` holds every two features, and every
-  feature in every layout of two shares.
 - ``cover(1, because="...")``: every fact occurs; the reason says where their meetings are proven.
 - ``cover(of=("fault",))``: facts of these parameters alone.
 - ``exhaustive("where the claim is proven")`` on a test or a row leaves it to ``--exhaustive`` altogether.
@@ -25,12 +22,7 @@ import pytest
 Fact = tuple[str, ...]
 _NAMES: Final = {"id", "long"}
 """Fields of a row that say nothing of what it runs."""
-_ACTIVE: Final = {"features", "also", "names", "feature", "algorithm"}
-_SIZES: Final = {"nproc", "tp", "pp", "vpp", "cp", "ep", "size"}
-_OF_MATRIX: Final = _ACTIVE | _SIZES | {"dtype"}
-"""Kinds of facts whose meetings are left to the matrix of pairs and layouts."""
 BY_PAIRS: Final = "every two values that meet there meet in the rows that run"
-BY_MATRIX: Final = "docs/matrix.json has the pairs and layouts; every value and pair of settings is in the rows that run"
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -51,17 +43,10 @@ def facts(value: object, *path: str) -> frozenset[Fact]:
     return frozenset({(*path, getattr(value, "__qualname__", str(value)))})
 
 
-def meetings(row: Iterable[Fact], strength: int = 2, matrix: bool = False) -> set[Hashable]:
-    """Every fact of a row, and for strength 2 every two of them, without what the matrix has."""
+def meetings(row: Iterable[Fact], strength: int = 2) -> set[Hashable]:
+    """Every fact of a row, and for strength 2 every two of them."""
     row = set(row)
-    pairs = sorted(fact for fact in row if not (matrix and len(fact) > 1 and fact[-2] in _OF_MATRIX))
-    row = {fact for fact in row if not (matrix and _is_in_matrix(fact))}
-    return row | set(combinations(pairs, 2)) if strength > 1 else row
-
-
-def _is_in_matrix(fact: Fact) -> bool:
-    """Return whether the matrix has this fact beside every feature: each other feature, and layouts of two shares."""
-    return len(fact) > 1 and (fact[-2] in _ACTIVE or (fact[-2] in _SIZES and fact[-1] in {"2", "None"}))
+    return row | set(combinations(sorted(row), 2)) if strength > 1 else row
 
 
 def cover(has: Sequence[set[Hashable]], given: Iterable[int] = ()) -> set[int]:
@@ -79,7 +64,7 @@ def kept_rows(mark: pytest.Mark, rows: Sequence[Mapping[str, object]], given: It
     """Numbers of the rows of a test with this mark that run, by their parameters."""
     strength, of = next(iter(mark.args), 2), mark.kwargs.get("of")
     chosen = [{name: value for name, value in row.items() if of is None or name in of} for row in rows]
-    return cover([meetings(facts(row), strength, mark.kwargs.get("matrix", False)) for row in chosen], given)
+    return cover([meetings(facts(row), strength) for row in chosen], given)
 
 
 class Covers:
@@ -111,7 +96,7 @@ class Covers:
             kept = kept_rows(mark, [row.callspec.params for row in rest], given)
             if len(kept) < len(rest):
                 left += [row for number, row in enumerate(rest) if number not in kept]
-                reasons[mark.kwargs.get("because", BY_MATRIX if mark.kwargs.get("matrix") else BY_PAIRS)] = None
+                reasons[mark.kwargs.get("because", BY_PAIRS)] = None
         if left:
             self._left[name] = len(left), len(rows), "; ".join(reasons)
         return left

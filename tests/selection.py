@@ -1,10 +1,9 @@
-"""Parts of a long run: ``--shard 1/4`` takes a quarter of the tests, ``--resume`` leaves out what has passed on this source.
+"""Continue a long run: ``--resume`` leaves out what has passed on this source.
 
 Tests that passed are kept in ``build/passed/``, one file for each commit with its local changes.
 """
 
 import hashlib
-import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,24 +16,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 
 def add_options(parser: pytest.Parser) -> None:
     """The options of this module."""
-    parser.addoption("--shard", metavar="I/N", type=parse_shard, help="take the I-th of N parts of the tests")
     parser.addoption("--resume", action="store_true", help="leave out the tests that have passed on this source")
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """``2/4`` as numbers. Raises ValueError."""
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise ValueError(f"{text} is not I/N with I from 1 to N")
-    return int(found[1]), int(found[2])
-
-
-def shard_of(tests: Iterable[str], part: int, parts: int) -> set[str]:
-    """The tests of one of the parts. Parameters of a function stay together, for they share what is costly."""
-    tests = list(tests)
-    functions = sorted({test.partition("[")[0] for test in tests})
-    own = set(functions[part - 1 :: parts])
-    return {test for test in tests if test.partition("[")[0] in own}
 
 
 def passed_file() -> Path:
@@ -65,12 +47,8 @@ class Passed:
 
 
 def select(config: pytest.Config, items: list[pytest.Item], passed: Iterable[str]) -> None:
-    """Leave out what is of another shard, and with ``--resume`` what has passed."""
-    names = [item.nodeid for item in items]
-    chosen = shard_of(names, *config.option.shard) if config.option.shard else set(names)
-    if config.option.resume:
-        chosen -= set(passed)
-    left_out = [item for item in items if item.nodeid not in chosen]
-    if left_out:
+    """Leave out with ``--resume`` what has passed."""
+    done = set(passed) if config.option.resume else set()
+    if left_out := [item for item in items if item.nodeid in done]:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item.nodeid in chosen]
+        items[:] = [item for item in items if item.nodeid not in done]

@@ -43,7 +43,7 @@ TESTS = {
     "checkpoint that a job loads": "checkpoint_that_is_loaded",
     "prepared data (`--data`: `.bin`, `.idx`)": "prepared_data",
     "`MINDSPEED_CSRC`, `CXX`": "compiler",
-    "other variables of [this list](docs/environment-variables.md)": "other_variables",
+    "other variables of [this list](mindspeed/engine/resolution/variables.yaml)": "other_variables",
 }
 
 

@@ -171,9 +171,7 @@ def publish(results: Path) -> None:
         raise click.ClickException("these are of a dry run on the CPU, which says nothing of a GPU")
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n{table(data)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-    click.echo(
-        "docs/support.md: change the row of the GPU in mindspeed/workbench/diagnostics/support_matrix.yaml, then make docs"
-    )
+    click.echo("change the row of the GPU in mindspeed/workbench/diagnostics/support_matrix.yaml")
 
 
 def table(data: Mapping[str, Any]) -> str:

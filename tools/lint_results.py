@@ -2,7 +2,8 @@
 
     MINDSPEED_LINT_CHECKOUTS=FOLDER python -m tools.lint_results
 
-writes ``tools/docs/lint_results.json``, from which docs/lint.md is made: counts, reasons and names of options, no script text.
+writes ``tools/docs/lint_results.json``, from which the page on checking commands is made: counts, reasons and names of options,
+no script text.
 FOLDER has a checkout for each name in SOURCES that is to be recorded anew; the others keep their records.
 """
 

@@ -32,7 +32,7 @@ from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
 from mindspeed.problems import fixes as fix_names
 from mindspeed.problems.fixes import filled, on_command_line
-from tools.docs.features import MODEL, sentence, type_text
+from mindspeed.workbench.pages.features import MODEL, sentence, type_text
 from tools.prose import literal
 
 ROOT: Final = Path(__file__).parents[1]
@@ -276,8 +276,6 @@ def guides() -> Iterator[str]:
     """Yield paragraphs of hand-written guides with title, heading and the glossary's words in them."""
     for file in sorted((ROOT / "docs").glob("*.md")):
         page = file.read_text(encoding="utf-8")
-        if "made by `make docs`" in page[:400]:
-            continue
         page = re.sub(r"(?ms)^```.*?^```", lambda fence: fence[0].replace("\n\n", "\n"), re.sub(r"(?s)<!--.*?-->", "", page))
         blocks = [block.strip() for block in page.split("\n\n") if block.strip()]
         title = heading = ""

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from benchmarks.sequences.turns import Sample, turns
 from mindspeed.context_parallel.blocks import Scoring
+from mindspeed.context_parallel.layout import Layout, contiguous, zigzag
 from mindspeed.context_parallel.local_attention import attention
+from mindspeed.context_parallel.ring import ring_attention
 from mindspeed.features.hybrid_attention.attention import hybrid_attention, nested
 from mindspeed.features.kv_allgather_cp.attention import kv_allgather_attention
-from mindspeed.features.ring_attention.attention import Layout, contiguous, ring_attention, zigzag
 from mindspeed.features.ulysses_attention.attention import ulysses_attention
 
 SHARE: Final = 2048

@@ -1,26 +1,26 @@
-"""``mindspeed docs``: the pages of the documentation, and the reference made from what is installed."""
+"""``mindspeed docs``: the guides, and the pages that are made from what is installed."""
 
 from __future__ import annotations
 
 import difflib
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.cli.request_options import names_argument, names_option
-from mindspeed.problems.fixes import Fix
+from mindspeed.cli.request_options import JobCommand, names_argument, names_option
 from mindspeed.problems.near_names import suggestion
 
 if TYPE_CHECKING:
     from mindspeed.plugins.discovery import Catalog
+    from mindspeed.workbench.pages.reference import MadePage
+    from mindspeed.workbench.verification.matrix.verdicts import CaseResult
 
-CHECKOUT: Final = Path(__file__).parents[2]
 PAGES: Final = Path(__file__).parents[1] / "pages"
-"""A link to ``docs/`` in a checkout, and its pages in an installed package."""
+"""A link to the guides of ``docs/`` in a checkout; the wheel of a release has the made pages there as well."""
 
 
 @click.command()
@@ -47,66 +47,96 @@ def docs(names: tuple[str, ...], features: tuple[str, ...], folder: Path | None,
         print_result({"pages": texts}, ["\n".join(texts.values()).removesuffix("\n")])
 
 
+def _guides() -> dict[str, Path]:
+    return {page.stem: page for page in sorted(PAGES.glob("*.md"))}
+
+
 def _list_guides() -> None:
-    """Print the name and the title of every guide."""
-    pages = sorted(PAGES.glob("*.md"))
-    titles = {page.stem: page.read_text("utf-8").partition("\n")[0].removeprefix("# ") for page in pages}
-    width = max(map(len, titles), default=0)
-    rows = [f"{name:{width}}  {title}" for name, title in titles.items()]
-    print_result({"titles": titles}, [*rows, "", "mindspeed docs PAGE prints one; PAGE may also be the name of a feature."])
+    """Print the name and the title of every guide and of every page of reference."""
+    titles = {name: made.title for name, made in reference().items() if "/" not in name}
+    titles |= {name: page.read_text("utf-8").partition("\n")[0].removeprefix("# ") for name, page in _guides().items()}
+    width = max(map(len, titles))
+    rows = [f"{name:{width}}  {title}" for name, title in sorted(titles.items())]
+    hint = "mindspeed docs PAGE prints one; PAGE may also be the name of a feature."
+    print_result({"titles": dict(sorted(titles.items()))}, [*rows, "", hint])
 
 
 def _texts(names: Sequence[str], built_in: bool) -> dict[str, str]:
     """The text of each page. Raises UsageError for a name that is neither a guide nor a feature."""
     from mindspeed.plugins.discovery import discover
 
-    guides = {page.stem: page for page in PAGES.glob("*.md")}
-    wanted = [name for name in names if name not in guides]
-    catalog = discover(only=() if built_in or not wanted else wanted)
+    guides, made = _guides(), reference()
+    wanted = [name for name in names if name not in guides and name not in made]
+    some = wanted if made.keys().isdisjoint(names) else None
+    catalog = discover(only=() if built_in or some == [] else some)
     if unknown := [name for name in wanted if name not in catalog.usable]:
-        near = difflib.get_close_matches(unknown[0], guides, n=2, cutoff=0.7) + catalog.near(unknown[0])
+        near = difflib.get_close_matches(unknown[0], [*guides, *made], n=2, cutoff=0.7) + catalog.near(unknown[0])
         where = "mindspeed docs lists every guide, mindspeed features list every feature"
         raise click.UsageError(f"no guide or feature is named {', '.join(unknown)}; {suggestion(near, where)}")
-    return {name: guides[name].read_text("utf-8") if name in guides else _feature_page(catalog, name) for name in names}
+    return {name: _text(name, catalog) for name in names}
 
 
-def _feature_page(catalog: Catalog, name: str) -> str:
-    """The page of a feature: made from its declaration in a checkout, the one of the package otherwise."""
-    packaged = PAGES / "features" / f"{name}.md"
-    if not _has_generators() and packaged.is_file():
-        return packaged.read_text(encoding="utf-8")
-    _require_generators()
-    from tools.docs.features import feature_page
+def _text(name: str, catalog: Catalog) -> str:
+    """The page that lies in the package, else the one that is made from what is installed."""
+    if file := next((file for file in (PAGES / f"{name}.md", PAGES / "features" / f"{name}.md") if file.is_file()), None):
+        return file.read_text("utf-8")
+    if made := reference().get(name):
+        return made.text(catalog)
+    from mindspeed.workbench.pages.features import feature_page
 
-    return feature_page(catalog.usable[name])
+    return feature_page(catalog.usable[name], _verdicts())
+
+
+def _verdicts() -> Mapping[str, CaseResult]:
+    """The verdicts of the matrix that the release has."""
+    from mindspeed.workbench.verification.matrix.page import published
+
+    return published(PAGES / "matrix.json")
 
 
 def _write(folder: Path, built_in: bool) -> None:
     """Write the whole reference. Raises MindSpeedError where a built-in feature does not load: its page would be removed."""
-    from mindspeed.cli import main
+    from mindspeed.files.text_files import write_files
     from mindspeed.plugins.discovery import BUILT_IN, discover
     from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.workbench.pages.features import feature_page
 
     catalog = discover(only=() if built_in else None)
-    _require_generators()
-    from tools.docs.pages import pages, write
-
     if broken := [row.problem for row in catalog.broken.values() if row.distribution == BUILT_IN and row.problem]:
         raise MindSpeedError(broken)
-    write(folder, pages(catalog, main))
+    texts = {f"{name}.md": made.text(catalog) for name, made in reference().items()}
+    verdicts = _verdicts()
+    texts |= {f"features/{name}.md": feature_page(row, verdicts) for name, row in catalog.usable.items()}
+    write_files({folder / name: text for name, text in texts.items()}, fix="choose another --write FOLDER")
+    for old in (folder / "features").glob("*.md"):
+        if f"features/{old.name}" not in texts:
+            old.unlink()
 
 
-def _has_generators() -> bool:
-    return (CHECKOUT / "tools" / "docs" / "pages.py").is_file()
+def reference() -> Mapping[str, MadePage]:
+    """The pages of reference by name, with the help of every verb."""
+    from mindspeed.workbench.pages.reference import REFERENCE, MadePage
+
+    return REFERENCE | {"cli": MadePage("Command line", "mindspeed/cli", lambda catalog: _verbs())}
 
 
-def _require_generators() -> None:
-    """Make ``tools.docs`` importable whatever the working directory. Raises PlatformError (MS501) outside a checkout."""
-    from mindspeed.problems.problem import PlatformError, Problem
+def _verbs() -> Iterator[list[str]]:
+    """Yield the help of every verb."""
+    from mindspeed.cli import main
 
-    if not _has_generators():
-        text = "documentation of a feature from another package can only be generated in a checkout of mindspeed"
-        fix = Fix.advise("in a checkout of mindspeed: pip install -e ., then run this command again")
-        raise PlatformError([Problem("MS501", text, fix=fix)])
-    if str(CHECKOUT) not in sys.path:
-        sys.path.insert(0, str(CHECKOUT))
+    for name, text in _helps(main, "mindspeed", None):
+        yield [f"## {name}", "", f"```\n{text}\n```"]
+
+
+def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
+    if isinstance(command, JobCommand) and name != "check":  # one list of the job's options on the page
+        command = copy(command)
+        command.lists_sizes = False
+    # as a call makes it: a bare Context knows nothing of the command's own settings, such as -h
+    context = command.make_context(name, [], parent, resilient_parsing=True, terminal_width=100, max_content_width=100)
+    yield context.command_path, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+    if isinstance(command, click.Group):
+        for verb in command.list_commands(context):
+            below = command.get_command(context, verb)
+            if below is not None and not below.hidden:
+                yield from _helps(below, verb, context)

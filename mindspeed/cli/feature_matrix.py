@@ -155,7 +155,12 @@ def show(names: tuple[str, ...], features: tuple[str, ...], layout: str, store: 
 
 @matrix.command()
 @click.option(
-    "--output", type=click.Path(path_type=Path), default="docs", show_default=True, metavar="FOLDER", help="Output folder"
+    "--output",
+    type=click.Path(path_type=Path),
+    default="build/matrix",
+    show_default=True,
+    metavar="FOLDER",
+    help="Output folder",
 )
 @store_option
 @json_option
@@ -173,7 +178,9 @@ def page(output: Path, store: Path | None) -> None:
     data = summary(VerdictStore(store or default_store()).read(), registry.catalog(), Sources(registry.catalog()))
     files = {output / "matrix.html": html(data), output / "matrix.json": as_json(data)}
     write_files(files, fix="choose another --output FOLDER")
-    print_result({"files": list(map(str, files)), "verdicts": data["verdicts"]}, [f"wrote {path}" for path in files])
+    stale = f"{data['stale']} of {len(data['cases'])} verdicts are stale; mindspeed features matrix run judges these again"
+    fields = {"files": list(map(str, files)), "verdicts": data["verdicts"], "stale": data["stale"]}
+    print_result(fields, [*(f"wrote {path}" for path in files), stale])
 
 
 def _selected(

@@ -31,8 +31,7 @@ def attention_sees_all_keys(args: Any, world: ms.World) -> bool:
     return not world.windowed_attention
 
 
-predicts_one_token = ms.Condition.unset(
-    "mtp_num_layers",
+@ms.condition(
     "multi-token prediction expects tokens in Megatron's zig-zag order, which {feature} does not use",
     fix=(
         ms.Fix.advise(
@@ -42,6 +41,9 @@ predicts_one_token = ms.Condition.unset(
         ms.Fix.give_field("mtp_num_layers", 0),
     ),
 )
+def predicts_one_token(args: Any, world: ms.World) -> bool:
+    """Check that there is no multi-token prediction, whose tokens are in Megatron's own order."""
+    return not world.is_set("mtp_num_layers")
 
 
 def has_head_groups(args: Any, world: ms.World) -> bool:

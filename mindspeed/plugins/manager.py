@@ -69,7 +69,9 @@ class FeatureManager(pluggy.PluginManager):
             if getattr(method, _MARK, None) is None or method is None:
                 continue
             if name not in HOOKS:
-                fix = suggestion(near_names(name, HOOKS), "rename the method to a hook of docs/hooks.md, or remove @hookimpl")
+                fix = suggestion(
+                    near_names(name, HOOKS), "rename the method to a hook of mindspeed docs hooks, or remove @hookimpl"
+                )
                 text = f"the method {name!r} of the feature '{owner}' is marked @hookimpl, but no hook has this name"
                 yield Problem("MS104", text, (owner,), where=_source_line(method), fix=advice(fix))
                 continue

@@ -11,7 +11,7 @@ from mindspeed.context_parallel.layout import contiguous, zigzag
 from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.shards import assert_like_dense, attend, causal, document_numbers, made, reference, refusals
 
-RING = "mindspeed.features.ring_attention.attention:ring_attention"
+RING = "mindspeed.context_parallel.ring:ring_attention"
 ULYSSES = "mindspeed.features.ulysses_attention.attention:ulysses_attention"
 GATHERED = "mindspeed.features.kv_allgather_cp.attention:kv_allgather_attention"
 KINDS = [(RING, contiguous), (RING, zigzag), (ULYSSES, contiguous), (GATHERED, contiguous), (GATHERED, zigzag)]

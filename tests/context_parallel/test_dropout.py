@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed.context_parallel.layout import Layout, contiguous, nested, zigzag
+from mindspeed.context_parallel.ring import ring_attention
 from mindspeed.features.adaptive_cp.attention import adaptive_attention, plan_mask
 from mindspeed.features.hybrid_attention.attention import hybrid_attention
 from mindspeed.features.kv_allgather_cp.attention import kv_allgather_attention
-from mindspeed.features.ring_attention.attention import ring_attention
 from mindspeed.features.ulysses_attention.attention import ulysses_attention
 from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.shards import causal, made

@@ -18,7 +18,7 @@ from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.policies import Run, runs
 from tests.context_parallel.shards import made, shape
 
-RING = "mindspeed.features.ring_attention.attention:ring_attention"
+RING = "mindspeed.context_parallel.ring:ring_attention"
 ULYSSES = "mindspeed.features.ulysses_attention.attention:ulysses_attention"
 WORLDS = [2, pytest.param(4, marks=pytest.mark.long)]
 KEEP: list[costs.Keep] = ["none", "half", "full"]

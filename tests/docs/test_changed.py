@@ -1,4 +1,4 @@
-"""The tests that a change can reach, and the parts of a long run."""
+"""The tests that a change can reach."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import pytest
 
 from tests.budgets import feature_of
 from tests.changed import reachable_tests
-from tests.selection import parse_shard, shard_of
 
 
 def tree(root: Path, **files: str) -> Path:
@@ -46,19 +45,6 @@ def test_a_changed_test_is_reached_and_what_all_share_reaches_all(root: Path) ->
     assert reachable_tests(["tests/test_low.py"], root) == ["tests/test_low.py"]
     assert reachable_tests(["tests/conftest.py"], root) == ["tests"]
     assert reachable_tests(["docs/guide.md"], root) == []
-
-
-def test_shards_are_a_partition_that_keeps_parameters_together() -> None:
-    tests = [f"a.py::f[{n}]" for n in range(5)] + ["a.py::g", "b.py::h", "c.py::i"]
-    parts = [shard_of(tests, part, 3) for part in (1, 2, 3)]
-    assert sorted(test for part in parts for test in part) == sorted(tests)
-    assert {f"a.py::f[{n}]" for n in range(5)} <= parts[0]
-
-
-@pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b"])
-def test_a_shard_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not I/N"):
-        parse_shard(text)
 
 
 def test_the_feature_of_a_test_is_its_folder_or_the_parameter_of_its_claim() -> None:

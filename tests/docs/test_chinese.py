@@ -1,23 +1,41 @@
 """Chinese pages are those of the English pages as they are now."""
 
+from functools import cache
+
 import pytest
 
 from mindspeed.plugins.discovery import discover
-from tools.docs.chinese import DECLARED, PAGES, ROOT, page, pages, row_of, translated, translations, units, untranslated
+from mindspeed.workbench.pages.reference import REFERENCE
+from tools.docs import site
+from tools.docs.chinese import DECLARED, PAGES, page, pages, row_of, translated, translations, units, untranslated
+
+
+@cache
+def texts():
+    """The English pages that have Chinese ones."""
+    catalog = discover(only=())
+    return site.guides(catalog) | {DECLARED: REFERENCE["features/index"].text(catalog)}
 
 
 @pytest.mark.parametrize("source", PAGES)
 def test_every_unit_of_an_english_page_but_a_summary_has_a_translation(source):
     catalog = discover(only=())
     waiting = {catalog.feature(name).summary() for name in catalog.specs} if source == DECLARED else set()
-    changed = [unit for unit in untranslated(source) if unit not in waiting]
-    assert changed == [], "translate them in docs/zh/translations.yaml, then run: make docs"
+    changed = [unit for unit in untranslated(source, texts()[source]) if unit not in waiting]
+    assert changed == [], "translate them in docs/zh/translations.yaml"
 
 
 def test_every_translation_is_of_a_unit_that_is_still_there():
-    there = {row_of(unit) for source in PAGES for unit in units(source)}
+    there = {row_of(unit) for source in PAGES for unit in units(source, texts()[source])}
     changed = [unit for unit in translations() if unit not in there]
-    assert changed == [], "their English text has changed: change both in docs/zh/translations.yaml, then run: make docs"
+    assert changed == [], "their English text has changed: change both in docs/zh/translations.yaml"
+
+
+def test_every_chinese_page_is_made_and_leads_to_the_english_one():
+    made = pages(texts())
+    assert made.keys() == set(PAGES.values())
+    assert "[English](../install.md)" in made["zh/install.md"]
+    assert "](../first-run.md)" in made["zh/install.md"]
 
 
 def test_the_number_of_features_changes_without_a_new_translation():
@@ -27,16 +45,9 @@ def test_the_number_of_features_changes_without_a_new_translation():
     assert translated("5 ranks", known) is None
 
 
-@pytest.mark.parametrize("source", PAGES)
-def test_a_chinese_page_is_made_from_the_page_and_the_table(source):
-    assert (ROOT / PAGES[source]).read_text(encoding="utf-8") == pages()[PAGES[source]], "run: make docs"
-
-
-def test_code_names_and_links_stay_and_prose_is_translated(tmp_path, monkeypatch):
-    monkeypatch.setattr("tools.docs.chinese.ROOT", tmp_path)
-    monkeypatch.setattr("tools.docs.chinese.PAGES", {"docs/a.md": "docs/zh/a.md", "docs/b.md": "docs/zh/b.md"})
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text(
+def test_code_names_and_links_stay_and_prose_is_translated(monkeypatch):
+    monkeypatch.setattr("tools.docs.chinese.PAGES", {"a.md": "zh/a.md", "b.md": "zh/b.md"})
+    text = (
         "# Title\n\n<!-- transcript: x -->\n```\n$ run it\n\n| no table |\n```\n<!-- end -->\n"
         "One line,\nand [two](b.md#x) or [b](b.md).\n\n"
         "| name | says |\n|---|---|\n| `a b` | some words |\n\n1. first thing\n\n   more of it\n2. second\n"
@@ -47,8 +58,8 @@ def test_code_names_and_links_stay_and_prose_is_translated(tmp_path, monkeypatch
         asked[unit] = needed
         return unit.upper() if "](" not in unit else unit
 
-    assert page("docs/a.md", loud) == (
-        "# TITLE\n\n<!-- made by `make docs` from docs/a.md and docs/zh/translations.yaml; do not edit -->\n\n"
+    assert page("a.md", text, loud) == (
+        "# TITLE\n\n<!-- made from a.md and docs/zh/translations.yaml -->\n\n"
         "[English](../a.md)\n\n"
         "```\n$ run it\n\n| no table |\n```\nOne line, and [two](../b.md#x) or [b](b.md).\n\n"
         "| NAME | SAYS |\n| --- | --- |\n| `A B` | SOME WORDS |\n\n1. FIRST THING\n\n   MORE OF IT\n2. SECOND\n"
@@ -56,20 +67,13 @@ def test_code_names_and_links_stay_and_prose_is_translated(tmp_path, monkeypatch
     assert {unit for unit, needed in asked.items() if not needed} == {"name", "says", "---", "`a b`"}
 
 
-@pytest.fixture
-def two_features(tmp_path, monkeypatch):
-    """A list of two features, of which the table translates the first."""
-    monkeypatch.setattr("tools.docs.chinese.ROOT", tmp_path)
-    monkeypatch.setattr("tools.docs.chinese.TABLE", tmp_path / "table.yaml")
-    monkeypatch.setattr("tools.docs.chinese.PAGES", {DECLARED: "docs/zh/features.md"})
-    (tmp_path / "docs" / "features").mkdir(parents=True)
-    (tmp_path / "table.yaml").write_text("- {en: Features, zh: 特性}\n- {en: Scale the loss, zh: 缩放损失}\n", encoding="utf-8")
+def test_a_summary_without_a_translation_stays_english_and_is_named_below_the_list(monkeypatch):
+    monkeypatch.setattr("tools.docs.chinese.PAGES", {DECLARED: "zh/features.md"})
+    known = {"Features": "特性", "Scale the loss": "缩放损失"}
+    monkeypatch.setattr("tools.docs.chinese.translations", lambda: known)
     rows = "| [a](a.md) | Scale the loss |\n| [b](b.md) | Scale the gradient |\n"
-    (tmp_path / DECLARED).write_text(f"# Features\n\n| feature | |\n|---|---|\n{rows}", encoding="utf-8")
-
-
-def test_a_summary_without_a_translation_stays_english_and_is_named_below_the_list(two_features):
-    assert pages()["docs/zh/features.md"].splitlines()[6:] == [
+    made = pages({DECLARED: f"# Features\n\n| feature | |\n|---|---|\n{rows}"})["zh/features.md"]
+    assert made.splitlines()[6:] == [
         "| feature |  |",
         "| --- | --- |",
         "| [a](../features/a.md) | 缩放损失 |",

@@ -8,11 +8,11 @@ import pytest
 
 from mindspeed.registry import catalog
 from tools.docs.drawing import Arrow, Box, Mark, Matrix, Picture, Timeline, svg
-from tools.docs.features import pictures
+from tools.docs.figures import pictures_of
 from tools.docs.plan_picture import REQUEST, plan_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
-PICTURES = {picture.name: picture for row in catalog().usable.values() if row.feature for picture in pictures(row.feature)}
+PICTURES = {picture.name: picture for name in catalog().usable for picture in pictures_of(name)}
 PICTURES["plan"] = plan_picture()
 
 

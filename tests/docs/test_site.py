@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mindspeed.plugins.discovery import discover
 from tests.docs.browser import MISSING, Browser, browser
-from tools.docs.site import ELSEWHERE, relinked
+from tools.docs import chinese
+from tools.docs.site import MADE, guides, relinked, texts
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build" / "site"
@@ -28,22 +30,36 @@ def navigation(entries=None) -> list[str]:
 
 def test_the_navigation_has_every_guide_and_no_page_twice():
     pages = navigation()
-    docs = ROOT / "docs"
-    guides = {file.relative_to(docs).as_posix() for file in [*docs.glob("*.md"), *docs.glob("zh/*.md")]}
-    guides |= {place for place in ELSEWHERE.values() if place.endswith(".md")}
-    assert guides - set(pages) == set()
+    found = {*guides(discover(only=())), *(f"{name}.md" for name in MADE), *chinese.PAGES.values()}
+    assert {name for name in found if not name.startswith("examples/")} - set(pages) == set()
     assert len(pages) == len(set(pages))
 
 
 def test_links_of_a_page_lead_to_the_new_places_and_code_is_left_alone():
     text = (
-        "[a](../CHANGELOG.md#top) [b](settings.md) [c](https://x.y/z)\n```\n[d](../CHANGELOG.md)\n```\n[e](features/coc.md)\n"
+        "[a](../CHANGELOG.md#top) [b](../mindspeed/job/fields.py#world) [c](https://x.y/z)\n```\n[d](../CHANGELOG.md)\n```\n"
+        "[e](../mindspeed/features/coc/README.md) [f](zh/translations.yaml)\n"
     )
     assert relinked(text, ROOT / "docs" / "install.md", "install.md") == (
-        "[a](changelog.md#top) [b](settings.md) [c](https://x.y/z)\n```\n[d](../CHANGELOG.md)\n```\n[e](features/coc.md)\n"
+        "[a](changelog.md#top) [b](settings.md#world) [c](https://x.y/z)\n```\n[d](../CHANGELOG.md)\n```\n"
+        "[e](features/coc.md) [f](zh/index.md)\n"
     )
     with pytest.raises(ValueError, match=r"a page links to pyproject.toml, which is not in the site"):
         relinked("[a](../pyproject.toml)", ROOT / "docs" / "install.md", "install.md")
+
+
+@pytest.mark.budget(8)
+def test_every_page_is_made(monkeypatch, tmp_path):
+    monkeypatch.setattr("tools.docs.site.MATRIX", tmp_path)
+    catalog = discover(only=())
+    made = texts(catalog)
+    assert set(navigation()) - made.keys() == set()
+    assert {f"features/{name}.md" for name in catalog.usable} - made.keys() == set()
+    assert "![Ring attention of four ranks](ring-attention.svg)" in made["features/ring-attention.md"]
+    assert made["features/ring-attention.svg"].startswith("<svg")
+    assert "](plan.svg)" in made["index.md"]
+    assert "| <a id=" in made["moving-from-mindspeed.md"]
+    assert '"cases":[]' in made["matrix.html"]
 
 
 class Page(HTMLParser):

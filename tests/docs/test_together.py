@@ -1,15 +1,8 @@
 """Pages of features say with which others they work, by the published verdicts."""
 
-from pathlib import Path
-
-import pytest
-
-from mindspeed import registry
+from mindspeed.workbench.pages.together import together
 from mindspeed.workbench.verification.matrix.cases import MatrixCase
-from mindspeed.workbench.verification.matrix.page import as_json, summary
-from mindspeed.workbench.verification.matrix.reach import Sources
 from mindspeed.workbench.verification.matrix.verdicts import CaseOutcome, CaseResult
-from tools.docs.together import together
 
 RESULTS = [
     CaseResult(MatrixCase(("recompute", "swiglu")), CaseOutcome.HOLDS),
@@ -43,18 +36,13 @@ Is refused:
 - `ep2`: the model is dense (MS203)"""
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    known = {result.case.name: result for result in RESULTS}
-    path = tmp_path / "matrix.json"
-    path.write_text(as_json(summary(known, registry.catalog(), Sources(registry.catalog()))))
-    return path
+VERDICTS = {result.case.name: result for result in RESULTS}
 
 
-def test_a_page_has_the_other_features_by_verdict_and_those_of_one_reason_together(path: Path) -> None:
-    assert "\n".join(together("swiglu", path)) == EXPECTED
+def test_a_page_has_the_other_features_by_verdict_and_those_of_one_reason_together() -> None:
+    assert "\n".join(together("swiglu", VERDICTS)) == EXPECTED
 
 
-def test_nothing_is_said_where_nothing_is_published(path: Path, tmp_path: Path) -> None:
-    assert together("ampipe", path) == []
-    assert together("swiglu", tmp_path / "absent.json") == []
+def test_nothing_is_said_without_a_verdict() -> None:
+    assert together("ampipe", VERDICTS) == []
+    assert together("swiglu", {}) == []

@@ -1,15 +1,17 @@
 """The table of features and Megatron versions: made from results, without an empty cell."""
 
 from mindspeed.registry import catalog
-from tools.docs.version_results import NOT_RUN, PASSED, kept_results, reason, result_table, taken_over
+from mindspeed.workbench.diagnostics.support_matrix import version_results
+from mindspeed.workbench.pages.support import NOT_RUN, result_table
+from tools.docs.results import PASSED, reason, with_versions
 
 NAMES = sorted(catalog(frozenset()).specs)
 
 
 def test_every_feature_has_a_cell_for_every_version() -> None:
     header, _, *rows = result_table(NAMES)
-    hybrid = sum("hybrid" in row for row in kept_results().values())
-    assert header.count("|") == len(kept_results()) + hybrid + 3  # and the column of Transformer Engine's layers
+    hybrid = sum("hybrid" in row for row in version_results().values())
+    assert header.count("|") == len(version_results()) + hybrid + 3  # and the column of Transformer Engine's layers
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == NAMES
     assert not [row for row in rows if "|  |" in row]
 
@@ -23,7 +25,7 @@ def test_results_of_a_version_take_the_place_of_what_it_had() -> None:
         "tp2 x pp2": {"holds": True, "problems": [], "alone": False},
     }
     before = {"0.19.1": {"python": "3.10", "torch": "2.6", "features": {"swiglu": NOT_RUN}}, "0.17.1": {}}
-    found = taken_over(before, {"megatron": "0.19.1", "python": "3.12.1", "torch": "2.13.0", "cases": cases})
+    found = with_versions(before, {"": {"megatron": "0.19.1", "python": "3.12.1", "torch": "2.13.0", "cases": cases}})
     assert found["0.17.1"] == {}
     assert found["0.19.1"] == {
         "python": "3.12.1",
@@ -44,10 +46,10 @@ def test_results_on_a_hybrid_model_stand_beside_those_of_the_version() -> None:
     }
     answers = {"megatron": "0.19.1", "python": "3.12.1", "torch": "2.13.0", "hybrid": True, "cases": cases}
     before = {"0.19.1": {"python": "3.12.1", "torch": "2.13.0", "features": {"swiglu": PASSED}}}
-    row = taken_over(before, answers)["0.19.1"]
+    row = with_versions(before, {"": answers})["0.19.1"]
     assert row["hybrid"] == {"noop-layers": "refused: the pattern says which layers a stage has", "swiglu": PASSED}
     assert row["features"] == {"swiglu": PASSED}
-    again = taken_over({"0.19.1": row}, answers | {"hybrid": False})
+    again = with_versions({"0.19.1": row}, {"": answers | {"hybrid": False}})
     assert again["0.19.1"]["hybrid"] == row["hybrid"]
 
 

@@ -50,7 +50,7 @@ def trains(name: str, cases: Mapping[str, Given]) -> Callable[..., None]:
     """A long test that the feature keeps its claim in each case."""
 
     @pytest.mark.long
-    @pytest.mark.cover(matrix=True)
+    @pytest.mark.cover
     @pytest.mark.parametrize("case", [pytest.param(row, id=case) for case, row in cases.items()])
     def test(prove: Prove, case: Given) -> None:
         verdict = prove(name, *case.features, also=case.also, settings=case.settings, world=case.world, nproc=case.nproc)

@@ -136,14 +136,14 @@ def held(checkout: Checkout, initial: Callable[[str], list[str]], stock: Callabl
     return run
 
 
-@pytest.mark.cover(1, because="docs/matrix.json has every feature in every layout")
+@pytest.mark.cover
 @pytest.mark.guards(16, 48, processes=True)
 @pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in LAYOUTS.items()])
 def test_a_layout_trains_as_one_stock_process_does_and_every_feature_is_reached(checkout, initial, stock, row):
     held(checkout, initial, stock, row)
 
 
-@pytest.mark.cover(1, of=("row",), because="docs/matrix.json has every feature in every layout")
+@pytest.mark.cover(of=("row",))
 @pytest.mark.parametrize(("case", "row"), [pytest.param(name, row, id=name) for name, row in ROWS.items()])
 def test_it_trains_as_one_stock_process_from_the_checkpoint_of_one_process(warm, initial, stock, case, row):
     run = held(warm, initial, stock, row)

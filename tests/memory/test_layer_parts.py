@@ -32,7 +32,7 @@ def exact(prove: Prove, *names: str, **request: Any) -> dict[str, tuple[int, int
     return verdict.proof.bytes
 
 
-@pytest.mark.cover(1, because="docs/matrix.json has every feature, to the bit, on one, two and four ranks")
+@pytest.mark.cover
 @pytest.mark.parametrize("nproc", [1, 2, 4])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", SIX)
@@ -52,7 +52,7 @@ def test_nothing_reads_what_is_away(prove: Prove, name: str) -> None:
     exact(prove, name, settings=POISON, world=world, nproc=1)
 
 
-@pytest.mark.cover(matrix=True)
+@pytest.mark.cover
 @pytest.mark.parametrize(
     ("names", "also", "settings", "world"),
     [

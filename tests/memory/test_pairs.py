@@ -29,7 +29,6 @@ def test_a_pair_is_refused_or_accepted(pair: tuple[str, str]) -> None:
         build_case(pair, [Layer("test", settings=settings, world={"dtype": "bf16"})], (), 1)
 
 
-@pytest.mark.exhaustive("docs/matrix.json has every two features, to the bit")
 @pytest.mark.long
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair not in REFUSED], ids="+".join)
 def test_an_accepted_pair_is_equal_to_the_bit(prove: Prove, pair: tuple[str, str]) -> None:

@@ -134,7 +134,7 @@ def each(name: str) -> list[Row]:
 ROWS = [*MODELS, *LAYOUTS, *NEIGHBOURS, *PAIRS, *(row for name in NINE for row in each(name))]
 
 
-@pytest.mark.cover(matrix=True)
+@pytest.mark.cover
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.id, marks=[pytest.mark.long] if row.long else []) for row in ROWS])
 def test_experts_train_as_in_one_process_of_megatron(prove: Prove, row: Row) -> None:
     verdict = prove(

@@ -12,7 +12,7 @@ from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.problems.problem import MindSpeedError
-from tools.docs.reference import ANSWERS, CALLERS
+from mindspeed.workbench.pages.reference import ANSWERS, CALLERS
 
 ARGS, WORLD = FeatureArgs(), World({})
 
@@ -118,7 +118,7 @@ def test_a_hook_that_does_not_exist_is_named_with_its_line_and_near_names():
         "  fix: did you mean patches or notes?\n"
         "MS104 the method 'zzz' of the feature 'b' is marked @hookimpl, but no hook has this name\n"
         f"  where: {line}\n"
-        "  fix: rename the method to a hook of docs/hooks.md, or remove @hookimpl"
+        "  fix: rename the method to a hook of mindspeed docs hooks, or remove @hookimpl"
     )
 
 

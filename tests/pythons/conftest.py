@@ -17,7 +17,7 @@ from tests.megatron.versions.conftest import Megatron, unpacked
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RESULTS: Final = ROOT / "build" / "python-results"
-"""What was found under each Python, from which `tools.docs.python_results` makes the table of docs/support.md."""
+"""What was found under each Python, from which `tools.docs.results` makes the results of the page on support."""
 VARIABLE: Final = "MINDSPEED_PYTHONS"
 VERSIONS: Final = ("3.10", "3.12", "3.13")
 """The supported Pythons beside 3.11, which every other test runs under."""

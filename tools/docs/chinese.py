@@ -1,4 +1,4 @@
-"""Chinese pages, from English ones and a table of translations: ``python -m tools.docs.chinese`` writes them.
+"""Chinese pages, from English ones and a table of translations.
 
 A unit is a heading, a paragraph, an item of a list or a cell of a table. The table has a translation of each, so a unit that
 was changed in English has none, and a test names it. Code, output and names stay as they are.
@@ -18,22 +18,21 @@ from typing import Final
 import yaml
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-TABLE: Final = ROOT / "docs" / "zh" / "translations.yaml"
-PAGES: Final[Mapping[str, str]] = {
-    "README.md": "README.zh.md",
-    "docs/index.md": "docs/zh/index.md",
-    "docs/install.md": "docs/zh/install.md",
-    "docs/quickstart-megatron-lm.md": "docs/zh/quickstart-megatron-lm.md",
-    "docs/quickstart-own-trainer.md": "docs/zh/quickstart-own-trainer.md",
-    "docs/quickstart-mindspeed.md": "docs/zh/quickstart-mindspeed.md",
-    "docs/failures.md": "docs/zh/failures.md",
-    "docs/moving-from-mindspeed.md": "docs/zh/moving-from-mindspeed.md",
-    "docs/features/index.md": "docs/zh/features.md",
-}
-DECLARED: Final = "docs/features/index.md"
+TABLE: Final = "docs/zh/translations.yaml"
+DECLARED: Final = "features/index.md"
 """The page whose prose is the summaries of features; each may wait for its translation."""
+PAGES: Final[Mapping[str, str]] = {
+    "index.md": "zh/index.md",
+    "install.md": "zh/install.md",
+    "quickstart-megatron-lm.md": "zh/quickstart-megatron-lm.md",
+    "quickstart-own-trainer.md": "zh/quickstart-own-trainer.md",
+    "quickstart-mindspeed.md": "zh/quickstart-mindspeed.md",
+    "failures.md": "zh/failures.md",
+    "moving-from-mindspeed.md": "zh/moving-from-mindspeed.md",
+    DECLARED: "zh/features.md",
+}
+"""The Chinese page of each English one, by their places in the site."""
 _NUMBER: Final = re.compile(r"^\d+(?= features\b)")
-_MADE: Final = "<!-- made by `make docs` from {source} and docs/zh/translations.yaml; do not edit -->"
 _TABLES: Final[Mapping[str, str]] = {
     "flags": "flags-that-stand-for-features",
     "other flags": "all-other-flags",
@@ -50,7 +49,7 @@ Translate = Callable[[str, bool], str]
 
 def translations() -> dict[str, str]:
     """The table: English unit to Chinese."""
-    rows: list[dict[str, str]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    rows: list[dict[str, str]] = yaml.safe_load((ROOT / TABLE).read_text(encoding="utf-8"))
     return {row["en"]: row["zh"] for row in rows}
 
 
@@ -66,15 +65,14 @@ def translated(unit: str, known: Mapping[str, str]) -> str | None:
     return chinese.replace("{number}", number[0]) if number and chinese else chinese
 
 
-def page(source: str, translate: Translate) -> str:
-    """The Chinese page of an English one."""
-    text = (ROOT / source).read_text(encoding="utf-8")
-    where = os.path.relpath(ROOT / source, (ROOT / PAGES[source]).parent)
-    text = _MARKED.sub(lambda found: f"[{found[1]}]({Path(source).name}#{_TABLES[found[1]]})", text)
+def page(source: str, text: str, translate: Translate) -> str:
+    """Return the Chinese page of an English one."""
+    text = _MARKED.sub(lambda found: f"[{found[1]}]({source}#{_TABLES[found[1]]})", text)
     lines = [made for piece in _pieces(text) if (made := _piece(piece, translate)) is not None]
     title, _, rest = "\n".join(_without_gaps(lines)).partition("\n")
-    note = f"{_MADE.format(source=source)}\n\n[English]({where})"
-    return _relinked(f"{title}\n\n{note}\n{rest}", source).rstrip() + "\n"
+    english = os.path.relpath(source, Path(PAGES[source]).parent)
+    head = f"{title}\n\n<!-- made from {source} and {TABLE} -->\n\n[English]({english})\n"
+    return (head + _LINK.sub(lambda link: _relinked(link, source), rest)).rstrip() + "\n"
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -133,51 +131,38 @@ def _without_gaps(lines: list[str]) -> list[str]:
     return [line for number, line in enumerate(lines) if line.strip() or (number and lines[number - 1].strip())]
 
 
-def _relinked(text: str, source: str) -> str:
-    """Links as they are from the Chinese page: to Chinese pages where there are some."""
-    here = (ROOT / PAGES[source]).parent
-
-    def link(found: re.Match[str]) -> str:
-        path, anchor = found[1], found[2] or ""
-        if "://" in path or not path:
-            return found[0]
-        target = ((ROOT / source).parent / path).resolve()
-        name = target.relative_to(ROOT).as_posix()
-        chinese = PAGES.get(name) if not anchor else None
-        return f"]({os.path.relpath(ROOT / chinese if chinese else target, here)}{anchor})"
-
-    head, english, rest = text.partition("[English](")
-    own, _, rest = rest.partition("\n")
-    return f"{head}{english}{own}\n{_LINK.sub(link, rest)}"
+def _relinked(link: re.Match[str], source: str) -> str:
+    """A link as it is from the Chinese page: to a Chinese page where there is one."""
+    path, anchor = link[1], link[2] or ""
+    if "://" in path or not path:
+        return link[0]
+    target = os.path.normpath(Path(source).parent / path)
+    place = target if anchor else PAGES.get(target, target)
+    return f"]({os.path.relpath(place, Path(PAGES[source]).parent)}{anchor})"
 
 
-def pages() -> dict[str, str]:
-    """Every Chinese page by its path; a unit without translation stays English."""
+def pages(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return every Chinese page by its place; a unit without translation stays English."""
     known = translations()
-    made = {PAGES[source]: page(source, lambda unit, _: translated(unit, known) or unit) for source in PAGES}
-    if waiting := untranslated(DECLARED):
+    made = {PAGES[name]: page(name, texts[name], lambda unit, _: translated(unit, known) or unit) for name in PAGES}
+    if waiting := untranslated(DECLARED, texts[DECLARED]):
         made[PAGES[DECLARED]] += "\n## 尚无译文\n\n" + "".join(f"- {unit}\n" for unit in waiting)
     return made
 
 
-def untranslated(source: str) -> list[str]:
-    """The units of a page that need a translation and have none."""
+def untranslated(source: str, text: str) -> list[str]:
+    """Return the units of a page that need a translation and have none."""
     known = translations()
-    return [unit for unit, needed in units(source).items() if needed and translated(unit, known) is None]
+    return [unit for unit, needed in units(source, text).items() if needed and translated(unit, known) is None]
 
 
-def units(source: str) -> dict[str, bool]:
-    """Every unit of a page, and whether it needs a translation."""
+def units(source: str, text: str) -> dict[str, bool]:
+    """Return every unit of a page, and whether it needs a translation."""
     found: dict[str, bool] = {}
 
     def note(unit: str, needed: bool) -> str:
         found[unit] = needed
         return unit
 
-    page(source, note)
+    page(source, text, note)
     return found
-
-
-if __name__ == "__main__":
-    for name, text in pages().items():
-        (ROOT / name).write_text(text, encoding="utf-8")

@@ -233,7 +233,6 @@ def svg(picture: Picture) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
             'role="img" aria-labelledby="title text">',
-            "<!-- made by `make docs`; do not edit -->",
             f'<title id="title">{escape(picture.title)}</title>',
             f'<desc id="text">{escape(picture.text)}</desc>',
             f"<style>{_STYLE}</style>",

@@ -11,8 +11,10 @@ from typing import Any
 
 import yaml
 
+from mindspeed.plugins.discovery import Catalog
 from mindspeed.workbench.lint.traps import known_traps
-from tools.docs.markdown import code, page, table
+from mindspeed.workbench.pages.markdown import code, table
+from mindspeed.workbench.pages.reference import MadePage
 
 RECORD = Path(__file__).with_name("lint_results.json")
 EXPLANATIONS = Path(__file__).with_name("lint_explanations.yaml")
@@ -47,19 +49,18 @@ _PUBLIC = (
 )
 
 
-def lint_page() -> str:
-    """Return docs/lint.md."""
+def parts(_catalog: Catalog) -> Iterator[list[str]]:
+    """Yield what `RECORD` and the traps say; ``python -m tools.lint_results`` writes the record."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
-    return page(
-        "Checking commands",
-        "tools/docs/lint_results.json, which python -m tools.lint_results writes, and mindspeed/workbench/lint/traps.yaml",
-        [_WORDS, "", *_COMMANDS],
-        ["## Rules of Megatron-LM", "", _RULES, "", _RECORD, "", *_rules_table(record)],
-        ["## Speed", "", _speed(record["speed"])],
-        ["## Public commands", "", _PUBLIC, "", *_public_table(record)],
-        ["## Findings in public commands", "", *_findings_table(record)],
-        ["## Traps", "", "Combinations that Megatron-LM accepts, each with its source.", "", *_traps_table()],
-    )
+    yield [_WORDS, "", *_COMMANDS]
+    yield ["## Rules of Megatron-LM", "", _RULES, "", _RECORD, "", *_rules_table(record)]
+    yield ["## Speed", "", _speed(record["speed"])]
+    yield ["## Public commands", "", _PUBLIC, "", *_public_table(record)]
+    yield ["## Findings in public commands", "", *_findings_table(record)]
+    yield ["## Traps", "", "Combinations that Megatron-LM accepts, each with its source.", "", *_traps_table()]
+
+
+LINT = MadePage("Checking commands", "mindspeed/workbench/lint/traps.yaml", parts)
 
 
 def explanation_of(reason: str) -> str | None:

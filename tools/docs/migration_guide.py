@@ -1,11 +1,11 @@
-"""The tables of docs/moving-from-mindspeed.md, from the code: ``python -m tools.docs.migration_guide PAGE`` fills a page in."""
+"""The tables of docs/moving-from-mindspeed.md, from the code."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from mindspeed.compat.old_flags.flags import OLD_FLAGS
 from mindspeed.compat.old_flags.model_arguments import RULES
@@ -13,7 +13,8 @@ from mindspeed.compat.old_flags.other_flags import flag_groups
 from mindspeed.compat.old_modules import OLD_MODULES, replacement
 from mindspeed.plugins.discovery import Catalog
 
-PUBLISHED = Path(__file__).with_name("published_commands.json")
+PAGE: Final = "moving-from-mindspeed.md"
+PUBLISHED: Final = Path(__file__).with_name("published_commands.json")
 
 
 def flag_rows(catalog: Catalog) -> list[str]:
@@ -109,10 +110,3 @@ def filled(page: str, catalog: Catalog) -> str:
         end = rest[rest.index(f"<!-- end of {mark} -->") :]
         page = "\n".join([f"{begin}<!-- {mark} -->", *rows, end])
     return page
-
-
-if __name__ == "__main__":
-    from mindspeed.registry import catalog
-
-    file = Path(sys.argv[1])
-    file.write_text(filled(file.read_text(encoding="utf-8"), catalog()), encoding="utf-8")

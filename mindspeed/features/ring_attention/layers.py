@@ -8,7 +8,8 @@ from torch import Tensor
 
 from mindspeed.context_parallel.conditions import keeps
 from mindspeed.context_parallel.core_attention import CoreAttention
-from mindspeed.features.ring_attention.attention import ring_attention, zigzag
+from mindspeed.context_parallel.layout import zigzag
+from mindspeed.context_parallel.ring import ring_attention
 from mindspeed.ops.attention_mask import AttentionVisibility
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ PYTHON_RESULTS: Final = Path(__file__).with_name("python_results.json")
 
 
 def python_results() -> dict[str, dict[str, Any]]:
-    """Return what `make test-pythons` found under each Python, lowest version first; `tools.docs.python_results` writes it."""
+    """Return what `make test-pythons` found under each Python, lowest version first."""
     found: dict[str, dict[str, Any]] = json.loads(PYTHON_RESULTS.read_text(encoding="utf-8"))
     return found
 
@@ -49,8 +49,17 @@ ENGINE_RESULTS: Final = Path(__file__).with_name("engine_results.json")
 
 
 def engine_results() -> dict[str, str]:
-    """Return what the runs of each feature on Transformer Engine's layers found; `tools.docs.engine_results` writes it."""
+    """Return what the runs of each feature on Transformer Engine's layers found."""
     found: dict[str, str] = json.loads(ENGINE_RESULTS.read_text(encoding="utf-8"))
+    return found
+
+
+VERSION_RESULTS: Final = Path(__file__).with_name("version_results.json")
+
+
+def version_results() -> dict[str, dict[str, Any]]:
+    """Return for each Megatron its Python, its torch, and ``passed`` or why not for each feature, also on a HybridModel."""
+    found: dict[str, dict[str, Any]] = json.loads(VERSION_RESULTS.read_text(encoding="utf-8"))
     return found
 
 

@@ -18,7 +18,8 @@ from mindspeed.engine.inspection.contracts import (
 from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.plugins.discovery import discover
 from mindspeed.registry import megatron_targets
-from tools.docs.drift import drift_page, guarded
+from mindspeed.workbench.pages.drift import guarded
+from mindspeed.workbench.pages.reference import REFERENCE
 
 
 def function(signature: str, body: str = "one") -> Contract:
@@ -226,7 +227,7 @@ def test_a_version_between_recorded_ones_is_held_to_the_nearest_below() -> None:
 
 def test_the_page_of_drift_has_a_row_for_every_target_and_a_column_for_every_release() -> None:
     catalog = discover(only=())
-    text = drift_page(catalog)
+    text = REFERENCE["drift"].text(catalog)
     for target in megatron_targets(catalog):
         assert f"| {target.feature} | `{target.target}` |" in text
     assert f"| feature | target | {' | '.join(recorded_releases())} |" in text
@@ -239,4 +240,4 @@ def test_patches_for_some_releases_only_are_listed_and_stay_few() -> None:
     assert ("eod-reset", "megatron.training.utils:get_batch_on_this_tp_rank", "<0.18") in rows
     assert not [row for row in rows if row[0] == "ampipe"], "the range of a feature is no guard of a patch"
     assert len(rows) <= 0.21 * len(targets), "another guard is the last resort: can mindspeed/megatron serve both releases?"
-    assert f"{len(rows)} of {len(targets)} patches are for some releases only" in drift_page(catalog)
+    assert f"{len(rows)} of {len(targets)} patches are for some releases only" in REFERENCE["drift"].text(catalog)

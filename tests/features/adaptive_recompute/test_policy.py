@@ -58,7 +58,6 @@ def test_attention_is_swapped_where_that_is_allowed(pool: WorkerPool) -> None:
     assert run(pool, 0.7, swap=True)["peak_mb"] <= 0.7
 
 
-@pytest.mark.cover(1, because="docs/matrix.json has the feature in the layouts, to the bit")
 @pytest.mark.long
 @pytest.mark.parametrize("also", [["pipeline-parallel"], ["virtual-pipeline"], ["sequence-parallel"]], ids="-".join)
 @pytest.mark.parametrize("swap", [False, True])

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.context_parallel.layout import contiguous, nested, zigzag
+from mindspeed.context_parallel.ring import ring_attention
 from mindspeed.features.hybrid_attention.attention import hybrid_attention
-from mindspeed.features.ring_attention.attention import ring_attention
 from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.shards import assert_like_dense, causal, made, reference
 

@@ -1,6 +1,6 @@
 """Every other feature on layers in the roles of Transformer Engine's: it holds, or a declared condition refuses it.
 
-The results are kept for the support table: ``python -m tools.docs.engine_results build/engine_layers`` takes them over.
+The results are kept for the support table: ``python -m tools.docs.results engine build/engine_layers`` takes them over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ REFUSED: Final = {
 """Features that a declared condition refuses with their defaults, and its sentence."""
 
 
-@pytest.mark.exhaustive("docs/matrix.json has every feature beside transformer-engine-layers")
 @pytest.mark.long
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_feature_holds_on_these_layers_or_is_refused(prove: Prove, name: str) -> None:

@@ -15,7 +15,7 @@ from tests import older_python
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 RESULTS: Final = ROOT / "build" / "versions"
-"""What was found on each version, from which `tools.docs.version_results` makes the table of docs/support.md."""
+"""What was found on each version, from which `tools.docs.results` makes the results of the page on support."""
 VARIABLE: Final = "MINDSPEED_MEGATRONS"
 MISSING: Final = f"{VARIABLE} names no folder of unpacked Megatron versions; `make test-versions` makes one and sets it"
 

@@ -1,6 +1,6 @@
 """Every feature on Megatron's HybridModel: it holds, or a declared condition refuses it.
 
-The results are kept for the support table: ``python -m tools.docs.version_results build/hybrid`` takes them over.
+The results are kept for the support table: ``python -m tools.docs.results versions build/hybrid`` takes them over.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import pytest
 from packaging.version import Version
 
 from mindspeed.engine.inspection.megatron_copies import version_of
+from mindspeed.workbench.diagnostics.support_matrix import version_results
 from tests.megatron.versions.cases import SPECS
 from tests.megatron.versions.conftest import ROOT, Megatron
-from tools.docs.version_results import PASSED, kept_results, result_of
+from tools.docs.results import PASSED, result_of
 
 RESULTS: Final = ROOT / "build" / "hybrid"
 FIRST: Final = Version("0.19")
@@ -55,6 +56,6 @@ def test_a_feature_holds_on_a_hybrid_model_or_is_refused(hybrid_answers: Mapping
 
 
 def test_every_feature_has_a_result_on_a_hybrid_model_in_each_release_that_has_one() -> None:
-    found = {version: row.get("hybrid") for version, row in kept_results().items() if Version(version) >= FIRST}
+    found = {version: row.get("hybrid") for version, row in version_results().items() if Version(version) >= FIRST}
     assert found
     assert found == dict.fromkeys(found, EXPECTED)

@@ -215,7 +215,7 @@ def test_a_flag_that_means_nothing_with_the_algorithm_says_so():
     )
 
 
-def test_the_tables_of_the_guide_are_those_of_the_code():
-    page = (ROOT / "docs" / "moving-from-mindspeed.md").read_text(encoding="utf-8")
+def test_the_tables_of_the_guide_are_made_from_the_code():
+    page = filled((ROOT / "docs" / "moving-from-mindspeed.md").read_text(encoding="utf-8"), catalog())
     assert '| <a id="use-fused-rmsnorm"></a>`--use-fused-rmsnorm` | rms-norm | `--features rms-norm` |\n' in page
-    assert filled(page, catalog()) == page, "run: make docs"
+    assert "*A table" not in page

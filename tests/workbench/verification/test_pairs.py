@@ -43,18 +43,11 @@ PAIRS = [
 ]
 
 
-def _of_matrix(names: str) -> list[pytest.MarkDecorator]:
-    two = len(names.split()) == 2
-    return [pytest.mark.exhaustive("docs/matrix.json has every two features")] if two else []
-
-
 def verdict_of(names: str, pool: WorkerPool) -> Verdict:
     return verify(build_case(names.split(), [Layer("test", platform="cpu")]), pool)
 
 
-@pytest.mark.parametrize(
-    "names", [PAIRS[0][0], *(pytest.param(*pair, marks=[pytest.mark.long, *_of_matrix(*pair)]) for pair in PAIRS[1:])]
-)
+@pytest.mark.parametrize("names", [PAIRS[0][0], *(pytest.param(*pair, marks=pytest.mark.long) for pair in PAIRS[1:])])
 def test_features_hold_together_without_any_option(pool: WorkerPool, names: str) -> None:
     assert [str(problem) for problem in verdict_of(names, pool).problems] == []
 

@@ -8,8 +8,8 @@ from mindspeed.context_parallel.costs import Attention, SentBytes
 from mindspeed.context_parallel.layout import Layout, Span
 from mindspeed.context_parallel.ring import Rounds
 from mindspeed.context_parallel.tiles import tiles
+from mindspeed.workbench.pages.markdown import table
 from tools.docs.drawing import Arrow, Box, Mark, Matrix, Timeline
-from tools.docs.markdown import table
 
 Seen = list[tuple[float, float, float, float, bool]]
 

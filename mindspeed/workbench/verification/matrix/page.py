@@ -73,12 +73,17 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
-def published(text: str) -> dict[str, CaseResult]:
-    """Read the verdicts of a ``matrix.json``. Raises ValueError for another format."""
-    data = json.loads(text)
+def published(path: Path) -> dict[str, CaseResult]:
+    """Read the verdicts of a ``matrix.json`` that were not stale when it was written; none where there is no such file.
+
+    Raises ValueError for another format.
+    """
+    if not path.exists():
+        return {}
+    data = json.loads(path.read_text(encoding="utf-8"))
     if data.get("format") != FORMAT:
         raise ValueError(f"format {data.get('format')!r} is not {FORMAT}")
-    results = [result_from_json({name: value for name, value in row.items() if name != "stale"}) for row in data["cases"]]
+    results = [result_from_json(row) for row in data["cases"] if not row.get("stale")]
     return {result.case.name: result for result in results}
 
 

@@ -30,10 +30,10 @@ from mindspeed.plugins.discovery import Catalog
 _JUDGES: Final = (
     "mindspeed.workbench.verification.training",
     "mindspeed.workbench.verification.harness",
-    "mindspeed.workbench.verification.matrix.verdicts",
+    "mindspeed.workbench.verification.matrix.judge",
 )
 """The modules that run a case and compare: what they import, every case can reach."""
-_ENTRANCES: Final = re.compile(r"mindspeed\.(legacy|megatron_adaptor|megatron_lm|conformance)\b")
+_ENTRANCES: Final = re.compile(r"mindspeed\.(compat|megatron_adaptor|megatron_lm|workbench\.conformance)\b")
 """Packages that serve scripts and authors of features: the code of a case names some, and no worker imports one."""
 _PACKAGES: Final = ("torch", "numpy")
 _JSON: Final = ".json"

@@ -12,10 +12,11 @@ from typing import Final
 
 from mindspeed import registry
 from mindspeed.workbench.verification.matrix.cases import MatrixCase
+from mindspeed.workbench.verification.matrix.judge import judge
 from mindspeed.workbench.verification.matrix.reach import Sources
 from mindspeed.workbench.verification.matrix.reduction import with_culprits
 from mindspeed.workbench.verification.matrix.store import VerdictStore, is_stale
-from mindspeed.workbench.verification.matrix.verdicts import CaseResult, judge
+from mindspeed.workbench.verification.matrix.verdicts import CaseResult
 from mindspeed.workbench.verification.pool import SharedBroker, WorkerPool
 
 AT_ONCE: Final = 2

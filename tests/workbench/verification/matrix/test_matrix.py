@@ -20,12 +20,14 @@ from mindspeed.workbench.verification.matrix.cases import (
     resolves,
 )
 from mindspeed.workbench.verification.matrix.covering import by_verdicts, covering_sets
+from mindspeed.workbench.verification.matrix.judge import judge
 from mindspeed.workbench.verification.matrix.page import as_json, html, published, summary
 from mindspeed.workbench.verification.matrix.reach import _ENTRANCES, Sources, code_of
 from mindspeed.workbench.verification.matrix.run import judge_all, to_judge
 from mindspeed.workbench.verification.matrix.store import VerdictStore, is_stale
 from mindspeed.workbench.verification.matrix.verdicts import CaseOutcome, CaseResult, key_of, result_from_json
 from mindspeed.workbench.verification.pool import WorkerPool
+from tests.conftest import ROOT
 
 FAULTS = {
     "a_mark": "marked",
@@ -166,7 +168,7 @@ def trained_with_modules(recipe) -> list[str]:
 @pytest.mark.parametrize("names", [("recompute", "tflops"), ("rms-norm", "swap-optimizer")])
 def test_no_worker_imports_what_counts_as_not_reached(names, sources) -> None:
     case = MatrixCase(names).build()
-    with WorkerPool([str(Path(__file__).parents[4])]) as pool:  # a worker of the test run may have imported anything
+    with WorkerPool([str(ROOT)]) as pool:  # a worker of the test run may have imported anything
         (imported,) = pool.call(trained_with_modules, 1, case.recipe, plan=case.plan)
     assert "mindspeed.megatron_lm.training_plan" in sources._files
     assert "mindspeed.registry" in imported
@@ -270,6 +272,27 @@ def test_in_the_sets_of_a_covering_array_all_features_meet_that_can(strength: in
     assert len(sets) <= {2: 9, 3: 24}[strength]
 
 
+SMALL = (
+    "flash-attention",
+    "matmul-add",
+    "recompute",
+    "rms-norm",
+    "rotary-embedding",
+    "sequence-parallel",
+    "swap-attention",
+    "swiglu",
+)
+
+
+@pytest.mark.long
+def test_the_sets_of_a_small_covering_array_hold(pool) -> None:
+    sources = Sources(registry.catalog())
+    sets = covering_sets(SMALL, 2, 5, resolves)
+    found = {result.case.name: result for result in (judge(MatrixCase(some), pool, sources) for some in sets)}
+    assert len(found) >= 4
+    assert {name: result.reason for name, result in found.items() if result.outcome is not CaseOutcome.HOLDS} == {}
+
+
 def test_a_set_with_a_verdict_is_not_planned_to_know_whether_its_features_meet() -> None:
     planned: list[Sequence[str]] = []
     known = {name: judged(name, outcome) for name, outcome in (("a + b", CaseOutcome.REFUSED), ("a + c", CaseOutcome.FAILS))}
@@ -278,14 +301,18 @@ def test_a_set_with_a_verdict_is_not_planned_to_know_whether_its_features_meet()
     assert planned == [["b", "c"]]
 
 
-def test_the_page_holds_every_verdict_and_needs_no_other_file(sources) -> None:
+def test_the_page_holds_every_verdict_and_needs_no_other_file(sources, tmp_path) -> None:
     known = {name: judged(name) for name in ("rms-norm + swiglu", "swiglu @ tp2")}
     stock = CaseResult(MatrixCase((), "tp2-sp", switch="aux-loss"), CaseOutcome.FAILS, "why", "MS607", what="loss", ratio=2.5)
     known[stock.case.name] = stock
     searched = CaseResult(MatrixCase(("swiglu",), given={"tp": 2}), CaseOutcome.HOLDS)
     data = summary(known | {searched.case.name: searched}, registry.catalog(), sources)
     assert (data["verdicts"]["holds"], data["stock"]["fails"], data["stale"]) == (2, 1, 3)
-    assert published(as_json(data)) == known
+    (tmp_path / "matrix.json").write_text(as_json(data), encoding="utf-8")
+    assert published(tmp_path / "matrix.json") == {}, "a stale verdict is none"
+    (tmp_path / "matrix.json").write_text(as_json(data).replace(', "stale": true', ""), encoding="utf-8")
+    assert published(tmp_path / "matrix.json") == known
+    assert published(tmp_path / "absent.json") == {}
     assert "reason" not in data["cases"][0]  # what is empty takes no place
     page = html(data)
     assert '"rms-norm + swiglu"' in page
@@ -295,8 +322,7 @@ def test_the_page_holds_every_verdict_and_needs_no_other_file(sources) -> None:
 
 
 def test_every_reproduction_of_a_stock_disagreement_is_a_file_of_the_repository(sources) -> None:
-    root = Path(__file__).parents[4]
     data = summary({}, registry.catalog(), sources)
     named = {*data["reproductions"].values(), *(row["reproduction"] for row in data["elsewhere"])}
     assert named >= {"tests/megatron/stock_loss_weights.py", "tests/megatron/stock_tensor_parallel.py"}
-    assert [name for name in named if not (root / name).is_file()] == []
+    assert [name for name in named if not (ROOT / name).is_file()] == []

@@ -1,0 +1,71 @@
+"""The page of support: what was tried, and what never."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import astuple
+from typing import Any, Final
+
+from packaging.version import Version
+
+from mindspeed.plugins.discovery import Catalog
+from mindspeed.workbench.diagnostics import support_matrix
+from mindspeed.workbench.diagnostics.support_matrix import engine_results, version_results
+from mindspeed.workbench.pages.markdown import table
+
+NOT_RUN: Final = "not run"
+NOT_AT_HAND: Final = "not at hand when it was run"
+
+
+def support(catalog: Catalog) -> Iterator[list[str]]:
+    """Yield versions and machines with their states, then features and Pythons with the results of their tests."""
+    states = [f"- *{state}*: {meaning}" for state, meaning in support_matrix.MEANING.items()]
+    yield [
+        "`mindspeed doctor --matrix` prints these tables, with `--json` for programs. A state means what it says:",
+        "",
+        *states,
+    ]
+    cells = table(("component", "version", "state", "note"), [astuple(cell) for cell in support_matrix.CELLS])
+    yield ["## One by one", "", *cells]
+    npu = "The rows for npu follow the pairs that [Ascend/pytorch](https://gitcode.com/Ascend/pytorch) publishes."
+    headers = ("platform", "megatron-core", "torch", "torch_npu", "CANN", "Python", "hardware", "state")
+    yield ["## Together", "", npu, "", *table(headers, [astuple(row) for row in support_matrix.COMBINATIONS])]
+    claims = (
+        "*passed*: `mindspeed features verify` held the feature to its claim on the CPU (`make test-versions`). "
+        "On 0.16.1 the default tests do so at every change. The last column is on layers in the roles of Transformer Engine's "
+        "(`make test-engine-layers`)."
+    )
+    yield ["## Features and versions of Megatron", "", claims, "", *result_table(sorted(catalog.specs))]
+    others = (
+        "`make test-pythons`: every module is imported, the tests of the command line, the resolver and the patching pass, "
+        "and the claims of two features hold beside each Megatron that takes the Python."
+    )
+    yield ["## Other versions of Python", "", others, "", *python_table(support_matrix.python_results().values())]
+
+
+def result_table(names: Sequence[str]) -> list[str]:
+    """Return a row for each feature and a column for each version."""
+    results = version_results()
+    versions = sorted(results, key=Version)
+    engine = engine_results()
+    columns = {f"{version}, Python {_short(results[version])}": results[version]["features"] for version in versions}
+    columns |= {f"{version}, HybridModel": results[version]["hybrid"] for version in versions if "hybrid" in results[version]}
+    rows = [[name, *(column.get(name, NOT_RUN) for column in columns.values()), engine.get(name, "-")] for name in names]
+    return table(("feature", *columns, "0.16.1, on Transformer Engine's layers"), rows)
+
+
+def _short(result: Mapping[str, Any]) -> str:
+    """Return the Python of a version's results without its last number."""
+    return str(result["python"]).rpartition(".")[0]
+
+
+def python_table(results: Collection[Mapping[str, Any]]) -> list[str]:
+    """Return a row for each check and each Megatron, a column for each Python."""
+    checks = sorted({name for result in results for name in result["checks"]})
+    megatrons = sorted({version for result in results for version in result["claims"]}, key=Version)
+    rows = [[name, *(result["checks"].get(name, NOT_AT_HAND) for result in results)] for name in checks]
+    rows += [
+        [f"claims beside megatron-core {version}", *(result["claims"].get(version, NOT_AT_HAND) for result in results)]
+        for version in megatrons
+    ]
+    return table(("what", *(f"Python {result['python']}, torch {result['torch']}" for result in results)), rows)
