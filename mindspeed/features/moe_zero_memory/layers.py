@@ -13,7 +13,7 @@ from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from torch import Tensor
 
 from mindspeed import plugins as ms
-from mindspeed.features.moe_zero_memory.feature import counted_layers
+from mindspeed.features.moe_zero_memory.counting import counted_layers
 from mindspeed.job.config import world_of_config
 from mindspeed.megatron.module_specs import with_parts
 from mindspeed.memory.checkpoint import Checkpoint
