@@ -10,6 +10,7 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
+from mindspeed import plugins as ms
 from mindspeed import registry
 from mindspeed.engine.inspection.contracts import ABSENT, contract_for
 from mindspeed.engine.inspection.releases import recorded_releases
@@ -18,14 +19,11 @@ from mindspeed.engine.inspection.source import find_module, read_scope
 from mindspeed.engine.planning.explanation import code_place
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer, parse_assignments
-from mindspeed.job.world import World
 from mindspeed.plugins.conditions import ConditionError, Loose, conditions, texts
 from mindspeed.plugins.discovery import BUILT_IN
-from mindspeed.plugins.feature import Feature, FeatureArgs
 from mindspeed.plugins.hookspecs import HOOKS, PROJECT
 from mindspeed.plugins.manager import FeatureManager
-from mindspeed.plugins.patches import Ref, Set
-from mindspeed.problems.problem import MindSpeedError, ResolutionError
+from mindspeed.problems.problem import ResolutionError
 from mindspeed.registry import catalog
 from mindspeed.workbench.conformance.application import CHECKS as APPLIED
 from mindspeed.workbench.conformance.application import application, import_cost
@@ -42,7 +40,7 @@ LONGEST_SUMMARY = 100
 
 def schema(subject: Subject) -> Outcome:
     """Every setting is described, defaults are valid, and values survive YAML, JSON and the command line."""
-    model: type[FeatureArgs] = subject.feature.Args
+    model: type[ms.FeatureArgs] = subject.feature.Args
     wrong = [f"the setting {key} has no description" for key, field in model.model_fields.items() if not field.description]
     count = len(model.model_fields)
     try:
@@ -63,7 +61,7 @@ def _planned_args(subject: Subject) -> dict[str, Any]:
     return next((feature.args for feature in plan.features if feature.name == subject.name), {}) if plan is not None else {}
 
 
-def _round_trips(name: str, args: FeatureArgs) -> Iterator[str]:
+def _round_trips(name: str, args: ms.FeatureArgs) -> Iterator[str]:
     plain = args.model_dump(mode="json")
     assignments = [f"{name}.{key}={json.dumps(value)}" for key, value in plain.items()]
     ways: dict[str, Any] = {
@@ -97,13 +95,13 @@ def metadata(subject: Subject) -> Outcome:
         wrong += _unreadable_messages(spec.constraints, args)
         try:
             FeatureManager([subject.feature(args, subject.plan.world)])
-        except MindSpeedError as error:
+        except ms.MindSpeedError as error:
             wrong.append(error.problems[0].message)
     count = len(spec.constraints)
     return judged(name, "metadata", wrong, f"{count} constraint{'s' if count != 1 else ''}, all on known names; hooks match")
 
 
-def _unmarked_hooks(feature: type[Feature[Any]]) -> Iterator[str]:
+def _unmarked_hooks(feature: type[ms.Feature[Any]]) -> Iterator[str]:
     """Methods that look like hooks and lack the marker, which nothing would ever call."""
     for name, method in vars(feature).items():
         if name[0] == "_" or not callable(method) or hasattr(method, f"{PROJECT}_impl"):
@@ -114,8 +112,8 @@ def _unmarked_hooks(feature: type[Feature[Any]]) -> Iterator[str]:
             yield f"the method {name} is not a hook; did you mean {near[0]}, with @hookimpl?"
 
 
-def _unreadable_messages(constraints: Any, args: FeatureArgs) -> Iterator[str]:
-    world = Loose(World({}))
+def _unreadable_messages(constraints: Any, args: ms.FeatureArgs) -> Iterator[str]:
+    world = Loose(ms.World({}))
     for condition in conditions(constraints):
         if not condition.of:
             try:
@@ -129,9 +127,9 @@ def references(subject: Subject) -> Outcome:
     named = []
     for planned in subject.patches:
         value = planned.patch.value
-        if isinstance(value, Ref):
+        if isinstance(value, ms.Ref):
             named.append(value.target)
-        elif not isinstance(planned.patch, Set):
+        elif not isinstance(planned.patch, ms.Set):
             named.append(value)
     wrong = [text for reference in dict.fromkeys(named) if (text := _unresolved(reference))]
     count = len(set(named))
@@ -165,7 +163,7 @@ def targets(subject: Subject) -> Outcome:
     return judged(subject.name, "targets", wrong, _known_releases(names, subject.plan.world if subject.plan else None))
 
 
-def _known_releases(names: list[str], world: World | None) -> str:
+def _known_releases(names: list[str], world: ms.World | None) -> str:
     if not names:
         return "no patches"
     here = f" in megatron-core {world.megatron}" if world is not None and world.knows("megatron") else ""
@@ -204,7 +202,7 @@ def _answer(names: tuple[str, ...], world: dict[str, Any], environment: Environm
     """Return whether the names resolve, and the digest or the problems."""
     try:
         return True, registry.resolve([Layer("conformance", names, world=world)], environment).digest
-    except MindSpeedError as error:
+    except ms.MindSpeedError as error:
         return False, sorted((problem.code, problem.features) for problem in error.problems)
 
 
@@ -266,7 +264,7 @@ def _parity(subject: Subject, check: str, pool: WorkerPool) -> Outcome:
     """Train a tiny model with and without a feature and compare, as ``mindspeed features verify`` does."""
     try:
         verdict = verify(build_case([subject.name]) if check == PARITY[0] else _beside_level_one(subject.name), pool)
-    except MindSpeedError as error:
+    except ms.MindSpeedError as error:
         lines = str(error).splitlines()
         return Outcome(subject.name, check, "failed", lines[0], tuple(lines[1:]))
     fine = f"with against without: {verdict.claim} holds in {len(verdict.checks)} comparisons"
