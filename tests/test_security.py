@@ -29,7 +29,7 @@ TESTS = {
     "features of installed packages": "features_run_where_they_may",
     "job file (`-f`)": "job_file",
     "`--set`, `MINDSPEED_SET`, `MINDSPEED_FEATURES`, `MINDSPEED_WITHOUT`": "settings",
-    "shell script (`--script`, `check`)": "shell_script",
+    "shell script": "shell_script",
     "checkout of Megatron-LM that a command names": "checkout",
     "plan file (`MINDSPEED_PLAN`)": "plan_file",
     "lock file (`--lock`, `MINDSPEED_LOCK`)": "lock_file",
@@ -115,7 +115,7 @@ def test_shell_script(tmp_path, mark):
     script = tmp_path / "train.sh"
     make = f"mkdir '{mark}'"
     script.write_text(f"{make}\nA=$({make})\n`{make}`\npython pretrain_gpt.py --tp $({make}) --num-layers 2\n")
-    mindspeed("features", "check", "--static", "--script", script)
+    mindspeed("check", "--static", script)
     assert not mark.exists()
 
 
@@ -131,7 +131,7 @@ def checkout(tmp_path, mark):
 @pytest.mark.parametrize("static", [True, False])
 def test_checkout(tmp_path, mark, static):
     script = checkout(tmp_path, mark)
-    done = mindspeed("features", "check", *(["--static"] if static else []), "--", "python", script, "--num-layers", "2")
+    done = mindspeed("check", *(["--static"] if static else []), "--", "python", script, "--num-layers", "2")
     assert done.exit_code in (0, 1, 3)
     assert not mark.exists()  # what runs there may write no file
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from mindspeed._version import __version__
+from mindspeed.cli.feature_check import device_memory_option, plan_of_job, require_memory
 from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 from mindspeed.cli.training_command import WORDS, PlansCommands, RuleOptions, plans_of_launched, rules_options
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from mindspeed.workbench.lint.traps import Trap
 
 _FORMATS: Final = ("text", "github", "sarif")
+_SARIF: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,19 @@ class CheckedCommand:
     default="text",
     help="Output format. github = annotations of GitHub Actions, sarif = code scanning",
 )
+@click.option("--plan", "with_plan", is_flag=True, help="Also print the plan of each command without problems")
+@device_memory_option
 @rules_options
 @request_options
 @json_option
-def check(request: Request, paths: tuple[str, ...], form: str, rules: RuleOptions) -> None:
+def check(
+    request: Request,
+    paths: tuple[str, ...],
+    form: str,
+    with_plan: bool,
+    device_memory: int | None,
+    rules: RuleOptions,
+) -> None:
     """Find every problem of training commands before they start.
 
     mindspeed check pretrain.sh
@@ -70,17 +83,15 @@ def check(request: Request, paths: tuple[str, ...], form: str, rules: RuleOption
     these. Each command is checked by the rules of its Megatron-LM and of its features. The exit status is 1 when a command
     has problems.
     """
-    checked = _checked(request, paths, rules)
+    checked = [_with_memory(one, device_memory) for one in _checked(request, paths, rules)]
     if wants_json():
         problems = [problem.to_json(one.words) for one in checked for problem in one.problems]
         commands, traps = list(map(_as_json, checked)), _traps_as_json(checked)
         print_json({"commands": commands, "problems": problems, "traps": traps, "plan": None})
     elif form == "text":
-        _print(checked)
+        _print(checked, with_plan)
     else:
-        from mindspeed.cli import check_formats
-
-        click.echo(check_formats.github(checked) if form == "github" else check_formats.sarif(checked), nl=form == "sarif")
+        click.echo(_github(checked) if form == "github" else _sarif(checked), nl=form == "sarif")
     end(exit_code([problem for one in checked for problem in one.problems]))
 
 
@@ -127,18 +138,32 @@ def _of_command(
     return CheckedCommand(*place, plan.problems, lines, plan.words, traps=passing, judge=judge)
 
 
+def _with_memory(one: CheckedCommand, device_memory: int | None) -> CheckedCommand:
+    """Add the stages that need more memory than a device has to the problems of a command."""
+    from mindspeed.problems.problem import MindSpeedError
+
+    try:
+        if one.plan is not None:
+            require_memory(one.plan, device_memory)
+    except MindSpeedError as error:
+        return replace(one, problems=error.problems, plan=None)
+    return one
+
+
 def _planned(request: Request) -> CheckedCommand:
     """Check a job file, or the job that options describe."""
     from mindspeed.problems.problem import MindSpeedError
 
     try:
-        return CheckedCommand(request.layers[0].source, 0, "job", plan=request.plan_of_run())
+        return CheckedCommand(request.layers[0].source, 0, "job", plan=plan_of_job(request))
     except MindSpeedError as error:
         return CheckedCommand(request.layers[0].source, 0, "job", tuple(error.problems), words=error.words)
 
 
-def _print(checked: list[CheckedCommand]) -> None:
+def _print(checked: list[CheckedCommand], with_plan: bool) -> None:
     """Print who judges, then problems, traps and warnings with the commands that have them, then a line for each command."""
+    from mindspeed.cli.plan_text import brief_lines, verdict
+
     for judge in dict.fromkeys(one.judge for one in checked if one.judge):
         click.echo(f"checked by {judge}")
     for one in checked:
@@ -153,8 +178,10 @@ def _print(checked: list[CheckedCommand]) -> None:
     for line, places in notes.items():
         click.echo(f"{line}\n  in: {', '.join(places)}")
     for one in checked:
-        verdict = f"{len(one.problems)} problem{'s' * (len(one.problems) != 1)}"
-        click.echo(f"{one.place}: no problems; plan {one.plan.digest}" if one.plan else f"{one.place}: {verdict}")
+        count = f"{len(one.problems)} problem{'s' * (len(one.problems) != 1)}"
+        click.echo(f"{one.place}: {verdict(one.plan) if one.plan else count}")
+        for line in brief_lines(one.plan, one.words) if with_plan and one.plan else ():
+            click.echo(line)
     if not checked:
         click.echo("no training commands found")
 
@@ -190,3 +217,59 @@ def _traps_as_json(checked: list[CheckedCommand]) -> list[dict[str, object]]:
 def _as_json(one: CheckedCommand) -> dict[str, object]:
     told = {name: getattr(one, name) for name in ("file", "line", "program", "judge")}
     return told | {"problems": len(one.problems), "plan": one.plan}
+
+
+def _located(checked: list[CheckedCommand]) -> Iterator[tuple[CheckedCommand, Problem, int]]:
+    for one in checked:
+        lines = one.lines or (one.line,) * len(one.problems)
+        yield from ((one, problem, line or 1) for problem, line in zip(one.problems, lines, strict=True))
+
+
+def _text(one: CheckedCommand, problem: Problem) -> str:
+    fix = one.words(problem.fix) if one.words else problem.fix_text
+    return "\n".join([problem.message, *problem.chain, *([f"fix: {fix}"] if fix else [])])
+
+
+def _github(checked: list[CheckedCommand]) -> str:
+    """Write one workflow command ``::error`` for each problem, ``::warning`` or ``::notice`` for each trap."""
+    errors = [("error", one, line, problem.code, _text(one, problem)) for one, problem, line in _located(checked)]
+    traps = [
+        (_LEVELS.get(trap.consequence, "warning"), one, one.line or 1, trap.name, str(trap)) for one, trap in _traps(checked)
+    ]
+    return "".join(
+        f"::{level} file={_escaped(one.file, ':,')},line={line},title={title}::{_escaped(text)}\n"
+        for level, one, line, title, text in (*errors, *traps)
+    )
+
+
+_LEVELS = {"note": "notice"}
+
+
+def _traps(checked: list[CheckedCommand]) -> Iterator[tuple[CheckedCommand, Trap]]:
+    yield from ((one, trap) for one in checked for trap in one.traps)
+
+
+def _escaped(text: str, more: str = "") -> str:
+    for sign in "%\r\n" + more:
+        text = text.replace(sign, f"%{ord(sign):02X}")
+    return text
+
+
+def _sarif(checked: list[CheckedCommand]) -> str:
+    """A log of SARIF 2.1.0 with one run."""
+    from mindspeed.problems.problem import error_codes
+
+    results = [_result(problem.code, "error", _text(one, problem), one, line) for one, problem, line in _located(checked)]
+    for one, trap in _traps(checked):
+        results.append(_result(trap.name, "note" if trap.consequence == "note" else "warning", str(trap), one, one.line or 1))
+    described = {problem.code: error_codes()[problem.code] for _, problem, _ in _located(checked)}
+    described |= {trap.name: trap.text for _, trap in _traps(checked)}
+    rules = [{"id": name, "fullDescription": {"text": text}} for name, text in sorted(described.items())]
+    driver = {"name": "mindspeed", "version": __version__, "rules": rules}
+    log = {"$schema": _SARIF, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
+    return json.dumps(log, indent=2)
+
+
+def _result(rule: str, level: str, text: str, one: CheckedCommand, line: int) -> dict[str, Any]:
+    place = {"physicalLocation": {"artifactLocation": {"uri": one.file}, "region": {"startLine": line}}}
+    return {"ruleId": rule, "level": level, "message": {"text": text}, "locations": [place]}

@@ -11,59 +11,55 @@ import click
 
 from mindspeed.cli.memory import MemorySize
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.cli.request_options import Request, names_argument, request_options
-from mindspeed.cli.training_command import PlansCommandsFully, RuleOptions, plan_of_command, rules_options, script_option
+from mindspeed.cli.plan_text import note_lines, verdict
+from mindspeed.cli.request_options import FullJobCommand, Request, former_script_option, names_argument, request_options
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
     from mindspeed.engine.resolution.planned_feature import PlanNote
 
-
-@click.command(cls=PlansCommandsFully)
-@names_argument("[NAME]...")
-@click.option(
+device_memory_option = click.option(
     "--device-memory",
     type=MemorySize(),
     metavar="SIZE",
     help="Memory of a device, such as 60GiB, or in MiB; stages that need more are problems",
 )
-@script_option
-@rules_options
+
+
+@click.command(cls=FullJobCommand)
+@names_argument("[NAME]...")
+@device_memory_option
+@former_script_option
 @request_options
 @json_option
-def check(request: Request, names: tuple[str, ...], script: str | None, device_memory: int | None, rules: RuleOptions) -> None:
+def check(request: Request, names: tuple[str, ...], device_memory: int | None) -> None:
     """Find every problem of a job before it starts.
 
     Features, settings and sizes are checked together, for this machine or for another one that options describe. All
     problems are printed at once. The exit status is 1 when there are any. With --device-memory, a pipeline stage that needs
-    more memory is also a problem.
-
-    A Megatron-LM command is checked without running it, from the command line or from the script that starts it:
-
-    mindspeed features check -- pretrain_gpt.py --num-layers 2 --use-fused-rmsnorm ...
-
-    mindspeed features check --platform npu --script pretrain_llama.sh
-
-    Megatron-LM's validation of its arguments also runs, in a separate process without torch. The validation comes from the
-    Megatron-LM that the command starts, or from the Megatron-LM folder given with --checkout.
+    more memory is also a problem. A Megatron-LM command is checked by mindspeed check.
     """
-    request = request.naming(names)
-    plan = plan_of_command(request, script, rules)
-    if plan is None:
-        plan = request.plan_of_run()
-        plan = replace(plan, rows=(*plan.rows, *_ambiguous_padding(plan, request.train)))
-    plan = replace(plan, rows=(*plan.rows, *_unknown_megatron(plan)))
-    if device_memory is not None:
-        from mindspeed.memory_planner.plans import over_budget
-        from mindspeed.problems.problem import MindSpeedError
-        from mindspeed.registry import catalog
+    plan = plan_of_job(request, names)
+    require_memory(plan, device_memory)
+    print_result({"problems": [], "plan": plan}, [*note_lines(plan.rows), verdict(plan)])
 
-        if problems := over_budget(plan, catalog(), device_memory / 2**20):
-            raise MindSpeedError(problems)
-    kinds = {"not-checked": "not checked", "choice": "choice", "warning": "warning"}
-    lines = [f"{kinds[row.kind]:<11}  {row.feature}: {row.text}" for row in plan.rows if row.kind in kinds]
-    lines.append(f"no problems: {', '.join(plan.names) or 'no features'}; plan {plan.digest}")
-    print_result({"problems": [], "plan": plan}, lines)
+
+def plan_of_job(request: Request, names: tuple[str, ...] = ()) -> ActivationPlan:
+    """Return the plan of a job, with warnings of what only its run would show. Raises ResolutionError with every problem."""
+    plan = request.plan_of_run(names)
+    return replace(plan, rows=(*plan.rows, *_ambiguous_padding(plan, request.train), *_unknown_megatron(plan)))
+
+
+def require_memory(plan: ActivationPlan, device_memory: int | None) -> None:
+    """Raise MindSpeedError for the stages of a plan that need more memory than a device has; None is any."""
+    if device_memory is None:
+        return
+    from mindspeed.memory_planner.plans import over_budget
+    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.registry import catalog
+
+    if problems := over_budget(plan, catalog(), device_memory / 2**20):
+        raise MindSpeedError(problems)
 
 
 def _unknown_megatron(plan: ActivationPlan) -> Iterator[PlanNote]:

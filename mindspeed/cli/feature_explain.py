@@ -43,9 +43,8 @@ def explain(request: Request, name: str) -> None:
     explain_in_plan(request.plan_of_run(), name, request)
 
 
-def explain_in_plan(plan: ActivationPlan, name: str, request: Request | None) -> None:
-    """Print why a feature is active in a plan, or why it is not; the ``request`` of the plan decides what the feature would
-    add."""
+def explain_in_plan(plan: ActivationPlan, name: str, request: Request) -> None:
+    """Print why a feature is active in the plan of a ``request``, or why it is not and what it would add."""
     from mindspeed.engine.resolution.request import spelled
     from mindspeed.registry import catalog_for
 
@@ -80,7 +79,7 @@ def _active(explanation: Explanation, feature: Any, count: int) -> Sections:
     yield "slots", list(planned.slots)
     yield "Megatron arguments", [f"{o.override}  {o.override.reason}" for o in explanation.overrides]
     yield "patches", [line for patch in explanation.patches for line in _patch(patch)]
-    yield "notes", [row.text for row in explanation.rows if row.kind != "left-out"]
+    yield "notes", [row.line() for row in explanation.rows if row.kind != "left-out"]
 
 
 def _traits(spec: FeatureSpec) -> list[str]:
@@ -123,16 +122,16 @@ def _active_json(explanation: Explanation, feature: Any, count: int) -> dict[str
     }
 
 
-def _explain_inactive(request: Request | None, plan: ActivationPlan, known: Catalog, name: str) -> None:
+def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, name: str) -> None:
     from mindspeed.problems.problem import Problem, ResolutionError
 
     row = next((row for row in known.rows if row.name == name), None)
     if row is None:
         raise ResolutionError([unknown_feature(known, name)])
     because, brings, problems = _why_not(plan, known, row), list[str](), list[Problem]()
-    if request is not None and name not in {row.feature for row in plan.rows if row.kind == "disabled"}:
+    if name not in {row.feature for row in plan.rows if row.kind == "disabled"}:
         try:
-            with_it = request.naming((name,)).plan_of_run()
+            with_it = request.plan_of_run((name,))
             brings = [other for other in with_it.names if other not in plan.names and other != name]
         except ResolutionError as error:
             problems = list(error.problems)

@@ -7,17 +7,15 @@ from typing import Final
 
 import click
 
-from mindspeed.cli.html_option import html_option, write_page
-from mindspeed.cli.output import json_option, print_result
+from mindspeed.cli.output import html_option, json_option, print_result, write_page
 from mindspeed.cli.plan_text import as_lines, brief_lines, sections
-from mindspeed.cli.request_options import Request, names_argument, request_options
+from mindspeed.cli.request_options import JobCommand, Request, former_script_option, names_argument, request_options
 from mindspeed.cli.terminal import wrapped
-from mindspeed.cli.training_command import PlansCommands, RuleOptions, plan_of_command, script_option
 
 _HINT: Final = "--all shows patches, notes and the base plan; --why NAME explains one feature"
 
 
-@click.command(cls=PlansCommands)
+@click.command(cls=JobCommand)
 @names_argument("[NAME]...")
 @click.option(
     "--all",
@@ -30,7 +28,7 @@ _HINT: Final = "--all shows patches, notes and the base plan; --why NAME explain
 @click.option("--memory", is_flag=True, help="Show the peak memory of each pipeline stage, in MiB")
 @click.option("--base", is_flag=True, help="Show the same as --all, and each function that the platform patches")
 @html_option("plan, ranks and patches")
-@script_option
+@former_script_option
 @request_options
 @json_option
 def plan(
@@ -41,26 +39,19 @@ def plan(
     memory: bool,
     base: bool,
     html: Path | None,
-    script: str | None,
 ) -> None:
     """Print the plan of a job: its features and what they change.
 
     One screen shows where the job runs, the features and why they are active, and settings that differ from defaults. It
-    also shows changed Megatron arguments, what is skipped or not checked, and the digest.
-
-    Plan a Megatron-LM command from the command line or from the script that starts it:
-
-    mindspeed features plan -- pretrain_gpt.py --num-layers 2 --use-fused-rmsnorm ...
-
-    mindspeed features plan --platform npu --script pretrain_llama.sh
+    also shows changed Megatron arguments, what is skipped or not checked, and the digest. The plan of a Megatron-LM command
+    is printed by mindspeed check --plan.
     """
     request = request.naming(names)
-    of_command = plan_of_command(request, script, RuleOptions())
-    made = of_command or request.plan_of_run()
+    made = request.plan_of_run()
     if feature is not None:
         from mindspeed.cli.feature_explain import explain_in_plan
 
-        explain_in_plan(made, feature, request if of_command is None else None)
+        explain_in_plan(made, feature, request)
         return
     if html is not None:
         from mindspeed.cli.plan_html import plan_page

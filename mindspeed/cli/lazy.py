@@ -5,43 +5,67 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from mindspeed.problems.near_names import near_names, suggestion
+from mindspeed.problems.problem import MindSpeedError
 from mindspeed.process.gc_pause import collector_paused
+
+if TYPE_CHECKING:
+    from mindspeed.plugins.extensions import Extension
 
 
 class Group(click.Group):
     """Verbs in the order of their declaration; an unknown verb is refused with similar names.
 
-    ``lazy`` maps a verb to the ``"module:attribute"`` of its command. Verbs of ``developer`` have a heading in the help.
+    ``lazy`` maps a verb to the ``"module:attribute"`` of its command. Verbs of ``developer`` have a heading in the help, as
+    have those that packages add by the group ``entry_points``.
     """
 
     def __init__(
-        self, name: str | None = None, lazy: Mapping[str, str] | None = None, developer: Sequence[str] = (), **options: Any
+        self,
+        name: str | None = None,
+        lazy: Mapping[str, str] | None = None,
+        developer: Sequence[str] = (),
+        entry_points: str = "",
+        **options: Any,
     ) -> None:
         super().__init__(name, **options)
         self.lazy = lazy or {}
         self.developer = developer
+        self.entry_points = entry_points
+
+    def added(self) -> dict[str, list[Extension]]:
+        """Return the verbs of packages, each with those that provide it; none is imported."""
+        if not self.entry_points:
+            return {}
+        from mindspeed.plugins.extensions import extensions
+
+        found: dict[str, list[Extension]] = {}
+        for extension in extensions(self.entry_points):
+            found.setdefault(extension.name, []).append(extension)
+        return {name: providers for name, providers in found.items() if name not in self.lazy}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self.lazy, *self.commands]
+        return [*self.lazy, *self.commands, *self.added()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.lazy:
-            return super().get_command(ctx, cmd_name)
+            providers = self.added().get(cmd_name)
+            return _command_of(providers) if providers else super().get_command(ctx, cmd_name)
         module, _, attribute = self.lazy[cmd_name].partition(":")
         with collector_paused():
             command: click.Command = getattr(import_module(module), attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        verbs = self.list_commands(ctx)
+        verbs, added = self.list_commands(ctx), self.added()
         sections = {
-            "Commands": [verb for verb in verbs if verb not in self.developer],
-            "Commands for developers": [verb for verb in verbs if verb in self.developer],
+            "Commands": [verb for verb in verbs if verb not in (*self.developer, *added)],
+            "Commands for developers": list(self.developer),
+            "Commands of other packages": list(added),
         }
         limit = formatter.width - 6 - max(map(len, verbs), default=0)
         for title, members in sections.items():
@@ -51,11 +75,33 @@ class Group(click.Group):
                     formatter.write_dl(rows)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        verbs = self.list_commands(ctx)
-        if args and args[0] not in verbs and not args[0].startswith("-"):
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            verbs = self.list_commands(ctx)
             known = suggestion(near_names(args[0], verbs, cutoff=0.65), f"there are {', '.join(verbs)}")
             ctx.fail(f"no such command {args[0]!r}; {known}")
         return super().resolve_command(ctx, args)
+
+
+def _command_of(providers: Sequence[Extension]) -> click.Command:
+    """Import the verb of a package. Where that fails, or several packages provide it, the problem is what the verb does."""
+    extension = providers[0]
+    try:
+        if len(providers) > 1:
+            named = " and ".join(f"{one.distribution} {one.version}" for one in providers)
+            raise extension.broken("MS102", f"is not the only command of its name: {named} provide it")
+        command = extension.load()
+        if isinstance(command, click.Command):
+            return command
+        raise extension.broken("MS101", f"is no command of click, but a {type(command).__name__}")
+    except MindSpeedError as error:
+        problem = error
+
+    def refuse() -> NoReturn:
+        raise problem
+
+    takes_anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    row = f"{problem.problems[0].code}: not available ({', '.join(f'{one.distribution} {one.version}' for one in providers)})"
+    return click.Command(extension.name, takes_anything, refuse, add_help_option=False, short_help=row)
 
 
 class Main(Group):
@@ -77,15 +123,14 @@ class Main(Group):
             raise
 
     def main(self, *args: Any, **options: Any) -> Any:
-        from mindspeed.cli.streams import open_closed_streams
+        from mindspeed.cli.ending import open_closed_streams
 
         open_closed_streams()
         return super().main(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from mindspeed.cli.last_handler import INTERRUPTED, is_of_click
+        from mindspeed.cli.ending import INTERRUPTED, is_of_click, status_of
         from mindspeed.cli.output import exit_code, print_problems
-        from mindspeed.cli.streams import status_of
         from mindspeed.engine.runtime.uncaught import unforeseen
 
         try:
@@ -106,7 +151,6 @@ class Main(Group):
     def _invoke(self, ctx: click.Context) -> Any:
         from mindspeed.cli.output import exit_code, print_problems
         from mindspeed.cli.terminal import tolerate_any_text
-        from mindspeed.problems.problem import MindSpeedError
 
         tolerate_any_text()
         try:

@@ -1,12 +1,14 @@
-"""``mindspeed lock``: the resolved plan of a job, with versions and the content of every patch, in a file."""
+"""``mindspeed lock`` and ``preflight``: a plan with versions and contents in a file, and a node held against it."""
 
 from __future__ import annotations
 
+import os
+
 import click
 
-from mindspeed.cli.output import json_option, print_result
+from mindspeed.cli.output import end, exit_code, json_option, print_result
 from mindspeed.cli.request_options import FeatureNames, Request, request_options, spelled_names
-from mindspeed.cli.training_command import PlansCommands, RuleOptions, command_named, plan_of_launched, rules_options
+from mindspeed.cli.training_command import WORDS, PlansCommands, RuleOptions, plan_of_launched, rules_options
 from mindspeed.problems.fixes import Fix
 
 
@@ -46,14 +48,18 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
     from mindspeed.megatron_lm.given_arguments import argument_facts
     from mindspeed.ops.availability import can_run
     from mindspeed.problems.problem import MindSpeedError, Problem
+    from mindspeed.workbench.lint.launched_command import command_of_file, command_of_words
     from mindspeed.workbench.lint.locked_command import COMMAND, importable, locked_command
     from mindspeed.workbench.training.request_text import job_file
 
+    behind: list[str] | None = click.get_current_context().meta.get(WORDS)
     scripts = [word for word in words if "." in word or "/" in word]  # which no name of a feature has
     if len(scripts) > 1:
         raise click.UsageError(f"a lock file holds one job, but {' and '.join(scripts)} are several")
     request = request.naming(spelled_names([word for word in words if word not in scripts]))
-    command = command_named(scripts[0] if scripts else None)
+    if behind is not None and scripts:
+        raise click.UsageError("a script and a command after -- are two commands; give only one")
+    command = command_of_file(scripts[0], os.environ) if scripts else command_of_words(behind) if behind is not None else None
     with importable(command.program, rules.checkout) if command is not None else nullcontext(True) as has_megatron:
         plan = request.plan_of_run() if command is None else plan_of_launched(request, command, rules)
         if "megatron" not in plan.environment:
@@ -84,3 +90,25 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
         {"lock": output, "digest": plan.digest, "versions": made.versions(), "files": files},
         [f"{output}: {', '.join(plan.names) or 'no features'}; {versions}; {files} files; plan {plan.digest}"],
     )
+
+
+@click.command()
+@click.option("--lock", "path", default="mindspeed.lock", show_default=True, metavar="FILE", help="Lock file of the job")
+@click.option("--run", metavar="FOLDER", help="Run folder, whose disk is checked  [default: that of the job, or .]")
+@click.option("--free-disk", default=10.0, show_default=True, metavar="GIB", help="Disk space that the run needs")
+@click.option("--free-shm", default=1.0, show_default=True, metavar="GIB", help="Space in /dev/shm that data loading needs")
+@json_option
+def preflight(path: str, run: str | None, free_disk: float, free_shm: float) -> None:
+    """Check one node against a lock file.
+
+    The check does not communicate with other nodes and does not import torch. The exit status is 1 when versions, files
+    or settings of the node differ from the lock file. It is 3 when they are equal, but the
+    machine lacks something, such as disk space.
+    """
+    from mindspeed.engine.planning.lock import read_lock
+    from mindspeed.workbench.diagnostics.preflight import checks
+
+    made = read_lock(path)
+    results = list(checks(made, run or made.job.get("train", {}).get("run") or ".", free_disk, free_shm))
+    print_result({"passed": all(result.passed for result in results), "checks": results}, map(str, results))
+    end(exit_code([problem for result in results if (problem := result.problem()) is not None]))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mindspeed.cli.html_option import html_option, write_page
-from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
+from mindspeed.cli.output import PROBLEMS, end, html_option, json_option, print_json, print_table, wants_json, write_page
 from mindspeed.cli.request_options import FullJobCommand, Request, names_argument, request_options
 from mindspeed.cli.terminal import columns, rows_of_cells, wrapped
 from mindspeed.memory.byte_count import MIB

@@ -1,4 +1,4 @@
-"""Print the output of verbs: JSON on request, problems on standard error, tables that suit the terminal."""
+"""Print the output of verbs: JSON or a page on request, problems on standard error, tables that suit the terminal."""
 
 from __future__ import annotations
 
@@ -47,6 +47,19 @@ def json_option(command: Command) -> Command:
         callback=remember,
         help="Print one JSON object and nothing else",
     )(command)
+
+
+def html_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add ``--html FILE``, which writes ``what`` as a page; the function gets it as ``html``."""
+    kind = click.Path(dir_okay=False, path_type=Path)
+    return click.option("--html", type=kind, metavar="FILE", help=f"Also write {what} as one HTML page")
+
+
+def write_page(file: Path, text: str) -> None:
+    """Write a page. Raises PlatformError (MS516) for a place that cannot be written."""
+    from mindspeed.files.text_files import write_files
+
+    write_files({file: text}, fix="choose another --html FILE")
 
 
 def wants_json() -> bool:

@@ -24,7 +24,7 @@ def plan_page(plan: ActivationPlan) -> str:
     own = [planned for planned in plan.patches if planned.owner in plan.names]
     patches = [(one.owner, one.patch.kind, one.patch.target, one.patch.reason, one.skipped or "") for one in own]
     overrides = [(o.override.argument, str(o.override.value), ", ".join(o.owners), o.override.reason) for o in plan.overrides]
-    rows = [(row.kind, row.feature, row.text) for row in plan.rows]
+    rows = [(row.kind, row.feature, row.line()) for row in plan.rows]
     return page(
         "Activation plan",
         paragraph(f"digest {plan.digest}"),

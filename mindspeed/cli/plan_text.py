@@ -35,9 +35,21 @@ def as_lines(parts: Iterable[tuple[str, list[str]]]) -> Iterator[str]:
             yield from (f"  {line}" for line in lines)
 
 
-def brief_lines(plan: ActivationPlan) -> Iterator[str]:
+def note_lines(rows: Iterable[PlanNote], words: CommandLine = on_command_line) -> Iterator[str]:
+    """Yield a line for each choice and warning, and for each condition that is not checked with the options that it needs."""
+    for row in rows:
+        if row.kind in ("not-checked", "choice", "warning"):
+            yield f"{row.kind.replace('-', ' '):<11}  {row.feature}: {row.line(words)}"
+
+
+def verdict(plan: ActivationPlan) -> str:
+    """Return the last line of a check that found no problem."""
+    return f"no problems: {', '.join(plan.names) or 'no features'}; plan {plan.digest}"
+
+
+def brief_lines(plan: ActivationPlan, words: CommandLine = on_command_line) -> Iterator[str]:
     """Yield one screen: where a plan runs, its features and why, changed arguments, skipped parts, the digest."""
-    for title, lines in _brief_sections(plan):
+    for title, lines in _brief_sections(plan, words):
         if lines:
             yield from map(bold, wrapped(title))
             yield from lines
@@ -45,7 +57,7 @@ def brief_lines(plan: ActivationPlan) -> Iterator[str]:
     yield from wrapped(_patch_counts(plan))
 
 
-def _brief_sections(plan: ActivationPlan) -> Iterator[tuple[str, list[str]]]:
+def _brief_sections(plan: ActivationPlan, words: CommandLine) -> Iterator[tuple[str, list[str]]]:
     yield "for", [*_wrapped_pairs(plan.environment), *_wrapped_pairs(plan.world.known(), but=("platform", "megatron"))]
     added = [feature.name for feature in plan.features if not (feature.requested or _changed_settings(feature))]
     yield "features, in activation order", list(_brief_features([f for f in plan.features if f.name not in added]))
@@ -54,7 +66,7 @@ def _brief_sections(plan: ActivationPlan) -> Iterator[tuple[str, list[str]]]:
     yield "settings of the base plan", [line for text in changed for line in wrapped(text, "  ")]
     yield "Megatron arguments", _wrapped_pairs({f"{o.override.argument} =": o.override.value for o in plan.overrides})
     for kind, title in _NOTES.items():
-        yield title, list(_brief_notes(plan, kind))
+        yield title, list(_brief_notes(plan, kind, words))
 
 
 def _brief_features(features: Sequence[PlannedFeature]) -> Iterator[str]:
@@ -86,14 +98,14 @@ def _changed_settings(feature: PlannedFeature) -> list[str]:
     return [f"{name} = {value.value} ({value.source})" for name, value in settings.items()]
 
 
-def _brief_notes(plan: ActivationPlan, kind: str) -> Iterator[str]:
+def _brief_notes(plan: ActivationPlan, kind: str, words: CommandLine) -> Iterator[str]:
     """Yield the notes of a kind, features with equal texts on one line. Skipped patches of active features are only counted."""
     features: dict[str, list[str]] = {}
     for row in plan.rows:
         if row.kind == kind and not (kind == "left-out" and row.feature in plan.names):
             features.setdefault(row.text, []).append(row.feature)
-    texts = unknown_lines(plan.rows) if kind == "not-checked" else (f"{', '.join(features[text])}: {text}" for text in features)
-    lines = list(texts)
+    texts = (f"{', '.join(features[text])}: {text}" for text in features)
+    lines = list(unknown_lines(plan.rows, words) if kind == "not-checked" else texts)
     shown = len(lines) if kind in _WHOLE else min(len(lines), _MOST)
     yield from (part for line in lines[:shown] for part in wrapped(line, "  "))
     if len(lines) > shown:
@@ -105,8 +117,7 @@ def unknown_lines(rows: Iterable[PlanNote], words: CommandLine = on_command_line
     needed: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.kind == "not-checked":
-            options = (words.give_field(field, None).removesuffix(" N") for field in row.fields)
-            needed.setdefault(row.feature, {}).update(dict.fromkeys(options))
+            needed.setdefault(row.feature, {}).update(dict.fromkeys(map(words.option, row.fields)))
     yield from (f"{name}: give {', '.join(options)}" for name, options in needed.items() if options)
     yield from (f"{row.feature}: {row.text}" for row in rows if row.kind == "not-checked" and not row.fields)
 
@@ -136,7 +147,7 @@ def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple
     applied = [planned for planned in plan.patches if not planned.skipped]
     yield "patches", _patches([planned for planned in applied if planned.owner in plan.names])
     for kind, title in _NOTES.items():
-        yield title, [f"{row.feature}: {row.text}" for row in plan.rows if row.kind == kind]
+        yield title, [f"{row.feature}: {row.line()}" for row in plan.rows if row.kind == kind]
     yield "base plan", [line for feature in plan.base for line in setting_lines(feature)]
     below = [planned for planned in applied if planned.owner not in plan.names]
     yield "patches of the base plan", _patches(below, every_target)

@@ -6,7 +6,9 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from shlex import join
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
@@ -87,7 +89,14 @@ def unknown_feature(known: Catalog, name: str) -> Problem:
 
 
 def split_words(ctx: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Read the feature names of an option or argument, which may stand in several words or in one."""
+    """Read the feature names of an option or argument, which may stand in several words or in one.
+
+    A training command, a script or a folder is refused with the verb that reads it.
+    """
+    if any(word.startswith("-") for word in words):
+        refuse_command(["--", *words])
+    elif scripts := list(filter(_is_of_command, words)):
+        refuse_command(scripts)
     names = spelled_names(words)
     if value := next((name for name in names if name in ("true", "false") or name.isdecimal()), None):
         text = f"{value!r} is not a feature; a switch takes no value: use --NAME to switch it on and --no-NAME to switch it off"
@@ -107,6 +116,29 @@ def spelled_names(words: Iterable[str]) -> tuple[str, ...]:
 def names_argument(metavar: str, required: bool = False) -> Decorator:
     """Make the argument ``names`` of a verb that takes feature names."""
     return click.argument("names", metavar=metavar, nargs=-1, required=required, type=FeatureNames(), callback=split_words)
+
+
+def _is_of_command(word: str) -> bool:
+    """Return whether a word is a script, or a folder whose name no feature has."""
+    from mindspeed.plugins.found import installed
+
+    if "/" in word or word.endswith((".sh", ".json", ".py")):
+        return True
+    return Path(word).is_dir() and {row.name for row in installed()}.isdisjoint(spelled_names([word]))
+
+
+def refuse_command(words: Iterable[str]) -> NoReturn:
+    """Raise UsageError with the line to type for a command, script or folder in the place of feature names."""
+    raise click.UsageError(f"this verb takes feature names; for a training command use: mindspeed check {join(words)}")
+
+
+def _refuse_script(ctx: click.Context, parameter: click.Parameter, file: str | None) -> None:
+    if file is not None:
+        refuse_command([file])
+
+
+former_script_option = click.option("--script", hidden=True, expose_value=False, callback=_refuse_script)
+"""An option of verbs that read training commands before; it says which one does now."""
 
 
 _NAMES: Final[dict[str, Any]] = {
@@ -178,25 +210,29 @@ class Request:
 
         return registry.resolve([*more, *self.layers], self.environment(world_size))
 
-    def plan_of_run(self) -> ActivationPlan:
-        """The plan that a run of this request has: a job file with a ``train`` section gets the trainer's values as well.
+    def plan_of_run(self, names: tuple[str, ...] = ()) -> ActivationPlan:
+        """The plan that a run of this request has, with more features: a section ``train`` gives the trainer's values as well.
 
         Raises ResolutionError with every problem, those of the section included.
         """
         from mindspeed.problems.problem import ResolutionError
 
-        if not self.train:
-            return self.resolve()
-        from mindspeed.workbench.training.shape import trainer_request
-
-        lowest, problems = trainer_request(self.layers, self.train, self.environment())
+        lowest, problems = self._of_trainer() if self.train else ((), [])
+        request = self.naming(names)
         try:
-            plan = self.resolve(None, lowest)
+            plan = request.resolve(None, *lowest)
         except ResolutionError as error:
             raise ResolutionError([*problems, *error.problems]) from error
         if problems:
             raise ResolutionError(problems)
         return plan
+
+    def _of_trainer(self) -> tuple[tuple[Layer], list[Problem]]:
+        """The trainer's own layer, which comes lowest, and what is wrong with the section ``train``."""
+        from mindspeed.workbench.training.shape import trainer_request
+
+        lowest, problems = trainer_request(self.layers, self.train, self.environment())
+        return (lowest,), problems
 
 
 def gather_options(

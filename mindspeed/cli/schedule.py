@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from mindspeed.cli.html_option import html_option, write_page
 from mindspeed.cli.lazy import Group
-from mindspeed.cli.output import json_option, print_result
+from mindspeed.cli.output import html_option, json_option, print_result, write_page
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem

@@ -1,4 +1,4 @@
-"""A training command as the job of a verb: words after ``--``, or a script with ``--script``."""
+"""A training command as the job of a verb: the words after ``--``, or a script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from mindspeed.cli.request_options import FullJobCommand, JobCommand, Request, gather_options
+from mindspeed.cli.request_options import JobCommand, Request, gather_options
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -37,21 +37,10 @@ class PlansCommands(JobCommand):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND ...]"]
 
 
-class PlansCommandsFully(PlansCommands, FullJobCommand):
-    """Such a verb whose help lists the sizes as well."""
-
-
 def _capability(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"[0-9]{1,2}(\.[0-9])?", value):
         raise click.BadParameter("give a compute capability such as 9.0", ctx, parameter)
     return value
-
-
-script_option = click.option(
-    "--script",
-    metavar="FILE",
-    help="Read the training command from this shell script, or from a launch.json with the keys program and args",
-)
 
 
 class RuleOptions(NamedTuple):
@@ -84,27 +73,6 @@ _NO_RULES: Final = (
     "Megatron-LM's rules are not run, because megatron/training/arguments.py is neither near the program nor in "
     "PYTHONPATH nor installed; give --checkout FOLDER"
 )
-
-
-def plan_of_command(request: Request, script: str | None, rules: RuleOptions) -> ActivationPlan | None:
-    """The plan of a training command with the rest of a request; None where the request names no command.
-
-    Raises MindSpeedError with every problem.
-    """
-    command = command_named(script)
-    return plan_of_launched(request, command, rules) if command is not None else None
-
-
-def command_named(script: str | None) -> LaunchedCommand | None:
-    """The training command of a script, or of the words behind ``--``; None where there is neither."""
-    words: list[str] | None = click.get_current_context().meta.get(WORDS)
-    if words is None and script is None:
-        return None
-    if words is not None and script is not None:
-        raise click.UsageError("a script and a command after -- are two commands; give only one")
-    from mindspeed.workbench.lint.launched_command import command_of_file, command_of_words
-
-    return command_of_file(script, os.environ) if script is not None else command_of_words(words or ())
 
 
 def plan_of_launched(request: Request, command: LaunchedCommand, rules: RuleOptions) -> ActivationPlan:

@@ -20,12 +20,14 @@ class MegatronCommandLine(CommandLine):
     version: str | None = None
     given: frozenset[str] = frozenset()
 
+    def option(self, field: str) -> str:
+        arguments = self._arguments(field)
+        return arguments[0].options[0] if arguments else super().option(field)
+
     def give_field(self, name: str, value: Any) -> str:
-        arguments = [argument for dest in dests_of(name) for argument in self._known(dest)]
-        if not arguments:
+        arguments = self._arguments(name)
+        if not arguments or value is None:
             return super().give_field(name, value)
-        if value is None:
-            return f"{arguments[0].options[0]} N"
         if world_of({}).get(name, (None,))[0] == value:
             return self.drop_field(name)
         for chosen in _few(arguments):
@@ -59,6 +61,9 @@ class MegatronCommandLine(CommandLine):
                         if all(world.get(name, (None,))[0] == value for name, value in wanted.items()):
                             return _option(argument, values[dest])
         return super().together(steps)
+
+    def _arguments(self, field: str) -> list[Argument]:
+        return [argument for dest in dests_of(field) for argument in self._known(dest)]
 
     def _known(self, dest: str) -> list[Argument]:
         return [argument for argument in surface_or_nearest(self.version).by_dest.get(dest, ()) if argument.options]

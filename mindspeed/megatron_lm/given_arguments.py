@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from shlex import join
 from typing import Any, Final
@@ -15,12 +15,20 @@ from mindspeed.engine.planning.fingerprint import text_of
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.argument_words import ArgumentWords, Count
-from mindspeed.megatron_lm.field_options import with_field_options
 from mindspeed.plugins.feature import MegatronFlag
 from mindspeed.problems.problem import GivenValue
 
 KINDS: Final = {"int": int, "float": float}
 """Types of values that are not text."""
+FIELD_OPTIONS: Final = (
+    Argument(("--original-max-position-embeddings",), "original_max_position_embeddings", type="int"),
+    Argument(("--beta-fast",), "beta_fast", type="float"),
+    Argument(("--beta-slow",), "beta_slow", type="float"),
+)
+"""Options for fields of Megatron's configuration that its parser lacks: the YaRN rotary embedding of multi-latent attention.
+
+They are taken from the command line before that parser reads it, and reach the configuration as a feature's arguments do.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,17 @@ def surface_or_nearest(version: str | None) -> Surface:
     """The arguments of this Megatron, or of the recorded one that is nearest to it, and ours for fields without an option."""
     known = surface(version) if version is not None else None
     return with_field_options(known or surface(recorded_releases("command_line")[0]) or Surface("", ()))
+
+
+def with_field_options(known: Surface) -> Surface:
+    """The arguments of a Megatron-LM and the options of this module that it does not have itself."""
+    missing = tuple(argument for argument in FIELD_OPTIONS if known.by_option.keys().isdisjoint(argument.options))
+    return replace(known, arguments=(*known.arguments, *missing))
+
+
+def field_options_in(known: Surface) -> tuple[Argument, ...]:
+    """The options among these that are not Megatron-LM's own."""
+    return tuple(argument for argument in FIELD_OPTIONS if known.by_option.get(argument.options[0]) is argument)
 
 
 class _Give(argparse.Action):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from mindspeed import registry
 from mindspeed.engine.inspection.cli_arguments import Surface
@@ -20,9 +21,7 @@ from mindspeed.job import megatron_arguments as flags
 from mindspeed.megatron.hook_points import MegatronHookPoints, hook_points_for
 from mindspeed.megatron.parsed_arguments import contradiction, unsupported_arguments
 from mindspeed.megatron_lm.command_line_fixes import MegatronCommandLine
-from mindspeed.megatron_lm.field_options import field_options_in
-from mindspeed.megatron_lm.given_arguments import Given, surface_or_nearest, without_option
-from mindspeed.megatron_lm.needed_packages import package_rows
+from mindspeed.megatron_lm.given_arguments import Given, field_options_in, surface_or_nearest, without_option
 from mindspeed.megatron_lm.script_options import imported_names
 from mindspeed.megatron_lm.training_request import ScriptRequest, read_command_line
 from mindspeed.plugins.patches import ArgOverride
@@ -36,6 +35,23 @@ REPORT_NAME: Final = "mindspeed-report.json"
 
 _SERVED: Final = {"distributed_backend": "the CPU platform creates gloo groups instead"}
 """Arguments whose other value the platform can serve: the user's word stays, and is a row of the plan."""
+
+
+class _Need(NamedTuple):
+    dest: str
+    values: tuple[object, ...]
+    module: str
+    package: str
+
+
+_NEEDS: Final = (
+    _Need("moe_enable_deepep", (True,), "deep_ep", "DeepEP"),
+    _Need("moe_flex_dispatcher_backend", ("deepep", "hybridep"), "deep_ep", "DeepEP"),
+    _Need("optimizer", ("muon", "dist_muon", "adaptive_muon", "soap"), "emerging_optimizers", "Emerging Optimizers"),
+    _Need("experimental_attention_variant", ("gated_delta_net",), "fla", "flash-linear-attention"),
+    _Need("linear_attention_type", ("gated_delta_net",), "fla", "flash-linear-attention"),
+)
+"""Values of arguments with which Megatron imports a package, and its name."""
 
 
 def plan_training(
@@ -64,12 +80,22 @@ def plan_training(
     except ResolutionError as error:
         error.words = words
         raise
-    plan = replace(plan, rows=(*plan.rows, *request.notes, *package_rows(request.given)))
+    plan = replace(plan, rows=(*plan.rows, *request.notes, *_package_rows(request.given)))
     request, plan = _with_fields(request, _with_served(plan, request.given), surface_or_nearest(version))
     problems = [*contradicted(request.given, plan.overrides), *_ignored_by_layers(request.given, plan.overrides)]
     if problems:
         raise ResolutionError(problems, words)
     return request, plan
+
+
+def _package_rows(given: Mapping[str, Given]) -> Iterator[PlanNote]:
+    """Yield a row for every argument whose package is not installed here; the ranks may have it."""
+    for need in _NEEDS:
+        argument = given.get(need.dest)
+        if argument is not None and argument.value in need.values and find_spec(need.module) is None:
+            word = argument.option if argument.value is True else f"{argument.option} {argument.value}"
+            text = f"{word} needs {need.package} on every rank; its module {need.module} is not installed here"
+            yield PlanNote("not-checked", "megatron-lm", text)
 
 
 def report_beside(request: ScriptRequest, environ: MutableMapping[str, str]) -> None:

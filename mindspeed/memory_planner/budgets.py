@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.planned_feature import PlanNote
-from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.job.world import UnknownValue
 from mindspeed.memory.byte_count import MIB
 from mindspeed.plugins.answers import answer, implements
@@ -33,18 +32,17 @@ def within_budgets(made: ActivationPlan, known: Catalog) -> ActivationPlan:
         try:
             stage, least = least_peak(made, known)
         except UnknownValue as unknown:
-            flags = ", ".join(map(flag, unknown.fields))
+            text = f"the memory limit {what} (MiB) cannot be checked, because the model's memory is unknown"
             if made.strict:
-                text = f"{name}: the memory limit {what} (MiB) cannot be checked, because the model's memory is unknown"
-                problems.append(Problem("MS307", text, (name,), fix=Fix.advise(f"give {flags}")))
-            text = f"the memory limit {what} (MiB) cannot be checked, because the model's memory is unknown; give {flags}"
+                fix = Fix.together(map(Fix.give_field, unknown.fields))
+                problems.append(Problem("MS307", f"{name}: {text}", (name,), fix=fix))
             rows.append(PlanNote("not-checked", name, text, tuple(unknown.fields)))
             continue
         if budget * MIB < least:
             mib = math.ceil(least / MIB * 100) / 100
             text = f"{name}: {what} is less than {mib:g}, the MiB that stage {stage} needs even if {name} frees all that it can"
-            fix = f"--set {name}.{setting}={mib:g} or more, or use more tensor or pipeline parallelism"
-            problems.append(Problem("MS304", text, (name,), fix=advice(fix)))
+            way = f"--set {name}.{setting}={mib:g} or more, or use more tensor or pipeline parallelism"
+            problems.append(Problem("MS304", text, (name,), fix=advice(way)))
     if problems:
         raise ResolutionError(problems)
     return replace(made, rows=(*made.rows, *rows)) if rows else made

@@ -69,7 +69,7 @@ class StagePasses(NamedTuple):
 
 
 class LayoutPeaks:
-    """The planner of memory for the layouts in ``columns``, asked once for each set of features that it counts.
+    """The planner of memory for the layouts in ``columns``, called once for each set of features that it counts.
 
     Chunks have equal shares of the layers, rounded up.
     """

@@ -105,7 +105,7 @@ def shares(stage: Stage) -> dict[str, int]:
 
 
 def has_schedule(feature: type[Feature[Any]]) -> bool:
-    """Return whether a feature brings a pipeline schedule, or recomputes in one."""
+    """Return whether a feature provides a pipeline schedule, or recomputes in one."""
     return issubclass(feature, (ScheduleFeature, RecomputeFeature))
 
 

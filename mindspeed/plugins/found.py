@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
@@ -133,17 +134,23 @@ def _named_by(provider: metadata.Distribution) -> Iterator[DiscoveredFeature]:
             yield DiscoveredFeature(entry.name, name, version, entry.value.partition("[")[0].replace(" ", ""))
 
 
-def allowed_distributions() -> Iterator[tuple[str, str, metadata.Distribution]]:
-    """Yield name, version and metadata of each distribution that MINDSPEED_PLUGINS allows, and always of mindspeed itself."""
+def allowed_entries(group: str) -> Iterator[tuple[str, str, metadata.EntryPoint]]:
+    """Yield each entry point of a group in mindspeed and in what MINDSPEED_PLUGINS allows, after name and version of its owner.
+
+    A distribution with damaged metadata has none; `installed` reports it.
+    """
     wanted = os.environ.get(PLUGINS_VARIABLE, "").strip() or "all"
     allowed = {_plain(name) for name in wanted.split(",")} | {BUILT_IN}
     seen = set()
     for provider in metadata.distributions():
         name = getattr(provider, "_normalized_name", None)
-        if name is not None and name not in seen:
-            seen.add(name)
-            if wanted == "all" or _plain(name) in allowed:
-                yield _plain(name), provider.version, provider
+        if name is None or name in seen:
+            continue
+        seen.add(name)
+        with suppress(Exception):  # what a distribution says of itself may be damaged in any way
+            if f"[{group}]" in (provider.read_text("entry_points.txt") or "") and (wanted == "all" or _plain(name) in allowed):
+                entries = [entry for entry in provider.entry_points if entry.group == group]
+                yield from [(provider.metadata["Name"], provider.version, entry) for entry in entries]
 
 
 def unmatched(rows: Iterable[DiscoveredFeature]) -> list[str]:

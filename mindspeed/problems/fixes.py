@@ -216,21 +216,25 @@ class CommandLine:
             case "together":
                 return self.together(fix.steps)
 
+    def option(self, field: str) -> str:
+        """Return the option that gives a field of the job."""
+        return f"--{field.replace('_', '-')}"
+
     def give_field(self, name: str, value: Any) -> str:
-        option = name.replace("_", "-")
+        option = self.option(name)
         if isinstance(value, bool):
-            return f"--{option}" if value else f"--no-{option}"
-        return f"--{option} {'N' if value is None else value}"
+            return option if value else f"--no-{option[2:]}"
+        return f"{option} {'N' if value is None else value}"
 
     def drop_field(self, name: str) -> str:
-        return f"remove --{name.replace('_', '-')}"
+        return f"remove {self.option(name)}"
 
     def give_setting(self, setting: str, value: Any) -> str:
         text = f"{setting}={_as_yaml(value)}"
         return f"--set {shlex.quote(text) if _SHELL.search(text) else text}"
 
     def give_option(self, option: str, value: Any) -> str:
-        return option if value is True else f"{option} {value}"
+        return option if value is True else f"{option} {'N' if value is None else value}"
 
     def add_feature(self, name: str) -> str:
         return f"add {name} to the features"

@@ -36,8 +36,8 @@ def test_every_command_of_a_folder_is_one_line(mindspeed, folder):
     assert result.exit_code == 1
     *_, bad, first, second = [line for line in result.stdout.splitlines() if line.startswith("jobs/")]
     assert bad == "jobs/bad.sh:2: 1 problem"
-    assert first.startswith("jobs/good.sh:1: no problems; plan ")
-    assert second.startswith("jobs/good.sh:3: no problems; plan ")
+    assert first.startswith("jobs/good.sh:1: no problems: ")
+    assert second.startswith("jobs/good.sh:3: no problems: ")
     assert f"MS114 {MESSAGE}\n  where: jobs/bad.sh:3\n  fix: give --seed a whole number\n" in result.stdout
 
 
@@ -198,3 +198,13 @@ def test_missing_rules_are_told(mindspeed, folder):
         in result.stdout
     )
     assert "own rules" not in mindspeed("check", *CUDA, "jobs/good.sh").stdout
+
+
+def test_a_command_that_needs_more_memory_than_a_device_has_has_a_problem(mindspeed, folder):
+    command = ("--", *GOOD.split(), "--padded-vocab-size", "64")
+    missing = mindspeed("check", *CUDA, "--device-memory", "1MiB", *command)
+    assert "MS307 memory cannot be estimated without global_batch_size\n  fix: --global-batch-size N\n" in missing.stdout
+    needed = mindspeed("check", *CUDA, "--device-memory", "1MiB", *command, "--global-batch-size", "1")
+    assert needed.exit_code == 1
+    assert "MS347 the peak of stage 0 is" in needed.stdout
+    assert mindspeed("check", *CUDA, "--device-memory", "60GiB", *command, "--global-batch-size", "1").exit_code == 0

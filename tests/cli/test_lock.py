@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mindspeed import registry
+from mindspeed.cli.plan_text import verdict
 from mindspeed.engine.planning.lock import Lock, read_lock, require_match
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.problems.problem import MindSpeedError
@@ -181,7 +182,7 @@ def test_the_lock_of_a_training_command_holds_its_arguments(mindspeed, megatron_
     assert len(options) == 9
     assert (options["option lr"], options["option others"]) == ("0.0001", "--own 3")
     checked = mindspeed("check", "--platform", "cpu", "--static", "pretrain.sh")
-    assert checked.stdout.splitlines()[-1] == f"pretrain.sh:3: no problems; plan {lock.plan.digest}"
+    assert checked.stdout.splitlines()[-1] == f"pretrain.sh:3: {verdict(lock.plan)}"
 
 
 @pytest.mark.parametrize(

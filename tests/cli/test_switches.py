@@ -262,7 +262,7 @@ def test_only_leaves_out_what_level_one_adds_and_the_replicas_of_a_size(run, tmp
     assert [feature["name"] for feature in plan["features"]] == ["recompute"]
 
 
-def test_a_script_of_megatron_lm_with_only_keeps_the_layers_that_its_default_needs(run):
+def test_a_script_of_megatron_lm_with_only_keeps_the_layers_that_its_default_needs(mindspeed):
     command = ("--", "pretrain_gpt.py", "--features", "recompute", "--only")
-    plan = json.loads(run("plan", *LAPTOP, "--json", *command).stdout)["plan"]
+    plan = json.loads(mindspeed("check", *LAPTOP, "--json", *command).stdout)["commands"][0]["plan"]
     assert [feature["name"] for feature in plan["features"]] == ["recompute", "transformer-engine-layers"]

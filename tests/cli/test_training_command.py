@@ -1,4 +1,4 @@
-"""``features check`` and ``plan`` of a training command: every problem at once, with its line."""
+"""``check`` of a training command: every problem at once, with its line; other verbs say that it is ``check``'s."""
 
 import json
 
@@ -19,21 +19,21 @@ def no_variables(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def run(verb, *words):
-    return CliRunner().invoke(main, ["features", verb, *LAPTOP, *words])
+def run(*words):
+    return CliRunner().invoke(main, ["check", *LAPTOP, *words])
 
 
 def problems_of(*words):
-    result = run("check", "--json", *words)
+    result = run("--json", *words)
     assert result.exit_code == 1, result.output
     return json.loads(result.stdout)["problems"]
 
 
 def test_words_after_two_dashes_are_planned():
     words = ["torchrun", "--nproc-per-node", "2", "pretrain_gpt.py", *SIZES.split(), "--tensor-model-parallel-size", "2"]
-    result = run("plan", "--json", "--", *words, "--use-fused-rmsnorm", "--normalization", "RMSNorm")
+    result = run("--json", "--", *words, "--use-fused-rmsnorm", "--normalization", "RMSNorm")
     assert result.exit_code == 0, result.output
-    plan = json.loads(result.stdout)["plan"]
+    plan = json.loads(result.stdout)["commands"][0]["plan"]
     assert {"rms-norm", "tensor-parallel"} <= {feature["name"] for feature in plan["features"]}
     assert plan["world"]["world_size"] == 2
 
@@ -45,7 +45,7 @@ def test_every_problem_of_a_script_is_told_at_once_with_its_line(tmp_path):
         "torchrun --nproc_per_node 8 pretrain_gpt.py $ARGS \\\n  --tensor-model-parallel-size 4 \\\n  --nosuch 3 --seed x \\\n"
         "  --context-parallel-algo ring\n"
     )
-    found = {(row["code"], row["where"].split(" ")[0].rpartition(":")[2]): row for row in problems_of("--script", str(script))}
+    found = {(row["code"], row["where"].split(" ")[0].rpartition(":")[2]): row for row in problems_of(str(script))}
     assert {key: row["message"].split(":")[0] for key, row in found.items() if key[0] != "MS304"} == {
         ("MS114", "9"): "--seed is 'x', not a whole number",
         ("MS113", "5"): "--post-norm belongs to MindSpeed-LLM",
@@ -74,7 +74,7 @@ def test_what_megatrons_parser_would_refuse_is_a_problem(words, message):
 def test_an_empty_word_is_shown_as_it_is_typed(tmp_path):
     script = tmp_path / "pretrain.sh"
     script.write_text(f'python pretrain_gpt.py {SIZES} --swiglu "$NONE" --lr 1 "$NONE"\n')
-    assert [(row["message"], row["fix"]) for row in problems_of("--script", str(script))] == [
+    assert [(row["message"], row["fix"]) for row in problems_of(str(script))] == [
         ("--swiglu takes no value, but is followed by ''", "remove ''"),
         ("--lr takes one value, but 1 '' are given", "give --lr one value"),
     ]
@@ -83,7 +83,7 @@ def test_an_empty_word_is_shown_as_it_is_typed(tmp_path):
 def test_the_arguments_of_a_script_are_none_unless_given(tmp_path):
     script = tmp_path / "pretrain.sh"
     script.write_text(f'python pretrain_gpt.py {SIZES} --swiglu "$@"\n')
-    assert run("check", "--script", str(script)).exit_code == 0
+    assert run(str(script)).exit_code == 0
 
 
 def test_paths_to_fill_in_and_processes_that_nobody_gave_are_warnings(tmp_path):
@@ -92,7 +92,7 @@ def test_paths_to_fill_in_and_processes_that_nobody_gave_are_warnings(tmp_path):
         f'CKPT="your path here"\ntorchrun pretrain_gpt.py {SIZES} --save $CKPT --load $NOWHERE \\\n'
         "  --tensor-model-parallel-size 2 --expert-model-parallel-size 4 --num-experts 4 --disable-bias-linear\n"
     )
-    result = run("check", "--script", str(script))
+    result = run(str(script))
     assert result.exit_code == 0, result.output
     for text in (
         "--save is your path here (line 2): give it a value, or quote it",
@@ -105,13 +105,40 @@ def test_paths_to_fill_in_and_processes_that_nobody_gave_are_warnings(tmp_path):
 
 def test_strict_refuses_what_is_left_out():
     words = ["--", "pretrain_gpt.py", *SIZES.split(), "--moe-fb-overlap"]
-    assert run("check", *words).exit_code == 0
+    assert run(*words).exit_code == 0
     (problem,) = problems_of("--strict", *words)
     assert (problem["code"], problem["fix"]) == ("MS113", "remove --moe-fb-overlap")
 
 
-def test_two_commands_are_one_too_many(tmp_path):
-    assert run("check", "--script", "x.sh", "--", "pretrain_gpt.py").exit_code == 2
+@pytest.mark.parametrize("verb", ["check", "plan"])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--", "torchrun", "pretrain_gpt.py", "--save", "my folder"], "-- torchrun pretrain_gpt.py --save 'my folder'"),
+        (["pretrain.sh"], "pretrain.sh"),
+        (["--script", "pretrain.sh"], "pretrain.sh"),
+        (["scripts"], "scripts"),
+    ],
+)
+def test_a_verb_of_features_says_how_a_command_is_checked(verb, words, line, tmp_path, monkeypatch):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "recompute").mkdir()
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["features", verb, *LAPTOP, *words])
+    text = "this verb takes feature names; for a training command use: mindspeed check"
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: {text} {line}")
+    assert CliRunner().invoke(main, ["features", verb, *LAPTOP, "recompute"]).exit_code == 0
+
+
+def test_what_is_not_checked_is_in_no_row_an_option_of_another_command_line():
+    words = ["torchrun", "--nproc-per-node", "2", "pretrain_gpt.py", *SIZES.split(), "--tensor-model-parallel-size", "2"]
+    words += ["--vocab-size", "50"]
+    plan = json.loads(run("--json", "--", *words).stdout)["commands"][0]["plan"]
+    (row,) = [row for row in plan["rows"] if row.get("fields") == ["vocab_size"]]
+    assert row["text"] == "'vocabulary size ? is not divisible by tp=2' depends on vocab_size"
+    text = run("--plan", "--", *words).stdout
+    assert "not checked\n  tensor-parallel: give --padded-vocab-size\n" in text
+    assert "--vocab-size" not in text
 
 
 def test_the_fixes_of_a_training_command_are_its_own_arguments():

@@ -1,4 +1,4 @@
-"""``features check`` of a training command runs the rules of the Megatron-LM that it names."""
+"""``check`` of a training command runs the rules of the Megatron-LM that it names."""
 
 import json
 
@@ -14,7 +14,7 @@ MODEL = (
 
 
 def check(*words):
-    return CliRunner().invoke(main, ["features", "check", *words])
+    return CliRunner().invoke(main, ["check", *words])
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def script(tmp_path):
 
 @pytest.mark.budget(20)
 def test_a_command_that_megatron_refuses_has_problems_with_line_and_rule(script):
-    result = check("--platform", "cuda", "--json", "--script", str(script))
+    result = check("--platform", "cuda", "--json", str(script))
     assert result.exit_code == 1, result.output
     (problem,) = json.loads(result.stdout)["problems"]
     assert problem["code"] == "MS115"
@@ -38,25 +38,25 @@ def test_a_command_that_megatron_refuses_has_problems_with_line_and_rule(script)
 
 @pytest.mark.budget(20)
 def test_without_its_rules_or_with_features_of_ours_it_is_planned(script):
-    assert check("--platform", "cuda", "--static", "--script", str(script)).exit_code == 0
+    assert check("--platform", "cuda", "--static", str(script)).exit_code == 0
     script.write_text(
         script.read_text().replace("--fp16", "--fp16 --features rms-norm --normalization RMSNorm --transformer-impl local")
     )
-    result = check("--platform", "cuda", "--script", str(script))
+    result = check("--platform", "cuda", str(script))
     assert result.exit_code == 0, result.output
-    assert "warning      megatron-lm: Megatron-LM 0.16.1 refuses this command: not args.fp16" in result.stdout
+    assert "warning: megatron-lm: Megatron-LM 0.16.1 refuses this command: not args.fp16" in result.stdout
 
 
 @pytest.mark.budget(20)
 def test_rules_that_are_not_decided_are_listed(script):
     script.write_text(script.read_text().replace("--fp16", ""))
-    result = check("--platform", "cuda", "--script", str(script))
+    result = check("--platform", "cuda", str(script))
     assert result.exit_code == 0, result.output
     assert (
-        "not checked  megatron-lm: rules that need a device, a package or a file: megatron/training/arguments.py:"
+        "not checked: megatron-lm: rules that need a device, a package or a file: megatron/training/arguments.py:"
         in result.stdout
     )
-    assert "not checked  megatron-lm" not in check("--static", "--platform", "cuda", "--script", str(script)).stdout
+    assert "not checked: megatron-lm" not in check("--static", "--platform", "cuda", str(script)).stdout
 
 
 def test_a_folder_without_rules_is_a_usage_error(tmp_path):

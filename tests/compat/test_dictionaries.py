@@ -81,7 +81,7 @@ def test_experts_that_nobody_counted_are_not_checked(of_a_framework):
     repatch(TRAINER | {"expert_model_parallel_size": 2})
     plan = session.current().plan
     assert "expert-parallel" in plan.names
-    unchecked = [row.text for row in plan.rows if row.kind == "not-checked" and row.feature == "expert-parallel"]
+    unchecked = [row.line() for row in plan.rows if row.kind == "not-checked" and row.feature == "expert-parallel"]
     assert any("num_experts; give --num-experts" in text for text in unchecked)
 
 

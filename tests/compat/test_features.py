@@ -137,7 +137,7 @@ def test_two_old_features_that_exclude_each_other_are_refused():
 
 def test_a_validation_that_reads_a_size_nobody_gave_is_listed_as_not_checked():
     apply(features.CheckingFeature(), argv=["--checking"])
-    text = "'the checks of the feature refuse the arguments: ?' depends on num_layers; give --num-layers"
+    text = "'the checks of the feature refuse the arguments: ?' depends on num_layers"
     assert ("compat:checking", text) in rows("not-checked")
     registry.deactivate()
     (problem,) = problems_of(repatch, {"num_layers": 3})

@@ -85,7 +85,7 @@ def active(*names: str, **request: Any) -> list[str]:
 
 def not_checked(*names: str, settings: dict[str, dict[str, Any]] | None = None, **world: Any) -> list[str]:
     """Rows of what cannot be decided for a model of which nothing but ``world`` is known."""
-    return [row.text for row in ask(*names, settings=settings, model={}, **world).rows if row.kind == "not-checked"]
+    return [row.line() for row in ask(*names, settings=settings, model={}, **world).rows if row.kind == "not-checked"]
 
 
 def overrides(name: str, **settings: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from mindspeed.engine.inspection.cli_arguments import Argument, Surface, surface
 from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron.argument_overrides import unused_overrides
-from mindspeed.megatron_lm.field_options import FIELD_OPTIONS, field_options_in, with_field_options
+from mindspeed.megatron_lm.given_arguments import FIELD_OPTIONS, field_options_in, with_field_options
 from mindspeed.megatron_lm.training_plan import plan_training
 
 

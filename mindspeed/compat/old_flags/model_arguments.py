@@ -143,7 +143,7 @@ _ROPE_FIELDS: Final = {
     "--rope-scaling-beta-fast": "--beta-fast",
     "--rope-scaling-beta-slow": "--beta-slow",
 }
-"""Flags for fields of Megatron's configuration; their options are those of `mindspeed.megatron_lm.field_options`."""
+"""Flags for fields of Megatron's configuration; their options are those of `mindspeed.megatron_lm.given_arguments`."""
 _ROPE_VALUES: Final[dict[str, dict[tuple[str, ...], int]]] = {
     "llama3": {
         ("--rope-scaling-original-max-position-embeddings", "--original-max-position-embeddings"): 8192,

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from mindspeed.job.world import size_name
+from mindspeed.problems.fixes import CommandLine, on_command_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,10 @@ class PlanNote:
     feature: str
     text: str
     fields: tuple[str, ...] = ()
+
+    def line(self, words: CommandLine = on_command_line) -> str:
+        """Return the text, with the options that an audience gives to have it checked."""
+        return f"{self.text}; give {', '.join(map(words.option, self.fields))}" if self.fields else self.text
 
     def to_json(self) -> dict[str, Any]:
         fields = {"fields": list(self.fields)} if self.fields else {}

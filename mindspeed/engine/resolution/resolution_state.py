@@ -11,7 +11,7 @@ from mindspeed.engine.resolution.jobs import Jobs, JobSet, NotUniform, OneJob, b
 from mindspeed.engine.resolution.planned_feature import PlanNote, Reason, Value
 from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.engine.resolution.request_merge import MergedRequest
-from mindspeed.engine.resolution.setting_validation import Arguments, flag
+from mindspeed.engine.resolution.setting_validation import Arguments
 from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, UnknownValue, World
 from mindspeed.plugins.answers import Contribution, answer, contradictions, contribution, implements, with_contribution
@@ -402,12 +402,11 @@ class ResolutionState:
 
     def not_checked(self, name: str, field: str, what: str, jobs: JobSet) -> None:
         """Add a row, or under strict a problem, for a check that needs a value that is not set."""
-        option = flag(field)
         if self.merged.strict:
             text = f"{name}: {field} is not set, so this cannot be checked: {what!r}"
             self.problem("MS307", text, (name,), Fix.give_field(field), jobs)
         else:
-            row = PlanNote("not-checked", name, f"{what!r} depends on {field}; give {option}", (field,))
+            row = PlanNote("not-checked", name, f"{what!r} depends on {field}", (field,))
             self.rows += [row] if self.is_single and row not in self.rows else []
 
     def root(self, name: str) -> str:

@@ -15,12 +15,16 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
+from mindspeed.job.fields import FIELDS
+from mindspeed.job.megatron_arguments import dests_of
+from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.megatron_lm.argument_layers import declared_flags
 from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest, unknown_options
 from mindspeed.megatron_lm.script_options import script_options
 from mindspeed.megatron_lm.training_request import split_own_flags
 from mindspeed.plugins.feature import Category
-from mindspeed.problems.problem import MindSpeedError, ResolutionError
+from mindspeed.problems.fixes import Fixes
+from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError
 from mindspeed.workbench.lint.dry_run import located, plan_command, smallest_world, without_options
 from mindspeed.workbench.lint.launched_command import LaunchedCommand
 from mindspeed.workbench.lint.traps import STOPS, Trap, traps_of
@@ -160,7 +164,7 @@ def _with_rules(
     problems = [located(problem, command, known, registry.catalog_for(())) for problem in verdict.problems]
     problems += [trap.problem for trap in traps if trap.consequence == STOPS]
     if isinstance(plan, MindSpeedError):
-        return ResolutionError([*problems, *plan.problems], plan.words)
+        return ResolutionError(one_of_each(problems, plan.problems, known), plan.words)
     if problems and _is_stock(job, layers):
         return ResolutionError(problems)
     notes = list(verdict.notes(job.checkout)) if job.checkout is not None else []
@@ -169,6 +173,34 @@ def _with_rules(
         notes.append(PlanNote("not-checked", "megatron-lm", job.unjudged))
     notes += [PlanNote("warning", "megatron-lm", f"{problem.message} ({problem.where})") for problem in problems]
     return replace(plan, rows=(*plan.rows, *notes))
+
+
+def one_of_each(theirs: Sequence[Problem], ours: Sequence[Problem], known: Surface) -> list[Problem]:
+    """Return the problems of Megatron's rules, and the separate ones that are about other values of the command."""
+    about = {given: problem for problem in reversed(theirs) if (given := _given(problem, known))}
+    fixes: dict[Problem, Fixes] = {}
+    left = []
+    for problem in ours:
+        if (same := about.get(_given(problem, known))) is not None:
+            fixes.setdefault(same, _better_fix(same, problem, known))
+        else:
+            left.append(problem)
+    return [replace(problem, fix=fixes.get(problem, problem.fix)) for problem in theirs] + left
+
+
+def _better_fix(theirs: Problem, ours: Problem, known: Surface) -> Fixes:
+    """Return our fix where it can be typed, but theirs where both change one value of the model: their rule must hold."""
+    options = {argument.dest for fix in theirs.fix if (argument := known.by_option.get(fix.name)) is not None}
+    of_model = {dest for fix in ours.fix if fix.name not in PARALLEL_SIZES for dest in dests_of(fix.name)}
+    is_advice = all(fix.verb == "advice" for fix in ours.fix)
+    return theirs.fix if is_advice or options & of_model else ours.fix
+
+
+def _given(problem: Problem, known: Surface) -> frozenset[str]:
+    """Return what a problem is about: Megatron's arguments on the command line by dest, and fields that its launcher gives."""
+    options = (known.by_option.get(fact.option) for fact in problem.facts if fact.option)
+    launched = {fact.name for fact in problem.facts if not fact.option and fact.name in FIELDS and not dests_of(fact.name)}
+    return frozenset(launched | {argument.dest for argument in options if argument is not None})
 
 
 def _megatron_command(job: CheckedJob, known: Surface) -> Command:

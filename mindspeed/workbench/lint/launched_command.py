@@ -102,7 +102,7 @@ def _only(commands: Iterator[LaunchedCommand], source: str) -> LaunchedCommand:
     found = list(commands)
     if not found:
         text = f"{source} contains no command that runs a Python script with Megatron-LM's training arguments"
-        fix = "mindspeed features check -- pretrain_gpt.py --num-layers 2 ..."
+        fix = "mindspeed check -- pretrain_gpt.py --num-layers 2 ..."
         raise ResolutionError([Problem("MS301", text, where=source, fix=advice(fix))])
     first, *rest = found
     return replace(first, others=tuple(command.line for command in rest))

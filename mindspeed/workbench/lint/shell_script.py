@@ -6,6 +6,7 @@ are understood. The output of a command is not known: ``$(hostname)`` stays as i
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
 from collections.abc import Mapping, Sequence
@@ -13,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mindspeed.megatron_lm.argument_words import whole_number
-from mindspeed.workbench.lint.shell_arithmetic import MAX_EXPRESSION, calculated
 from mindspeed.workbench.lint.shell_words import ShellLimit, Token, WordPart, require_depth, tokens
 
 MAX_STEPS: Final = 2_000_000
 """About the characters that all expansions of a script may give together."""
+MAX_EXPRESSION: Final = 200
+"""Characters of an arithmetic expression."""
 
 Fragment = tuple[str, int]
 """Text and its line."""
@@ -289,7 +291,7 @@ class _Shell:
             return "".join(text for text, _ in known[0]) if known else "0"
 
         is_short = len(part.text) <= MAX_EXPRESSION
-        found = calculated(re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", value, part.text)) if is_short else None
+        found = _calculated(re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", value, part.text)) if is_short else None
         return str(found) if found is not None else f"$(({part.text}))".replace(" ", "")
 
     def _let(self, command: list[Token]) -> None:
@@ -363,3 +365,49 @@ def _trimmed(text: str, sign: str, pattern: str) -> str:
         if fnmatchcase(piece, pattern):
             return text[cut:] if "#" in sign else text[:cut]
     return text
+
+
+def _calculated(expression: str) -> int | None:
+    """The value of an expression of numbers; None where it is none, or too long."""
+    try:
+        return _number(ast.parse(expression.strip(), mode="eval").body) if len(expression) <= MAX_EXPRESSION else None
+    except (SyntaxError, ValueError, ZeroDivisionError, KeyError):
+        return None
+
+
+def _quotient(left: int, right: int) -> int:
+    """Divide as bash does, toward zero."""
+    quotient = abs(left) // abs(right)
+    return quotient if (left < 0) == (right < 0) else -quotient
+
+
+def _remainder(left: int, right: int) -> int:
+    return left - right * _quotient(left, right)
+
+
+def _power(left: int, right: int) -> int:
+    return pow(left, right, 1 << 64)
+
+
+_OPERATORS: Final = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: _quotient,
+    ast.Mod: _remainder,
+    ast.Pow: _power,
+}
+
+
+def _number(node: ast.AST) -> int:
+    """Calculate with the 64 bits of bash."""
+    match node:
+        case ast.Constant(value=int(value)):
+            number = value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            number = -_number(operand)
+        case ast.BinOp(left=left, op=sign, right=right):
+            number = _OPERATORS[type(sign)](_number(left), _number(right))
+        case _:
+            raise ValueError("not a calculation")
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)

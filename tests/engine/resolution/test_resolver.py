@@ -136,7 +136,7 @@ def test_a_failed_check_is_formatted_and_an_unknown_value_is_a_row():
     assert (problem.code, problem.message, problem.fix_text) == ("MS304", "a: 4 layers do not divide by 3", "--pp 1")
     assert order(ask(known, "a", settings=settings, world={"num_layers": 6})) == ["a"]
     (row,) = ask(known, "a", settings=settings).rows
-    assert (row.kind, row.text) == ("not-checked", "'? layers do not divide by 3' depends on num_layers; give --num-layers")
+    assert (row.kind, row.line()) == ("not-checked", "'? layers do not divide by 3' depends on num_layers; give --num-layers")
     assert codes(ask(known, "a", settings=settings, strict=True).problems) == ["MS307"]
 
 

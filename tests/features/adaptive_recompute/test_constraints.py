@@ -59,6 +59,6 @@ def test_a_budget_whose_least_depends_on_a_size_that_nobody_gave_is_not_checked(
     unknown = {"ffn_hidden_size": None, "num_experts": None}
     unchecked = "the memory limit budget_mb=1 (MiB) cannot be checked, because the model's memory is unknown"
     text = f"{unchecked}; give --ffn-hidden-size, --num-experts"
-    assert [row.text for row in planned(1, **unknown).rows if row.kind == "not-checked" and row.feature == NAME] == [text]
-    expected = f"MS307 {NAME}: {unchecked} | give --ffn-hidden-size, --num-experts"
+    assert [row.line() for row in planned(1, **unknown).rows if row.kind == "not-checked" and row.feature == NAME] == [text]
+    expected = f"MS307 {NAME}: {unchecked} | --ffn-hidden-size N --num-experts N"
     assert expected in refused(1, strict=True, **unknown)

@@ -42,10 +42,10 @@ def test_every_rule_that_fails_is_told_with_its_place_and_values(checkout: Path)
     words = "--hidden-size 7 --tensor-model-parallel-size 2 --bf16 --fp16 --num-layers 101 --deterministic-mode"
     here = "megatron/training/arguments.py"
     assert told(checkout, words) == [
-        ("hidden does not divide", f"{here}:{line('hidden does not')}", "--hidden-size a multiple of 2"),
+        ("hidden does not divide", f"{here}:{line('hidden does not')}", "--hidden-size N (a multiple of 2)"),
         ("not args.fp16", f"{here}:{line('assert not args.fp16')}", "remove --fp16"),
-        ("101 layers are too many", f"{here}:{line('too many')}", "--num-layers at most 100"),
-        ("deep ones have no biases", f"{here}:{line('deep ones')}", "--num-layers less than 50, or --disable-bias-linear"),
+        ("101 layers are too many", f"{here}:{line('too many')}", "--num-layers N (at most 100)"),
+        ("deep ones have no biases", f"{here}:{line('deep ones')}", "--num-layers N (less than 50), or --disable-bias-linear"),
         ("not deterministic", f"{here}:{line('not deterministic')}", "change these options"),
     ]
     first, *_, biases, _ = verdict(checkout, words).problems

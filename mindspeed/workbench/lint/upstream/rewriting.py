@@ -6,7 +6,7 @@ import ast
 import io
 import sys
 from ast import parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import CodeType, SimpleNamespace
 from typing import Any, Final
@@ -29,13 +29,17 @@ class RuleSite:
     is_raise: bool = False
 
 
+Wanted = tuple[str, str, str]
+"""An attribute, how its value relates to another one (``at most``; empty for equal), and that value, ``on`` or ``off``."""
+
+
 @dataclass(slots=True)
 class _Failure:
     """Describe how a site failed: what it says, the values that it read, and those that would satisfy it."""
 
     message: str
     values: dict[str, Any]
-    wanted: list[str]
+    wanted: list[Wanted]
 
 
 @dataclass(slots=True)
@@ -57,6 +61,7 @@ class Rules:
         self.failures: dict[int, _Failure] = {}
         self.undecided: dict[int, str] = {}
         self.raising: set[tuple[str, int]] = set()
+        self._locals: dict[str, ast.expr] = {}
 
     def compiled(self, text: str, file: str) -> CodeType:
         """Compile the source of a module with its validating functions guarded."""
@@ -65,7 +70,7 @@ class Rules:
             if isinstance(node, (ast.Raise, ast.Assert)):
                 self.raising.update((file, line) for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
             elif isinstance(node, ast.FunctionDef) and (node.name in _COLLECTING or node.name.startswith(_VALIDATING)):
-                first = len(self.sites)
+                first, self._locals = len(self.sites), {}
                 body = self._block(node.body, file, ())
                 number = self._number(_Statement(range(first, len(self.sites))))
                 node.body = [_call("__entered__", number, node.body[0]), *body]
@@ -83,9 +88,13 @@ class Rules:
         if isinstance(node, _UNGUARDED):
             return node
         first, own, test = len(self.sites), None, None
-        if isinstance(node, (ast.Assert, ast.Raise)):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            self._locals[node.targets[0].id] = node.value
+        elif isinstance(node, (ast.Assert, ast.Raise)):
             test = node.test if isinstance(node, ast.Assert) else None
-            reads = dict.fromkeys(read for one in (*([test] if test else []), *reversed(tests)) for read in _reads(one))
+            reads = dict.fromkeys(
+                read for one in (*([test] if test else []), *reversed(tests)) for read in _reads(one, self._locals)
+            )
             text = ast.unparse(test) if test is not None else f"not ({ast.unparse(tests[-1])})" if tests else ""
             own = self._new_site(RuleSite(file, node.lineno, text, tuple(reads), isinstance(node, ast.Raise)))
             if test is None and tests:
@@ -179,15 +188,18 @@ def _call(name: str, number: int, node: ast.stmt, *more: str) -> ast.stmt:
     return ast.fix_missing_locations(ast.copy_location(call, node))
 
 
-def _reads(test: ast.expr) -> list[tuple[str, str]]:
-    """The attributes of arguments and configurations that a condition reads."""
-    found = [node for node in ast.walk(test) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
-    return [(node.value.id, node.attr) for node in found if isinstance(node.value, ast.Name)]
+def _reads(test: ast.expr, made: Mapping[str, ast.expr]) -> Iterator[tuple[str, str]]:
+    """Yield the attributes of arguments and configurations that a condition reads, itself or by local names (``made``)."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield node.value.id, node.attr
+        elif isinstance(node, ast.Name) and node.id in made:
+            yield from _reads(made[node.id], {name: value for name, value in made.items() if name != node.id})
 
 
 _SIGNS: Final = {
-    ast.Eq: "", ast.NotEq: "other than ", ast.Lt: "less than ", ast.LtE: "at most ", ast.Gt: "more than ",
-    ast.GtE: "at least ", ast.In: "one of ", ast.NotIn: "none of ", ast.Is: "", ast.IsNot: "other than ",
+    ast.Eq: "", ast.NotEq: "other than", ast.Lt: "less than", ast.LtE: "at most", ast.Gt: "more than",
+    ast.GtE: "at least", ast.In: "one of", ast.NotIn: "none of", ast.Is: "", ast.IsNot: "other than",
 }  # fmt: skip
 _NEGATED: Final = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt,
@@ -195,14 +207,14 @@ _NEGATED: Final = {
 }  # fmt: skip
 
 
-def _wanted(test: ast.expr, names: dict[str, Any], scope: dict[str, Any], negated: bool = False) -> list[str]:
-    """Return what would satisfy a condition, as ``attribute: value``, each alone enough; empty where it is no comparison."""
+def _wanted(test: ast.expr, names: dict[str, Any], scope: dict[str, Any], negated: bool = False) -> list[Wanted]:
+    """Return what would satisfy a condition, each alone enough; empty where it is no comparison."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _wanted(test.operand, names, scope, not negated)
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And if negated else ast.Or):
         return [one for value in test.values for one in _wanted(value, names, scope, negated)]
     if isinstance(test, ast.Attribute) and isinstance(test.value, ast.Name):
-        return [f"{test.attr}: {'off' if negated else 'on'}"]
+        return [(test.attr, "", "off" if negated else "on")]
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return []
     kind = _NEGATED[type(test.ops[0])] if negated else type(test.ops[0])
@@ -211,13 +223,13 @@ def _wanted(test: ast.expr, names: dict[str, Any], scope: dict[str, Any], negate
         value = eval(compile(ast.fix_missing_locations(ast.Expression(right)), "", "eval"), scope, names)
         if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod) and kind is ast.Eq and value == 0:
             divisor = eval(compile(ast.fix_missing_locations(ast.Expression(left.right)), "", "eval"), scope, names)
-            return [f"{left.left.attr}: a multiple of {divisor}"] if isinstance(left.left, ast.Attribute) else []
+            return [(left.left.attr, "a multiple of", str(divisor))] if isinstance(left.left, ast.Attribute) else []
     except Exception:  # whatever a foreign expression raises: there is no advice then
         return []
     if not isinstance(left, ast.Attribute) or isinstance(value, ImportStandIn):
         return []
     shown = ", ".join(str(_plain(one)) for one in value) if isinstance(value, (list, tuple, set)) else str(_plain(value))
-    return [f"{left.attr}: {_SIGNS[kind]}{shown}"]
+    return [(left.attr, _SIGNS[kind], shown)]
 
 
 def _last_line() -> str:

@@ -115,11 +115,11 @@ def _problem(checkout: Checkout, site: Mapping[str, Any], given: Mapping[str, Gi
     facts = tuple(_fact(dest, value, given, known) for dest, value in site["values"].items())
     values = ", ".join(f"{fact.name} is {fact.value} ({fact.source})" for fact in facts)
     text = f"Megatron-LM {checkout.version or ''} refuses this command: {site['message'] or site['text']}".replace("  ", " ")
-    wanted = [_in_options(one, known) for one in site["wanted"]]
+    wanted = tuple(_way(dest, relation, value, known) for dest, relation, value in site["wanted"])
     change = f"change the options so that {site['text']}" if site["text"] else "change these options"
     rule = f"its rule is {site['text']}" if site["text"] and site["message"] else ""
-    chain, fix = filter(None, (rule, values)), tuple(map(Fix.advise, wanted or [change]))
-    return Problem("MS115", text, chain=tuple(chain), where=_place(checkout, site), fix=fix, facts=facts)
+    chain = tuple(filter(None, (rule, values)))
+    return Problem("MS115", text, chain=chain, where=_place(checkout, site), fix=wanted or Fix.advise(change), facts=facts)
 
 
 def _fact(dest: str, value: Any, given: Mapping[str, Given], known: Surface) -> GivenValue:
@@ -132,18 +132,19 @@ def _fact(dest: str, value: Any, given: Mapping[str, Given], known: Surface) -> 
     return GivenValue(name, value, "default" if is_default else "derived")
 
 
-def _in_options(wanted: str, known: Surface) -> str:
-    """``attribute: value`` in the options of the command line."""
-    dest, _, value = wanted.partition(": ")
+def _way(dest: str, relation: str, value: str, known: Surface) -> Fix:
+    """Return how the options of the command line give an attribute a value, or one that relates to it."""
     arguments = [argument for argument in known.by_dest.get(dest, ()) if argument.options]
     for argument in arguments:
         if not argument.takes_value and value in ("on", "off"):
-            sets = argument.action != "store_false"
-            return argument.options[0] if sets == (value == "on") else f"remove {argument.options[0]}"
+            is_given = (argument.action != "store_false") == (value == "on")
+            return (Fix.give_option if is_given else Fix.drop_option)(argument.options[0])
     name = arguments[0].options[0] if arguments else dest
-    if value in ("other than None", "on"):
-        return f"give {name}"
-    return f"remove {name}" if value in ("None", "off") else f"{name} {value}"
+    if value == "on" or (relation and value == "None"):
+        return Fix.give_option(name, None)
+    if relation:
+        return Fix.give_option(name, None, f"{relation} {value}")
+    return Fix.drop_option(name) if value in ("None", "off") else Fix.give_option(name, value)
 
 
 def _unread(checkout: Checkout, reason: str) -> Problem:

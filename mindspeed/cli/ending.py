@@ -1,4 +1,4 @@
-"""Standard streams that are closed, cannot be written, or that packages print to."""
+"""The end of a command: as click and Python end one, interrupted, or with streams that are closed or cannot be written."""
 
 from __future__ import annotations
 
@@ -8,14 +8,23 @@ import signal
 import sys
 from typing import Final
 
+import click
+
 from mindspeed.cli.output import PROBLEMS
 from mindspeed.problems.fixes import advice
 from mindspeed.problems.problem import Problem
 
+INTERRUPTED: Final = 128 + signal.SIGINT
+"""Exit status of a command that Ctrl-C ends, as a shell has it."""
 CLOSED_PIPE: Final = 128 + signal.SIGPIPE
 """Exit status when the reader of a pipe has gone, as a shell has it for a program that SIGPIPE ends."""
 
 _UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+def is_of_click(error: BaseException) -> bool:
+    """Return whether an error is how click or Python end a command."""
+    return isinstance(error, click.ClickException | click.Abort | click.exceptions.Exit | SystemExit)
 
 
 def open_closed_streams() -> None:
