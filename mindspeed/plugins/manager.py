@@ -13,8 +13,8 @@ from typing import Any, Final
 import pluggy
 
 from mindspeed.plugins.active import MakeRange
+from mindspeed.plugins.answers import asked
 from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.hook_answers import asked
 from mindspeed.plugins.hookspecs import HOOK_CLASSES, HOOKS, PROJECT, HookFacts
 from mindspeed.problems.fixes import advice
 from mindspeed.problems.near_names import near_names, suggestion

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from mindspeed import registry
-from mindspeed.plugins import hook_answers
+from mindspeed.plugins import answers
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.found import installed
 from mindspeed.plugins.hookspecs import HOOKS
@@ -235,6 +235,6 @@ def test_the_watch_ends_with_what_it_watches():
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_the_type_of_every_hook_can_be_tested(name):
-    fits, words = hook_answers._type_of(name)
+    fits, words = answers._type_of(name)
     assert words
     assert fits(object()) == (words == "anything")
