@@ -150,7 +150,7 @@ def run_eagerly(shape: Shape) -> Outcome:
 
 def run_counting_pairs(shape: Shape) -> tuple[Outcome, int, int]:
     """The outcome, and the pairs of a token and a rank that this rank sent and received with the first micro-batch."""
-    from mindspeed.moe.once_per_rank import OncePerRankCall
+    from mindspeed.moe.dispatchers import OncePerRankCall
 
     chosen: list[Tensor] = []
     original = OncePerRankCall.__init__

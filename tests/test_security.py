@@ -168,15 +168,15 @@ def test_built_operators(tmp_path):
 
 
 def test_baselines(tmp_path, mark, monkeypatch):
-    from mindspeed.workbench.verification import baselines
+    from mindspeed.workbench.verification import pool
     from mindspeed.workbench.verification.shape import GPT, Recipe
 
     monkeypatch.setenv("MINDSPEED_CACHE", str(tmp_path / "cache"))
     plan, recipe = registry.plan(platform="cpu", level=0), Recipe(GPT, steps=1)
-    baselines.store(plan, recipe, 1, [])
+    pool.store(plan, recipe, 1, [])
     (file,) = (tmp_path / "cache" / "baselines").iterdir()
     file.write_bytes(pickle.dumps(Marks(mark)))
-    assert baselines.load(plan, recipe, 1) is None
+    assert pool.load(plan, recipe, 1) is None
     assert not mark.exists()
 
 

@@ -229,11 +229,6 @@ def moe_forward(shape: ModelShape) -> int:
     return 2 * shape.seq_length * (shape.hidden_size * shape.num_experts + experts + shared)
 
 
-def layer_forward(shape: ModelShape, moe: bool = False) -> int:
-    """Operations of one transformer layer over one sequence."""
-    return attention_forward(shape) + (moe_forward(shape) if moe else mlp_forward(shape))
-
-
 def logits_forward(shape: ModelShape) -> int:
     """Operations of the output layer over one sequence."""
     return 2 * shape.seq_length * shape.hidden_size * shape.vocab_size
@@ -292,11 +287,6 @@ def embedding_parameters(shape: ModelShape) -> Parameters:
 def output_parameters(shape: ModelShape) -> Parameters:
     """Parameters of the output layer, none where it shares the embedding."""
     return Parameters(0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size)
-
-
-def layer_parameters(shape: ModelShape, moe: bool = False) -> Parameters:
-    """Parameters of one transformer layer with its two norms."""
-    return layers_parameters(shape, LayerCounts(1, 0, 1) if moe else LayerCounts(1, 1, 0))
 
 
 def layers_parameters(shape: ModelShape, counts: LayerCounts) -> Parameters:

@@ -5,28 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from mindspeed import plugins as ms
 from mindspeed.job.hybrid_pattern import ATTENTION, EXPERTS, KINDS, MLP
-from mindspeed.job.world import World
-from mindspeed.plugins.conditions import Condition, ModelCondition, condition
 from mindspeed.plugins.shared_conditions import (
     NO_CPU_OFFLOADING,
     NO_FSDP,
     NO_OTHER_PASSES,
     NO_TRANSFORMER_ENGINE_LAYERS,
 )
-from mindspeed.problems.fixes import Fix
 
-_REMOVE: Final = Fix.remove_feature()
-_SELECTIVE: Final = Fix.give_field("recompute_granularity", "selective")
+_REMOVE: Final = ms.Fix.remove_feature()
+_SELECTIVE: Final = ms.Fix.give_field("recompute_granularity", "selective")
 
 
-@condition("every layer is recomputed as a whole, so {feature} has nothing to do", fix=(_SELECTIVE, _REMOVE))
-def no_uniform_recompute(args: Any, world: World) -> bool:
+@ms.condition("every layer is recomputed as a whole, so {feature} has nothing to do", fix=(_SELECTIVE, _REMOVE))
+def no_uniform_recompute(args: Any, world: ms.World) -> bool:
     """Check that full recomputation does not take every layer of the model."""
     return not (world.recompute_granularity == "full" and world.recompute_method == "uniform")
 
 
-def _has_blocks(args: Any, world: World) -> bool:
+def _has_blocks(args: Any, world: ms.World) -> bool:
     """Return whether block recomputation is used."""
     return world.recompute_granularity == "full" and world.recompute_method == "block"
 
@@ -39,7 +37,7 @@ _PARTS: Final = {
 """Layers of a hybrid model that have a part, by their characters and in words."""
 
 
-def _places(args: Any, world: World) -> list[list[int]]:
+def _places(args: Any, world: ms.World) -> list[list[int]]:
     """Return for each model chunk the places of the layers that a feature acts on, without chunks that have none.
 
     A layer of a hybrid model has one part; ``part`` of the arguments is the one that the feature acts on, if not all.
@@ -51,7 +49,7 @@ def _places(args: Any, world: World) -> list[list[int]]:
     return [places for places in chunks if places]
 
 
-def _layers_left(args: Any, world: World) -> Mapping[str, Any]:
+def _layers_left(args: Any, world: ms.World) -> Mapping[str, Any]:
     """Return the layers wanted of each model chunk, and those of the chunk in which block recomputation leaves the fewest."""
     chunks = _places(args, world) or [[]]
     taken = world.recompute_num_layers if _has_blocks(args, world) else 0
@@ -62,36 +60,31 @@ def _layers_left(args: Any, world: World) -> Mapping[str, Any]:
     return {"wanted": wanted, "number": number, "layers": f"{number} {words}", "left": left, "most": most}
 
 
-@condition(
+@ms.condition(
     "--recompute-method block recomputes layers as a whole, and leaves {left} of the {layers} of a model chunk. {feature} "
     "works only in layers that are left, and needs at least {wanted} of them",
-    fix=(Fix.give_field("recompute_num_layers", note="at most {most}"), _REMOVE),
+    fix=(ms.Fix.give_field("recompute_num_layers", note="at most {most}"), _REMOVE),
     when=_has_blocks,
     values=_layers_left,
 )
-def blocks_leave_layers(args: Any, world: World) -> bool:
+def blocks_leave_layers(args: Any, world: ms.World) -> bool:
     """Check that block recomputation leaves as many layers of each model chunk as are wanted."""
     numbers = _layers_left(args, world)
     return bool(numbers["wanted"] <= numbers["left"])
 
 
-def _counts_layers(args: Any, world: World) -> bool:
-    """Return whether num_layers is set."""
-    return args.num_layers is not None
-
-
-@condition(
+@ms.condition(
     "the setting num_layers={args.num_layers} is greater than the {layers} of a model chunk",
-    fix=(Fix.give_setting("num_layers", "{number}"), Fix.drop_setting("num_layers")),
-    when=_counts_layers,
+    fix=(ms.Fix.give_setting("num_layers", "{number}"), ms.Fix.drop_setting("num_layers")),
+    when=lambda args, world: args.num_layers is not None,
     values=_layers_left,
 )
-def chunks_have_num_layers(args: Any, world: World) -> bool:
+def chunks_have_num_layers(args: Any, world: ms.World) -> bool:
     """Check that each model chunk has at least num_layers layers of those that the feature acts on."""
     return bool(args.num_layers <= min(map(len, _places(args, world)), default=0))
 
 
-LAYERS_OF_MODEL: Final = ModelCondition(
+LAYERS_OF_MODEL: Final = ms.ModelCondition(
     "mindspeed.memory.model_layers:missing_layers",
     "each model chunk has the requested number of layers, without fully sharded weights (FSDP)",
 )
@@ -106,62 +99,62 @@ PARTS_OF_LAYERS: Final = (
 """Conditions of every feature that recomputes or offloads a part of each layer."""
 
 
-@condition(
+@ms.condition(
     "the setting num_layers={args.num_layers} requires a multiple of {args.num_layers} layers per model chunk, but "
     "{world.num_layers} layers are split into {world.pp} x {world.vpp} (pp x vpp) chunks",
-    fix=(Fix.give_setting("num_layers", 1, "or another number that divides the layers of every model chunk"),),
+    fix=(ms.Fix.give_setting("num_layers", 1, "or another number that divides the layers of every model chunk"),),
 )
-def groups_fill_chunks(args: Any, world: World) -> bool:
+def groups_fill_chunks(args: Any, world: ms.World) -> bool:
     """Check that the layers of each model chunk are a multiple of the layers that are recomputed as a group."""
     return all(layers % args.num_layers == 0 for layers in world.layers_per_chunk)
 
 
-modules_have_experts = Condition.at_least(
+modules_have_experts = ms.Condition.at_least(
     "num_experts",
     1,
     "moe and shared_experts are modules of a MoE model, but the model is dense",
-    fix=(Fix.give_setting("modules", note="without moe and shared_experts"), Fix.give_field("num_experts")),
+    fix=(ms.Fix.give_setting("modules", note="without moe and shared_experts"), ms.Fix.give_field("num_experts")),
 )
 
 
-NO_SHARED_EXPERT_OVERLAP: Final = Condition.unset(
+NO_SHARED_EXPERT_OVERLAP: Final = ms.Condition.unset(
     "shared_expert_overlap",
     "shared experts overlap with the transfers of routed experts (moe_shared_expert_overlap), which {feature} does not support",
 )
-LOCAL_LAYERS: Final = (Fix.advise("build the model with Megatron's local layers"), _REMOVE)
+LOCAL_LAYERS: Final = (ms.Fix.advise("build the model with Megatron's local layers"), _REMOVE)
 """Fix for a model with fused layers, such as Transformer Engine's norm and linear layer in one."""
 
 ELEMENTWISE: Final = ("adam", "sgd")
 """Optimizers of Megatron that update each element by itself."""
 
 
-@condition(
+@ms.condition(
     "the optimizer {world.optimizer} does not update each element independently, which {feature} needs",
-    fix=(Fix.give_field("optimizer", "adam"), _REMOVE),
+    fix=(ms.Fix.give_field("optimizer", "adam"), _REMOVE),
 )
-def optimizer_is_elementwise(args: Any, world: World) -> bool:
+def optimizer_is_elementwise(args: Any, world: ms.World) -> bool:
     """Check that the optimizer updates each element by itself; one that is not known passes until it is built."""
     return not world.knows("optimizer") or world.optimizer in ELEMENTWISE
 
 
 MAIN_WEIGHTS: Final = (
-    Condition.unset("qk_clip", "QK clipping changes main weights between steps, which {feature} does not support"),
-    Condition.unset(
+    ms.Condition.unset("qk_clip", "QK clipping changes main weights between steps, which {feature} does not support"),
+    ms.Condition.unset(
         "low_precision_weights", "weights are stored in fp8 or fp4, but {feature} writes updated weights only in 16 bits"
     ),
-    Condition.unset("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
-    Condition.unset(
+    ms.Condition.unset("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
+    ms.Condition.unset(
         "offloaded_optimizer",
         "Megatron offloads main weights and optimizer states (optimizer_cpu_offload), which {feature} does not support",
     ),
-    Condition.unset(
+    ms.Condition.unset(
         "shared_gradient_buffer",
         "mxfp8 weights are computed from all fp32 weights at once (reuse_grad_buf_for_mxfp8_param_ag), which {feature} does "
         "not support",
     ),
     NO_FSDP,
     optimizer_is_elementwise,
-    ModelCondition(
+    ms.ModelCondition(
         "mindspeed.memory.model_layers:unsuited_optimizers",
         "the optimizer updates each element independently, without FSDP",
         subject="optimizer",

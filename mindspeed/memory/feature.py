@@ -6,10 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
-from pydantic import Field
-
-from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.plugins.hookspecs import hookimpl
+from mindspeed import plugins as ms
 from mindspeed.plugins.saved_tensors import SavedTensors, leave
 
 NORMS: Final = tuple(
@@ -26,11 +23,11 @@ ATTENTION: Final = {
 """Those of self-attention, by its parts."""
 
 
-class LayersArgs(FeatureArgs):
+class LayersArgs(ms.FeatureArgs):
     part: ClassVar[str] = ""
     """The part that a layer needs, where layers of a hybrid model have one each."""
 
-    num_layers: int | None = Field(
+    num_layers: int | None = ms.Field(
         None,
         ge=1,
         description="Number of layers per model chunk in which the feature acts (default: all). Layers that are recomputed "
@@ -42,7 +39,7 @@ class LayersArgs(FeatureArgs):
 LayersArgsT = TypeVar("LayersArgsT", bound=LayersArgs)
 
 
-class PartRecompute(Feature[LayersArgsT], ABC):
+class PartRecompute(ms.Feature[LayersArgsT], ABC):
     """Recompute a part of the first layers of each model chunk that no block recomputation takes."""
 
     recomputed_tensors: ClassVar[Sequence[str]]
@@ -52,11 +49,11 @@ class PartRecompute(Feature[LayersArgsT], ABC):
     def recompute(self, layer: Any) -> object:
         """Let a layer recompute the part."""
 
-    @hookimpl
+    @ms.hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         return leave(tensors, self.recomputed_tensors, "recomputed", self.spec.name, self.args.num_layers)
 
-    @hookimpl
+    @ms.hookimpl
     def model_built(self, chunks: Sequence[Any]) -> None:
         from mindspeed.memory.model_layers import chosen_layers
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mindspeed.job.world import World
-from mindspeed.plugins.conditions import Condition, ModelCondition, condition
+from mindspeed import plugins as ms
 from mindspeed.plugins.shared_conditions import NO_OTHER_PASSES, NO_TRANSFORMER_ENGINE_LAYERS
-from mindspeed.problems.fixes import Fix
 
-_REMOVE: Final = Fix.remove_feature()
-
-
-has_stages = Condition.at_least("pp", 2, "at least two pipeline stages are needed, but pp is {world.pp}")
+_REMOVE: Final = ms.Fix.remove_feature()
 
 
-def shares(args: Any, world: World) -> Mapping[str, int]:
+has_stages = ms.Condition.at_least("pp", 2, "at least two pipeline stages are needed, but pp is {world.pp}")
+
+
+def shares(args: Any, world: ms.World) -> Mapping[str, int]:
     """Return the layers that stages share equally, and the number of these stages."""
     layers, stages = world.equal_share
     return {"layers": layers, "stages": stages}
@@ -25,7 +23,7 @@ def shares(args: Any, world: World) -> Mapping[str, int]:
 KEEPS_FORWARDS: Final = (
     has_stages,
     *NO_OTHER_PASSES,
-    Condition.unset(
+    ms.Condition.unset(
         "partial_checkpoints",
         "Megatron recomputes only some micro-batches (num_microbatches_with_partial_activation_checkpoints), which "
         "{feature} does not support",
@@ -36,35 +34,35 @@ KEEPS_FORWARDS: Final = (
 KEEPS_PASSES: Final = (
     *KEEPS_FORWARDS,
     NO_TRANSFORMER_ENGINE_LAYERS,
-    Condition.unset(
+    ms.Condition.unset(
         "ring_exchange", "stages send and receive at the same time (ring exchange), but {feature} orders messages one by one"
     ),
-    Condition.unset(
+    ms.Condition.unset(
         "delayed_weight_gradients",
         "Megatron already delays weight gradients (delay_wgrad_compute), which {feature} does itself",
     ),
-    Condition.unset(
+    ms.Condition.unset(
         "deferred_embedding_gradients",
         "Megatron already defers the weight gradient of the output layer (defer_embedding_wgrad_compute), which {feature} "
         "does itself",
     ),
-    ModelCondition(
+    ms.ModelCondition(
         "mindspeed.pipeline.model_conditions:foreign_modules",
         "the model has no Transformer Engine linear layers and no fully sharded parameters",
     ),
 )
 """Conditions of every feature whose schedule has separate operations for weight gradients."""
 
-NO_SHARDED_MODEL: Final = ModelCondition(
+NO_SHARDED_MODEL: Final = ms.ModelCondition(
     "mindspeed.pipeline.model_conditions:sharded_modules",
     "the model has no fully sharded parameters, which a repeated forward pass would have to gather",
 )
 
 
-@condition(
+@ms.condition(
     "the pattern of a hybrid model already assigns layers to pipeline stages",
-    fix=(Fix.advise("separate uneven stages with | in the pattern"), Fix.remove_feature()),
+    fix=(ms.Fix.advise("separate uneven stages with | in the pattern"), ms.Fix.remove_feature()),
 )
-def layers_have_no_pattern(args: Any, world: World) -> bool:
+def layers_have_no_pattern(args: Any, world: ms.World) -> bool:
     """Check that the model is no HybridModel, which has no layout but its pattern."""
     return not world.is_hybrid

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from pydantic import Field
+from mindspeed import plugins as ms
 
-from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.plugins.patches import ArgOverride, Wrap
-
-WAITING_WEIGHTS: Final = Wrap(
+WAITING_WEIGHTS: Final = ms.Wrap(
     "megatron.core.tensor_parallel.layers:linear_with_grad_accumulation_and_async_allreduce",
     "mindspeed.pipeline.linear:with_queue",
     reason="computes only the input gradient in the backward pass of a linear layer, and queues the weight gradient for a "
@@ -17,7 +14,7 @@ WAITING_WEIGHTS: Final = Wrap(
 )
 """The patch of a schedule with operations W."""
 
-LISTED_RECOMPUTE: Final = Wrap(
+LISTED_RECOMPUTE: Final = ms.Wrap(
     "megatron.core.tensor_parallel.random:checkpoint",
     "mindspeed.pipeline.checkpoints:with_early_restore",
     reason="repeats the forward pass of recomputed layers at a separate step of the pipeline schedule, before their gradient "
@@ -26,20 +23,20 @@ LISTED_RECOMPUTE: Final = Wrap(
 """The patch of a schedule with operations R."""
 
 
-def full_recompute(reason: str, num_layers: int = 1) -> list[ArgOverride]:
+def full_recompute(reason: str, num_layers: int = 1) -> list[ms.ArgOverride]:
     """Return the arguments with which Megatron passes every layer through its checkpoint."""
     values: dict[str, str | int] = {
         "recompute_granularity": "full",
         "recompute_method": "uniform",
         "recompute_num_layers": num_layers,
     }
-    return [ArgOverride(name, value, reason) for name, value in values.items()]
+    return [ms.ArgOverride(name, value, reason) for name, value in values.items()]
 
 
-class ScheduleArgs(FeatureArgs):
+class ScheduleArgs(ms.FeatureArgs):
     """Settings of every feature that provides a pipeline schedule."""
 
-    trace: str | None = Field(
+    trace: str | None = ms.Field(
         None,
         description="If set: folder to which every rank writes the times of its forward and backward passes. Draw them with "
         "mindspeed schedule show --trace",

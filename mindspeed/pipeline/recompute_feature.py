@@ -7,20 +7,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from mindspeed import plugins as ms
 from mindspeed.pipeline.conditions import KEEPS_FORWARDS, NO_SHARDED_MODEL
 from mindspeed.pipeline.declarations import LISTED_RECOMPUTE, ScheduleArgs
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.running_step import RunningStep, running, running_step
 from mindspeed.plugins.constraints import Constraint
-from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.hookspecs import hookimpl
-from mindspeed.plugins.patches import Patch, Wrap
 
 if TYPE_CHECKING:
     from mindspeed.pipeline.recording import Timed
 
 _HANDLES: Final = tuple(
-    Wrap(
+    ms.Wrap(
         f"megatron.core.pipeline_parallel.p2p_communication:{name}",
         "mindspeed.pipeline.own_schedule:with_restoring_handles",
         reason="starts recomputing a micro-batch when Megatron's schedule begins to wait for the gradient of that micro-batch",
@@ -38,7 +36,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
 ArgsT = TypeVar("ArgsT", bound=ScheduleArgs)
 
 
-class RecomputeFeature(Feature[ArgsT], ABC):
+class RecomputeFeature(ms.Feature[ArgsT], ABC):
     """Run R before a gradient is waited for: under Megatron's own schedules, or as `listed` in another feature's list."""
 
     recomputed = 0
@@ -57,11 +55,11 @@ class RecomputeFeature(Feature[ArgsT], ABC):
 
         return self.listed(megatron(shape))
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
         return [LISTED_RECOMPUTE, *_HANDLES]
 
-    @hookimpl
+    @ms.hookimpl
     def around_schedule(
         self, chunks: Sequence[Any], forward_only: bool, micro_batches: int
     ) -> AbstractContextManager[None] | None:
@@ -90,12 +88,12 @@ class RecomputeFeature(Feature[ArgsT], ABC):
         if self.args.trace is not None and own.timed:
             write_trace(self.args.trace, own.timed)
 
-    @hookimpl
+    @ms.hookimpl
     def around_forward_step(self, unit: Any) -> AbstractContextManager[None] | None:
         own = running_step().own
         return None if own is None else own.forward()
 
-    @hookimpl
+    @ms.hookimpl
     def around_backward_step(self, unit: Any) -> AbstractContextManager[None] | None:
         own = running_step().own
         return None if own is None else own.backward()

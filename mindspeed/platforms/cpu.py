@@ -13,24 +13,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
 
+from mindspeed import plugins as ms
 from mindspeed.files.tables import table_beside
-from mindspeed.plugins import (
-    ArgOverride,
-    Category,
-    Condition,
-    Feature,
-    FeatureArgs,
-    FeatureSpec,
-    Fix,
-    Patch,
-    Ref,
-    Replace,
-    Set,
-    World,
-    Wrap,
-    condition,
-    hookimpl,
-)
 
 _HERE: Final = "mindspeed.platforms"
 _C10D: Final = "torch.distributed.distributed_c10d"
@@ -43,29 +27,29 @@ COLLECTIVES: Final = tuple(_TABLES["collectives"]["names"].split())
 """Functions of torch.distributed that move tensors."""
 
 
-@condition(
+@ms.condition(
     "local layers on the CPU use torch's LayerNorm, which has no zero-centered weight",
-    fix=(Fix.give_field("zero_centered_norm", False), Fix.give_field("normalization", "RMSNorm")),
+    fix=(ms.Fix.give_field("zero_centered_norm", False), ms.Fix.give_field("normalization", "RMSNorm")),
 )
-def norm_is_not_zero_centered(args: Any, world: World) -> bool:
+def norm_is_not_zero_centered(args: Any, world: ms.World) -> bool:
     """Check that a LayerNorm does not have zero-centered weights."""
     return world.is_set("engine_over_local") or not world.is_set("zero_centered_norm") or world.normalization != "LayerNorm"
 
 
-GRADIENTS_ARE_NOT_DEFERRED: Final = Condition.unset(
+GRADIENTS_ARE_NOT_DEFERRED: Final = ms.Condition.unset(
     "deferred_embedding_gradients",
     "Megatron defers the weight gradient of the output layer (defer_embedding_wgrad_compute) only with "
     "gradient_accumulation_fusion, whose kernel needs CUDA",
-    (Fix.give_field("deferred_embedding_gradients", False),),
+    (ms.Fix.give_field("deferred_embedding_gradients", False),),
 )
 
 
-class CpuPlatform(Feature[FeatureArgs]):
+class CpuPlatform(ms.Feature[ms.FeatureArgs]):
     """Run code written for CUDA and NCCL on the CPU with gloo."""
 
-    spec = FeatureSpec(
+    spec = ms.FeatureSpec(
         name="cpu-platform",
-        category=Category.PLATFORM,
+        category=ms.Category.PLATFORM,
         level=0,
         platforms={"cpu"},
         constraints=(norm_is_not_zero_centered, GRADIENTS_ARE_NOT_DEFERRED),
@@ -73,42 +57,44 @@ class CpuPlatform(Feature[FeatureArgs]):
 
     _prints_crashes = False
 
-    @hookimpl
-    def megatron_args(self) -> list[ArgOverride]:
-        return [ArgOverride(**row) for row in _TABLES["arguments"]]
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
+        return [ms.ArgOverride(**row) for row in _TABLES["arguments"]]
 
-    @hookimpl
-    def patches(self) -> list[Patch]:
-        patches: list[Patch] = [Set(f"{_HERE}:ACTIVE", "cpu", "a process can use only one platform", phase="setup")]
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
+        patches: list[ms.Patch] = [ms.Set(f"{_HERE}:ACTIVE", "cpu", "a process can use only one platform", phase="setup")]
         for row in _TABLES["replaced"]:
             module, glue = row["module"], f"{_HERE}.{row['by']}"
-            patches += (Replace(f"{module}:{name}", f"{glue}:{name}", row["reason"]) for name in row["names"].split())
+            patches += (ms.Replace(f"{module}:{name}", f"{glue}:{name}", row["reason"]) for name in row["names"].split())
         patches.append(
-            Set(
+            ms.Set(
                 "torch.cuda:_initialized", True, "reports that CUDA is initialized, because scripts written for CUDA ask for it"
             )
         )
-        patches += (Set(row["target"], Ref(f"{_HERE}.{row['to']}"), row["reason"]) for row in _TABLES["set"])
+        patches += (ms.Set(row["target"], ms.Ref(f"{_HERE}.{row['to']}"), row["reason"]) for row in _TABLES["set"])
         types, reason = _TABLES["types"]["names"].split(), _TABLES["types"]["reason"]
-        patches += (Set(f"torch.cuda:{name}", Ref(f"torch:{name}"), reason) for name in types)
-        patches += (Set(target, Ref(f"{_HERE}.cpu_nccl:ProcessGroupNCCL"), _OPTIONS, optional=True) for target in _NCCL_GROUPS)
+        patches += (ms.Set(f"torch.cuda:{name}", ms.Ref(f"torch:{name}"), reason) for name in types)
+        patches += (
+            ms.Set(target, ms.Ref(f"{_HERE}.cpu_nccl:ProcessGroupNCCL"), _OPTIONS, optional=True) for target in _NCCL_GROUPS
+        )
         for row in _TABLES["wrapped"]:
             patches += _wraps(row["prefix"], row["by"], row["reason"], row["names"].split())
         return patches + _wraps(f"{_C10D}:", "collectives:counted", _TABLES["collectives"]["reason"], COLLECTIVES)
 
-    @hookimpl
+    @ms.hookimpl
     def activated(self) -> None:
         if sys.__stderr__ is not None and not faulthandler.is_enabled():
             with suppress(OSError, ValueError, RuntimeError):  # a stream without a file
                 faulthandler.enable(sys.__stderr__)  # who reads a storage that is away ends the process: Python prints the line
             self._prints_crashes = faulthandler.is_enabled()
 
-    @hookimpl
+    @ms.hookimpl
     def deactivated(self) -> None:
         if self._prints_crashes:
             faulthandler.disable()
             self._prints_crashes = False
 
 
-def _wraps(prefix: str, wrapper: str, reason: str, names: Iterable[str]) -> list[Patch]:
-    return [Wrap(f"{prefix}{name}", f"{_HERE}.{wrapper}", reason) for name in names]
+def _wraps(prefix: str, wrapper: str, reason: str, names: Iterable[str]) -> list[ms.Patch]:
+    return [ms.Wrap(f"{prefix}{name}", f"{_HERE}.{wrapper}", reason) for name in names]

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from typing import Final
 
-from mindspeed.job.world import World
-from mindspeed.plugins.conditions import Condition, ModelCondition
+from mindspeed import plugins as ms
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
-from mindspeed.problems.fixes import Fix
 
 LINEAR_LAYERS: Final = (
-    Condition.at_least(
+    ms.Condition.at_least(
         "tp", 2, "tp is {world.tp}, so linear layers are not split over ranks and exchange no data", otherwise="idle"
     ),
     NO_TRANSFORMER_ENGINE_LAYERS,
-    Condition.unset(
+    ms.Condition.unset(
         "tensor_parallel_overlap",
         "tp_comm_overlap works only in Transformer Engine's layers, but {feature} works only in Megatron's local layers, so "
         "tp_comm_overlap would have no effect",
     ),
-    ModelCondition(
+    ms.ModelCondition(
         "mindspeed.tensor_parallel.layers:missing_linear_layers",
         "the layers use Megatron's ColumnParallelLinear and RowParallelLinear",
         subject="spec",
-        fix=(Fix.give_field("transformer_engine_layers", False), Fix.remove_feature()),
+        fix=(ms.Fix.give_field("transformer_engine_layers", False), ms.Fix.remove_feature()),
     ),
 )
 """Conditions of features that replace linear layers."""
@@ -34,7 +32,7 @@ INNER: Final = range(256, 65535)
 """Ranks and inner sizes of a product that torch_npu's calls take."""
 
 
-def describe_fused_products(world: World) -> list[str]:
+def describe_fused_products(world: ms.World) -> list[str]:
     """Return notes on which calls of torch_npu run on an NPU and where the reference does; other platforms have another row."""
     if world.platform != "npu":
         return []

@@ -6,8 +6,7 @@ import torch
 from torch.nn.functional import silu
 
 from mindspeed.moe.dispatchers import AllGatherDispatch, AllToAllDispatch
-from mindspeed.moe.expert_checkpoint import refuse_other_experts
-from mindspeed.moe.grouped_experts import GroupedExperts, activation
+from mindspeed.moe.grouped_experts import GroupedExperts, activation, refuse_other_experts
 from mindspeed.plugins import MindSpeedError
 from tests.moe.test_products import experts_weight, one_by_one
 
@@ -86,7 +85,7 @@ def test_a_gated_activation_has_gate_and_value_side_by_side(fused: bool, monkeyp
 
 
 def test_flattened_shards_of_an_optimizer_are_refused() -> None:
-    from mindspeed.moe.expert_checkpoint import _build
+    from mindspeed.moe.grouped_experts import _build
 
     with pytest.raises(MindSpeedError) as error:
         _build(

@@ -7,9 +7,9 @@ holds is a `Layout`, in order or as `best_layout` finds it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,11 +20,185 @@ from mindspeed.context_parallel.layout import Layout, check_shares, contiguous
 from mindspeed.context_parallel.local_attention import add_gradients
 from mindspeed.context_parallel.tiles import Tile
 from mindspeed.features.adaptive_cp.masks import Mask, as_mask
-from mindspeed.features.adaptive_cp.remap import best_layout, grid
-from mindspeed.features.adaptive_cp.rounds import Tensors, Work, run
 from mindspeed.features.adaptive_cp.schedule import Block, Round, schedule
 from mindspeed.ops.attention_mask import AttentionVisibility, compressed_mask
 from mindspeed.ops.errors import require
+
+Tensors = list[Tensor]
+
+
+class BlockMessage(NamedTuple):
+    """Tensors on their way for a block; on the target they are room to receive into."""
+
+    block: Block
+    source: int
+    target: int
+    tensors: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The functions by which a rank handles blocks that it does not compute alone.
+
+    ``given(block)`` are this rank's tensors of the kind that travel for a block, ``compute(block, tensors)`` the results that
+    go back (none for a block of its own), ``sums(block)`` tensors shaped like those results, ``take(block, results)`` adds
+    results that another rank computed.
+    """
+
+    given: Callable[[Block], Tensors]
+    compute: Callable[[Block, Tensors], Tensors]
+    sums: Callable[[Block], Tensors]
+    take: Callable[[Block, Tensors], None]
+
+
+def run(rounds: Sequence[Round], group: dist.ProcessGroup, work: Work, returns: Callable[[Block], bool]) -> None:
+    """Compute this rank's blocks and receive the results of other ranks. ``returns`` marks blocks whose results are sent."""
+    rank = group.rank()
+    computed: dict[Block, Tensors] = {}
+
+    def inputs(turn: Round) -> Iterator[BlockMessage]:
+        for block in turn:
+            source = block.key if block.moves_keys else block.query
+            if source != block.where:
+                yield BlockMessage(block, source, block.where, _sent_or_room(rank, source, block, work.given))
+
+    def results(turn: Round) -> Iterator[BlockMessage]:
+        for block in turn:
+            target = block.key if block.moves_keys else block.query
+            if target != block.where and returns(block):
+                sent = computed.pop(block) if rank == block.where else _room(work.sums(block))
+                yield BlockMessage(block, block.where, target, sent)
+
+    turns = [(), *rounds, (), ()]
+    coming, going = _post(group, [*inputs(turns[1])]), _post(group, [])
+    for before, turn, after in zip(turns, turns[1:], turns[2:], strict=False):
+        arrived = {message.block: message.tensors for message in coming.wait()}
+        for message in going.wait():
+            work.take(message.block, message.tensors)
+        coming, going = _post(group, [*inputs(after)]), _post(group, [*results(before)])
+        for block in turn:
+            if block.where == rank:
+                computed[block] = work.compute(block, arrived.get(block, []))
+    for message in going.wait():
+        work.take(message.block, message.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Posted:
+    messages: list[BlockMessage]
+    works: list[dist.Work]
+
+    def wait(self) -> list[BlockMessage]:
+        """Give the messages that arrived for this rank."""
+        for work in self.works:
+            work.wait()
+        return self.messages
+
+
+def _post(group: dist.ProcessGroup, messages: Iterable[BlockMessage]) -> _Posted:
+    """Begin all messages of which this rank is an end, in one order on all ranks."""
+    rank, operations, arriving = group.rank(), [], []
+    for message in messages:
+        if rank == message.source:
+            operations += [dist.P2POp(dist.isend, x, group=group, group_peer=message.target) for x in message.tensors]
+        elif rank == message.target:
+            arriving.append(message)
+            operations += [dist.P2POp(dist.irecv, x, group=group, group_peer=message.source) for x in message.tensors]
+    return _Posted(arriving, dist.batch_isend_irecv(operations) if operations else [])
+
+
+def _sent_or_room(rank: int, source: int, block: Block, given: Callable[[Block], Tensors]) -> Tensors:
+    own = given(block)
+    return own if rank == source else _room(own)
+
+
+def _room(like: Tensors) -> Tensors:
+    return [torch.empty_like(x) for x in like]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutCost:
+    """The cost of a layout, compared in this order: needed blocks, then rounds in which they are computed."""
+
+    blocks: int
+    rounds: int
+
+    def __lt__(self, other: LayoutCost) -> bool:
+        return (self.blocks, self.rounds) < (other.blocks, other.rounds)
+
+
+def best_layout(mask: Tensor | Mask, ranks: int, pieces: int, inner: int = 1) -> Layout:
+    """The layout of the tokens of a mask [tokens, tokens], True where hidden, over ``ranks``.
+
+    ``pieces`` is the largest number that the sequence may be cut into; the true one is the largest multiple of ``ranks``
+    that fits. Each piece can be cut into ``inner`` parts.
+    """
+    mask = as_mask(mask)
+    seen = mask.seen(_count(mask.tokens // inner, ranks, pieces)).cpu()
+    best, least = contiguous(ranks), cost(mask.seen(ranks))
+    for order in _orders(seen, ranks):
+        layout = Layout(tuple(tuple(sorted(share)) for share in order.view(ranks, -1).tolist()))
+        found = cost(grid(seen, layout))
+        if found < least:
+            best, least = layout, found
+    return best
+
+
+def cost(needed: Tensor) -> LayoutCost:
+    """Give the cost of the blocks ``needed`` [ranks, ranks]."""
+    return LayoutCost(int(needed.sum()), len(schedule(needed.tolist())))
+
+
+def grid(seen: Tensor, layout: Layout) -> Tensor:
+    """The blocks needed, [ranks, ranks], of chunks [count, count] in this layout."""
+    order = torch.tensor(layout.pieces, device=seen.device)
+    ranks, share = order.shape
+    return seen[order.flatten()][:, order.flatten()].view(ranks, share, ranks, share).any(3).any(1)
+
+
+def _count(tokens: int, ranks: int, most: int) -> int:
+    """The largest multiple of ``ranks`` up to ``most`` that divides ``tokens``, which it divides itself."""
+    shares = tokens // ranks
+    return ranks * max(n for n in range(1, max(1, min(shares, most // ranks)) + 1) if shares % n == 0)
+
+
+def _orders(seen: Tensor, ranks: int) -> Iterator[Tensor]:
+    yield _walk(seen | seen.T)
+    looks = torch.cat([seen, seen.T], 1).float()
+    same = looks @ looks.T  # below 2**24, so exact in any order of summation
+    own = same.diagonal()
+    apart = own[:, None] + own[None, :] - 2 * same
+    for clusters in range(2, min(max(8, 2 * ranks), seen.shape[0]) + 1):
+        yield _clustered(apart, clusters)
+
+
+def _walk(joined: Tensor) -> Tensor:
+    """All pieces, each beside its neighbours: from one with few neighbours on, nearest first."""
+    degree = joined.sum(1)
+    left = torch.ones_like(degree, dtype=torch.bool)
+    found: list[int] = []
+    place = 0
+    while len(found) < len(left):
+        if place == len(found):
+            fewest = int(degree.masked_fill(~left, len(left) + 1).argmin())
+            left[fewest] = False
+            found.append(fewest)
+        near = (joined[found[place]] & left).nonzero().flatten()
+        found += near[degree[near].argsort(stable=True)].tolist()
+        left[near] = False
+        place += 1
+    return torch.tensor(found, device=joined.device)
+
+
+def _clustered(apart: Tensor, clusters: int) -> Tensor:
+    """All pieces by cluster: each belongs to the nearest of pieces that are as far from one another as can be."""
+    centres = [0]
+    nearest = apart[0].clone()
+    while len(centres) < clusters:
+        centres.append(int(nearest.argmax()))
+        nearest = torch.minimum(nearest, apart[centres[-1]])
+    return apart[torch.tensor(centres, device=apart.device)].argmin(0).argsort(stable=True)
+
 
 __all__ = ["AdaptivePlan", "Layout", "adaptive_attention", "best_layout", "contiguous", "plan_mask"]
 

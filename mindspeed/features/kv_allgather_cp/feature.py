@@ -32,7 +32,7 @@ class KvAllgatherCp(AlgorithmFeature[ms.FeatureArgs]):
     )
 
     def core_attention(self) -> type[CoreAttention]:
-        from mindspeed.features.kv_allgather_cp.layers import GatheredCoreAttention
+        from mindspeed.features.kv_allgather_cp.attention import GatheredCoreAttention
 
         return GatheredCoreAttention
 

@@ -28,11 +28,6 @@ class RecomputeInAdvanceArgs(ScheduleArgs):
     )
 
 
-def _groups_layers(args: RecomputeInAdvanceArgs, world: ms.World) -> bool:
-    """Return whether several layers are recomputed as one group."""
-    return args.granularity == "full" and args.num_layers > 1
-
-
 def _takes_experts(args: RecomputeInAdvanceArgs, world: ms.World) -> bool:
     """Return whether experts are among the modules."""
     return args.granularity == "selective" and not {"moe", "shared_experts"}.isdisjoint(args.modules)
@@ -53,7 +48,7 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
                 "pipeline-parallel", reason="recompute-in-advance recomputes while a pipeline stage waits for another one"
             ),
             *CONSTRAINTS,
-            replace(groups_fill_chunks, when=_groups_layers),
+            replace(groups_fill_chunks, when=lambda args, world: args.granularity == "full" and args.num_layers > 1),
             replace(modules_have_experts, when=_takes_experts),
         ),
         numerics=ms.Numerics.exact(),

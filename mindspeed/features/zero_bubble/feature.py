@@ -2,14 +2,148 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from pydantic import field_validator
 
 from mindspeed import plugins as ms
-from mindspeed.features.zero_bubble.placement import V_PLACEMENT
-from mindspeed.features.zero_bubble.settings import CONSTRAINTS, ZeroBubbleArgs, given_costs, planned
-from mindspeed.pipeline.declarations import LISTED_RECOMPUTE, WAITING_WEIGHTS, full_recompute
+from mindspeed.features.zero_bubble.placement import V_CONDITIONS, V_PLACEMENT
+from mindspeed.pipeline.conditions import KEEPS_PASSES
+from mindspeed.pipeline.declarations import LISTED_RECOMPUTE, WAITING_WEIGHTS, ScheduleArgs, full_recompute
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
+from mindspeed.pipeline.recomputation import LimitTooSmallError, least_limit
+from mindspeed.plugins.constraints import Constraint
+
+
+class ZeroBubbleArgs(ScheduleArgs):
+    placement: Placement = ms.Field(
+        "loop",
+        description="Placement of model chunks on pipeline ranks. loop = as in Megatron; v = two chunks per rank, the second "
+        "in reverse rank order (ZB-V), with the activation memory of 1F1B",
+    )
+    costs: tuple[float, float, float, float] | Literal["measured"] = ms.Field(
+        (1.0, 1.0, 1.0, 1.0),
+        description="Durations of forward, input gradient, weight gradient and recomputation of a model chunk, for the "
+        "simulator. Four numbers in the same unit of your choice, or the word measured. measured = training steps 2 and 3 "
+        "measure the durations",
+    )
+    hop: float = ms.Field(
+        0.0,
+        ge=0,
+        description="Duration of a message between two pipeline ranks for the simulator, in the same unit as costs (ms if "
+        "costs=measured)",
+    )
+    recompute: Literal["none", "all", "least"] = ms.Field(
+        "none",
+        description="Forward passes that are recomputed before backward: none, all or least. least = as few passes as "
+        "needed, so that a rank keeps the activations of at most zero-bubble.limit passes",
+    )
+    limit: int | None = ms.Field(
+        None,
+        ge=1,
+        description="Maximum number of forward passes whose activations a rank keeps. One pass = one micro-batch in one model "
+        "chunk. Default: pp x vpp with zero-bubble.recompute=least, otherwise no limit",
+    )
+    output_layer: bool = ms.Field(False, description="Also defer the weight gradient of the output layer")
+
+    @field_validator("costs")
+    @classmethod
+    def _costs_are_positive(cls, costs: tuple[float, ...] | str) -> tuple[float, ...] | str:
+        if costs != "measured" and min(map(float, costs)) <= 0:
+            raise ms.SettingsError("every duration must be greater than 0", ms.Fix.give_setting("costs", "measured"))
+        return costs
+
+
+def given_costs(args: ZeroBubbleArgs) -> Costs:
+    """Return the costs of the settings; all equal until they are measured."""
+    return Costs(hop=args.hop) if args.costs == "measured" else Costs(*args.costs, hop=args.hop)
+
+
+def planned(args: ZeroBubbleArgs, shape: PipelineShape, costs: Costs) -> Schedule:
+    """Return the fastest list for the costs. Raises ValueError where none keeps the limit."""
+    from mindspeed.pipeline.synthesis import fastest
+
+    limit = shape.stages if args.limit is None and args.recompute == "least" else args.limit
+    return fastest(shape, costs, args.recompute, limit)[0]
+
+
+def _shape(args: ZeroBubbleArgs, world: ms.World) -> PipelineShape:
+    return PipelineShape(world.pp, world.vpp, max(1, world.num_micro_batches), args.placement)
+
+
+def _least(args: ZeroBubbleArgs, world: ms.World) -> int:
+    """Return the least limit that a list keeps: the limit itself where one does, or the placement is refused for vpp."""
+    if args.placement == "v" and world.vpp != 2:
+        return args.limit or 0
+    try:
+        planned(args, _shape(args, world), given_costs(args))
+    except LimitTooSmallError as error:
+        return error.least
+    return args.limit or 0
+
+
+def _least_listed(args: ZeroBubbleArgs, world: ms.World) -> int:
+    """Return the least limit of a feature that recomputes a part of the sets of this list."""
+    if args.placement == "v" and world.vpp != 2:
+        return 0
+    return least_limit(planned(args, _shape(args, world), given_costs(args)))
+
+
+def _least_kept(args: ZeroBubbleArgs, world: ms.World) -> Mapping[str, int]:
+    """Return the least limit, for the text."""
+    return {"least": _least(args, world)}
+
+
+@ms.condition(
+    "with {feature}.recompute={args.recompute}, every schedule keeps the activations of at least {least} forward passes, but "
+    "{feature}.limit is {args.limit}",
+    fix=(
+        ms.Fix.give_setting("limit", "{least}"),
+        ms.Fix.give_setting("recompute", "least", "recomputes the passes that exceed the limit"),
+    ),
+    when=lambda args, world: args.limit is not None,
+    values=_least_kept,
+)
+def limit_can_be_kept(args: ZeroBubbleArgs, world: ms.World) -> bool:
+    """Check that a schedule keeps within the limit."""
+    return args.limit is None or args.limit >= _least(args, world)
+
+
+def _least_deferred(args: ZeroBubbleArgs, world: ms.World) -> Mapping[str, int]:
+    """Return the least limit of recompute-in-bubble, for the text."""
+    return {"least": _least_listed(args, world)}
+
+
+@ms.condition(
+    "deferred weight gradients need the activations of {least} forward passes, but recompute-in-bubble keeps those of at "
+    "most {other.limit} (its setting limit)",
+    fix=(ms.Fix.give_setting("recompute-in-bubble.limit", "{least}"),),
+    of="recompute-in-bubble",
+    when=lambda args, world: args.recompute == "none" and args.limit is None,
+    values=_least_deferred,
+)
+def limit_keeps_deferred_sets(args: ZeroBubbleArgs, world: ms.World, other: Any) -> bool:
+    """Check that the limit of recompute-in-bubble leaves the sets that wait for weight gradients."""
+    return other.limit is None or other.limit >= _least_listed(args, world)
+
+
+CONSTRAINTS: Final[tuple[Constraint, ...]] = (
+    ms.Requires("pipeline-parallel", reason="zero-bubble fills pipeline bubbles"),
+    *KEEPS_PASSES,
+    ms.Conflicts(
+        ms.Slot.RECOMPUTE_POLICY,
+        reason="zero-bubble.recompute already decides which activations are recomputed. adaptive-recompute, "
+        "recompute-in-advance, recompute-in-bubble and recompute with granularity=full decide this too; set "
+        "zero-bubble.recompute=none to use one of them",
+        when=lambda args, world: args.recompute != "none",
+    ),
+    limit_can_be_kept,
+    limit_keeps_deferred_sets,
+    *V_CONDITIONS,
+    ms.Before("matmul-add"),
+)
 
 
 class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):

@@ -46,7 +46,6 @@ def python_results() -> dict[str, dict[str, Any]]:
 
 
 ENGINE_RESULTS: Final = Path(__file__).with_name("engine_results.json")
-ENGINE_HOLDS: Final = "passed"
 
 
 def engine_results() -> dict[str, str]:

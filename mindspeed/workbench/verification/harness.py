@@ -8,14 +8,12 @@ from dataclasses import asdict, dataclass, field
 from operator import attrgetter, methodcaller
 from typing import Any, Final
 
+from mindspeed import plugins as ms
 from mindspeed import registry
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.memory_planner.plans import stages_of
-from mindspeed.plugins import Category
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.conditions import obstacle
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
 from mindspeed.workbench.verification.case import VerificationCase
 from mindspeed.workbench.verification.comparison import ComparisonResult, Tolerances, compare, zero_or_not_finite
 from mindspeed.workbench.verification.pool import WorkerPool
@@ -64,7 +62,7 @@ class Verdict:
         return all(check.holds for check in self.checks)
 
     @property
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[ms.Problem]:
         """Return an MS607 for each check that does not hold."""
         return [_problem(self.feature, check) for check in self.checks if not check.holds]
 
@@ -150,7 +148,7 @@ def byte_checks(formula: Mapping[str, tuple[int, int]], counted: Mapping[str, tu
 def _saves_bytes(case: VerificationCase) -> bool:
     """Return whether fewer bytes are what all features under test are for; poison keeps the place of what is away."""
     poisoned = any(planned.args.get("poison") for planned in case.plan.base)
-    return not poisoned and all(registry.catalog().feature(name).spec.category is Category.MEMORY for name in case.features)
+    return not poisoned and all(registry.catalog().feature(name).spec.category is ms.Category.MEMORY for name in case.features)
 
 
 def _why_idle(name: str, plan: ActivationPlan, record: RankResult) -> str:
@@ -215,14 +213,14 @@ def _foretold(case: VerificationCase) -> dict[str, tuple[int, int]]:
         return {}
     try:
         runs = [stages_of(plan, registry.catalog(), case.recipe.shape.dropout > 0) for plan in (case.baseline, case.plan)]
-    except MindSpeedError:  # a model whose memory is not foretold is trained all the same
+    except ms.MindSpeedError:  # a model whose memory is not foretold is trained all the same
         return {}
     changed = {kind: stage for kind, (_, stage) in _KEPT.items() if (saves if kind.startswith("saved") else rests)}
     found = {kind: _largest(attrgetter(stage), *runs) for kind, stage in changed.items()}
     return {kind: sizes for kind, sizes in found.items() if any(sizes)}
 
 
-def _problem(feature: str, check: ComparisonResult) -> Problem:
+def _problem(feature: str, check: ComparisonResult) -> ms.Problem:
     if check.largest_difference is None:
         text = check.what if "effect of" in check.what or " is " in check.what else f"{check.what} could not be compared"
     elif check.what.startswith(_BYTES_OF):
@@ -233,5 +231,5 @@ def _problem(feature: str, check: ComparisonResult) -> Problem:
             f"{check.what} differs by {check.largest_difference:.3g} from the baseline, the run with which the tested "
             f"feature is compared, but only {check.tolerance:.3g} is allowed"
         )
-    fix = Fix.advise("remove the tested feature from the job, and report the difference to its authors")
-    return Problem("MS607", text, tuple(feature.split(", ")), fix=fix)
+    fix = ms.Fix.advise("remove the tested feature from the job, and report the difference to its authors")
+    return ms.Problem("MS607", text, tuple(feature.split(", ")), fix=fix)

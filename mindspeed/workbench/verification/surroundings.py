@@ -6,12 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mindspeed import plugins as ms
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.plugins.constraints import Requires, RequiresAny, RequiresCapability
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.feature import FeatureSpec
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem, ResolutionError
+from mindspeed.problems.problem import ResolutionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def surroundings_of(names: Sequence[str], known: Catalog) -> Iterator[DeclaredSu
         yield DeclaredSurroundings(note=f"{' and '.join(specs)}: without the surroundings that they declare")
 
 
-def _without_setting(specs: Mapping[str, FeatureSpec], name: str, owner: str, key: str) -> dict[str, FeatureSpec]:
+def _without_setting(specs: Mapping[str, ms.FeatureSpec], name: str, owner: str, key: str) -> dict[str, ms.FeatureSpec]:
     """The declarations with one of them changed: its surroundings lack a setting."""
     declared = specs[name].verify_with
     kept = {other: value for other, value in declared.settings[owner].items() if other != key}
@@ -73,12 +71,12 @@ def required_by(names: Iterable[str], known: Catalog, perhaps: bool = False) -> 
         name = todo.pop()
         found.add(name)
         constraints: Iterable[Any] = known.feature(name).spec.constraints
-        required = (c.name for c in constraints if isinstance(c, Requires) and (perhaps or c.when is None))
+        required = (c.name for c in constraints if isinstance(c, ms.Requires) and (perhaps or c.when is None))
         todo += [name for name in required if name not in found]
     return frozenset(found)
 
 
-def _merge(specs: Mapping[str, FeatureSpec], known: Catalog, more: str = "", note: str = "") -> DeclaredSurroundings:
+def _merge(specs: Mapping[str, ms.FeatureSpec], known: Catalog, more: str = "", note: str = "") -> DeclaredSurroundings:
     """Merge what ``specs`` declare, and one feature more.
 
     What one member is compared without is not in the baseline of another; nor is what computes for a member, as attention over
@@ -89,7 +87,7 @@ def _merge(specs: Mapping[str, FeatureSpec], known: Catalog, more: str = "", not
         declared[more] = None
     compared, computing = set[str](), set[str]()
     for name, spec in specs.items():
-        computing |= {constraint.slot for constraint in spec.constraints if isinstance(constraint, RequiresCapability)}
+        computing |= {constraint.slot for constraint in spec.constraints if isinstance(constraint, ms.RequiresCapability)}
         compared |= required_by([name], known) - required_by(spec.verify_with.features, known)
     beside = [name for name in declared if name not in specs]
     slots = {name: known.feature(name).spec.slots for name in beside}
@@ -114,14 +112,14 @@ def _add(merged: dict[str, Any], given: Mapping[str, Any], name: str, owners: di
         if value != before and not numbers:
             what = f"{feature}.{key}" if feature else key
             text = f"{owners[feature, key]} is verified with {what} {before}, but {name} with {what} {value}"
-            fix = Fix.give_setting(what) if feature else Fix.give_field(key)
-            raise ResolutionError([Problem("MS304", text, (owners[feature, key], name), fix=fix)])
+            fix = ms.Fix.give_setting(what) if feature else ms.Fix.give_field(key)
+            raise ResolutionError([ms.Problem("MS304", text, (owners[feature, key], name), fix=fix)])
         merged[key] = max(before, value) if numbers else value
         owners.setdefault((feature, key), name)
 
 
-def _others_that_serve(spec: FeatureSpec, names: Sequence[str]) -> Iterator[str]:
+def _others_that_serve(spec: ms.FeatureSpec, names: Sequence[str]) -> Iterator[str]:
     """Features one of which a member needs, and which it does not declare."""
     for constraint in spec.constraints:
-        if isinstance(constraint, RequiresAny):
+        if isinstance(constraint, ms.RequiresAny):
             yield from (name for name in constraint.names if name not in (*names, *spec.verify_with.features))

@@ -13,7 +13,7 @@ import mindspeed
 from mindspeed.context_parallel import costs
 from mindspeed.context_parallel.heads import attention_by_heads
 from mindspeed.context_parallel.layout import contiguous, nested
-from mindspeed.features.adaptive_cp import attention, remap
+from mindspeed.features.adaptive_cp import attention
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, plan_mask
 from mindspeed.platforms.collectives import traffic
 from mindspeed.workbench.verification.pool import WorkerPool
@@ -191,7 +191,7 @@ def test_the_layout_is_made_of_whole_numbers_alone() -> None:
         layouts = []
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            layouts.append(remap.best_layout(mask, 4, 96))
+            layouts.append(attention.best_layout(mask, 4, 96))
     finally:
         torch.set_num_threads(before)
     assert layouts[0] == layouts[1]

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mindspeed.context_parallel.attention_mask import MaskRule, make_mask
 from mindspeed.context_parallel.layout import contiguous
+from mindspeed.features.adaptive_cp.attention import best_layout, cost, grid
 from mindspeed.features.adaptive_cp.masks import RuleMask, WholeMask
-from mindspeed.features.adaptive_cp.remap import best_layout, cost, grid
 from tests.context_parallel.shards import causal
 
 

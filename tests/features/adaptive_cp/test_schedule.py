@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindspeed.features.adaptive_cp import rounds
+from mindspeed.features.adaptive_cp import attention
 from mindspeed.features.adaptive_cp.schedule import Block, schedule
 
 GRIDS = st.integers(1, 8).flatmap(lambda n: st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=n, max_size=n))
@@ -68,7 +68,7 @@ class Channels:
             number = self.posted[source, target, end] = self.posted.get((source, target, end), -1) + 1
             return self.met.setdefault((source, target, number), (threading.Event(), threading.Event(), []))
 
-    def post(self, group: Any, messages: Iterable[rounds.BlockMessage]) -> Any:
+    def post(self, group: Any, messages: Iterable[attention.BlockMessage]) -> Any:
         waits, arriving = [], []
         for message in messages:
             if group.rank() == message.source:
@@ -82,7 +82,7 @@ class Channels:
                 waits.append((sent, message, content))
                 arriving.append(message)
 
-        def wait() -> list[rounds.BlockMessage]:
+        def wait() -> list[attention.BlockMessage]:
             for event, message, content in waits:
                 assert event.wait(20), "a message is waited for that the other end never posts"
                 if message is not None:
@@ -110,8 +110,8 @@ def run_rank(rank: int, turns: list[Any], returns: Callable[[Block], bool]) -> t
         taken.append(block)
 
     own = [torch.tensor(rank)]
-    work = rounds.Work(lambda block: own, compute, lambda block: [torch.tensor(0)], take)
-    rounds.run(turns, SimpleNamespace(rank=lambda: rank), work, returns)  # type: ignore[arg-type]
+    work = attention.Work(lambda block: own, compute, lambda block: [torch.tensor(0)], take)
+    attention.run(turns, SimpleNamespace(rank=lambda: rank), work, returns)  # type: ignore[arg-type]
     return computed, taken
 
 
@@ -124,7 +124,7 @@ def test_both_ends_of_every_transfer_agree_and_nobody_waits_for_ever(backward: b
 
     turns, ranks, channels = schedule(needed), range(len(needed)), Channels()
     with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(len(needed)) as threads:
-        patched.setattr(rounds, "_post", channels.post)
+        patched.setattr(attention, "_post", channels.post)
         done = list(threads.map(lambda rank: run_rank(rank, turns, returns), ranks, timeout=60))
     blocks = [block for turn in turns for block in turn]
     for rank, (computed, taken) in zip(ranks, done, strict=True):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mindspeed import registry
-from mindspeed.job.arithmetic import layer_forward, score_forward, shape_of_world
+from mindspeed.job.arithmetic import attention_forward, mlp_forward, score_forward, shape_of_world
 from mindspeed.workbench.verification.pool import WorkerPool
 from mindspeed.workbench.verification.shape import GPT, LLAMA, MOE, GptShape, Recipe
 from tests.features.tflops.counting_job import counted
@@ -77,7 +77,8 @@ def test_latent_attention_and_predicted_tokens_are_counted(pool: WorkerPool, kin
 @pytest.mark.long
 def test_full_recompute_adds_the_forward_pass_of_the_layers(pool: WorkerPool) -> None:
     found = count(pool, LLAMA, "recompute", "flash-attention", settings=FULL)
-    layers = SAMPLES * LLAMA.num_layers * layer_forward(shape_of(LLAMA))
+    shape = shape_of(LLAMA)
+    layers = SAMPLES * LLAMA.num_layers * (attention_forward(shape) + mlp_forward(shape))
     assert found["flops.recomputed"] == layers
     assert found["flops.hardware"] == found["flops.model"] + layers
 

@@ -1,4 +1,4 @@
-"""bf16 in Triton's interpreter, as `mindspeed.ops.triton.interpreter` repairs it, is bf16 of torch."""
+"""bf16 in Triton's interpreter, as `mindspeed.ops.triton.launch` repairs it, is bf16 of torch."""
 
 import torch
 import triton

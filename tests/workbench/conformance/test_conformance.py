@@ -12,7 +12,7 @@ from mindspeed import registry
 from mindspeed.cli import main
 from mindspeed.plugins import MindSpeedError, Wrap
 from mindspeed.problems.problem import PatchError
-from mindspeed.workbench.conformance import declaration
+from mindspeed.workbench.conformance import suite
 from mindspeed.workbench.conformance.application import application, import_cost
 from mindspeed.workbench.conformance.subjects import rows_of, subjects
 from mindspeed.workbench.conformance.suite import CHECKS, examine
@@ -76,7 +76,7 @@ def acme(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("check", ["schema", "metadata", "references", "targets", "order"])
 def test_a_sound_feature_passes(acme, check):
-    outcome = getattr(declaration, check)(acme())
+    outcome = getattr(suite, check)(acme())
     assert (outcome.feature, outcome.check, outcome.state, outcome.details) == ("acme-made", check, "ok", ())
 
 
@@ -149,16 +149,14 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found(acme, mistake):
     check, change, text = MISTAKES[mistake]
-    outcome = getattr(declaration, check)(acme(change))
+    outcome = getattr(suite, check)(acme(change))
     assert (outcome.state, outcome.text) == ("failed", text)
 
 
 def test_a_target_that_does_not_exist_fails_before_anything_else(acme):
     subject = acme(("utils:divide", "utils:divid"))
     assert subject.plan is None
-    assert declaration.metadata(subject).text.startswith(
-        "MS401 acme-made patches megatron.core.utils:divid, which does not exist"
-    )
+    assert suite.metadata(subject).text.startswith("MS401 acme-made patches megatron.core.utils:divid, which does not exist")
 
 
 def test_a_module_that_imports_torch_fails_with_its_cure(acme):
@@ -331,6 +329,6 @@ def test_a_broken_feature_beside_fails_no_check_of_another(acme, mistake, tmp_pa
     (info / "entry_points.txt").write_text("[mindspeed.features]\nbad-one = bad_one:One\n")
     spec = "spec = FeatureSpec('bad-one', Category.TOOL, level=1)"
     (tmp_path / "bad_one.py").write_text(f"{HEAD}\nclass One(Feature):\n    {spec}\n    {BESIDE[mistake]}\n")
-    outcome = declaration.order(acme())
+    outcome = suite.order(acme())
     assert (outcome.state, outcome.details) == ("ok", ()), outcome.text
     sys.modules.pop("bad_one", None)

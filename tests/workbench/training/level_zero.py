@@ -51,7 +51,7 @@ def modules_of(plan: ActivationPlan) -> tuple[list[str], bool]:
     import torch.distributed as dist
     from megatron.core import parallel_state, tensor_parallel
 
-    from mindspeed.workbench.training.model import build_model
+    from mindspeed.workbench.training.trainer import build_model
 
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()

@@ -10,9 +10,8 @@ import pytest
 
 from mindspeed import plan
 from mindspeed.memory.byte_count import Bytes
-from mindspeed.workbench.verification import baselines
-from mindspeed.workbench.verification.baselines import load, store
-from mindspeed.workbench.verification.pool import WorkerPool
+from mindspeed.workbench.verification import pool
+from mindspeed.workbench.verification.pool import WorkerPool, load, store
 from mindspeed.workbench.verification.record import RankResult, RoutingChoice, TensorShard
 from mindspeed.workbench.verification.shape import GPT, Recipe
 
@@ -39,7 +38,7 @@ def test_another_recipe_number_of_processes_plan_or_source_is_another_run(monkey
     assert load(base, replace(RECIPE, steps=2), 1) is None
     assert load(base, RECIPE, 2) is None
     assert load(plan(platform="cpu", features=["recompute"]), RECIPE, 1) is None
-    monkeypatch.setattr(baselines, "_fingerprint", lambda: "another source")
+    monkeypatch.setattr(pool, "_fingerprint", lambda: "another source")
     assert load(base, RECIPE, 1) is None
 
 
@@ -85,7 +84,7 @@ def test_every_part_of_a_result_is_read(folder: Path) -> None:
 
 
 def test_the_oldest_files_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baselines, "KEPT", 2)
+    monkeypatch.setattr(pool, "KEPT", 2)
     base = plan(platform="cpu", level=0)
     for steps in (1, 2, 3):
         store(base, replace(RECIPE, steps=steps), 1, RESULTS)
