@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pickle
+import pkgutil
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 import mindspeed
 from mindspeed.compat.imports import OldNameError
+from mindspeed.compat.moved import MOVED
 from mindspeed.compat.old_modules import OLD_MODULES, replacement
 from mindspeed.engine.inspection.sites import find_site
 from mindspeed.engine.inspection.source import find_module
@@ -112,6 +114,7 @@ REPLACED = {
 TRIED = """
 import contextlib, io, sys
 from mindspeed.compat.imports import OldNameError
+from mindspeed.compat.moved import MOVED
 from tests.compat import consumers
 
 names = consumers.read(*map(consumers.Path, sys.argv[1:])) if sys.argv[1:] else consumers.recorded()
@@ -285,3 +288,11 @@ def test_importing_mindspeed_does_not_import_the_old_names_and_these_import_neit
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "['mindspeed', 'mindspeed._version']\nset()\n"
+
+
+@pytest.mark.parametrize("former", MOVED)
+def test_a_former_name_leads_to_a_module_or_an_object_that_exists(former):
+    module, _, name = MOVED[former].partition(":")
+    assert importlib.util.find_spec(module) is not None
+    if name and not module.startswith("mindspeed.megatron."):
+        pkgutil.resolve_name(MOVED[former])
