@@ -117,7 +117,7 @@ def _checked(request: Request, paths: tuple[str, ...], rules: RuleOptions) -> li
 
 def _files(paths: tuple[str, ...]) -> list[str]:
     """The scripts among some paths and below them."""
-    folders = {path: sorted(map(str, Path(path).rglob("*.sh"))) for path in paths if Path(path).is_dir()}
+    folders = {path: sorted(map(str, Path(path).rglob("*.sh"))) for path in paths if os.path.isdir(path)}
     return [file for path in paths for file in folders.get(path, [path])]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -77,7 +77,7 @@ def _ambiguous_padding(plan: ActivationPlan, train: dict[str, Any]) -> Iterator[
     from mindspeed.megatron.pad_token_check import warning
 
     tokenizer, data = train.get("tokenizer"), train.get("data")
-    if isinstance(tokenizer, str) and Path(tokenizer).exists():
+    if isinstance(tokenizer, str) and os.path.exists(tokenizer):
         text = warning(tokenizer, [str(data)] if data else [], plan.environment.get("megatron"))
         if text is not None:
             yield PlanNote("warning", "Megatron-LM", f"{text} (mindspeed pretrain pads with a separate id)")

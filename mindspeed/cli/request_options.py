@@ -6,7 +6,6 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -124,7 +123,7 @@ def _is_of_command(word: str) -> bool:
 
     if "/" in word or word.endswith((".sh", ".json", ".py")):
         return True
-    return Path(word).is_dir() and {row.name for row in installed()}.isdisjoint(spelled_names([word]))
+    return os.path.isdir(word) and {row.name for row in installed()}.isdisjoint(spelled_names([word]))
 
 
 def refuse_command(words: Iterable[str]) -> NoReturn:
