@@ -117,34 +117,52 @@ def _supports_backward(*args: Any) -> bool:
     return _supports(inputs.query, inputs.key, inputs.value, inputs.pse, inputs.seed, inputs.options)
 
 
-def _call(
-    name: str, tensors: tuple[Tensor, ...], bias: Tensor | None, masking: Any, options: AttentionOptions, **more: Any
-) -> Any:
-    """Call the kernel of this name, or its second version, which knows more kinds of bias."""
-    more |= {
-        "pse": bias,
-        "atten_mask": masking.mask,
-        "inner_precise": masking.precise,
-        "prefix": masking.prefix,
-        "actual_seq_qlen": options.q_ends,
-        "actual_seq_kvlen": options.kv_ends,
-        "sparse_mode": masking.mode,
-        "softmax_layout": masking.statistics,
-    }
-    given = (*tensors, options.heads, options.layout)
-    if bias is None or options.pse_type == 1:
-        return getattr(torch.ops.npu, name)(*given, pre_tockens=masking.before, next_tockens=masking.after, **more)
-    starts = {"q_start_idx": [options.q_start], "kv_start_idx": [options.kv_start]}
-    second = getattr(torch.ops.npu, f"{name}_v2")
-    return second(*given, pre_tokens=masking.before, next_tokens=masking.after, pse_type=options.pse_type, **starts, **more)
-
-
 def forward(
     query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     options = AttentionOptions(*rest)
     masking, bias = mask_arguments(query, key, mask, options), _spread(pse, query, options)
-    out, *stats = _call("npu_fusion_attention", (query, key, value), bias, masking, options, scale=options.scale)[:3]
+    if bias is None or options.pse_type == 1:
+        out, *stats = torch.ops.npu.npu_fusion_attention(
+            query,
+            key,
+            value,
+            options.heads,
+            options.layout,
+            pse=bias,
+            atten_mask=masking.mask,
+            scale=options.scale,
+            pre_tockens=masking.before,
+            next_tockens=masking.after,
+            inner_precise=masking.precise,
+            prefix=masking.prefix,
+            actual_seq_qlen=options.q_ends,
+            actual_seq_kvlen=options.kv_ends,
+            sparse_mode=masking.mode,
+            softmax_layout=masking.statistics,
+        )[:3]
+    else:
+        out, *stats = torch.ops.npu.npu_fusion_attention_v2(
+            query,
+            key,
+            value,
+            options.heads,
+            options.layout,
+            pse=bias,
+            atten_mask=masking.mask,
+            scale=options.scale,
+            pre_tokens=masking.before,
+            next_tokens=masking.after,
+            inner_precise=masking.precise,
+            prefix=masking.prefix,
+            actual_seq_qlen=options.q_ends,
+            actual_seq_kvlen=options.kv_ends,
+            sparse_mode=masking.mode,
+            pse_type=options.pse_type,
+            q_start_idx=[options.q_start],
+            kv_start_idx=[options.kv_start],
+            softmax_layout=masking.statistics,
+        )[:3]
     maximum, total = (stat[..., 0].contiguous() for stat in stats)
     if masking.precise == _HIDES_ROWS:
         unseen = (maximum < _UNSEEN) | (total == 0)
@@ -158,8 +176,55 @@ def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     unseen = total == 0
     lean = (maximum.masked_fill(unseen, _LARGEST), total.masked_fill(unseen, 1.0))
     largest, summed = (stat[..., None].expand(*stat.shape, LANES).contiguous() for stat in lean)
-    of_forward = {"softmax_max": largest, "softmax_sum": summed, "attention_in": out, "scale_value": options.scale}
-    dq, dk, dv, dpse = _call("npu_fusion_attention_grad", (query, key, value, dout), bias, masking, options, **of_forward)[:4]
+    if bias is None or options.pse_type == 1:
+        dq, dk, dv, dpse = torch.ops.npu.npu_fusion_attention_grad(
+            query,
+            key,
+            value,
+            dout,
+            options.heads,
+            options.layout,
+            pse=bias,
+            atten_mask=masking.mask,
+            softmax_max=largest,
+            softmax_sum=summed,
+            attention_in=out,
+            scale_value=options.scale,
+            pre_tockens=masking.before,
+            next_tockens=masking.after,
+            inner_precise=masking.precise,
+            prefix=masking.prefix,
+            actual_seq_qlen=options.q_ends,
+            actual_seq_kvlen=options.kv_ends,
+            sparse_mode=masking.mode,
+            softmax_layout=masking.statistics,
+        )[:4]
+    else:
+        dq, dk, dv, dpse = torch.ops.npu.npu_fusion_attention_grad_v2(
+            query,
+            key,
+            value,
+            dout,
+            options.heads,
+            options.layout,
+            pse=bias,
+            atten_mask=masking.mask,
+            softmax_max=largest,
+            softmax_sum=summed,
+            attention_in=out,
+            scale_value=options.scale,
+            pre_tokens=masking.before,
+            next_tokens=masking.after,
+            inner_precise=masking.precise,
+            prefix=masking.prefix,
+            actual_seq_qlen=options.q_ends,
+            actual_seq_kvlen=options.kv_ends,
+            sparse_mode=masking.mode,
+            pse_type=options.pse_type,
+            q_start_idx=[options.q_start],
+            kv_start_idx=[options.kv_start],
+            softmax_layout=masking.statistics,
+        )[:4]
     return dq, dk, dv, dpse.sum_to_size(pse.shape) if of_pse and pse is not None else query.new_empty(0)
 
 
