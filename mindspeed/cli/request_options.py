@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from shlex import join
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -93,7 +94,9 @@ def split_words(ctx: click.Context, parameter: click.Parameter, words: tuple[str
     A training command, a script or a folder is refused with the verb that reads it.
     """
     if any(word.startswith("-") for word in words):
-        refuse_command(["--", *words])
+        names = list(takewhile(_is_feature, words))
+        features = ["--features", ",".join(names)] if names else []
+        refuse_command(["--", *words[len(names) :], *features])
     elif scripts := list(filter(_is_of_command, words)):
         refuse_command(scripts)
     names = spelled_names(words)
@@ -117,13 +120,16 @@ def names_argument(metavar: str, required: bool = False) -> Decorator:
     return click.argument("names", metavar=metavar, nargs=-1, required=required, type=FeatureNames(), callback=split_words)
 
 
-def _is_of_command(word: str) -> bool:
-    """Return whether a word is a script, or a folder whose name no feature has."""
+def _is_feature(word: str) -> bool:
+    """Return whether a word holds names of installed features alone."""
     from mindspeed.plugins.found import installed
 
-    if "/" in word or word.endswith((".sh", ".json", ".py")):
-        return True
-    return os.path.isdir(word) and {row.name for row in installed()}.isdisjoint(spelled_names([word]))
+    return {row.name for row in installed()}.issuperset(spelled_names([word]))
+
+
+def _is_of_command(word: str) -> bool:
+    """Return whether a word is a script, or a folder whose name no feature has."""
+    return "/" in word or word.endswith((".sh", ".json", ".py")) or (os.path.isdir(word) and not _is_feature(word))
 
 
 def refuse_command(words: Iterable[str]) -> NoReturn:

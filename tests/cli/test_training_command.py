@@ -115,6 +115,10 @@ def test_strict_refuses_what_is_left_out():
     ("words", "line"),
     [
         (["--", "torchrun", "pretrain_gpt.py", "--save", "my folder"], "-- torchrun pretrain_gpt.py --save 'my folder'"),
+        (
+            ["rms-norm", "swiglu", "--", "pretrain_gpt.py", "--bf16"],
+            "-- pretrain_gpt.py --bf16 --features rms-norm,swiglu",
+        ),
         (["pretrain.sh"], "pretrain.sh"),
         (["--script", "pretrain.sh"], "pretrain.sh"),
         (["scripts"], "scripts"),
