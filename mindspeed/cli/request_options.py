@@ -94,9 +94,9 @@ def split_words(ctx: click.Context, parameter: click.Parameter, words: tuple[str
     A training command, a script or a folder is refused with the verb that reads it.
     """
     if any(word.startswith("-") for word in words):
-        names = list(takewhile(_is_feature, words))
-        features = ["--features", ",".join(names)] if names else []
-        refuse_command(["--", *words[len(names) :], *features])
+        first = list(takewhile(_is_feature, words))
+        features = ["--features", ",".join(first)] if first else []
+        refuse_command(["--", *words[len(first) :], *features])
     elif scripts := list(filter(_is_of_command, words)):
         refuse_command(scripts)
     names = spelled_names(words)
