@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.table import medians
-from mindspeed.features.deepspeed_moe.feature import mask_bytes
 from mindspeed.features.deepspeed_moe.gating import Routing, admit, choose
+from mindspeed.features.deepspeed_moe.settings import mask_bytes
 from mindspeed.features.deepspeed_moe.tables import RowOrder, combine_by_masks, dispatch_by_masks
 from mindspeed.moe.capacity import capacity_of
 

@@ -27,7 +27,7 @@ from benchmarks import _moe_layer as layer
 from benchmarks import _units_layer as units
 from benchmarks._moe_layer import Outcome, Shape, plan_of
 from benchmarks.table import Row, main
-from mindspeed.features.expert_parallel import feature
+from mindspeed.features.expert_parallel import choice
 from mindspeed.workbench.verification.pool import WorkerPool
 from tests.moe import closed_forms
 
@@ -215,11 +215,11 @@ def transfers_of_units(pool: WorkerPool) -> list[Row]:
 def sent_bytes(pool: WorkerPool) -> list[Row]:
     """Bytes at the process groups, beside the formula and beside Megatron."""
     shape = Shape()
-    call = feature.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks=2)
+    call = choice.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks=2)
     ours = pool.call(run, 2, shape, plan=plan_of("moe-alltoall-overlap"))[0]
     megatrons = pool.call(run, 2, shape, plan=plan_of(level=0))[0]
     gathered = pool.call(run, 2, shape, plan=plan_of("moe-allgather-overlap"))[0]
-    formula = feature.alltoall(call, received=ours.rows)
+    formula = choice.alltoall(call, received=ours.rows)
     many, allgather = Shape(experts=64, topk=4), {"expert-parallel": {"dispatcher": "allgather"}}
     plans = plan_of("moe-allgather-overlap", num_experts=64), plan_of(settings=allgather, level=0, num_experts=64)
     tokens = 2 * 2 * many.tokens * many.hidden * 4  # of two ranks, and gradients of answers in backward
@@ -227,7 +227,7 @@ def sent_bytes(pool: WorkerPool) -> list[Row]:
     shares = {
         "moe-alltoall-overlap: all-to-all bytes / formula": (1, ours.sent["all_to_all"] / formula),
         "moe-alltoall-overlap: all-to-all bytes / Megatron's": (1, ours.sent["all_to_all"] / megatrons.sent["all_to_all"]),
-        "moe-allgather-overlap: all-gather bytes / formula": (1, gathered.sent["all_gather"] / feature.allgather(call)[0]),
+        "moe-allgather-overlap: all-gather bytes / formula": (1, gathered.sent["all_gather"] / choice.allgather(call)[0]),
         "4 of 64 experts: gathered bytes of map and probabilities / Megatron's": (0.1, chosen / every),
     }
     return [Row(what, most, share, "x", COMMAND) for what, (most, share) in shares.items()]
@@ -239,7 +239,7 @@ def once_per_rank(pool: WorkerPool) -> list[Row]:
     plan = plan_of("moe-alltoall-overlap", settings=settings)
     outcome, sent, received = pool.call(run_counting_pairs, 2, shape, plan=plan)[0]
     every = pool.call(run, 2, shape, plan=plan_of("moe-alltoall-overlap"))[0].sent["all_to_all"]
-    call = feature.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks=2)
+    call = choice.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks=2)
     formula, ours = closed_forms.once_per_rank(call, sent, received), outcome.sent["all_to_all"]
     return [
         Row("once_per_rank, top 4: all-to-all bytes / those of distinct pairs", 1, ours / formula, "x", COMMAND),

@@ -1,6 +1,6 @@
 """Bytes that MoE layers send and keep: the closed forms that measured numbers are compared with."""
 
-from mindspeed.features.expert_parallel.feature import ExpertWork
+from mindspeed.features.expert_parallel.choice import ExpertWork
 
 
 def equal_tables(rows: int, hidden: int, value: int, ranks: int) -> int:

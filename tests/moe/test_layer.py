@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks import _moe_layer as layer
 from benchmarks._moe_layer import Outcome, Shape, plan_of
-from mindspeed.features.expert_parallel import feature
+from mindspeed.features.expert_parallel import choice
 from mindspeed.workbench.verification.pool import WorkerPool
 from tests.moe import closed_forms
 
@@ -74,7 +74,7 @@ def reads(shape: Shape) -> tuple[list[str], list[str]]:
 
 def flops(shape: Shape) -> tuple[int, int]:
     """Rows that a rank's experts get, and floating-point operations of their products in a forward and backward pass."""
-    from mindspeed.features.moe_zero_memory import layers
+    from mindspeed.features.moe_zero_memory import recomputed
     from mindspeed.moe import products
 
     moe = layer.build(shape, torch.float32)
@@ -85,7 +85,7 @@ def flops(shape: Shape) -> tuple[int, int]:
         seen.append((len(x), 2 * x.numel() * weight.shape[-1]))
         return original(x, weight, **more)
 
-    with patch.object(products, "npu_gmm", counted), patch.object(layers, "npu_gmm", counted):
+    with patch.object(products, "npu_gmm", counted), patch.object(recomputed, "npu_gmm", counted):
         moe(x)[0].sum().backward()
     return seen[0][0], sum(count for _, count in seen)
 
@@ -309,10 +309,10 @@ def test_transfers_are_hidden(pool: WorkerPool, features: Any, shared: int, sett
 def test_bytes_are_those_of_the_formula(pool: WorkerPool, hot: float, ranks: int) -> None:
     shape = Shape(hot=hot)
     for rank in outcomes(pool, shape, "moe-alltoall-overlap", ranks=ranks):
-        call = feature.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
-        expected = feature.alltoall(call, received=rank.rows)
+        call = choice.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
+        expected = choice.alltoall(call, received=rank.rows)
         assert rank.sent["all_to_all"] == expected
-        assert rank.sent["all_gather"] == feature.counts(call)
+        assert rank.sent["all_gather"] == choice.counts(call)
 
 
 ONCE = {"moe-alltoall-dispatcher": {"once_per_rank": True}}
@@ -330,7 +330,7 @@ def test_a_token_goes_once_to_each_rank_that_has_experts_of_it(pool: WorkerPool,
     shape = Shape(hot=hot, topk=4)
     plan = plan_of("moe-alltoall-overlap", settings=ONCE, ep=ranks)
     expected = outcomes(pool, shape, "moe-alltoall-overlap", ranks=ranks)
-    call = feature.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
+    call = choice.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
     for rank, (outcome, sent, received) in enumerate(pool.call(run_counting_pairs, ranks, shape, plan=plan)):
         assert close(outcome.values, expected[rank].values)
         assert outcome.sent["all_to_all"] == closed_forms.once_per_rank(call, sent, received)
@@ -341,9 +341,9 @@ def test_a_token_goes_once_to_each_rank_that_has_experts_of_it(pool: WorkerPool,
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_gathered_bytes_are_those_of_the_formula(pool: WorkerPool, ranks: int) -> None:
     shape = Shape(hot=100.0)
-    call = feature.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
+    call = choice.ExpertWork(shape.tokens, shape.topk, shape.hidden, 4, 4, shape.experts, ranks)
     for rank in outcomes(pool, shape, "moe-allgather-overlap", ranks=ranks):
-        assert (rank.sent["all_gather"], rank.sent["reduce_scatter"]) == feature.allgather(call)
+        assert (rank.sent["all_gather"], rank.sent["reduce_scatter"]) == choice.allgather(call)
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-from mindspeed.features.expert_parallel import feature
+from mindspeed.features.expert_parallel import choice
 from tests.features.resolving import CATALOG, ask
 
 
@@ -31,5 +31,5 @@ def test_the_dispatcher_that_sends_fewer_bytes_is_chosen_and_the_plan_has_both_n
 
 
 def test_bytes_of_experts_that_tensor_ranks_share_count_what_these_gather():
-    assert feature.shared_by_tensor_ranks(feature.ExpertWork(8, 2, 16, 2, 4, 8, 2), 1) == 0
-    assert feature.shared_by_tensor_ranks(feature.ExpertWork(8, 2, 16, 2, 4, 8, 2), 2) == 2 * 16 * 2 * (16 * (2 + 4) + 4)
+    assert choice.shared_by_tensor_ranks(choice.ExpertWork(8, 2, 16, 2, 4, 8, 2), 1) == 0
+    assert choice.shared_by_tensor_ranks(choice.ExpertWork(8, 2, 16, 2, 4, 8, 2), 2) == 2 * 16 * 2 * (16 * (2 + 4) + 4)
