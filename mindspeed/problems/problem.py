@@ -63,7 +63,9 @@ class Problem:
         facts: Iterable[GivenValue] = (),
     ) -> None:
         if isinstance(fix, str):
-            raise TypeError(f"the fix of {code} is a str; a fix is data: GiveField, GiveSetting ..., or Advice({fix!r})")
+            raise TypeError(
+                f"the fix of {code} is a str; a fix is data: Fix.give_field(...), Fix.give_setting(...) or Fix.advise({fix!r})"
+            )
         values = (code, message, tuple(features), tuple(chain), where, fix if isinstance(fix, tuple) else (fix,), tuple(facts))
         for name, value in zip(self.__slots__, values, strict=True):
             object.__setattr__(self, name, value)

@@ -62,7 +62,7 @@ def test_a_planted_riddle_is_found(name: str) -> None:
         Text("setting", "x", "Interval in steps at which digests are logged (0 = never)"),
         Text("docstring", "x", "Return the arguments of a plan."),
         Text("help", "x", "Names of features, as `--stands for` has them"),
-        text_in('Problem("MS301", "tp is 3", fix=GiveField("tp", 2))'),
+        text_in('Problem("MS301", "tp is 3", fix=Fix.give_field("tp", 2))'),
         text_in('"""Common parts of schedules.\n\nWhat is below is not read."""'),
     ],
 )

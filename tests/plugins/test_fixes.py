@@ -95,6 +95,6 @@ def test_an_error_says_fixes_to_its_audience_also_after_pickling():
 
 
 def test_a_sentence_in_place_of_a_fix_is_refused_with_what_to_write():
-    text = "the fix of MS302 is a str; a fix is data: GiveField, GiveSetting ..., or Advice('use --tp 2')"
+    text = "the fix of MS302 is a str; a fix is data: Fix.give_field(...), Fix.give_setting(...) or Fix.advise('use --tp 2')"
     with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
         Problem("MS302", "tp is 3", fix="use --tp 2")

@@ -24,7 +24,7 @@ pytest_plugins = ["pytester"]
 HEAD = """
 from pydantic import field_serializer
 from mindspeed.plugins import (
-    Category, Feature, FeatureArgs, FeatureSpec, Field, GiveSetting, Numerics, Requires, Wrap, condition, hookimpl
+    Category, Feature, FeatureArgs, FeatureSpec, Field, Fix, Numerics, Requires, Wrap, condition, hookimpl
 )
 """
 SOUND = """
@@ -32,7 +32,7 @@ class MadeArgs(FeatureArgs):
     rate: float = Field(1e-5, description="a rate")
     names: tuple[str, ...] = Field(("a", "b"), description="names")
 
-@condition("{args.rate} is too much for {world.tp}", fix=(GiveSetting("rate", 0.1),))
+@condition("{args.rate} is too much for {world.tp}", fix=(Fix.give_setting("rate", 0.1),))
 def is_slow(args, world):
     '''Check that the rate is small.'''
     return args.rate < 1
