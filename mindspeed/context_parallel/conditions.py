@@ -94,6 +94,11 @@ class KeepArgs(ms.FeatureArgs):
         return self
 
 
+def _has_interval(args: KeepArgs, world: ms.World) -> bool:
+    """Return whether only some layers keep tensors."""
+    return args.interval > 0
+
+
 def _attention_layers(args: KeepArgs, world: ms.World) -> dict[str, int]:
     """Return the number of attention layers of the model."""
     return {"layers": world.pattern.count(ATTENTION) if world.is_hybrid else world.num_layers}
@@ -104,7 +109,7 @@ def _attention_layers(args: KeepArgs, world: ms.World) -> dict[str, int]:
     "applies. The model has {layers} attention layers, so keep would apply only to the first one. With interval=0, it applies "
     "to every attention layer",
     fix=(ms.Fix.give_setting("interval", 0),),
-    when=lambda args, world: args.interval > 0,
+    when=_has_interval,
     values=_attention_layers,
 )
 def interval_is_inside(args: KeepArgs, world: ms.World) -> bool:

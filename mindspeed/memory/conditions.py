@@ -73,10 +73,15 @@ def blocks_leave_layers(args: Any, world: ms.World) -> bool:
     return bool(numbers["wanted"] <= numbers["left"])
 
 
+def _counts_layers(args: Any, world: ms.World) -> bool:
+    """Return whether num_layers is set."""
+    return args.num_layers is not None
+
+
 @ms.condition(
     "the setting num_layers={args.num_layers} is greater than the {layers} of a model chunk",
     fix=(ms.Fix.give_setting("num_layers", "{number}"), ms.Fix.drop_setting("num_layers")),
-    when=lambda args, world: args.num_layers is not None,
+    when=_counts_layers,
     values=_layers_left,
 )
 def chunks_have_num_layers(args: Any, world: ms.World) -> bool:

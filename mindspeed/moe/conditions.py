@@ -56,13 +56,18 @@ def shared_experts_are_kept(args: Any, world: World) -> bool:
     return not (recomputed and world.is_set("shared_expert_hidden_size"))
 
 
+def _overlap_is_not_known(args: Any, world: World) -> bool:
+    """Return whether shared-expert overlap is not set in the job."""
+    return not world.is_set("shared_expert_overlap")
+
+
 def keeps_modules_whole(other: str) -> Condition:
     """Require that the feature ``other``, which recomputes modules, has no shared experts that run in steps."""
 
     @condition(
         f"{{feature}} overlaps shared experts with transfers, which {other} does not support",
         fix=(Fix.remove_feature(other), _REMOVE),
-        when=lambda args, world: not world.is_set("shared_expert_overlap"),
+        when=_overlap_is_not_known,
         of=other,
     )
     def modules_are_whole(args: Any, world: World, other: Any) -> bool:

@@ -74,6 +74,11 @@ def reads_masks(args: AdaptiveCpArgs, world: ms.World) -> bool:
     return args.dynamic_mask
 
 
+def has_one_mask(args: AdaptiveCpArgs, world: ms.World) -> bool:
+    """Return whether all batches share one mask."""
+    return not args.dynamic_mask
+
+
 @ms.condition(
     "{feature} computes a schedule for each batch's mask on the CPU, but layers are captured as CUDA graphs, which repeat "
     "only GPU work. With dynamic_mask=false, all batches share one mask and its schedule",
@@ -108,7 +113,7 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
                 "shared-attention-mask",
                 reason="adaptive-cp balances work for one mask that is known before training (not required with --set "
                 "adaptive-cp.dynamic_mask=true, which reads the mask of each batch)",
-                when=lambda args, world: not args.dynamic_mask,
+                when=has_one_mask,
             ),
             ms.Conflicts(
                 "shared-attention-mask",

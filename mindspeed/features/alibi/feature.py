@@ -63,6 +63,26 @@ def positions_are_not_rotary(args: AlibiArgs, world: ms.World) -> bool:
     return not world.rotary
 
 
+def _is_spread(args: AlibiArgs, world: ms.World) -> bool:
+    """Return whether context parallelism is on."""
+    return bool(world.cp > 1)
+
+
+def _on_one_rank(args: AlibiArgs, world: ms.World) -> bool:
+    """Return whether context parallelism is off."""
+    return bool(world.cp == 1)
+
+
+def needs_operator(args: AlibiArgs, world: ms.World) -> bool:
+    """Return whether the operator adds the bias and cp is 1."""
+    return bool(args.fused and world.cp == 1)
+
+
+def needs_scores(args: AlibiArgs, world: ms.World) -> bool:
+    """Return whether the bias is added to scores."""
+    return not args.fused
+
+
 @ms.condition(
     "with cp={world.cp}, {feature} supports only fused=true with fused_type=2 (slope x distance, added without a bias matrix)",
     fix=(
@@ -71,7 +91,7 @@ def positions_are_not_rotary(args: AlibiArgs, world: ms.World) -> bool:
         ),
         ms.Fix.give_field("cp", 1),
     ),
-    when=lambda args, world: world.cp > 1,
+    when=_is_spread,
 )
 def blocks_have_slopes(args: AlibiArgs, world: ms.World) -> bool:
     """Check that blocks of scores get a bias that needs no matrix."""
@@ -84,7 +104,7 @@ CONDITIONS: Final = (
         "multi_latent_attention", "multi-latent attention uses rotary positions, but {feature} replaces position embeddings"
     ),
     blocks_have_slopes,
-    replace(NO_TRANSFORMER_ENGINE_LAYERS, when=lambda args, world: world.cp == 1),
+    replace(NO_TRANSFORMER_ENGINE_LAYERS, when=_on_one_rank),
     ms.ModelCondition(
         "mindspeed.features.alibi.layers:attention_without_bias",
         "every core attention of the model can add the bias",
@@ -104,16 +124,12 @@ class Alibi(ms.Feature[AlibiArgs]):
         name="alibi",
         category=ms.Category.SCENARIO,
         constraints=(
-            ms.Requires(
-                "flash-attention",
-                reason="the fused operator of flash-attention adds the bias",
-                when=lambda args, world: bool(args.fused and world.cp == 1),
-            ),
+            ms.Requires("flash-attention", reason="the fused operator of flash-attention adds the bias", when=needs_operator),
             ms.Conflicts(
                 "flash-attention",
                 reason="with alibi.fused=false the bias is added to the scores of Megatron's core attention, which "
                 "flash-attention replaces; use --without flash-attention",
-                when=lambda args, world: not args.fused,
+                when=needs_scores,
             ),
             ms.RequiresCapability(
                 ms.Slot.CONTEXT_PARALLEL,

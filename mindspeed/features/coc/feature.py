@@ -29,6 +29,11 @@ class CocArgs(ms.FeatureArgs):
     )
 
 
+def _fuses(args: CocArgs, world: ms.World) -> bool:
+    """Return whether fused is set."""
+    return args.fused
+
+
 class Coc(ms.Feature[CocArgs]):
     """Overlap linear layers with their collectives.
 
@@ -48,7 +53,7 @@ class Coc(ms.Feature[CocArgs]):
                 "npu",
                 "the operator for fused products has no variant on {world.platform}",
                 fix=(ms.Fix.give_setting("fused", False),),
-                when=lambda args, world: args.fused,
+                when=_fuses,
             ),
         ),
         numerics=ms.Numerics.reordered(

@@ -6,6 +6,11 @@ from mindspeed import plugins as ms
 from mindspeed.pipeline.conditions import has_stages
 
 
+def _splits_sequences(args: ms.FeatureArgs, world: ms.World) -> bool:
+    """Return whether context parallelism splits sequences."""
+    return bool(world.cp > 1)
+
+
 class DynamicShapes(ms.Feature[ms.FeatureArgs]):
     """Support micro-batches of different lengths.
 
@@ -23,7 +28,7 @@ class DynamicShapes(ms.Feature[ms.FeatureArgs]):
                 (2, "cp"),
                 "a sequence of {world.seq_length} tokens cannot be split into 2 x cp = 2 x {world.cp} equal chunks",
                 fix=(ms.Fix.advise("pad every micro-batch to a multiple of 2 x {world.cp} tokens"),),
-                when=lambda args, world: world.cp > 1,
+                when=_splits_sequences,
             ),
         ),
         numerics=ms.Numerics.reordered(

@@ -21,14 +21,24 @@ class EodResetArgs(ms.FeatureArgs):
     )
 
 
+def _has_length(args: EodResetArgs, world: ms.World) -> bool:
+    """Return whether all documents have one length."""
+    return args.fixed_document_length is not None
+
+
 @ms.condition(
     "fixed_document_length={args.fixed_document_length} is greater than seq_length={world.seq_length}",
     fix=(ms.Fix.give_setting("fixed_document_length", note="at most {world.seq_length}"),),
-    when=lambda args, world: args.fixed_document_length is not None,
+    when=_has_length,
 )
 def documents_fit(args: EodResetArgs, world: ms.World) -> bool:
     """Check that a document is not longer than the sequence."""
     return bool((args.fixed_document_length or 0) <= world.seq_length)
+
+
+def _sees_a_window(args: EodResetArgs, world: ms.World) -> bool:
+    """Return whether attention has a sliding window and cp is 1."""
+    return bool(world.cp == 1 and world.windowed_attention)
 
 
 CONDITIONS: Final = (
@@ -39,7 +49,7 @@ CONDITIONS: Final = (
         "flash-attention",
         reason="with a sliding window, only flash-attention can separate packed documents in attention. Jobs without a sliding "
         "window do not need flash-attention",
-        when=lambda args, world: bool(world.cp == 1 and world.windowed_attention),
+        when=_sees_a_window,
     ),
     ms.ModelCondition(
         "mindspeed.features.eod_reset.layers:attention_without_documents",

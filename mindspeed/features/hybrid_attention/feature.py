@@ -54,11 +54,16 @@ def degree_is_given(args: HybridAttentionArgs, world: ms.World) -> bool:
     return args.ulysses_degree is not None
 
 
+def _has_window(args: HybridAttentionArgs, world: ms.World) -> bool:
+    """Return whether ranks of the ring form inner rings."""
+    return args.ulysses_degree is not None and args.window > 1
+
+
 @ms.condition(
     "the ring of cp={world.cp} / ulysses_degree={args.ulysses_degree} ranks cannot be split into two or more inner rings of "
     "window={args.window} ranks",
     fix=(ms.Fix.give_setting("window", 1), ms.Fix.give_setting("window", note="a smaller divisor of the ring size")),
-    when=lambda args, world: args.ulysses_degree is not None and args.window > 1,
+    when=_has_window,
 )
 def window_divides_ring(args: HybridAttentionArgs, world: ms.World) -> bool:
     """Check that inner rings are of equal size, and several."""

@@ -16,10 +16,15 @@ class MoeAlltoallOverlapArgs(ms.FeatureArgs):
     )
 
 
+def _has_parts(args: MoeAlltoallOverlapArgs, world: ms.World) -> bool:
+    """Return whether local experts are split into chunks."""
+    return args.parts > 1
+
+
 @ms.condition(
     "the number of experts of a rank ({world.num_experts} experts / ep={world.ep}) is not divisible by parts={args.parts}",
     fix=(ms.Fix.give_setting("parts", 1),),
-    when=lambda args, world: args.parts > 1,
+    when=_has_parts,
 )
 def parts_divide_experts(args: MoeAlltoallOverlapArgs, world: ms.World) -> bool:
     """Check that every chunk has equally many experts."""

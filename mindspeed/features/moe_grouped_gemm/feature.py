@@ -21,10 +21,15 @@ def weighed_inputs_have_one_expert(args: ms.FeatureArgs, world: ms.World) -> boo
     return not world.is_set("probabilities_on_input") or bool(world.router_topk == 1)
 
 
+def _layers_may_be_local(args: ms.FeatureArgs, world: ms.World) -> bool:
+    """Return whether the job does not use Transformer Engine's layers."""
+    return not world.is_set("transformer_engine_layers")
+
+
 @ms.condition(
     "experts are Transformer Engine's grouped experts, but {feature} needs Megatron's local experts",
     fix=(ms.Fix.give_field("transformer_engine_experts", False), _REMOVE),
-    when=lambda args, world: not world.is_set("transformer_engine_layers"),
+    when=_layers_may_be_local,
 )
 def experts_are_local(args: ms.FeatureArgs, world: ms.World) -> bool:
     """Check that experts are not those of Transformer Engine."""

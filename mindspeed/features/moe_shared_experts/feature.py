@@ -23,6 +23,11 @@ class MoeSharedExpertsArgs(ms.FeatureArgs):
     overlap: bool = ms.Field(False, description="Overlap shared-expert compute with the all-to-alls of Megatron's dispatcher")
 
 
+def _overlaps(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
+    """Return whether overlap is set."""
+    return args.overlap
+
+
 def width(args: MoeSharedExpertsArgs, world: ms.World) -> int | None:
     """Return the width of the shared experts by the settings; None where it follows from the width of a routed expert."""
     try:
@@ -39,15 +44,25 @@ def is_sized(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
     return args.count is not None or args.size is not None
 
 
+def _has_both(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
+    """Return whether count and size are both set."""
+    return args.count is not None and args.size is not None
+
+
 @ms.condition(
     "shared experts of total width {args.size} (size) cannot be {args.count} experts (count) of width "
     "{world.moe_ffn_hidden_size} each",
     fix=(ms.Fix.drop_setting("count"), ms.Fix.drop_setting("size")),
-    when=lambda args, world: args.count is not None and args.size is not None,
+    when=_has_both,
 )
 def count_and_size_agree(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
     """Check that a number and a size of shared experts mean the same width."""
     return bool(args.size == (args.count or 0) * world.moe_ffn_hidden_size)
+
+
+def _has_one(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
+    """Return whether either count or size is set."""
+    return (args.count is None) != (args.size is None)
 
 
 def _with_width(args: MoeSharedExpertsArgs, world: ms.World) -> Mapping[str, object]:
@@ -59,7 +74,7 @@ def _with_width(args: MoeSharedExpertsArgs, world: ms.World) -> Mapping[str, obj
     "moe-shared-experts.size (or moe-shared-experts.count x moe_ffn_hidden_size, if only count is set) gives shared experts a "
     "hidden size of {width}, but shared_expert_hidden_size is {world.shared_expert_hidden_size}",
     fix=(ms.Fix.drop_field("shared_expert_hidden_size"), ms.Fix.remove_feature()),
-    when=lambda args, world: (args.count is None) != (args.size is None),
+    when=_has_one,
     values=_with_width,
 )
 def model_has_that_width(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
@@ -70,7 +85,7 @@ def model_has_that_width(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
 @ms.condition(
     "overlap needs all-to-alls, but Megatron's dispatcher is {world.dispatcher}",
     fix=(ms.Fix.give_setting("expert-parallel.dispatcher", "alltoall"), ms.Fix.give_setting("overlap", False)),
-    when=lambda args, world: args.overlap,
+    when=_overlaps,
 )
 def transfers_are_alltoalls(args: MoeSharedExpertsArgs, world: ms.World) -> bool:
     """Check that Megatron's dispatcher is the one under whose transfers it computes shared experts."""

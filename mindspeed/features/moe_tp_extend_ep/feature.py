@@ -8,6 +8,11 @@ from typing import Any
 from mindspeed import plugins as ms
 
 
+def _has_tensor_ranks(args: ms.FeatureArgs, world: ms.World) -> bool:
+    """Return whether there are several tensor-parallel ranks."""
+    return world.tp > 1
+
+
 class MoeTpExtendEp(ms.Feature[ms.FeatureArgs]):
     """Place whole experts on tensor-parallel ranks.
 
@@ -36,7 +41,7 @@ class MoeTpExtendEp(ms.Feature[ms.FeatureArgs]):
                 "ep={world.ep} is not a multiple of tp={world.tp}, but an expert-parallel group must consist of whole "
                 "tensor-parallel groups, because every tensor-parallel rank holds experts",
                 fix=(ms.Fix.give_field("ep", note="a multiple of {world.tp}"), ms.Fix.remove_feature()),
-                when=lambda args, world: world.tp > 1,
+                when=_has_tensor_ranks,
             ),
         ),
         numerics=ms.Numerics.reordered(

@@ -35,10 +35,15 @@ class MoeZeroMemoryArgs(ms.FeatureArgs):
         return self
 
 
+def _has_number_of_layers(args: MoeZeroMemoryArgs, world: ms.World) -> bool:
+    """Return whether num_layers is set."""
+    return args.num_layers is not None
+
+
 @ms.condition(
     "num_layers={args.num_layers} is greater than the {layers} of a stage",
     fix=(ms.Fix.give_setting("num_layers", "{most}"), ms.Fix.drop_setting("num_layers")),
-    when=lambda args, world: args.num_layers is not None,
+    when=_has_number_of_layers,
     values=layers_of_stage,
 )
 def stage_has_layers(args: MoeZeroMemoryArgs, world: ms.World) -> bool:

@@ -22,6 +22,16 @@ class PipeExpertsArgs(ms.FeatureArgs):
     )
 
 
+def _has_slices(args: PipeExpertsArgs, world: ms.World) -> bool:
+    """Return whether the inputs of an expert are sliced."""
+    return args.parts > 1
+
+
+def _has_streams(args: PipeExpertsArgs, world: ms.World) -> bool:
+    """Return whether transfers of two groups are kept apart."""
+    return args.streams
+
+
 @ms.condition(
     "every expert is on one rank (ep x tp = {world.ep} x {world.tp}), so {feature} has no transfer to overlap",
     fix=(ms.Fix.give_field("ep", 2, or_more=True), ms.Fix.remove_feature()),
@@ -46,7 +56,7 @@ def ranks_have_units(args: PipeExpertsArgs, world: ms.World) -> bool:
     "parts={args.parts} is greater than the {world.seq_length} x {world.micro_batch_size} tokens of a micro-batch, the "
     "maximum that an expert can receive",
     fix=(ms.Fix.give_setting("parts", note="smaller than {args.parts}"),),
-    when=lambda args, world: args.parts > 1,
+    when=_has_slices,
 )
 def slices_have_tokens(args: PipeExpertsArgs, world: ms.World) -> bool:
     """Check that there are as many tokens as slices."""
@@ -57,7 +67,7 @@ def slices_have_tokens(args: PipeExpertsArgs, world: ms.World) -> bool:
     "streams=true separates expert-parallel from expert-tensor-parallel transfers, but experts are not split over "
     "tensor-parallel ranks, so only expert-parallel transfers exist",
     fix=(ms.Fix.drop_setting("streams"), ms.Fix.give_field("tp", 2, or_more=True)),
-    when=lambda args, world: args.streams,
+    when=_has_streams,
 )
 def ranks_share_experts(args: PipeExpertsArgs, world: ms.World) -> bool:
     """Check that several tensor-parallel ranks share an expert."""

@@ -71,10 +71,15 @@ def level_has_effect(args: ProfilerArgs, world: ms.World) -> bool:
     return args.level == "level0" or bool(world.platform == "npu")
 
 
+def _records_no_memory(args: ProfilerArgs, world: ms.World) -> bool:
+    """Return whether memory is not recorded."""
+    return not args.memory
+
+
 @ms.condition(
     "profiler.cpu has no effect on the cpu platform, whose traces always include CPU activity",
     fix=(ms.Fix.drop_setting("cpu"),),
-    when=lambda args, world: not args.memory,
+    when=_records_no_memory,
     otherwise="warn",
 )
 def cpu_has_effect(args: ProfilerArgs, world: ms.World) -> bool:

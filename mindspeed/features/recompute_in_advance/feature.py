@@ -28,6 +28,11 @@ class RecomputeInAdvanceArgs(ScheduleArgs):
     )
 
 
+def _groups_layers(args: RecomputeInAdvanceArgs, world: ms.World) -> bool:
+    """Return whether several layers are recomputed as one group."""
+    return args.granularity == "full" and args.num_layers > 1
+
+
 def _takes_experts(args: RecomputeInAdvanceArgs, world: ms.World) -> bool:
     """Return whether experts are among the modules."""
     return args.granularity == "selective" and not {"moe", "shared_experts"}.isdisjoint(args.modules)
@@ -48,7 +53,7 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
                 "pipeline-parallel", reason="recompute-in-advance recomputes while a pipeline stage waits for another one"
             ),
             *CONSTRAINTS,
-            replace(groups_fill_chunks, when=lambda args, world: args.granularity == "full" and args.num_layers > 1),
+            replace(groups_fill_chunks, when=_groups_layers),
             replace(modules_have_experts, when=_takes_experts),
         ),
         numerics=ms.Numerics.exact(),

@@ -37,13 +37,18 @@ class RingAttentionArgs(KeepArgs):
     )
 
 
+def _has_window(args: RingAttentionArgs, world: ms.World) -> bool:
+    """Return whether ranks form inner rings."""
+    return args.window > 1
+
+
 @ms.condition(
     "the ring of cp={world.cp} ranks cannot be split into two or more inner rings of window={args.window} ranks",
     fix=(
         ms.Fix.give_setting("window", 1),
         ms.Fix.give_setting("window", note="a divisor of {world.cp}, smaller than {world.cp}"),
     ),
-    when=lambda args, world: args.window > 1,
+    when=_has_window,
 )
 def window_divides_ring(args: RingAttentionArgs, world: ms.World) -> bool:
     """Check that inner rings are of equal size, and several."""

@@ -53,12 +53,21 @@ class SharedAttentionMaskArgs(ms.FeatureArgs):
         return self
 
 
+def _needs_capability(args: SharedAttentionMaskArgs, world: ms.World) -> bool:
+    """Return whether context-parallel ranks share a mask that is not causal."""
+    return args.kind != "causal" and bool(world.cp > 1)
+
+
+def _is_causal(args: SharedAttentionMaskArgs, world: ms.World) -> bool:
+    return args.kind == "causal"
+
+
 one_rank_has_the_sequence = ms.Condition.equals(
     "cp",
     1,
     "context parallelism (cp={world.cp}) computes the causal mask itself, so layers have no mask to share",
     fix=(ms.Fix.remove_feature(),),
-    when=lambda args, world: args.kind == "causal",
+    when=_is_causal,
     otherwise="idle",
 )
 
@@ -82,7 +91,7 @@ class SharedAttentionMask(ms.Feature[SharedAttentionMaskArgs]):
                 ms.Slot.CONTEXT_PARALLEL,
                 ms.Capability.SHARED_MASK,
                 reason="each rank must take its part of the mask that shared-attention-mask stores. Only adaptive-cp does this",
-                when=lambda args, world: args.kind != "causal" and bool(world.cp > 1),
+                when=_needs_capability,
             ),
         ),
     )

@@ -20,6 +20,11 @@ def query_groups_divide(args: TensorParallelArgs, world: ms.World) -> bool:
     return bool(world.num_query_groups % args.size == 0 or args.size % world.num_query_groups == 0)
 
 
+def _splits_experts(args: TensorParallelArgs, world: ms.World) -> bool:
+    """Return whether a MoE model is split over several ranks."""
+    return bool(args.size > 1 and world.num_experts > 0)
+
+
 class TensorParallel(ms.Feature[TensorParallelArgs]):
     """Split weights and vocabulary over ranks.
 
@@ -55,7 +60,7 @@ class TensorParallel(ms.Feature[TensorParallelArgs]):
             ms.RequiresAny(
                 "sequence-parallel",
                 reason="Megatron trains a MoE model with tp > 1 only if sequence parallelism is on",
-                when=lambda args, world: bool(args.size > 1 and world.num_experts > 0),
+                when=_splits_experts,
             ),
         ),
         numerics=ms.Numerics.reordered(reason="sums over the hidden dimension are split over ranks"),

@@ -32,15 +32,25 @@ class UlyssesAttentionArgs(KeepArgs):
     )
 
 
+def _keeps(args: UlyssesAttentionArgs, world: ms.World) -> bool:
+    """Return whether backward exchanges keys again."""
+    return args.keep != "none"
+
+
 @ms.condition(
     "keep={args.keep} stores keys as they are before the all-to-all. This saves memory only if the all-to-all copies key heads "
     "to several ranks. Here it copies none: cp x tp = {world.cp} x {world.tp} divides the {world.num_query_groups} key heads",
     fix=(ms.Fix.give_setting("keep", "none"),),
-    when=lambda args, world: args.keep != "none",
+    when=_keeps,
 )
 def key_heads_are_sent_twice(args: UlyssesAttentionArgs, world: ms.World) -> bool:
     """Check that a key head is sent to several ranks; otherwise keeping it saves no memory."""
     return bool(world.num_query_groups // world.tp % world.cp != 0)
+
+
+def _gathers(args: UlyssesAttentionArgs, world: ms.World) -> bool:
+    """Return whether keys and values are gathered."""
+    return args.kv_allgather
 
 
 @ms.condition(
@@ -50,7 +60,7 @@ def key_heads_are_sent_twice(args: UlyssesAttentionArgs, world: ms.World) -> boo
         ms.Fix.give_setting("kv_allgather", False),
         ms.Fix.advise("use kv-allgather-cp, which gathers any number of key heads"),
     ),
-    when=lambda args, world: args.kv_allgather,
+    when=_gathers,
 )
 def one_key_head_is_gathered(args: UlyssesAttentionArgs, world: ms.World) -> bool:
     """Check that a tensor-parallel rank has a single key head."""

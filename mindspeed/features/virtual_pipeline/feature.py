@@ -33,10 +33,15 @@ def stages_have_chunks(args: VirtualPipelineArgs, world: ms.World) -> bool:
     return args.size > 1
 
 
+def _waits_for_messages(args: VirtualPipelineArgs, world: ms.World) -> bool:
+    """Return whether overlap_p2p is off."""
+    return not args.overlap_p2p
+
+
 @ms.condition(
     "two pipeline stages can interleave chunks only with overlapped communication, but overlap_p2p is false",
     fix=(ms.Fix.give_setting("overlap_p2p", True),),
-    when=lambda args, world: not args.overlap_p2p,
+    when=_waits_for_messages,
 )
 def two_stages_overlap(args: VirtualPipelineArgs, world: ms.World) -> bool:
     """Check that two stages overlap communication."""

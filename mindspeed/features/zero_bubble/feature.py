@@ -91,6 +91,16 @@ def _least_listed(args: ZeroBubbleArgs, world: ms.World) -> int:
     return least_limit(planned(args, _shape(args, world), given_costs(args)))
 
 
+def _recomputes(args: ZeroBubbleArgs, world: ms.World) -> bool:
+    """Return whether the schedule recomputes layers."""
+    return args.recompute != "none"
+
+
+def _has_limit(args: ZeroBubbleArgs, world: ms.World) -> bool:
+    """Return whether activation sets are limited."""
+    return args.limit is not None
+
+
 def _least_kept(args: ZeroBubbleArgs, world: ms.World) -> Mapping[str, int]:
     """Return the least limit, for the text."""
     return {"least": _least(args, world)}
@@ -103,12 +113,17 @@ def _least_kept(args: ZeroBubbleArgs, world: ms.World) -> Mapping[str, int]:
         ms.Fix.give_setting("limit", "{least}"),
         ms.Fix.give_setting("recompute", "least", "recomputes the passes that exceed the limit"),
     ),
-    when=lambda args, world: args.limit is not None,
+    when=_has_limit,
     values=_least_kept,
 )
 def limit_can_be_kept(args: ZeroBubbleArgs, world: ms.World) -> bool:
     """Check that a schedule keeps within the limit."""
     return args.limit is None or args.limit >= _least(args, world)
+
+
+def _keeps_all_sets(args: ZeroBubbleArgs, world: ms.World) -> bool:
+    """Return whether the schedule neither recomputes nor limits activation sets."""
+    return args.recompute == "none" and args.limit is None
 
 
 def _least_deferred(args: ZeroBubbleArgs, world: ms.World) -> Mapping[str, int]:
@@ -121,7 +136,7 @@ def _least_deferred(args: ZeroBubbleArgs, world: ms.World) -> Mapping[str, int]:
     "most {other.limit} (its setting limit)",
     fix=(ms.Fix.give_setting("recompute-in-bubble.limit", "{least}"),),
     of="recompute-in-bubble",
-    when=lambda args, world: args.recompute == "none" and args.limit is None,
+    when=_keeps_all_sets,
     values=_least_deferred,
 )
 def limit_keeps_deferred_sets(args: ZeroBubbleArgs, world: ms.World, other: Any) -> bool:
@@ -137,7 +152,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
         reason="zero-bubble.recompute already decides which activations are recomputed. adaptive-recompute, "
         "recompute-in-advance, recompute-in-bubble and recompute with granularity=full decide this too; set "
         "zero-bubble.recompute=none to use one of them",
-        when=lambda args, world: args.recompute != "none",
+        when=_recomputes,
     ),
     limit_can_be_kept,
     limit_keeps_deferred_sets,
