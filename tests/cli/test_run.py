@@ -120,8 +120,8 @@ def without_summary(stderr: str) -> list[str]:
 
 
 PROBLEM = """
-from mindspeed.plugins import Advice, MindSpeedError, Problem
-raise MindSpeedError([Problem("MS605", "the script and the plan differ", fix=Advice("make them agree"))])
+from mindspeed.plugins import Fix, MindSpeedError, Problem
+raise MindSpeedError([Problem("MS605", "the script and the plan differ", fix=Fix.advise("make them agree"))])
 """
 
 

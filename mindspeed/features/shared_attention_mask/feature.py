@@ -59,6 +59,7 @@ def _needs_capability(args: SharedAttentionMaskArgs, world: ms.World) -> bool:
 
 
 def _is_causal(args: SharedAttentionMaskArgs, world: ms.World) -> bool:
+    """Return whether the mask is causal."""
     return args.kind == "causal"
 
 
