@@ -98,7 +98,7 @@ def split_words(ctx: click.Context, parameter: click.Parameter, words: tuple[str
         features = ["--features", ",".join(first)] if first else []
         refuse_command(["--", *words[len(first) :], *features])
     elif scripts := list(filter(_is_of_command, words)):
-        refuse_command(scripts)
+        refuse_command(["--", *scripts] if any(word.endswith(".py") for word in scripts) else scripts)
     names = spelled_names(words)
     if value := next((name for name in names if name in ("true", "false") or name.isdecimal()), None):
         text = f"{value!r} is not a feature; a switch takes no value: use --NAME to switch it on and --no-NAME to switch it off"

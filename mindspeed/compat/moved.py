@@ -44,7 +44,7 @@ class _Loader:
         """Warn about a former name, and put an object of a module in the place of the module that has its name."""
         present = present_name(module.__name__) or ""
         if not _is_below(module.__name__, STABLE):
-            warnings.warn(f"{module.__name__} is {present.replace(':', '.')} now", DeprecationWarning, stacklevel=2)
+            warnings.warn(f"{module.__name__} is {present.replace(':', '.')} now", FutureWarning, stacklevel=2)
         if ":" in present:
             sys.modules[module.__name__] = resolve_name(present)
 

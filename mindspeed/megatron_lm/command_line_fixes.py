@@ -53,7 +53,7 @@ class MegatronCommandLine(CommandLine):
     def together(self, steps: Fixes) -> str:
         """Several fields may be one option: ``--activation silu --gated-linear-unit`` is ``--swiglu``."""
         wanted = {step.name: step.value for step in steps if step.verb == "give-field"}
-        if len(wanted) == len(steps):
+        if len(wanted) == len(steps) and None not in wanted.values():
             for dest in chain.from_iterable(map(dests_of, wanted)):
                 for argument in self._known(dest):
                     for values in _values((argument,), True):

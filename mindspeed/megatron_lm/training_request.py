@@ -22,7 +22,7 @@ from mindspeed.engine.resolution.request import (
 from mindspeed.megatron.pad_token_check import warning_of_arguments
 from mindspeed.megatron_lm.argument_layers import disagreements, layers_of, removable_flags, requested_holder
 from mindspeed.megatron_lm.argument_words import ArgumentWords
-from mindspeed.megatron_lm.dialects import Dialect, Translation, translations
+from mindspeed.megatron_lm.dialects import GuardedDialect, Translation, broken_dialects, translations
 from mindspeed.megatron_lm.given_arguments import (
     Given,
     abbreviations,
@@ -182,7 +182,7 @@ def _command_line(own: Mapping[str, list[str]]) -> Layer:
 
 def _translated(
     arguments: list[str], known: Surface, catalog_for: Callable[[Iterable[str]], Catalog]
-) -> list[tuple[Dialect, Translation]]:
+) -> list[tuple[GuardedDialect, Translation]]:
     """Translate what Megatron's parser does not take; empty if it takes everything."""
     given = given_arguments(arguments, known)
     unknown_values = any(_is_unknown(known, dest, argument.value) for dest, argument in given.items())
@@ -191,12 +191,12 @@ def _translated(
     return translations(arguments, frozenset(known.by_option), catalog_for(()))
 
 
-def _notes(translated: Iterable[tuple[Dialect, Translation]]) -> list[PlanNote]:
+def _notes(translated: Iterable[tuple[GuardedDialect, Translation]]) -> list[PlanNote]:
     notes = []
     for dialect, translation in translated:
         notes += [PlanNote("note", dialect.name, text) for text in translation.notes]
         notes += [PlanNote("warning", dialect.name, problem.message) for problem in translation.left_out]
-    return notes
+    return notes + [PlanNote("warning", "dialects", f"{one.code} {one.message}; {one.fix_text}") for one in broken_dialects()]
 
 
 def _with_fallbacks(

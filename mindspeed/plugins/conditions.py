@@ -124,18 +124,19 @@ class Condition:
     @staticmethod
     def divides(
         field: str,
-        factors: tuple[str | int, ...],
+        factors: str | tuple[str | int, ...],
         message: str,
         fix: Fixes = (),
         when: Predicate | None = None,
         otherwise: Otherwise = "refuse",
     ) -> Condition:
         """Require that the product of ``factors`` divides a field: numbers, fields of the job, and settings (``args.size``)."""
+        numbers = (factors,) if isinstance(factors, str) else factors
 
         def holds(args: Any, world: World) -> bool:
-            return bool(getattr(world, field) % prod(_factor(factor, args, world) for factor in factors) == 0)
+            return bool(getattr(world, field) % prod(_factor(factor, args, world) for factor in numbers) == 0)
 
-        named = " x ".join(str(factor).removeprefix("args.") for factor in factors)
+        named = " x ".join(str(factor).removeprefix("args.") for factor in numbers)
         holds.__name__ = f"{field}_is_a_multiple_of_{named}".replace(" x ", "_x_")
         holds.__doc__ = f"Check that {field} is a multiple of {named}."
         return Condition(holds, message, fix, when, otherwise)

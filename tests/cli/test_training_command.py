@@ -119,6 +119,7 @@ def test_strict_refuses_what_is_left_out():
             ["rms-norm", "swiglu", "--", "pretrain_gpt.py", "--bf16"],
             "-- pretrain_gpt.py --bf16 --features rms-norm,swiglu",
         ),
+        (["pretrain_gpt.py"], "-- pretrain_gpt.py"),
         (["pretrain.sh"], "pretrain.sh"),
         (["--script", "pretrain.sh"], "pretrain.sh"),
         (["scripts"], "scripts"),

@@ -226,7 +226,7 @@ def test_a_module_that_was_renamed_works_with_a_warning_that_names_the_new_one()
     from mindspeed.workbench.conformance.testing import conformance
 
     sys.modules.pop("mindspeed.plugins.testing", None)
-    with pytest.warns(DeprecationWarning, match=r"^mindspeed\.plugins\.testing is mindspeed\.conformance\.testing now$"):
+    with pytest.warns(FutureWarning, match=r"^mindspeed\.plugins\.testing is mindspeed\.conformance\.testing now$"):
         exec("from mindspeed.plugins.testing import conformance", names := {})
     assert names["conformance"] is conformance
 

@@ -43,3 +43,8 @@ def test_of_several_arguments_those_on_the_command_line_are_removed():
         words((Fix.give_field("dtype", "fp32"), Fix.give_field("cuda_graphs", False)))
         == "remove --bf16, or remove --enable-cuda-graph"
     )
+
+
+def test_fields_of_which_any_value_serves_are_not_one_switch():
+    fix = Fix.together(map(Fix.give_field, ("seq_length", "micro_batch_size")))
+    assert MegatronCommandLine(version="0.16.1")((fix,)) == "--seq-length N --micro-batch-size N"
