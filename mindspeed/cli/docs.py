@@ -62,13 +62,16 @@ def _list_guides() -> None:
 
 
 def _texts(names: Sequence[str], built_in: bool) -> dict[str, str]:
-    """The text of each page. Raises UsageError for a name that is neither a guide nor a feature."""
+    """The text of each page. Raises UsageError for an unknown name, and MindSpeedError for a feature that does not load."""
     from mindspeed.plugins.discovery import discover
+    from mindspeed.problems.problem import MindSpeedError
 
     guides, made = _guides(), reference()
     wanted = [name for name in names if name not in guides and name not in made]
     some = wanted if made.keys().isdisjoint(names) else None
     catalog = discover(only=() if built_in or some == [] else some)
+    if broken := [row.problem for name, row in catalog.broken.items() if name in wanted and row.problem is not None]:
+        raise MindSpeedError(broken)
     if unknown := [name for name in wanted if name not in catalog.usable]:
         near = difflib.get_close_matches(unknown[0], [*guides, *made], n=2, cutoff=0.7) + catalog.near(unknown[0])
         where = "mindspeed docs lists every guide, mindspeed features list every feature"

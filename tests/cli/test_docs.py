@@ -141,3 +141,10 @@ def test_a_page_is_made_from_what_is_installed(install, tmp_path, page):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("# ")
+
+
+def test_the_page_of_a_broken_feature_is_its_problem(mindspeed, install):
+    install("acme", {"acme-clip": 'Requires("nowhere"),'})
+    done = mindspeed("docs", "acme-clip")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("MS103 feature acme-clip declares Requires on nowhere, which no installed feature provides")
