@@ -21,14 +21,14 @@ FEATURES = 10_000
 BUILT_IN = 60
 FEATURE = """
 from mindspeed.plugins import (
-    After, ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Field, Fix, Requires, condition, hookimpl
+    After, ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Field, Requires, condition, hookimpl
 )
 
 class MadeArgs(FeatureArgs):
     size: int = Field(1, ge=1, description="a size")
     mode: str = Field("fast", description="a mode")
 
-@condition("size {{args.size}} is greater than 8", fix=(Fix.give_setting("size", 8),))
+@condition("size {{args.size}} is greater than 8")
 def size_fits(args, world):
     '''Check that the size is at most 8.'''
     return args.size <= 8
