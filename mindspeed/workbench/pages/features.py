@@ -100,7 +100,7 @@ def _section(title: str, blocks: Sequence[str]) -> list[str]:
 
 
 def _usage(feature: type[Feature[Any]], readme: Mapping[Section, Sequence[str]]) -> list[str]:
-    """What the README shows, or the lines of a job file; then the command that verifies the claim."""
+    """Return the README's usage, or the lines of a job file; then the command that verifies the claim."""
     name = feature.spec.name
     required = [key for key, field in feature.Args.model_fields.items() if field.is_required()]
     settings = [f"settings:\n  {name}:", *(f"    {key}: ..." for key in required)] if required else []

@@ -22,7 +22,7 @@ _LEADS: Final[Mapping[str, Section]] = {
     "checked": "limits",
     "refusals": "limits",
 }
-"""Where a paragraph with this bold lead or heading belongs; one with another lead says how the feature works."""
+"""Section of a paragraph with this bold lead or heading; one with another lead explains how the feature works."""
 _KEPT: Final = ("timeline", "checked", "planned idle time")
 _LEAD: Final = re.compile(r"(?:\*\*([^*]+?)\.?\*\*|## ([^\n]+))\s*")
 

@@ -71,7 +71,7 @@ ANSWERS: Final[dict[Answers, str]] = {
     "one": "at most one feature may answer other than None",
     "merged": "the answers of several features are merged; only two values for one field are refused",
 }
-"""What becomes of the answers of several features to a hook that returns something."""
+"""Meaning of the results of several features for one hook."""
 
 
 def hooks(_catalog: Catalog) -> Iterator[list[str]]:
