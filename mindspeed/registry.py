@@ -36,8 +36,7 @@ from mindspeed.ops.variants import public_functions
 from mindspeed.plugins.answers import answer
 from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover, features_beside_platforms
-from mindspeed.problems.fixes import Fix, in_python
-from mindspeed.problems.problem import MindSpeedError, PatchError, Problem, ResolutionError
+from mindspeed.problems import Fix, MindSpeedError, PatchError, Problem, ResolutionError, in_python
 from mindspeed.process.tracing import trace, tracing
 from mindspeed.process.variables import Variables, unset_variables, variable_problems
 from mindspeed.process.watchdog import watched

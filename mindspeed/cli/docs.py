@@ -12,7 +12,7 @@ import click
 
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import JobCommand, names_argument, names_option
-from mindspeed.problems.near_names import suggestion
+from mindspeed.problems import suggestion
 
 if TYPE_CHECKING:
     from mindspeed.plugins.discovery import Catalog
@@ -64,7 +64,7 @@ def _list_guides() -> None:
 def _texts(names: Sequence[str], built_in: bool) -> dict[str, str]:
     """The text of each page. Raises UsageError for an unknown name, and MindSpeedError for a feature that does not load."""
     from mindspeed.plugins.discovery import discover
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
 
     guides, made = _guides(), reference()
     wanted = [name for name in names if name not in guides and name not in made]
@@ -101,7 +101,7 @@ def _write(folder: Path, built_in: bool) -> None:
     """Write the whole reference. Raises MindSpeedError where a built-in feature does not load: its page would be removed."""
     from mindspeed.files.text_files import write_files
     from mindspeed.plugins.discovery import BUILT_IN, discover
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
     from mindspeed.workbench.pages.features import feature_page
 
     catalog = discover(only=() if built_in else None)

@@ -15,7 +15,7 @@ from mindspeed.engine.resolution.setting_validation import flag
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
 
 
 @dataclass(frozen=True, slots=True)

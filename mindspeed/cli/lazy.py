@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from mindspeed.problems.near_names import near_names, suggestion
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError, near_names, suggestion
 from mindspeed.process.gc_pause import collector_paused
 
 if TYPE_CHECKING:

@@ -115,7 +115,7 @@ def _cheapest(
 ) -> list[str]:
     """Return the features that make every stage fit and move the fewest bytes, none where nothing does."""
     from mindspeed.plugins.answers import implements
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
 
     able = (name for name in sorted(known.usable) if implements(known.feature(name), "saved_tensors"))
     movers = [name for name in able if name not in made.names and known.specs[name].idle_size(made.world) is None]
@@ -156,7 +156,7 @@ def pairs(request: Request, names: tuple[str, ...]) -> None:
 
 def _refusal(request: Request, first: str, second: str) -> str:
     """The problems of a pair, none where both can be active."""
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
 
     try:
         request.naming((first, second)).plan_of_run()

@@ -51,7 +51,7 @@ def build(force: bool, optional: bool, verbose: bool) -> None:
     """
     from mindspeed.ops import building
     from mindspeed.ops.sources import operator_files
-    from mindspeed.problems.problem import PlatformError
+    from mindspeed.problems import PlatformError
 
     if not operator_files(SOURCES):
         nothing = f"nothing to build: {SOURCES / 'cpu'} contains no C++ sources"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mindspeed.engine.resolution.environment import Environment
     from mindspeed.engine.resolution.request import Layer
     from mindspeed.plugins.discovery import Catalog
-    from mindspeed.problems.problem import Problem
+    from mindspeed.problems import Problem
 
 COMMAND_LINE: Final = "command line"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -80,9 +80,7 @@ class FeatureNames(click.ParamType):  # type: ignore[type-arg]
 
 def unknown_feature(known: Catalog, name: str) -> Problem:
     """Return the MS201 of a name that no feature has."""
-    from mindspeed.problems.fixes import advice
-    from mindspeed.problems.near_names import suggestion
-    from mindspeed.problems.problem import Problem
+    from mindspeed.problems import Problem, advice, suggestion
 
     fix = advice(suggestion(known.near(name), "mindspeed features list shows every name"))
     return Problem("MS201", f"the feature {name!r} does not exist", (name,), where=COMMAND_LINE, fix=fix)
@@ -220,7 +218,7 @@ class Request:
 
         Raises ResolutionError with every problem, those of the section included.
         """
-        from mindspeed.problems.problem import ResolutionError
+        from mindspeed.problems import ResolutionError
 
         lowest, problems = self._of_trainer() if self.train else ((), [])
         request = self.naming(names)
@@ -272,7 +270,7 @@ def _request(options: Mapping[str, Any]) -> Request:
     Raises ResolutionError with every unreadable part of the three.
     """
     from mindspeed.engine.resolution.request import JobFile, layer_from_environment
-    from mindspeed.problems.problem import CollectedProblems, ResolutionError
+    from mindspeed.problems import CollectedProblems, ResolutionError
 
     def job_file() -> JobFile:
         from mindspeed.engine.resolution.job_file import load_job_file

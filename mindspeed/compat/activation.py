@@ -33,8 +33,7 @@ from mindspeed.plugins.discovery import BUILT_IN, DiscoveredFeature
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError
+from mindspeed.problems import Fix, MindSpeedError, Problem, ResolutionError
 
 SOURCE: Final = "old names"
 """Source of values in a plan that came in through the old Python names."""

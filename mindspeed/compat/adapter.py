@@ -22,8 +22,7 @@ from mindspeed.plugins.constraints import After
 from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
 from mindspeed.plugins.hookspecs import hookimpl
 from mindspeed.plugins.patches import Patch
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem, advice
 
 PREFIX: Final = "compat:"
 """Every feature in MindSpeed's form has it before its name, so that it never shadows one of ours."""

@@ -20,7 +20,7 @@ from mindspeed.job.hybrid_pattern import ATTENTION
 from mindspeed.megatron.module_specs import with_modules
 from mindspeed.ops.attention_mask import AttentionVisibility, attention_visibility
 from mindspeed.plugins import Feature, MindSpeedError, Problem
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix
 
 
 class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has no types

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from mindspeed.ops.errors import OperatorError
 from mindspeed.plugins import Problem
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix
 
 
 @dataclass(frozen=True, slots=True)

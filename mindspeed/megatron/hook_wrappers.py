@@ -26,8 +26,7 @@ from mindspeed.megatron.argument_overrides import override_fields, override_para
 from mindspeed.megatron.module_specs import with_parts
 from mindspeed.plugins.hookspecs import Unit
 from mindspeed.plugins.wrapping import Function, wrapper
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem
 
 
 def merged_options(group: str, answers: Sequence[tuple[str, Any]]) -> Any:

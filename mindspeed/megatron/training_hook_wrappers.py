@@ -21,8 +21,7 @@ from mindspeed.megatron import model_class
 from mindspeed.megatron.parsed_arguments import argument_fact, contradiction, unsupported_arguments
 from mindspeed.plugins.answers import completed
 from mindspeed.plugins.wrapping import Function, wrapper
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import MindSpeedError, Problem, RunError
+from mindspeed.problems import MindSpeedError, Problem, RunError, advice
 
 
 @dataclass(slots=True)

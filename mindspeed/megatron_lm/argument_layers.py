@@ -16,8 +16,7 @@ from mindspeed.megatron_lm.given_arguments import Given
 from mindspeed.plugins.constraints import RequiresSlot
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import MegatronFlag
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import GivenValue, Problem
+from mindspeed.problems import Fix, GivenValue, Problem
 
 _PATTERN: Final = "hybrid_layer_pattern"
 

@@ -10,7 +10,7 @@ from typing import Any
 from mindspeed.engine.inspection.cli_arguments import Argument
 from mindspeed.job.megatron_arguments import dests_of, world_of
 from mindspeed.megatron_lm.given_arguments import constant, surface_or_nearest
-from mindspeed.problems.fixes import CommandLine, Fixes
+from mindspeed.problems import CommandLine, Fixes
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,7 @@ from mindspeed.megatron_lm.given_arguments import (
     without_arguments,
 )
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import CollectedProblems, Problem, ResolutionError
+from mindspeed.problems import CollectedProblems, Fix, Problem, ResolutionError
 
 COMMAND_LINE: Final = "command line"
 OWN_FLAGS: Final = {

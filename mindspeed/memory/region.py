@@ -19,8 +19,7 @@ from mindspeed.memory.parked import LayerPart, Parked, Source
 from mindspeed.memory.randomness import RandomState, generators, replayed
 from mindspeed.memory.recomputation import recomputation
 from mindspeed.plugins.wrapping import Function
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Problem, RunError, advice
 
 StorageLayout = tuple[int, ...]
 

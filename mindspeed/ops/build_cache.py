@@ -22,7 +22,7 @@ from mindspeed.files.tables import table_beside
 from mindspeed.ops.instruction_sets import SETS, instructions
 from mindspeed.ops.sources import digest, sources_digest
 from mindspeed.ops.variants import SOURCES
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Problem
 
 FLAGS: Final[tuple[str, ...]] = tuple(table_beside(__file__))
 """Flags of every source. A kernel that wants fused multiplication and addition calls it by name."""

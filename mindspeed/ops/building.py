@@ -29,8 +29,7 @@ from mindspeed.ops.compiler import CANDIDATES, Compiler, CompilerResult, compile
 from mindspeed.ops.instruction_sets import missing
 from mindspeed.ops.sources import digest, operator_files, source_digest, source_files
 from mindspeed.ops.variants import SOURCES
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import PlatformError, Problem
+from mindspeed.problems import Fix, PlatformError, Problem, advice
 
 Say = Callable[[str], None]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed.job.world import FIELDS, UnknownValue, World
-from mindspeed.problems.fixes import Fix, Fixes, filled
+from mindspeed.problems import Fix, Fixes, filled
 from mindspeed.process.watchdog import RUNNING
 
 Predicate = Callable[..., bool]

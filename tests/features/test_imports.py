@@ -15,7 +15,7 @@ PUBLIC = (
     "mindspeed.job.config",
     "mindspeed.job.hybrid_pattern",
     "mindspeed.megatron.module_specs",
-    "mindspeed.problems.fixes",
+    "mindspeed.problems",
     "mindspeed.files.cache_folder",
     "mindspeed.plugins.active",
     "mindspeed.plugins.conditions",

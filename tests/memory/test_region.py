@@ -8,7 +8,7 @@ from mindspeed.memory.byte_count import Bytes
 from mindspeed.memory.meter import Meter
 from mindspeed.memory.randomness import RandomState
 from mindspeed.memory.region import Region
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 
 SIZE = 8
 FLOAT = 4

@@ -21,8 +21,7 @@ from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import ArgOverride, Patch
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem, ResolutionError
+from mindspeed.problems import Fix, Problem, ResolutionError
 from mindspeed.process.providers import provider_of
 
 HookPatches = Callable[[Collection[str], Collection[str], Environment, bool, frozenset[str]], Sequence[tuple[str, Patch]]]

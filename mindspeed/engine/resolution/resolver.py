@@ -32,9 +32,7 @@ from mindspeed.job.world import FIELDS, PARALLEL_SIZES, World, size_name
 from mindspeed.plugins.constraints import After, Before, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.problems.fixes import Fix, Fixes
-from mindspeed.problems.near_names import suggestion
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Fixes, Problem, suggestion
 from mindspeed.process.gc_pause import collector_paused
 
 

@@ -17,8 +17,7 @@ from mindspeed.plugins.active import report_problem
 from mindspeed.plugins.conditions import ConditionError, ModelCondition, conditions, failure
 from mindspeed.plugins.constraints import Requires
 from mindspeed.plugins.feature import Feature
-from mindspeed.problems.fixes import Fix, Fixes
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, Fixes, MindSpeedError, Problem
 
 Wrong = tuple[Feature[Any], str, Fixes]
 """A feature, the sentence that says what it cannot run with, and the fix."""

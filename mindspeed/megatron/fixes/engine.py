@@ -6,8 +6,7 @@ from importlib import import_module
 
 from mindspeed.engine.resolution.environment import ENGINE, engine_origin
 from mindspeed.job.world import World
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import PlatformError, Problem
+from mindspeed.problems import Fix, PlatformError, Problem
 
 
 def check_engine(world: World) -> None:

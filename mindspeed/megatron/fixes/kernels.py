@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from mindspeed.megatron.fixes.feature import TABLES
 from mindspeed.plugins.wrapping import Function, wrapper
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import PlatformError, Problem
+from mindspeed.problems import PlatformError, Problem, advice
 
 UNGUARDED: Final = frozenset(TABLES["unguarded"])
 """Modules that import triton without asking whether it is there; all others ask."""

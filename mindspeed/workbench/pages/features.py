@@ -29,7 +29,7 @@ from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec, Numerics
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.patches import ArgOverride, Patch, Ref, When
-from mindspeed.problems.fixes import Fix, filled, on_command_line
+from mindspeed.problems import Fix, filled, on_command_line
 from mindspeed.workbench.pages.markdown import code, page, table
 from mindspeed.workbench.pages.readme_sections import Section, sections
 from mindspeed.workbench.pages.together import together

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.runtime import parent_process
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Problem
 from mindspeed.workbench.verification import worker as work
 from mindspeed.workbench.verification.job import Answer, WorkerCall
 

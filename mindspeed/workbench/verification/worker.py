@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem
 from mindspeed.workbench.verification.job import Answer, WorkerCall
 
 PATIENCE: Final = timedelta(seconds=60)

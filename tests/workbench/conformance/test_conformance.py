@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from mindspeed import registry
 from mindspeed.cli import main
 from mindspeed.plugins import MindSpeedError, Wrap
-from mindspeed.problems.problem import PatchError
+from mindspeed.problems import PatchError
 from mindspeed.workbench.conformance import suite
 from mindspeed.workbench.conformance.application import application, import_cost
 from mindspeed.workbench.conformance.subjects import rows_of, subjects

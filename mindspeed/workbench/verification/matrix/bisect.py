@@ -16,7 +16,7 @@ import yaml
 from mindspeed import registry
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.problems.problem import MindSpeedError, ResolutionError
+from mindspeed.problems import MindSpeedError, ResolutionError
 from mindspeed.workbench.verification.matrix.cases import MatrixCase
 from mindspeed.workbench.verification.matrix.judge import judge
 from mindspeed.workbench.verification.matrix.minimal import minimal
