@@ -43,8 +43,7 @@ from mindspeed.process.watchdog import watched
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.targets import PatchTarget
-    from mindspeed.plugins.feature import Feature
-    from mindspeed.plugins.patches import Patch
+    from mindspeed.plugins import Feature, Patch
 
 __all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "defaults", "plan", "resolve", "step", "suspended"]
 

@@ -10,11 +10,11 @@ import click
 
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
-from mindspeed.plugins.conditions import ModelCondition
-from mindspeed.plugins.constraints import (
+from mindspeed.plugins import (
     After,
     Before,
     Conflicts,
+    ModelCondition,
     Requires,
     RequiresAny,
     RequiresCapability,

@@ -17,11 +17,19 @@ from mindspeed.compat.feature import MindSpeedFeature
 from mindspeed.compat.patches import MindSpeedPatchesManager
 from mindspeed.compat.registrations import Registration, require_patches
 from mindspeed.job.world import UnknownValue, World
-from mindspeed.plugins.conditions import Condition, condition
-from mindspeed.plugins.constraints import After
-from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
-from mindspeed.plugins.hookspecs import hookimpl
-from mindspeed.plugins.patches import Patch
+from mindspeed.plugins import (
+    After,
+    Category,
+    Condition,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Numerics,
+    Patch,
+    Stability,
+    condition,
+    hookimpl,
+)
 from mindspeed.problems import Fix, MindSpeedError, Problem, advice
 
 PREFIX: Final = "compat:"

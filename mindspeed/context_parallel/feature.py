@@ -10,10 +10,9 @@ from mindspeed.context_parallel.conditions import attention_sees_all_keys, softm
 from mindspeed.context_parallel.costs import Attention
 from mindspeed.context_parallel.patches import NO_DATALOADER_MASK, packed_in
 from mindspeed.context_parallel.saved import attention_of_micro_batch
+from mindspeed.plugins import ArgOverride, Patch, hookimpl
 from mindspeed.plugins.constraints import Constraint, Requires
 from mindspeed.plugins.feature import ArgsT, Feature
-from mindspeed.plugins.hookspecs import hookimpl
-from mindspeed.plugins.patches import ArgOverride, Patch
 from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:

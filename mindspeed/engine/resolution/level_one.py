@@ -10,9 +10,8 @@ from mindspeed.engine.resolution.resolution_state import ResolutionState, becaus
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.engine.resolution.slot_selection import Root
 from mindspeed.job.world import UnknownValue, World
+from mindspeed.plugins import Conflicts, FeatureSpec
 from mindspeed.plugins.conditions import ConditionError, obstacle
-from mindspeed.plugins.constraints import Conflicts
-from mindspeed.plugins.feature import FeatureSpec
 
 
 def level_one(state: ResolutionState) -> Iterator[Root]:

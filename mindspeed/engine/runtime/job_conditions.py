@@ -13,10 +13,8 @@ from typing import Any
 
 from mindspeed.engine.runtime import session
 from mindspeed.job.world import UnknownValue, World
-from mindspeed.plugins.active import report_problem
+from mindspeed.plugins import Feature, Requires, report_problem
 from mindspeed.plugins.conditions import ConditionError, ModelCondition, conditions, failure
-from mindspeed.plugins.constraints import Requires
-from mindspeed.plugins.feature import Feature
 from mindspeed.problems import Fix, Fixes, MindSpeedError, Problem
 
 Wrong = tuple[Feature[Any], str, Fixes]
