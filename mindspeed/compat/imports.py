@@ -131,7 +131,7 @@ def _value(module: str, name: str) -> Any:
     if name not in _names(module):
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     if module == _BUILDERS:
-        from mindspeed.compat.op_builders import builder
+        from mindspeed.compat.provided_names import builder
 
         return builder(name)
     provided = PROVIDED.get(module, {})

@@ -25,7 +25,7 @@ from mindspeed.job.config import world_of_config
 from mindspeed.megatron.argument_overrides import override_fields, override_parameters
 from mindspeed.megatron.module_specs import with_parts
 from mindspeed.plugins.hookspecs import Unit
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 from mindspeed.problems import Fix, MindSpeedError, Problem
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mindspeed.pipeline.declarations import ScheduleArgs
+from mindspeed.pipeline.conditions import ScheduleArgs
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.plugins import Feature, hookimpl
 

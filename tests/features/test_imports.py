@@ -29,7 +29,7 @@ PUBLIC = (
     "mindspeed.tensor_parallel",
     "mindspeed.memory",
     "mindspeed.pipeline",
-    "mindspeed.plugins.wrapping",
+    "mindspeed.plugins.patches",
     "pydantic",
     "torch",
     "torch_npu",

@@ -22,8 +22,8 @@ from mindspeed.features.deepspeed_moe.tables import ExpertRanks, RowOrder, combi
 from mindspeed.features.deepspeed_moe.units import UnitCall, Units
 from mindspeed.megatron.module_specs import with_modules
 from mindspeed.moe.capacity import CapacityOptions
-from mindspeed.moe.chunks import Steps, finished
 from mindspeed.moe.grouped_experts import GroupedExperts
+from mindspeed.moe.transfer import Steps, finished
 from mindspeed.problems import Fix, advice
 
 JITTER: Final = 1e-2

@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 from mindspeed.megatron.fixes.feature import TABLES
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 from mindspeed.problems import PlatformError, Problem, advice
 
 UNGUARDED: Final = frozenset(TABLES["unguarded"])

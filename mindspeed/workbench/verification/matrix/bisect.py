@@ -19,9 +19,8 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.problems import MindSpeedError, ResolutionError
 from mindspeed.workbench.verification.matrix.cases import MatrixCase
 from mindspeed.workbench.verification.matrix.judge import judge
-from mindspeed.workbench.verification.matrix.minimal import minimal
 from mindspeed.workbench.verification.matrix.reach import Sources
-from mindspeed.workbench.verification.matrix.reduction import same_failure
+from mindspeed.workbench.verification.matrix.reduction import minimal, same_failure
 from mindspeed.workbench.verification.matrix.store import VerdictStore, is_stale
 from mindspeed.workbench.verification.matrix.verdicts import CaseOutcome, CaseResult
 from mindspeed.workbench.verification.pool import WorkerPool
