@@ -89,7 +89,11 @@ _RENDEZVOUS: Final = {
 }
 _OPTIONS: Final[dict[str, click.Option]] = {
     "nproc": click.Option(
-        ["--nproc"], type=click.IntRange(1), default=1, metavar="N", help="Number of processes on this node  [default: 1]"
+        ["--nproc", "--nproc-per-node", "nproc"],
+        type=click.IntRange(1),
+        default=1,
+        metavar="N",
+        help="Number of processes on this node  [default: 1]",
     ),
     "nnodes": click.Option(["--nnodes"], type=click.IntRange(1), metavar="N", help="Number of nodes of the job  [default: 1]"),
     **{

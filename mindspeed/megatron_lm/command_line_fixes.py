@@ -43,6 +43,10 @@ class MegatronCommandLine(CommandLine):
             return super().drop_field(name)
         return f"remove {_listing([self._known(dest)[0].options[0] for dest in named])}"
 
+    def give_option(self, option: str, value: Any) -> str:
+        """Of the two names of an option that ``mindspeed run`` takes, torchrun has one."""
+        return super().give_option("--nproc-per-node" if option == "--nproc" else option, value)
+
     def add_feature(self, name: str) -> str:
         from mindspeed.registry import catalog_for
 

@@ -178,6 +178,11 @@ def test_a_feature_that_leaves_something_behind_is_not_reversible(acme):
     assert (outcome.state, outcome.text) == ("failed", "not restored: megatron.core.utils")
 
 
+@pytest.mark.long
+def test_a_feature_with_a_target_in_mindspeed_is_reversible():
+    assert [outcome.state for outcome in application(subjects("rms-norm"))] == ["ok", "ok"]
+
+
 def test_without_torch_what_needs_it_says_so(acme, monkeypatch):
     monkeypatch.setattr("mindspeed.workbench.conformance.application.find_spec", lambda name: None)
     outcomes = application([acme()])
