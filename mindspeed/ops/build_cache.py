@@ -20,8 +20,7 @@ from typing import Any, Final
 from mindspeed.files.cache_folder import cache_folder, distrust, untrusted
 from mindspeed.files.tables import table_beside
 from mindspeed.ops.instruction_sets import SETS, instructions
-from mindspeed.ops.sources import digest, sources_digest
-from mindspeed.ops.variants import SOURCES
+from mindspeed.ops.variants import SOURCES, digest, sources_digest
 from mindspeed.problems import Problem
 
 FLAGS: Final[tuple[str, ...]] = tuple(table_beside(__file__))
