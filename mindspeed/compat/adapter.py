@@ -16,7 +16,6 @@ from mindspeed.compat.arguments import namespace_of
 from mindspeed.compat.feature import MindSpeedFeature
 from mindspeed.compat.patches import MindSpeedPatchesManager
 from mindspeed.compat.registrations import Registration, require_patches
-from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins import (
     After,
     Category,
@@ -27,6 +26,8 @@ from mindspeed.plugins import (
     Numerics,
     Patch,
     Stability,
+    UnknownValue,
+    World,
     condition,
     hookimpl,
 )

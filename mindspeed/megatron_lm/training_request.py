@@ -12,13 +12,7 @@ from typing import Any, Final
 
 from mindspeed.engine.inspection.cli_arguments import Surface
 from mindspeed.engine.resolution.planned_feature import PlanNote
-from mindspeed.engine.resolution.request import (
-    JobFile,
-    Layer,
-    layer_from_environment,
-    parse_assignments,
-    split_names,
-)
+from mindspeed.engine.resolution.request import JobFile, Layer, layer_from_environment, parse_assignments, split_names
 from mindspeed.megatron.pad_token_check import warning_of_arguments
 from mindspeed.megatron_lm.argument_layers import disagreements, layers_of, removable_flags, requested_holder
 from mindspeed.megatron_lm.argument_words import ArgumentWords

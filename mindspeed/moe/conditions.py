@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from mindspeed.job.world import World
-from mindspeed.plugins import Condition, Feature, Fix, Mixin, Numerics, Patch, condition, hookimpl
+from mindspeed.plugins import Condition, Feature, Fix, Mixin, Numerics, Patch, World, condition, hookimpl
 from mindspeed.plugins.feature import ArgsT
-from mindspeed.plugins.shared_conditions import (
-    NO_CUDA_GRAPHS,
-    NO_LOW_PRECISION,
-    NO_OVERLAPPED_MICRO_BATCHES,
-)
+from mindspeed.plugins.shared_conditions import NO_CUDA_GRAPHS, NO_LOW_PRECISION, NO_OVERLAPPED_MICRO_BATCHES
 
 _REMOVE: Final = Fix.remove_feature()
 

@@ -13,8 +13,7 @@ from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride, Plan
 from mindspeed.engine.resolution.environment import Environment, version_in
 from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote
 from mindspeed.engine.resolution.resolver import Resolution
-from mindspeed.job.world import World
-from mindspeed.plugins import ArgOverride, Condition, Feature, ModelCondition, Patch
+from mindspeed.plugins import ArgOverride, Condition, Feature, ModelCondition, Patch, World
 from mindspeed.plugins.constraints import Constraint
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.hookspecs import HOOKS

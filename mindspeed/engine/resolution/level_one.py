@@ -9,8 +9,7 @@ from mindspeed.engine.resolution.planned_feature import Reason, ReasonKind
 from mindspeed.engine.resolution.resolution_state import ResolutionState, because
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.engine.resolution.slot_selection import Root
-from mindspeed.job.world import UnknownValue, World
-from mindspeed.plugins import Conflicts, FeatureSpec
+from mindspeed.plugins import Conflicts, FeatureSpec, UnknownValue, World
 from mindspeed.plugins.conditions import ConditionError, obstacle
 
 

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mindspeed.engine.runtime import session
-from mindspeed.job.world import UnknownValue, World
-from mindspeed.plugins import Feature, Requires, report_problem
+from mindspeed.plugins import Feature, Fix, Fixes, MindSpeedError, Problem, Requires, UnknownValue, World, report_problem
 from mindspeed.plugins.conditions import ConditionError, ModelCondition, conditions, failure
-from mindspeed.problems import Fix, Fixes, MindSpeedError, Problem
 
 Wrong = tuple[Feature[Any], str, Fixes]
 """A feature, the sentence that says what it cannot run with, and the fix."""

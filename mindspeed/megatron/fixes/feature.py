@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from mindspeed.engine.resolution.environment import ENGINE, engine_origin
 from mindspeed.files.tables import json_beside
-from mindspeed.job.world import World
 from mindspeed.megatron.fixes.adaptor import AdaptorGuard, belongs_to_adaptor
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Ref, Set, When, Wrap, hookimpl
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Ref, Set, When, World, Wrap, hookimpl
 from mindspeed.problems import Fix, PlatformError, Problem
 
 _HERE: Final = "mindspeed.megatron.fixes"
