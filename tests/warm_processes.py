@@ -266,10 +266,8 @@ def warm() -> None:
 
     import mindspeed.cli.pretrain
     import mindspeed.cli.run
-    import mindspeed.workbench.training.trainer  # noqa: F401
-    from mindspeed.workbench.verification.worker import warm_up
-
-    warm_up()
+    import mindspeed.workbench.training.trainer
+    import mindspeed.workbench.verification.warm  # noqa: F401
 
 
 if __name__ == "__main__":
