@@ -26,7 +26,8 @@ def main(address, *words):
                 signal.signal(number, lambda number, _: os.kill(process, number))
         status = int(answers.readline())
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
 

@@ -143,6 +143,7 @@ def become(message: Mapping[str, Any], streams: Sequence[Connection[Any, Any]], 
     for target, stream in enumerate(streams):
         os.dup2(stream.fileno(), target)
         stream.close()
+    sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing has put another file in its place
     os.chdir(message["folder"])
     os.environ.clear()
     os.environ.update(message["variables"])

@@ -218,7 +218,8 @@ class Broker:
     def _kill(self, workers: Iterable[_Worker]) -> None:
         for worker in workers:
             worker.connection.close()
-            worker.process.kill()
+            if worker.process.is_alive():
+                worker.process.kill()
             with suppress(ProcessLookupError):  # the processes that its job has started
                 os.killpg(cast("int", worker.process.pid), signal.SIGKILL)
             worker.process.join()
