@@ -12,7 +12,7 @@ import sys
 _HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
-def main(address, *words):
+def main(address: str, *words: str) -> None:
     """Have the server run ``words`` with the output, folder and variables of this process, and end as that ends."""
     message = {"words": words, "folder": os.getcwd(), "variables": dict(os.environ), "parent": os.getppid()}
     with socket.socket(socket.AF_UNIX) as server:

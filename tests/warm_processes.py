@@ -29,6 +29,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
+import psutil
+
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _SERVER: Final = "import sys, tests.warm_processes; tests.warm_processes.Server(sys.argv[1]).serve()"
 """Not a module that is run: multiprocessing would run that anew in each process."""
@@ -44,7 +46,7 @@ _WARM: Final = (
 _FROM_THE_START: Final = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 """Variables that cannot be set later: `become` sets the number of threads, and ``mindspeed run`` the same seed."""
 
-_servers: list[int] = []
+_forking: list[psutil.Process] = []
 
 
 @cache
@@ -58,7 +60,7 @@ def warm_python() -> tuple[str, ...]:
     server = subprocess.Popen(command, cwd=_ROOT, env=kept | _FROM_THE_START, **pipes)
     assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n"
-    _servers.append(server.pid)
+    _forking.extend(psutil.Process(server.pid).children())
     atexit.register(folder.cleanup)
     atexit.register(server.communicate)
     return _client(address)
@@ -70,9 +72,7 @@ def _client(address: str) -> tuple[str, ...]:
 
 def cpu_seconds() -> float:
     """What the processes have taken that have ended."""
-    import psutil
-
-    ended = [forks.cpu_times() for server in _servers for forks in psutil.Process(server).children()]
+    ended = [process.cpu_times() for process in _forking]
     return sum(times.children_user + times.children_system for times in ended)
 
 
@@ -117,13 +117,14 @@ class Server:
         client, _ = self._listener.accept()
         _, descriptors, _, _ = socket.recv_fds(client, 1, 3)
         streams: list[Connection[Any, Any]] = [Connection(descriptor) for descriptor in descriptors]
-        message = json.loads(client.makefile().readline())
-        process = self._context.Process(target=become, args=(message, streams, self._address))
-        process.start()
+        if text := client.makefile().readline():  # else the client has ended
+            message = json.loads(text)
+            process = self._context.Process(target=become, args=(message, streams, self._address))
+            process.start()
+            self._running.append(_Running(client, process, message["parent"]))
+            _tell(client, process.pid)
         for stream in streams:
             stream.close()
-        client.sendall(b"%d\n" % process.pid)
-        self._running.append(_Running(client, process, message["parent"]))
 
     def _end(self, running: _Running) -> None:
         """The process has ended, or its client has."""
@@ -131,11 +132,15 @@ class Server:
         if running.process.is_alive():
             running.process.kill()
         running.process.join()
-        with suppress(OSError):
-            running.client.sendall(b"%d\n" % running.process.exitcode)
+        _tell(running.client, running.process.exitcode)
         running.client.close()
         for other in [other for other in self._running if other.parent == running.process.pid]:
             self._end(other)
+
+
+def _tell(client: socket.socket, number: int | None) -> None:
+    with suppress(OSError):  # the client has ended
+        client.sendall(f"{number}\n".encode())
 
 
 def become(message: Mapping[str, Any], streams: Sequence[Connection[Any, Any]], address: str) -> NoReturn:
