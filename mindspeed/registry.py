@@ -24,7 +24,7 @@ from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.engine.resolution.environment import Environment, engine_installed, installed_version
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer, layer_from_call, layer_from_environment
-from mindspeed.engine.resolution.resolution_state import HasVariant
+from mindspeed.engine.resolution.resolution_state import HasVariant, Suggestions
 from mindspeed.engine.resolution.resolver import resolve as resolve_names
 from mindspeed.engine.runtime import rendezvous, session, uncaught
 from mindspeed.engine.runtime.effects import EffectReport
@@ -43,6 +43,7 @@ from mindspeed.process.watchdog import watched
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.targets import PatchTarget
+    from mindspeed.engine.resolution.applied_fixes import Request
     from mindspeed.plugins import Feature, Patch
 
 __all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "defaults", "plan", "resolve", "step", "suspended"]
@@ -93,16 +94,38 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
 
     Without ``known``, of other distributions only the named features are loaded, and what those require.
     """
+    known = known or catalog_for(_named([*layers, disabled_layer()]))
+    platform = next((layer.platform for layer in reversed(layers) if layer.platform), None)
+    environment = environment or probe(platform)
+    if platform is not None and platform != environment.platform:
+        environment = replace(environment, platform=platform)
+    try:
+        return _resolve(layers, environment, known)
+    except ResolutionError as error:
+        from mindspeed.engine.resolution.applied_fixes import Request
+        from mindspeed.engine.resolution.mending import with_tried_fixes
+
+        request = Request(tuple(layers), environment)
+        error.problems = tuple(with_tried_fixes(error.problems, request, partial(_problems_of, known)))
+        raise
+
+
+def _problems_of(known: Catalog, request: Request, suggestions: Suggestions) -> tuple[Problem, ...]:
+    try:
+        _resolve(request.layers, request.environment, known, suggestions)
+    except ResolutionError as error:
+        return error.problems
+    return ()
+
+
+def _resolve(
+    layers: Sequence[Layer], environment: Environment, known: Catalog, suggestions: Suggestions = "declared"
+) -> ActivationPlan:
     from mindspeed.job.megatron_arguments import OF_TRAINING
     from mindspeed.megatron.argument_overrides import check_overrides
     from mindspeed.ops.variants import has_variant
 
     layers = [*layers, disabled_layer()]
-    known = known or catalog_for(_named(layers))
-    platform = next((layer.platform for layer in reversed(layers) if layer.platform), None)
-    environment = environment or probe(platform)
-    if platform is not None and platform != environment.platform:
-        environment = replace(environment, platform=platform)
     runs: HasVariant | None = None
     if environment.source == "probed":
         from mindspeed.ops.availability import build_obstacle, running
@@ -112,7 +135,7 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
             text = f"the C++ operators are not built, so operators use their plain-torch references; {obstacle}"
             layers.append(Layer("cache", notes=(PlanNote("warning", CACHE_VARIABLE, text),)))
     framework = Framework(base_features(environment.platform), _hook_patches, check_overrides, frozenset(OF_TRAINING))
-    resolution = resolve_names(layers, known, environment, framework.base, has_variant, runs)
+    resolution = resolve_names(layers, known, environment, framework.base, has_variant, runs, suggestions)
     if resolution.problems:
         raise ResolutionError(resolution.problems)
     made = within_budgets(build_plan.build_plan(resolution, known, environment, framework), known)

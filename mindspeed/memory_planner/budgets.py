@@ -14,7 +14,7 @@ from mindspeed.memory.byte_count import MIB
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems import Fix, Problem, ResolutionError, advice
+from mindspeed.problems import Fix, Problem, ResolutionError
 
 if TYPE_CHECKING:
     from mindspeed.memory_planner.stages import Stage
@@ -40,8 +40,8 @@ def within_budgets(made: ActivationPlan, known: Catalog) -> ActivationPlan:
         if budget * MIB < least:
             mib = math.ceil(least / MIB * 100) / 100
             text = f"{name}: {what} is less than {mib:g}, the MiB that stage {stage} needs even if {name} frees all that it can"
-            way = f"--set {name}.{setting}={mib:g} or more, or use more tensor or pipeline parallelism"
-            problems.append(Problem("MS304", text, (name,), fix=advice(way)))
+            fix = Fix.give_setting(f"{name}.{setting}", mib, "or more; more tensor or pipeline parallelism needs less")
+            problems.append(Problem("MS304", text, (name,), fix=fix))
     if problems:
         raise ResolutionError(problems)
     return replace(made, rows=(*made.rows, *rows)) if rows else made

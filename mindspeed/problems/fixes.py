@@ -22,6 +22,7 @@ Verb = Literal[
     "run-command",
     "advice",
     "together",
+    "nothing",
 ]
 
 
@@ -29,8 +30,8 @@ Verb = Literal[
 class Fix:
     """Describe one way to mend a problem: a ``verb``, and the ``name`` of what it acts on.
 
-    The name is a field of the job (`mindspeed.job.fields`), ``feature.setting``, an option, a feature, a command line or a
-    sentence. Of a field, setting or option that is given, ``value`` None stands for any, of which ``note`` says more. ``steps``
+    The name is a field of the job (`mindspeed.job.fields`), ``feature.setting``, an option, a feature, a command line, a
+    sentence, or the reason why nothing mends the problem. Of a field, setting or option that is given, ``value`` None stands for any, of which ``note`` says more. ``steps``
     are those of which none alone mends the problem.
     """
 
@@ -98,6 +99,12 @@ class Fix:
         return Fix("together", steps=tuple(steps))
 
 
+    @staticmethod
+    def nothing(reason: str) -> Fix:
+        """Report that no change of the request mends the problem."""
+        return Fix("nothing", reason)
+
+
 Fixes = tuple[Fix, ...]
 """Alternatives: each of them alone mends the problem."""
 
@@ -113,6 +120,7 @@ _KEYS: Final[Mapping[Verb, Mapping[str, str]]] = {
     "run-command": {"command": "name"},
     "advice": {"text": "name"},
     "together": {},
+    "nothing": {"reason": "name"},
 }
 """Keys of each kind of fix in JSON, and the attribute that each has."""
 
@@ -226,6 +234,8 @@ class CommandLine:
                 return fix.name
             case "together":
                 return self.together(fix.steps)
+            case "nothing":
+                return f"nothing mends it: {fix.name}"
 
     def option(self, field: str) -> str:
         """Return the option that gives a field of the job."""

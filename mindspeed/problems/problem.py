@@ -41,7 +41,7 @@ class Problem:
     ``code`` is a key of `error_codes`; ``message`` one sentence; ``features`` the names involved;
     ``chain`` the lines that explain why each of them is there; ``where`` a place the reader
     can open (distribution, version, file:line, or the source of a value); ``fix`` what to do, as alternatives;
-    ``facts`` the values at fault.
+    ``facts`` the values at fault; ``rule`` the name of the condition that does not hold, where it is one of a feature.
     """
 
     code: str
@@ -51,6 +51,7 @@ class Problem:
     where: str
     fix: Fixes
     facts: tuple[GivenValue, ...]
+    rule: str = field(compare=False)
 
     def __init__(
         self,
@@ -61,12 +62,14 @@ class Problem:
         where: str = "",
         fix: Fixes | Fix = (),
         facts: Iterable[GivenValue] = (),
+        rule: str = "",
     ) -> None:
         if isinstance(fix, str):
             raise TypeError(
                 f"the fix of {code} is a str; a fix is data: Fix.give_field(...), Fix.give_setting(...) or Fix.advise({fix!r})"
             )
-        values = (code, message, tuple(features), tuple(chain), where, fix if isinstance(fix, tuple) else (fix,), tuple(facts))
+        fixes = fix if isinstance(fix, tuple) else (fix,)
+        values = (code, message, tuple(features), tuple(chain), where, fixes, tuple(facts), rule)
         for name, value in zip(self.__slots__, values, strict=True):
             object.__setattr__(self, name, value)
 

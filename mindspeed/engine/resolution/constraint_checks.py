@@ -10,6 +10,7 @@ from string import Formatter
 from typing import Any, Final
 
 from mindspeed.engine.resolution.environment import version_in
+from mindspeed.engine.resolution.fix_values import with_values
 from mindspeed.engine.resolution.jobs import JobSet
 from mindspeed.engine.resolution.planned_feature import Value
 from mindspeed.engine.resolution.request_merge import LAUNCH
@@ -28,16 +29,14 @@ REFUSED: Final = "refused"
 def check_choices(state: ResolutionState) -> None:
     for name, constraint, jobs in state.constraints(RequiresAny):
         if lacking := jobs & ~_union(state.where.get(choice, 0) for choice in constraint.names):
-            choices = ", ".join(constraint.names)
-            text = f"{name} needs one of {choices}{because(constraint.reason)}"
-            single = Fix.add_feature(choices) if len(constraint.names) == 1 else None
-            state.problem("MS205", text, (name,), single or Fix.advise(f"add one of {choices} to the features"), lacking)
+            text = f"{name} needs one of {', '.join(constraint.names)}{because(constraint.reason)}"
+            state.problem("MS205", text, (name,), tuple(map(Fix.add_feature, constraint.names)), lacking)
     for name, need, jobs in state.constraints(RequiresSlot):
         if lacking := jobs & ~_union(state.holders.get(need.slot, {}).values()):
             if (name, need.slot) in state.decided and getattr(state.args_of(name), need.setting, None) is not None:
                 continue  # a name or auto, whose problem was reported
             text = f"{name} needs a feature for {need.slot}{because(need.reason)}"
-            fix: Fixes = (Fix.advise(f"add one of {', '.join(state.holders_known(need.slot))} to the features"),)
+            fix: Fixes = tuple(map(Fix.add_feature, state.holders_known(need.slot)))
             fix += (Fix.give_setting(f"{name}.{need.setting}", AUTO),) if need.setting else ()
             state.problem("MS205", text, (name,), fix, lacking)
 
@@ -48,7 +47,7 @@ def check_slots(state: ResolutionState) -> None:
         if shared:
             every = "both" if len(names) == 2 else "all"
             text = f"{_listing(names)} {every} hold the slot {slot}, a role that only one feature can have"
-            state.problem("MS203", text, tuple(names), _ways_out(state, names), shared)
+            state.problem("MS203", text, tuple(names), _ways_out(names), shared)
 
 
 def check_conflicts(state: ResolutionState) -> None:
@@ -60,7 +59,7 @@ def check_conflicts(state: ResolutionState) -> None:
             names = tuple(sorted((name, other)))
             if not state.is_single or names not in [problem.features for problem in state.problems if problem.code == "MS202"]:
                 text = f"{names[0]} conflicts with {names[1]}{because(constraint.reason)}"
-                state.problem("MS202", text, names, _ways_out(state, names), both)
+                state.problem("MS202", text, names, _ways_out(names), both)
 
 
 def check_capabilities(state: ResolutionState) -> None:
@@ -70,8 +69,9 @@ def check_capabilities(state: ResolutionState) -> None:
             if both and holder != name and need.capability not in state.specs[holder].provides:
                 text = f"{holder} does not support {need.capability.replace('-', ' ')}, which {name} needs"
                 others = [n for n in state.holders_known(need.slot) if need.capability in state.specs[n].provides]
-                fix: Fixes = (Fix.advise(f"use {' or '.join(others)} instead"),) if others else ()
-                fix += _ways_out(state, (name, holder))
+                removal = state.removal(holder)
+                fix: Fixes = tuple(Fix.together((removal, Fix.add_feature(other))) for other in others)
+                fix += _ways_out((name, holder))
                 state.problem("MS202", text + because(need.reason), (name, holder), fix, both)
 
 
@@ -88,9 +88,9 @@ def _shared(sets: Iterable[JobSet]) -> JobSet:
     return shared
 
 
-def _ways_out(state: ResolutionState, names: Sequence[str]) -> Fixes:
-    """The smallest removals: for each side, the requested feature at the root of its chain."""
-    return tuple(map(Fix.remove_feature, dict.fromkeys(state.root(name) for name in names)))
+def _ways_out(names: Iterable[str]) -> Fixes:
+    """The smallest removals: each side alone."""
+    return tuple(map(Fix.remove_feature, names))
 
 
 def check_sizes(state: ResolutionState) -> None:
@@ -108,9 +108,14 @@ def _remainder(given: Mapping[str, Value], world: World) -> tuple[str, Fixes]:
     """Return message and fix for a number of processes that the parallel sizes do not divide."""
     product = world.tp * world.pp * world.cp
     factors = f"tp x pp x cp = {world.tp} x {world.pp} x {world.cp} = {product}"
-    size = -(-world.world_size // product) * product
-    way = Fix.give_option("--nproc", size) if given["world_size"].source == LAUNCH else Fix.give_field("world_size", size)
-    return f"world size {world.world_size} is not a multiple of {factors}", (way, Fix.advise("use smaller parallel sizes"))
+    ranks = -(-world.world_size // product) * product
+    way = Fix.give_option("--nproc", ranks) if given["world_size"].source == LAUNCH else Fix.give_field("world_size", ranks)
+    smaller = (
+        Fix.give_field(name, next(number for number in range(size - 1, 0, -1) if world.world_size % (product // size * number) == 0))
+        for name in ("tp", "pp", "cp")
+        if (size := getattr(world, name)) > 1 and world.world_size % (product // size) == 0
+    )
+    return f"world size {world.world_size} is not a multiple of {factors}", (way, *smaller)
 
 
 def check_given_fields(state: ResolutionState) -> None:
@@ -119,7 +124,7 @@ def check_given_fields(state: ResolutionState) -> None:
         for found, jobs in state.contradictions(name):
             for field, value in found:
                 text = f"{name} sets {field} to {value}, but {state.merged.world[field].value} is given"
-                fix = (Fix.drop_field(field, state.merged.world[field].source), Fix.remove_feature(state.root(name)))
+                fix = (Fix.drop_field(field, state.merged.world[field].source), Fix.remove_feature(name))
                 state.problem("MS304", text, (name,), fix, jobs & state.where[name], (field,))
 
 
@@ -129,10 +134,10 @@ def check_platforms(state: ResolutionState) -> None:
         spec = state.specs[name]
         if spec.platforms and platform not in spec.platforms:
             text = f"{name} does not run on {platform}, only on {', '.join(sorted(spec.platforms))}"
-            state.problem("MS208", text, (name,), Fix.remove_feature(state.root(name)), state.where[name])
+            state.problem("MS208", text, (name,), Fix.remove_feature(name), state.where[name])
         if spec.megatron and state.world.knows("megatron") and not version_in(state.world.megatron, spec.megatron):
             text = f"{name} needs megatron-core {spec.megatron}, but the version is {state.world.megatron}"
-            fix = (Fix.advise(f"install megatron-core {spec.megatron}"), Fix.remove_feature(state.root(name)))
+            fix = (Fix.advise(f"install megatron-core {spec.megatron}"), Fix.remove_feature(name))
             state.problem("MS208", text, (name,), fix, state.where[name])
 
 
@@ -216,7 +221,8 @@ def _report(state: ResolutionState, name: str, condition: Condition, said: Any, 
         if _has_conflict(state, name) and state.is_due_to_features(name, condition):
             return  # the conflict with the feature that makes the job so is reported
         names = (name, condition.of) if condition.of else (name,)
-        state.problem("MS304", f"{name}: {said.message}", names, said.fix, jobs, _named(name, condition))
+        fix = said.fix if state.suggestions == "none" else with_values(state, name, condition, said.fix)
+        state.problem("MS304", f"{name}: {said.message}", names, fix, jobs, _named(name, condition), condition.name)
     else:
         state.note("warning" if condition.otherwise == "warn" else "note", name, said.message)
 

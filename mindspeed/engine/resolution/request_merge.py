@@ -25,6 +25,7 @@ class MergedRequest:
     """The request after merging: one value per setting and size, and what was wrong with the sources.
 
     ``requested``, ``without`` and ``disabled`` map names to their first layer, ``withdrawn`` those that a higher layer removes.
+    ``spelled_as_settings`` has the feature and the setting of parallel sizes whose highest source gives the setting alone.
     """
 
     requested: dict[str, Layer] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class MergedRequest:
     without: dict[str, Layer] = field(default_factory=dict)
     withdrawn: dict[str, Layer] = field(default_factory=dict)
     disabled: dict[str, Layer] = field(default_factory=dict)
+    spelled_as_settings: set[tuple[str, str]] = field(default_factory=set)
     notes: list[PlanNote] = field(default_factory=list)
     level: int = 2
     strict: bool = False
@@ -82,6 +84,10 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
                 fix = (Fix.drop_field(name, layer.source), Fix.advise(f"start {value} processes"))
                 merged.problems.append(Problem("MS306", text, where=LAUNCH, fix=fix))
             _put(merged.world, name, value, layer)
+        for size, (feature, setting) in catalog.owners.items():
+            if setting is not None and size in world:
+                given = (feature, setting)
+                (merged.spelled_as_settings.discard if size in layer.world else merged.spelled_as_settings.add)(given)
         for feature, fields in settings.items():
             for name, value in fields.items():
                 _put(merged.settings.setdefault(feature, {}), name, value, layer)
@@ -151,7 +157,7 @@ def _unify_size_spellings(
                 f"{layer.source} gives the {FIELDS[size].meaning} twice: {size} = {world[size]} and {owner}.{argument} "
                 f"= {given}"
             )
-            fix = Fix.advise(f"keep one of the two; they set the same value (--{size})")
+            fix = (Fix.drop_setting(f"{owner}.{argument}"), Fix.drop_field(size, layer.source))
             facts = [_given(size, world[size], layer), _given(f"{owner}.{argument}", given, layer)]
             problems.append(Problem("MS303", text, (owner,), (), layer.source, fix, facts))
         elif size in world:

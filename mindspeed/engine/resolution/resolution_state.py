@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, Literal
 
 from mindspeed._version import __version__
 from mindspeed.engine.resolution.jobs import Jobs, JobSet, NotUniform, OneJob, by_contribution
-from mindspeed.engine.resolution.planned_feature import PlanNote, Reason, Value
+from mindspeed.engine.resolution.planned_feature import PlanNote, Reason, ReasonKind, Value
 from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.engine.resolution.request_merge import MergedRequest
 from mindspeed.engine.resolution.setting_validation import Arguments
@@ -22,9 +23,8 @@ from mindspeed.plugins.feature import Feature, FeatureArgs
 from mindspeed.problems import Fix, Fixes, GivenValue, Problem, advice, named_in, suggestion
 
 
-def possible_fix(fix: Fixes | Fix, world: World) -> Fixes:
+def possible_fix(steps: Fixes, world: World) -> Fixes:
     """Remove the alternatives that give a field another value than the pattern of a hybrid model."""
-    steps = fix if isinstance(fix, tuple) else (fix,)
     if not steps or not world.is_hybrid:
         return steps
     facts = facts_of_pattern(world.hybrid_layer_pattern, world.pp)
@@ -42,6 +42,9 @@ HasVariant = Callable[[str, str], bool]
 """``(op, platform) -> bool``: whether an operator has more than its reference there."""
 
 ONE_JOB: Final = OneJob()
+
+Suggestions = Literal["none", "declared", "also removals"]
+"""Fixes that problems of features get: the declared ones, and with them the removal of each feature at fault."""
 
 
 def because(reason: str) -> str:
@@ -65,6 +68,7 @@ class ResolutionState:
         runs: HasVariant,
         jobs: Jobs = ONE_JOB,
         scope: JobSet = 1,
+        suggestions: Suggestions = "declared",
     ) -> None:
         self.merged = merged
         self.catalog = catalog
@@ -73,6 +77,7 @@ class ResolutionState:
         self.specs = {**catalog.specs, **{name: feature.spec for name, feature in self.base.items()}}
         self.has_variant, self.runs = has_variant, runs
         self.jobs, self.scope, self.is_single = jobs, scope, jobs.is_single
+        self.suggestions = suggestions
         self.world = self._given = merged.as_world()
         self._fixed = frozenset(name for name, value in merged.world.items() if value.source != MEGATRON_DEFAULTS)
         settable = (name for name in self._fixed if FIELDS[name].has_default and name not in PARALLEL_SIZES)
@@ -355,17 +360,20 @@ class ResolutionState:
         fix: Fixes | Fix,
         jobs: JobSet,
         about: Iterable[str] = (),
+        rule: str = "",
     ) -> None:
         """Report a problem of features, with the reasons why each is active, in these jobs.
 
-        ``about`` names further values at fault than those that the fix gives.
+        ``about`` names further values at fault than those that the fix gives, ``rule`` the condition that does not hold.
         """
         self.refused |= jobs
         if self.is_single:
             where = "; ".join(self.catalog.usable[name].described for name in names if name in self.catalog.usable)
-            steps = possible_fix(fix, self.world)
+            steps = fix if isinstance(fix, tuple) else (fix,)
             facts = self.facts(*about, *named_in(steps))
-            self.report(Problem(code, message, names, self.chain(*names), where, steps, facts), jobs)
+            further = tuple(map(Fix.remove_feature, names)) if self.suggestions == "also removals" else ()
+            possible = () if self.suggestions == "none" else self.possible((*steps, *further))
+            self.report(Problem(code, message, names, self.chain(*names), where, possible, facts, rule), jobs)
 
     def facts(self, *names: str) -> Iterator[GivenValue]:
         """Yield those of these fields of the job and settings (``feature.name``) that a source gives."""
@@ -407,8 +415,69 @@ class ResolutionState:
             row = PlanNote("not-checked", name, f"{what!r} depends on {field}", (field,))
             self.rows += [row] if self.is_single and row not in self.rows else []
 
-    def root(self, name: str) -> str:
-        """The feature of the request that brought ``name`` in."""
-        while self.active[name].by:
-            name = self.active[name].by
-        return name
+    def possible(self, fixes: Fixes) -> Fixes:
+        """Remove alternatives that change nothing, and let those that remove a feature remove what brings it in."""
+        steps = tuple(dict.fromkeys(map(self._possible, possible_fix(fixes, self.world))))
+        return tuple(fix for fix in steps if not self._is_given(fix)) or steps
+
+    def _possible(self, fix: Fix) -> Fix:
+        if fix.verb == "remove-feature" and fix.name in self.active:
+            return self.removal(fix.name)
+        if fix.steps:
+            return Fix.together(map(self._possible, fix.steps))
+        if fix.verb == "give-field" and fix.value is not None:
+            return self._in_its_spelling(fix)
+        return fix
+
+    def _is_given(self, fix: Fix) -> bool:
+        """Return whether a source of the request gives this value already."""
+        feature, _, setting = fix.name.rpartition(".")
+        values = self.merged.settings.get(feature, {}) if feature else self.merged.world
+        given = values.get(setting) if fix.verb in ("give-field", "give-setting") and fix.value is not None else None
+        return given is not None and given.value == fix.value
+
+    def _in_its_spelling(self, fix: Fix) -> Fix:
+        """Return the fix as the setting of a parallel size, where that gives it."""
+        owner, setting = self.catalog.owners.get(fix.name, ("", None))
+        if setting is None or (owner, setting) not in self.merged.spelled_as_settings:
+            return fix
+        return replace(fix, verb="give-setting", name=f"{owner}.{setting}")
+
+    def removal(self, name: str) -> Fix:
+        """Return the fix that takes a feature out: it removes what the request has that brings it in."""
+        steps = tuple(dict.fromkeys(step for root in self._roots_of(name) for step in self._ways_to_remove(root)))
+        return Fix.together(steps) if len(steps) > 1 else steps[0] if steps else Fix.remove_feature(name)
+
+    def _roots_of(self, name: str) -> list[str]:
+        """Return the active features that the request itself brings in, and that bring in ``name``."""
+        bringing: dict[str, list[str]] = defaultdict(list)
+        for other, reason in self.active.items():
+            if reason.kind in (ReasonKind.NAMED, ReasonKind.CHOSEN):
+                bringing[other].append(reason.by)
+            for need in self.catalog.requires.get(other, ()):
+                if need.name in self.active and self.holds(other, need):
+                    bringing[need.name].append(other)
+        found = [name]
+        for one in found:
+            found += [other for other in dict.fromkeys(bringing[one]) if other not in found]
+        return [one for one in found if self._is_root(one)]
+
+    def _is_root(self, name: str) -> bool:
+        return not self.active[name].by or name in self.merged.requested or self._size_of(name) is not None
+
+    def _size_of(self, name: str) -> str | None:
+        """Return the parallel size greater than 1 that brings in a feature; None without one."""
+        sizes = (size for size, (owner, _) in self.catalog.owners.items() if owner == name and size in PARALLEL_SIZES)
+        return next((size for size in sizes if getattr(self.world, size) > 1), None)
+
+    def _ways_to_remove(self, name: str) -> Iterator[Fix]:
+        """Yield the changes after which the request itself does not bring in a feature."""
+        if name in self.merged.requested:
+            yield Fix.remove_feature(name)
+        if (size := self._size_of(name)) is not None:
+            yield self._in_its_spelling(Fix.give_field(size, 1))
+        flag = self.catalog.following.get(name)
+        if flag is not None and self.world.is_set(flag):
+            yield Fix.give_field(flag, False)
+        if self.active[name].kind is ReasonKind.LEVEL_ONE:
+            yield Fix.give_option("--without", name)

@@ -26,7 +26,7 @@ from mindspeed.engine.resolution.pattern_checks import check_pattern
 from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote, Reason, ReasonKind
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.resolution.request_merge import merge
-from mindspeed.engine.resolution.resolution_state import HasVariant, ResolutionState, because
+from mindspeed.engine.resolution.resolution_state import HasVariant, ResolutionState, Suggestions, because
 from mindspeed.engine.resolution.slot_selection import Root, select_holders
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, World, size_name
 from mindspeed.plugins import After, Before, Feature, FeatureArgs, Requires
@@ -61,14 +61,17 @@ def resolve(
     base: Sequence[type[Feature[Any]]] = (),
     has_variant: HasVariant = every_variant,
     runs: HasVariant | None = None,
+    suggestions: Suggestions = "declared",
 ) -> Resolution:
     """Decide a request. Pure and total: never raises for bad input, reports every problem it can find.
 
     ``base`` are the plugins of level 0 that every plan has; only their settings are decided here. ``has_variant`` tells
-    what a platform has, by which level 1 decides; ``runs`` what this machine runs, of which rows tell.
+    what a platform has, by which level 1 decides; ``runs`` what this machine runs, of which rows tell. ``suggestions`` are the fixes that
+    problems of features get.
     """
     with collector_paused():
-        state = ResolutionState(merge(layers, catalog, environment), catalog, base, has_variant, runs or has_variant)
+        merged = merge(layers, catalog, environment)
+        state = ResolutionState(merged, catalog, base, has_variant, runs or has_variant, suggestions=suggestions)
         order = _decide(state, environment)
         constraint_checks.add_notes(state)
         return _resolution(state, order)
@@ -157,7 +160,8 @@ def _roots(state: ResolutionState) -> Iterator[Root]:
             continue
         if name in state.merged.without:
             text = f"{name} is requested ({layer.source}) and removed ({state.merged.without[name].source})"
-            state.report(Problem("MS210", text, (name,), fix=Fix.advise(f"remove {name} from one of the two")), state.scope)
+            fix = (Fix.drop_option(f"--without {name}"), Fix.remove_feature(name))
+            state.report(Problem("MS210", text, (name,), fix=fix), state.scope)
         elif state.known(name, layer.source):
             if state.specs[name].level > state.merged.level:
                 level = state.specs[name].level
@@ -225,7 +229,7 @@ def _size_problem(state: ResolutionState, size: str, value: int, owner: str) -> 
     said = f"the {size_name(size)} is {value}"
     if removal := state.merged.removal(owner):
         code, source = removal
-        way = Fix.advise(f"leave {owner} on") if code == "MS211" else Fix.advise(f"drop --without {owner}")
+        way = Fix.advise(f"leave {owner} on") if code == "MS211" else Fix.drop_option(f"--without {owner}")
         text = f"{said}, but {source} removes {owner}, which provides it"
         return Problem(code, text, (owner,), fix=(Fix.give_field(size, 1), way), facts=state.facts(size))
     fix: Fixes = (Fix.give_field(size, 1),)
@@ -282,7 +286,7 @@ def _report_requirement(state: ResolutionState, name: str, constraint: Requires,
     text = f"{name} requires {needed}{because(constraint.reason)}"
     if removal := state.merged.removal(needed):
         code, source = removal
-        fix: Fixes = (Fix.advise(f"drop --without {needed}"), Fix.remove_feature(name))
+        fix: Fixes = (Fix.drop_option(f"--without {needed}"), Fix.remove_feature(name))
         if code == "MS211":
             fix = (Fix.advise(f"also disable {name}, or keep {needed} enabled"),)
         state.problem(code, f"{text}, and {source} removes {needed}", (name, needed), fix, missing)
@@ -314,7 +318,7 @@ def _order(state: ResolutionState) -> list[str]:
             raise NotUniform(jobs)
         steps = tuple(_step(state, first, second) for first, second in pairwise(cycle))
         text = f"the declared order of these features contradicts itself: {' before '.join(cycle)}"
-        state.report(Problem("MS206", text, tuple(cycle[:-1]), steps, fix=Fix.advise("remove one of these features")), jobs)
+        state.report(Problem("MS206", text, tuple(cycle[:-1]), steps, fix=tuple(map(state.removal, cycle[:-1]))), jobs)
     return order
 
 

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from mindspeed.engine.resolution.planned_feature import Value
 from mindspeed.engine.resolution.request_merge import Settings
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.problems import Fix, GivenValue, Problem, brief, filled, near_names, suggestion
+from mindspeed.problems import Fix, GivenValue, Problem, brief, filled, named_in, near_names, suggestion
 
 
 class Arguments:
@@ -60,13 +60,16 @@ class Arguments:
             fix = Fix.advise(suggestion([f"{name}.{field}" for field in near], f"{name} has no settings"))
             return Problem("MS301", f"{name} has no setting {key!r}", (name,), (), where, fix, facts)
         if detail["type"] == "missing":
-            return Problem("MS301", f"{name} needs the setting {key}", (name,), fix=Fix.give_setting(f"{name}.{key}"))
+            value = Fix.give_setting(f"{name}.{key}", accepted_value(fields[key]))
+            return Problem("MS301", f"{name} needs the setting {key}", (name,), fix=value)
         error = detail.get("ctx", {}).get("error", detail["msg"])  # a validator's own, or the sentence of pydantic
         own_fix = filled(getattr(error, "fix", ()), name, str)
         if not key:
-            return Problem(
-                "MS301", f"{name}: {error}", (name,), fix=own_fix or Fix.run_command(f"mindspeed features explain {name}")
-            )
+            settings = {f"{name}.{setting}": value for setting, value in self._settings.get(name, {}).items()}
+            fix = own_fix or tuple(map(Fix.drop_setting, settings))
+            about = settings.keys() & {*named_in(own_fix)} if own_fix else settings
+            facts = tuple(GivenValue(one, settings[one].value, settings[one].source, settings[one].option) for one in sorted(about))
+            return Problem("MS301", f"{name}: {error}", (name,), fix=fix, facts=facts)
         text = f"{name}.{key} is {brief(detail['input'])}: {str(error)[0].lower()}{str(error)[1:]}"
         whole = key.partition(".")[0]
         if own_fix or whole not in fields:

@@ -60,7 +60,7 @@ def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str, j
     others = {other: both for other, held in _holders(state, need.slot).items() if other != wanted and (both := held & jobs)}
     for other, both in others.items():
         text = f"{setting} ({source}) names {wanted}, but {other} is already active in that role"
-        fix = (Fix.remove_feature(state.root(other)), Fix.give_setting(setting, other))
+        fix = (Fix.remove_feature(other), Fix.give_setting(setting, other))
         state.problem("MS342", text, (name, other), fix, both)
         jobs &= ~both
     if not jobs:
@@ -71,12 +71,18 @@ def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str, j
             removal[0],
             text,
             (name, wanted),
-            Fix.advise(f"name another feature in {setting}, or do not remove {wanted}"),
+            (*_others(state, name, need, wanted), *((Fix.drop_option(f"--without {wanted}"),) if removal[0] == "MS210" else ())),
             jobs,
             (setting,),
         )
     else:
         yield wanted, Reason(wanted, ReasonKind.NAMED, name, need.setting, source=source), jobs
+
+
+def _others(state: ResolutionState, name: str, need: RequiresSlot, wanted: str = "") -> tuple[Fix, ...]:
+    """Return the fixes that name another feature for the slot."""
+    others = (other for other in state.holders_known(need.slot) if other != wanted)
+    return tuple(Fix.give_setting(f"{name}.{need.setting}", other) for other in others)
 
 
 def _automatic(state: ResolutionState, name: str, need: RequiresSlot, jobs: JobSet) -> Iterator[Root]:
@@ -108,14 +114,14 @@ def _chosen(state: ResolutionState, name: str, need: RequiresSlot, judged: Seque
     if unknown := tuple(dict.fromkeys(field for candidate in judged for field in candidate.unknown)):
         text = f"{setting} is auto, but the choice needs values that are not set: {', '.join(unknown)}"
         given = Fix.together(map(Fix.give_field, unknown)) if len(unknown) > 1 else Fix.give_field(unknown[0])
-        fix = (given, Fix.advise(f"name one of {', '.join(state.holders_known(need.slot))}"))
+        fix = (given, *_others(state, name, need))
         state.problem("MS341", text, (name,), fix, jobs)
         return
     eligible = sorted((candidate.cost.amounts, candidate.name, candidate) for candidate in judged if candidate.cost is not None)
     if not eligible:
         reasons = "; ".join(f"{candidate.name}: {candidate.refusal}" for candidate in judged)
         text = f"{setting} is auto, but no feature can be chosen: {reasons}"
-        state.problem("MS341", text, (name,), Fix.advise("change one of these values"), jobs, (setting,))
+        state.problem("MS341", text, (name,), (*_others(state, name, need), Fix.remove_feature(name)), jobs, (setting,))
         return
     best = eligible[0][2]
     why = "costs least" if len(eligible) > 1 else "alone can"

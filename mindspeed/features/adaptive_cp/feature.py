@@ -60,9 +60,11 @@ class AdaptiveCpArgs(ms.FeatureArgs):
     def masks_are_named(self) -> AdaptiveCpArgs:
         """Refuse masks of functions that are edited in place."""
         if self.own_masks:
-            fix = ms.Fix.give_setting("shared-attention-mask.kind", "package.module:function", "function that returns the mask")
+            drop, note = ms.Fix.drop_setting("own_masks"), "package.module:function that returns the mask"
             raise ms.SettingsError(
-                "own_masks needs mask functions that are edited in MindSpeed's source, which is not supported", fix
+                "own_masks needs mask functions that are edited in MindSpeed's source, which is not supported",
+                drop,
+                ms.Fix.together((drop, ms.Fix.give_setting("shared-attention-mask.kind", note=note))),
             )
         return self
 

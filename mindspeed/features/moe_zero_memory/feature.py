@@ -31,7 +31,8 @@ class MoeZeroMemoryArgs(ms.FeatureArgs):
     @model_validator(mode="after")
     def _limits_level1(self) -> MoeZeroMemoryArgs:
         if self.num_layers is not None and self.level != "level1":
-            raise ValueError(f"num_layers={self.num_layers} limits level1, but level is {self.level}")
+            text = f"num_layers={self.num_layers} limits level1, but level is {self.level}"
+            raise ms.SettingsError(text, ms.Fix.drop_setting("num_layers"), ms.Fix.give_setting("level", "level1"))
         return self
 
 

@@ -55,7 +55,6 @@ class TensorParallel(ms.Feature[TensorParallelArgs]):
                 "vocab_size",
                 ("args.size",),
                 "vocabulary size {world.vocab_size} is not divisible by tp={args.size}",
-                fix=(ms.Fix.advise("pad the vocabulary, so that --vocab-size is a multiple of {args.size}"),),
             ),
             ms.RequiresAny(
                 "sequence-parallel",

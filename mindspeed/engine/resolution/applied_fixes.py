@@ -1,0 +1,125 @@
+"""Apply fixes to a request, as a user who follows them does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from mindspeed.engine.resolution.environment import Environment
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.problems import Fix
+
+
+class Request(NamedTuple):
+    """Layers of a request, low to high, and the environment of its plan."""
+
+    layers: tuple[Layer, ...]
+    environment: Environment
+
+
+def applied(fix: Fix, request: Request) -> Request | None:
+    """Return a request with a fix applied to it; None for a fix that is no change of the request, or that lacks a value."""
+    if fix.verb == "together":
+        for step in fix.steps:
+            if (changed := applied(step, request)) is None:
+                return None
+            request = changed
+        return request
+    change = _CHANGES.get(fix.verb)
+    changed = change(fix, request) if change is not None else None
+    return None if changed == request else changed
+
+
+def _give_field(fix: Fix, request: Request) -> Request | None:
+    if fix.value is None:
+        return None
+    if fix.name == "platform":
+        return Request(_in_highest(request, platform=fix.value), replace(request.environment, platform=fix.value))
+    if fix.name == "megatron":
+        return request._replace(environment=replace(request.environment, megatron=fix.value))
+    return request._replace(layers=_in_highest(request, world={fix.name: fix.value}))
+
+
+def _drop_field(fix: Fix, request: Request) -> Request:
+    return _in_all(request, lambda layer: {"world": _without(layer.world, fix.name)})
+
+
+def _give_setting(fix: Fix, request: Request) -> Request | None:
+    if fix.value is None:
+        return None
+    feature, _, name = fix.name.partition(".")
+    return request._replace(layers=_in_highest(request, settings={feature: {name: fix.value}}))
+
+
+def _drop_setting(fix: Fix, request: Request) -> Request:
+    feature, _, name = fix.name.partition(".")
+
+    def dropped(layer: Layer) -> dict[str, Any]:
+        left = {key: _without(values, name) if key == feature else values for key, values in layer.settings.items()}
+        return {"settings": {key: values for key, values in left.items() if values}}
+
+    return _in_all(request, dropped)
+
+
+def _give_option(fix: Fix, request: Request) -> Request | None:
+    if fix.name == "--optimization-level":
+        return request._replace(layers=_in_highest(request, level=fix.value))
+    if fix.name == "--nproc":
+        return request._replace(environment=replace(request.environment, world_size=fix.value))
+    if fix.name == "--without":
+        return request._replace(layers=_in_highest(request, without=(fix.value,)))
+    return None
+
+
+def _drop_option(fix: Fix, request: Request) -> Request | None:
+    if fix.name == "--strict":
+        return _in_all(request, lambda layer: {"strict": None})
+    option, _, feature = fix.name.partition(" ")
+    if option == "--without":
+        return _in_all(request, lambda layer: {"without": tuple(name for name in layer.without if name != feature)})
+    return None
+
+
+def _add_feature(fix: Fix, request: Request) -> Request:
+    if any(fix.name in layer.features for layer in request.layers):
+        return request
+    return request._replace(layers=_in_highest(request, features=(fix.name,)))
+
+
+def _remove_feature(fix: Fix, request: Request) -> Request:
+    return _in_all(request, lambda layer: {"features": tuple(name for name in layer.features if name != fix.name)})
+
+
+_CHANGES: Final[Mapping[str, Callable[[Fix, Request], Request | None]]] = {
+    "give-field": _give_field,
+    "drop-field": _drop_field,
+    "give-setting": _give_setting,
+    "drop-setting": _drop_setting,
+    "give-option": _give_option,
+    "drop-option": _drop_option,
+    "add-feature": _add_feature,
+    "remove-feature": _remove_feature,
+}
+
+
+def _in_highest(request: Request, **more: Any) -> tuple[Layer, ...]:
+    """Return the layers, of which the highest has values in place of its own, or more of them."""
+    *lower, highest = request.layers
+    if "world" in more:
+        more["world"] = {**highest.world, **more["world"]}
+    if "settings" in more:
+        given = {feature: {**highest.settings.get(feature, {}), **values} for feature, values in more["settings"].items()}
+        more["settings"] = {**highest.settings, **given}
+    for names in ("features", "without"):
+        if names in more:
+            more[names] = (*getattr(highest, names), *more[names])
+    return (*lower, replace(highest, **more))
+
+
+def _in_all(request: Request, change: Callable[[Layer], dict[str, Any]]) -> Request:
+    return request._replace(layers=tuple(replace(layer, **change(layer)) for layer in request.layers))
+
+
+def _without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}

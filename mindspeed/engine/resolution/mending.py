@@ -1,0 +1,115 @@
+"""Trying the fixes of a refused request: a fix that is printed mends its problem."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from mindspeed.engine.resolution.applied_fixes import Request, applied
+from mindspeed.engine.resolution.resolution_state import Suggestions
+from mindspeed.problems import Fix, Problem
+
+Judge = Callable[[Request, Suggestions], Sequence[Problem]]
+"""Return the problems of a request, with these fixes; none where it is accepted."""
+Mistake = tuple[object, ...]
+"""What tells a problem from others, also when its values have changed."""
+
+_UNTRIED: Final = ("run-command", "advice", "nothing")
+"""Kinds of fixes that change no request."""
+_NOTHING: Final = Fix.nothing("no single change of the request does")
+
+
+def with_tried_fixes(problems: Sequence[Problem], request: Request, judge: Judge) -> list[Problem]:
+    """Return problems whose alternatives each mend them, and whose first ones, applied together, bring no new problem.
+
+    An alternative that does not mend is removed, and one that brings new problems where another brings fewer. Where no
+    declared one is left, or all bring new problems, the best of further ones is added: those of the other problems, those of
+    the request after them, settings at fault removed, requested features removed.
+    """
+    found = Counter(map(_mistake, problems))
+    trial = _Trial(request, judge, found, Counter(found), request, [])
+    return [trial.tried(problem) for problem in problems]
+
+
+def _mistake(problem: Problem) -> Mistake:
+    return problem.code, problem.features, problem.rule or tuple(fact.name for fact in problem.facts)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """Hold the request, its problems by kind, those to come, and the request with the fixes ``chosen`` for those before."""
+
+    request: Request
+    judge: Judge
+    found: Counter[Mistake]
+    pending: Counter[Mistake]
+    mended: Request
+    chosen: list[Fix]
+
+    def tried(self, problem: Problem) -> Problem:
+        self.pending[_mistake(problem)] -= 1
+        present = self._problems(self.mended)[_mistake(problem)]
+        ranked = self._ranked(problem, present, problem.fix)
+        for further in (self._of_others, self._after_others, self._drops, self._removals):
+            if min(ranked.values(), default=1):
+                more = self._ranked(problem, present, [fix for fix in further(problem) if fix not in ranked])
+                ranked |= {fix: more[fix] for fix in sorted(more, key=more.__getitem__)[:1]}
+        fewest = min(ranked.values(), default=0)
+        mending = [fix for fix, left in ranked.items() if left == fewest]
+        if not mending and not present:
+            mending = [Fix.together(self.chosen)]
+        if mending:
+            self.chosen.append(mending[0])
+            self.mended = applied(mending[0], self.mended) or self.mended
+        own = [fix for fix in problem.fix if fix in mending or (_is_open(fix) and fix.verb not in _UNTRIED)]
+        more_of_them = [fix for fix in mending if fix not in own]
+        untried = [fix for fix in problem.fix if fix.verb in _UNTRIED]
+        return replace(problem, fix=(*own, *more_of_them, *untried) or (_NOTHING,))
+
+    def _ranked(self, problem: Problem, present: int, fixes: Iterable[Fix]) -> dict[Fix, int]:
+        """Return the fixes that mend a problem, each with the number of problems that it leaves beside those to come.
+
+        A fix mends it alone, or after the fixes of the problems before it, where it is ``present``.
+        """
+        mistake, ranked, known = _mistake(problem), dict[Fix, int](), set[Fix]()
+        for fix in fixes:
+            if _is_open(fix) or _plain(fix) in known or (changed := applied(fix, self.request)) is None:
+                continue
+            known.add(_plain(fix))
+            left = self._problems(applied(fix, self.mended) or self.mended)
+            if left[mistake] < present or self._problems(changed)[mistake] < self.found[mistake]:
+                ranked[fix] = (left - self.pending).total()
+        return ranked
+
+    def _problems(self, request: Request) -> Counter[Mistake]:
+        return Counter(map(_mistake, self.judge(request, "none")))
+
+    def _of_others(self, problem: Problem) -> Iterable[Fix]:
+        return self.chosen
+
+    def _after_others(self, problem: Problem) -> Iterable[Fix]:
+        """Yield the fixes of a problem in the request as it is after the fixes of the others, and in the request itself."""
+        for request in (self.mended, self.request):
+            for other in self.judge(request, "also removals"):
+                yield from other.fix if _mistake(other) == _mistake(problem) else ()
+
+    def _drops(self, problem: Problem) -> Iterable[Fix]:
+        """Yield the removal of each setting at fault."""
+        return (Fix.drop_setting(fact.name) for fact in problem.facts if "." in fact.name)
+
+    def _removals(self, problem: Problem) -> Iterable[Fix]:
+        return map(Fix.remove_feature, dict.fromkeys(name for layer in self.request.layers for name in layer.features))
+
+
+def _is_open(fix: Fix) -> bool:
+    """Return whether a fix cannot be tried: it changes no request, or leaves a value to the user."""
+    if fix.steps:
+        return any(map(_is_open, fix.steps))
+    return fix.verb in _UNTRIED or (fix.verb in ("give-field", "give-setting") and fix.value is None)
+
+
+def _plain(fix: Fix) -> Fix:
+    """Return a fix without what only its reader needs."""
+    return replace(fix, note="", or_more=False, steps=tuple(map(_plain, fix.steps)))
