@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations, product
 from typing import Any
@@ -47,12 +47,15 @@ class MegatronCommandLine(CommandLine):
         """Of the two names of an option that ``mindspeed run`` takes, torchrun has one."""
         return super().give_option("--nproc-per-node" if option == "--nproc" else option, value)
 
-    def add_feature(self, name: str) -> str:
+    def add_features(self, names: Sequence[str]) -> str:
         from mindspeed.registry import catalog_for
 
-        flags = catalog_for(()).specs[name].megatron_flags if name in catalog_for(()).specs else ()
-        options = (argument.options[0] for flag in flags if flag.switch == "on" for argument in self._known(flag.dest))
-        return next(options, super().add_feature(name))
+        specs, texts = catalog_for(()).specs, list[str]()
+        for name in names:
+            flags = specs[name].megatron_flags if name in specs else ()
+            options = (argument.options[0] for flag in flags if flag.switch == "on" for argument in self._known(flag.dest))
+            texts.append(next(options, super().add_features([name])))
+        return ", or ".join(texts)
 
     def together(self, steps: Fixes) -> str:
         """Several fields may be one option: ``--activation silu --gated-linear-unit`` is ``--swiglu``."""

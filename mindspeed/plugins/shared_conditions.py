@@ -57,6 +57,6 @@ has_experts = Condition.at_least(
     "num_experts",
     1,
     "the model is dense, but {feature} needs a MoE model",
-    fix=(Fix.give_field("num_experts"), _REMOVE),
+    fix=(Fix.give_field("num_experts", or_more=True), _REMOVE),
     selects=True,
 )

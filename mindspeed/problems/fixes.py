@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as declared
 from difflib import get_close_matches
+from itertools import groupby
 from typing import Any, Final, Literal
 
 Verb = Literal[
@@ -204,11 +205,14 @@ class CommandLine:
 
     def __call__(self, fixes: Fixes) -> str:
         parts: list[str] = []
-        for before, fix in zip((None, *fixes), fixes, strict=False):
-            if before is not None and _removed(before) and (removed := _removed(fix)):
-                parts[-1] += f" or {removed}"
+        for verb, group in groupby(fixes, key=lambda fix: "remove" if _removed(fix) else fix.verb):
+            alike = list(group)
+            if verb == "remove":
+                parts.append(f"remove {' or '.join(map(_removed, alike))}")
+            elif verb == "add-feature":
+                parts.append(self.add_features([fix.name for fix in alike]))
             else:
-                parts.append(self.one(fix))
+                parts += map(self.one, alike)
         return ", or ".join(parts)
 
     def one(self, fix: Fix) -> str:
@@ -229,7 +233,7 @@ class CommandLine:
             case "drop-option" | "remove-feature":
                 return f"remove {_removed(fix)}"
             case "add-feature":
-                return self.add_feature(fix.name)
+                return self.add_features([fix.name])
             case "run-command" | "advice":
                 return fix.name
             case "together":
@@ -257,8 +261,8 @@ class CommandLine:
     def give_option(self, option: str, value: Any) -> str:
         return option if value is True else f"{option} {'N' if value is None else value}"
 
-    def add_feature(self, name: str) -> str:
-        return f"add {name} to the features"
+    def add_features(self, names: Sequence[str]) -> str:
+        return f"add {' or '.join(names)} to the features"
 
     def together(self, steps: Fixes) -> str:
         if removed := _removed(Fix.together(steps)):
@@ -293,8 +297,8 @@ class PythonApi(CommandLine):
         keyword = _KEYWORDS.get(option)
         return f"{keyword}={value!r}" if keyword is not None else super().give_option(option, value)
 
-    def add_feature(self, name: str) -> str:
-        return f'add "{name}" to features'
+    def add_features(self, names: Sequence[str]) -> str:
+        return f"add {' or '.join(map(_as_python, names))} to features"
 
     def together(self, steps: Fixes) -> str:
         fields = [f'"{step.name}": {_as_python(step.value)}' for step in steps if step.verb == "give-field"]

@@ -64,7 +64,7 @@ def test_a_product_that_divides_no_field_has_a_usual_fix():
 
     split = Condition.divides("seq_length", (2, "cp", "args.parts"), "{world.seq_length} tokens cannot be split")
     (problem,) = ask(catalog(make("parts", split, args=Args)), "parts", world={"seq_length": 64}).problems
-    assert problem.fix_text == "--seq-length N (a multiple of 2 x 1 x 3), or remove parts"
+    assert problem.fix_text == "--seq-length 66 (a multiple of 2 x 1 x 3), or remove parts"
 
 
 def test_a_declaration_has_at_most_seventeen_fields():

@@ -196,12 +196,12 @@ def test_a_condition_that_ends_the_process_is_a_problem(refusal):
     )
     first, *_, fix = refusal(source).splitlines()
     assert first == "MS107 the condition is_small of acme-clip raised SystemExit: 0"
-    assert fix == "  fix: report it to the authors of acme"
+    assert fix == "  fix: remove acme-clip, or report it to the authors of acme"
 
 
 def test_a_constructor_that_ends_the_process_is_a_problem(refusal):
     assert refusal(package(method="def __init__(self, args, world): sys.exit(0)")) == (
-        "MS901 the constructor of feature acme-clip failed with SystemExit: 0\n  where: acme 1.2\n  fix: --without acme-clip"
+        "MS901 the constructor of feature acme-clip failed with SystemExit: 0\n  where: acme 1.2\n  fix: remove acme-clip"
     )
 
 

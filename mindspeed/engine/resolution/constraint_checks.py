@@ -20,7 +20,7 @@ from mindspeed.plugins.answers import answer
 from mindspeed.plugins.conditions import Condition, ConditionError, Loose, ModelCondition, failure, is_met, texts
 from mindspeed.plugins.constraints import AUTO, Conflicts, RequiresAny, RequiresCapability, RequiresSlot
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.problems import Fix, Fixes
+from mindspeed.problems import Fix, Fixes, named_in
 
 REFUSED: Final = "refused"
 """The answer of a condition that does not hold in one of several jobs, where nobody reads why."""
@@ -222,7 +222,8 @@ def _report(state: ResolutionState, name: str, condition: Condition, said: Any, 
             return  # the conflict with the feature that makes the job so is reported
         names = (name, condition.of) if condition.of else (name,)
         fix = said.fix if state.suggestions == "none" else with_values(state, name, condition, said.fix)
-        state.problem("MS304", f"{name}: {said.message}", names, fix, jobs, _named(name, condition), condition.name)
+        about = (*_named(name, condition), *named_in(said.fix))
+        state.problem("MS304", f"{name}: {said.message}", names, fix, jobs, about, condition.name)
     else:
         state.note("warning" if condition.otherwise == "warn" else "note", name, said.message)
 

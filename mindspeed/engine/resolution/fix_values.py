@@ -29,7 +29,7 @@ def with_values(state: ResolutionState, name: str, condition: Condition, fixes: 
     """Return fixes with a value for each field and setting that has none: one with which the condition holds.
 
     Of several values the one that breaks the fewest conditions of other features is taken, and of those the nearest. A fix
-    whose condition no value meets is left out. Where every value meets it, such as one of a budget that is not given, the user
+    whose condition no value meets is left out, or drops a list of which no word may stay. Where every value meets it, such as one of a budget that is not given, the user
     alone knows the value, and the fix stays as it is.
     """
     return tuple(filled for fix in fixes if (filled := _with_value(state, name, condition, fix)) is not None)
@@ -42,13 +42,14 @@ def _with_value(state: ResolutionState, name: str, condition: Condition, fix: Fi
         return fix
     given = {step.name: step.value for step in steps if step.verb in ("give-field", "give-setting") and step.value is not None}
     ways = ({**given, **dict(zip(open_names, values, strict=True))} for values in _combinations(state, open_names))
-    tried = list(islice(ways, _REACH))
+    tried = list(islice(ways, 2 * _REACH))
     fitting = list(islice((values for values in tried if _holds(state, name, condition, values)), _COMPARED))
     if _present(state, open_names[0]) is None and fitting == tried[:_COMPARED]:
         return fix
     best = min(fitting, key=lambda values: _broken(state, values), default=None)
     if best is None:
-        return None
+        is_single = isinstance(_present(state, fix.name), tuple) and not fix.steps
+        return (Fix.drop_setting if "." in fix.name else Fix.drop_field)(fix.name) if is_single else None
     filled = tuple(_filled(step, best[step.name]) if step.name in open_names else step for step in steps)
     return Fix.together(filled) if fix.steps else filled[0]
 

@@ -52,8 +52,9 @@ class _Trial:
         self.pending[_mistake(problem)] -= 1
         present = self._problems(self.mended)[_mistake(problem)]
         ranked = self._ranked(problem, present, problem.fix)
+        unvalued = [fix for fix in problem.fix if _is_open(fix) and fix.verb not in _UNTRIED]
         for further in (self._of_others, self._after_others, self._drops, self._removals):
-            if min(ranked.values(), default=1):
+            if min(ranked.values(), default=not unvalued):
                 more = self._ranked(problem, present, [fix for fix in further(problem) if fix not in ranked])
                 ranked |= {fix: more[fix] for fix in sorted(more, key=more.__getitem__)[:1]}
         fewest = min(ranked.values(), default=0)
@@ -63,10 +64,10 @@ class _Trial:
         if mending:
             self.chosen.append(mending[0])
             self.mended = applied(mending[0], self.mended) or self.mended
-        own = [fix for fix in problem.fix if fix in mending or (_is_open(fix) and fix.verb not in _UNTRIED)]
-        more_of_them = [fix for fix in mending if fix not in own]
+        declared = [fix for fix in problem.fix if fix in mending or fix in unvalued]
+        added = [fix for fix in mending if fix not in declared]
         untried = [fix for fix in problem.fix if fix.verb in _UNTRIED]
-        return replace(problem, fix=(*own, *more_of_them, *untried) or (_NOTHING,))
+        return replace(problem, fix=(*declared, *added, *untried) or (_NOTHING,))
 
     def _ranked(self, problem: Problem, present: int, fixes: Iterable[Fix]) -> dict[Fix, int]:
         """Return the fixes that mend a problem, each with the number of problems that it leaves beside those to come.

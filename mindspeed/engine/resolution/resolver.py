@@ -318,7 +318,7 @@ def _order(state: ResolutionState) -> list[str]:
             raise NotUniform(jobs)
         steps = tuple(_step(state, first, second) for first, second in pairwise(cycle))
         text = f"the declared order of these features contradicts itself: {' before '.join(cycle)}"
-        state.report(Problem("MS206", text, tuple(cycle[:-1]), steps, fix=tuple(map(state.removal, cycle[:-1]))), jobs)
+        state.report(Problem("MS206", text, tuple(cycle[:-1]), steps, fix=tuple(dict.fromkeys(map(state.removal, cycle[:-1])))), jobs)
     return order
 
 

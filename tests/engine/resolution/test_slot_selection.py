@@ -104,7 +104,7 @@ def test_without_the_setting_it_is_as_ever_and_the_fix_says_that_auto_exists():
     assert (problem.code, problem.message, problem.fix_text) == (
         "MS205",
         "owner needs a feature for attention, because somebody must",
-        "add one of a, b to the features, or --set owner.method=auto",
+        "add a or b to the features, or --set owner.method=auto",
     )
 
 
@@ -162,7 +162,7 @@ def test_auto_is_not_decided_without_the_values_that_decide_it_and_names_all_of_
     assert (problem.code, problem.message, problem.fix_text) == (
         "MS341",
         "owner.method is auto, but the choice needs values that are not set: num_attention_heads, seq_length",
-        "--num-attention-heads N --seq-length N, or name one of a, h",
+        "--num-attention-heads N --seq-length N, or --set owner.method=a, or --set owner.method=h",
     )
 
 

@@ -48,7 +48,7 @@ def refused(budget, **request):
     ],
 )
 def test_a_budget_below_the_least_that_the_planner_foretells_is_refused_with_it(request_, stage, least):
-    fix = f"--set {NAME}.budget_mb={least:g} or more, or use more tensor or pipeline parallelism"
+    fix = f"--set {NAME}.budget_mb={least:g} (or more; more tensor or pipeline parallelism needs less)"
     text = f"the MiB that stage {stage} needs even if {NAME} frees all that it can"
     below = round(least - 0.01, 2)
     assert refused(below, **request_) == [f"MS304 {NAME}: budget_mb={below:g} is less than {least:g}, {text} | {fix}"]
