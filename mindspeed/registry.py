@@ -106,11 +106,12 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
         from mindspeed.engine.resolution.mending import with_tried_fixes
 
         request = Request(tuple(layers), environment)
-        error.problems = tuple(with_tried_fixes(error.problems, request, partial(_problems_of, known)))
+        error.problems = tuple(with_tried_fixes(error.problems, request, partial(problems_of, known)))
         raise
 
 
-def _problems_of(known: Catalog, request: Request, suggestions: Suggestions) -> tuple[Problem, ...]:
+def problems_of(known: Catalog, request: Request, suggestions: Suggestions) -> tuple[Problem, ...]:
+    """Return the problems of a request with these fixes, which nobody has tried; none where it is accepted."""
     try:
         _resolve(request.layers, request.environment, known, suggestions)
     except ResolutionError as error:

@@ -77,6 +77,24 @@ def followed(request: Request) -> Outcome:
     return Outcome("not in three rounds", ROUNDS, tuple(trail))
 
 
+def left_by_alternatives(request: Request) -> list[str]:
+    """Return the alternatives that mend their problem neither alone nor after the first ones of the problems before it."""
+    left, after = [], request
+    for problem in problems_of(request):
+        for fix in map(with_value, problem.fix):
+            changed = [one for one in (applied(fix, request), applied(fix, after)) if one is not None]
+            if changed and all(mistake(problem) in map(mistake, untried(one)) for one in changed):
+                left.append(f"{problem.code} {problem.message} | {fix}")
+        if problem.fix:
+            after = applied(with_value(problem.fix[0]), after) or after
+    return left
+
+
+def untried(request: Request) -> tuple[Problem, ...]:
+    """Return the problems of a request without fixes."""
+    return registry.problems_of(registry.catalog_for(request.layers[-1].features), request, "none")
+
+
 def with_value(fix: Fix) -> Fix:
     """Return a fix with the value that a user gives it."""
     return replace(fix, value=KNOWN_TO_USERS.get(fix.name)) if fix.value is None else fix

@@ -13,6 +13,7 @@ from mindspeed.problems.fixes import (
     named_in,
     near_names,
     on_command_line,
+    renames,
     suggestion,
 )
 from mindspeed.problems.problem import (
@@ -51,5 +52,6 @@ __all__ = [
     "named_in",
     "near_names",
     "on_command_line",
+    "renames",
     "suggestion",
 ]

@@ -23,6 +23,7 @@ Verb = Literal[
     "run-command",
     "advice",
     "together",
+    "rename",
     "nothing",
 ]
 
@@ -32,8 +33,8 @@ class Fix:
     """Describe one way to mend a problem: a ``verb``, and the ``name`` of what it acts on.
 
     The name is a field of the job (`mindspeed.job.fields`), ``feature.setting``, an option, a feature, a command line, a
-    sentence, or the reason why nothing mends the problem. Of a field, setting or option that is given, ``value`` None stands for any, of which ``note`` says more. ``steps``
-    are those of which none alone mends the problem.
+    sentence, or the reason why nothing mends the problem. Of a field, setting or option that is given, ``value`` None stands
+    for any, of which ``note`` says more. ``steps`` are those of which none alone mends the problem.
     """
 
     verb: Verb
@@ -99,6 +100,10 @@ class Fix:
         """Take several steps, of which none alone mends the problem."""
         return Fix("together", steps=tuple(steps))
 
+    @staticmethod
+    def rename(name: str, value: str) -> Fix:
+        """Write the name of a feature, of a ``feature.setting`` or of a field of the job in another way."""
+        return Fix("rename", name, value)
 
     @staticmethod
     def nothing(reason: str) -> Fix:
@@ -121,6 +126,7 @@ _KEYS: Final[Mapping[Verb, Mapping[str, str]]] = {
     "run-command": {"command": "name"},
     "advice": {"text": "name"},
     "together": {},
+    "rename": {"name": "name", "value": "value"},
     "nothing": {"reason": "name"},
 }
 """Keys of each kind of fix in JSON, and the attribute that each has."""
@@ -153,6 +159,11 @@ def near_names(name: object, known: Iterable[str], cutoff: float = 0.5, number: 
 def suggestion(near: Sequence[str], otherwise: str = "") -> str:
     """Return ``did you mean a or b?``; without similar names the text ``otherwise``."""
     return f"did you mean {' or '.join(near)}?" if near else otherwise
+
+
+def renames(name: str, near: Iterable[str]) -> Fixes:
+    """Return the fixes that write a name as one of those that are similar."""
+    return tuple(Fix.rename(name, other) for other in near)
 
 
 def filled(fixes: Fixes, feature: str, text: Callable[[str], str]) -> Fixes:
@@ -211,6 +222,8 @@ class CommandLine:
                 parts.append(f"remove {' or '.join(map(_removed, alike))}")
             elif verb == "add-feature":
                 parts.append(self.add_features([fix.name for fix in alike]))
+            elif verb == "rename":
+                parts.append(suggestion([fix.value for fix in alike]))
             else:
                 parts += map(self.one, alike)
         return ", or ".join(parts)
@@ -238,6 +251,8 @@ class CommandLine:
                 return fix.name
             case "together":
                 return self.together(fix.steps)
+            case "rename":
+                return suggestion([fix.value])
             case "nothing":
                 return f"nothing mends it: {fix.name}"
 

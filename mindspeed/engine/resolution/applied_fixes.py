@@ -91,6 +91,23 @@ def _remove_feature(fix: Fix, request: Request) -> Request:
     return _in_all(request, lambda layer: {"features": tuple(name for name in layer.features if name != fix.name)})
 
 
+def _rename(fix: Fix, request: Request) -> Request:
+    feature, dot, old = fix.name.rpartition(".")
+    new = fix.value.rpartition(".")[2]
+
+    def renamed(layer: Layer) -> dict[str, Any]:
+        if dot:
+            return {"settings": {**layer.settings, feature: _with_name(layer.settings.get(feature, {}), old, new)}}
+        names = tuple(new if name == old else name for name in layer.features)
+        return {
+            "features": names,
+            "world": _with_name(layer.world, old, new),
+            "settings": _with_name(layer.settings, old, new),
+        }
+
+    return _in_all(request, renamed)
+
+
 _CHANGES: Final[Mapping[str, Callable[[Fix, Request], Request | None]]] = {
     "give-field": _give_field,
     "drop-field": _drop_field,
@@ -100,6 +117,7 @@ _CHANGES: Final[Mapping[str, Callable[[Fix, Request], Request | None]]] = {
     "drop-option": _drop_option,
     "add-feature": _add_feature,
     "remove-feature": _remove_feature,
+    "rename": _rename,
 }
 
 
@@ -119,6 +137,10 @@ def _in_highest(request: Request, **more: Any) -> tuple[Layer, ...]:
 
 def _in_all(request: Request, change: Callable[[Layer], dict[str, Any]]) -> Request:
     return request._replace(layers=tuple(replace(layer, **change(layer)) for layer in request.layers))
+
+
+def _with_name(values: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {new if key == old else key: value for key, value in values.items()}
 
 
 def _without(values: Mapping[str, Any], name: str) -> dict[str, Any]:

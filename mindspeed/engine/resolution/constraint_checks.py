@@ -111,7 +111,9 @@ def _remainder(given: Mapping[str, Value], world: World) -> tuple[str, Fixes]:
     ranks = -(-world.world_size // product) * product
     way = Fix.give_option("--nproc", ranks) if given["world_size"].source == LAUNCH else Fix.give_field("world_size", ranks)
     smaller = (
-        Fix.give_field(name, next(number for number in range(size - 1, 0, -1) if world.world_size % (product // size * number) == 0))
+        Fix.give_field(
+            name, next(number for number in range(size - 1, 0, -1) if world.world_size % (product // size * number) == 0)
+        )
         for name in ("tp", "pp", "cp")
         if (size := getattr(world, name)) > 1 and world.world_size % (product // size) == 0
     )

@@ -29,8 +29,8 @@ def with_values(state: ResolutionState, name: str, condition: Condition, fixes: 
     """Return fixes with a value for each field and setting that has none: one with which the condition holds.
 
     Of several values the one that breaks the fewest conditions of other features is taken, and of those the nearest. A fix
-    whose condition no value meets is left out, or drops a list of which no word may stay. Where every value meets it, such as one of a budget that is not given, the user
-    alone knows the value, and the fix stays as it is.
+    whose condition no value meets is left out, or drops a list of which no word may stay. Where every value meets it, such as
+    one of a budget that is not given, the user alone knows the value, and the fix stays as it is.
     """
     return tuple(filled for fix in fixes if (filled := _with_value(state, name, condition, fix)) is not None)
 

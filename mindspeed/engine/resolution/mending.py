@@ -21,15 +21,16 @@ _UNTRIED: Final = ("run-command", "advice", "nothing")
 _NOTHING: Final = Fix.nothing("no single change of the request does")
 
 
-def with_tried_fixes(problems: Sequence[Problem], request: Request, judge: Judge) -> list[Problem]:
+def with_tried_fixes(problems: Sequence[Problem], request: Request, judge: Judge, ahead: int = 1) -> list[Problem]:
     """Return problems whose alternatives each mend them, and whose first ones, applied together, bring no new problem.
 
     An alternative that does not mend is removed, and one that brings new problems where another brings fewer. Where no
     declared one is left, or all bring new problems, the best of further ones is added: those of the other problems, those of
-    the request after them, settings at fault removed, requested features removed.
+    the request after them, settings at fault removed, requested features removed. Where all bring as many, those are kept
+    that leave the fewest problems a round later; ``ahead`` is the number of such rounds.
     """
     found = Counter(map(_mistake, problems))
-    trial = _Trial(request, judge, found, Counter(found), request, [])
+    trial = _Trial(request, judge, ahead, found, Counter(found), request, [])
     return [trial.tried(problem) for problem in problems]
 
 
@@ -43,6 +44,7 @@ class _Trial:
 
     request: Request
     judge: Judge
+    ahead: int
     found: Counter[Mistake]
     pending: Counter[Mistake]
     mended: Request
@@ -59,6 +61,9 @@ class _Trial:
                 ranked |= {fix: more[fix] for fix in sorted(more, key=more.__getitem__)[:1]}
         fewest = min(ranked.values(), default=0)
         mending = [fix for fix, left in ranked.items() if left == fewest]
+        if fewest and self.ahead and len(mending) > 1:
+            later = {fix: self._left_a_round_later(fix) for fix in mending}
+            mending = [fix for fix in mending if later[fix] == min(later.values())]
         if not mending and not present:
             mending = [Fix.together(self.chosen)]
         if mending:
@@ -83,6 +88,13 @@ class _Trial:
             if left[mistake] < present or self._problems(changed)[mistake] < self.found[mistake]:
                 ranked[fix] = (left - self.pending).total()
         return ranked
+
+    def _left_a_round_later(self, fix: Fix) -> int:
+        """Return the number of problems after a fix and the first alternatives of what it leaves."""
+        request = applied(fix, self.mended) or self.mended
+        for problem in with_tried_fixes(self.judge(request, "declared"), request, self.judge, self.ahead - 1):
+            request = applied(problem.fix[0], request) or request
+        return self._problems(request).total()
 
     def _problems(self, request: Request) -> Counter[Mistake]:
         return Counter(map(_mistake, self.judge(request, "none")))

@@ -13,7 +13,7 @@ from mindspeed.job.fact import Field
 from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import FIELDS, World, size_name
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems import Fix, GivenValue, Problem, brief, near_names, suggestion
+from mindspeed.problems import Fix, GivenValue, Problem, brief, near_names, renames
 
 Settings = dict[str, dict[str, Value]]
 LAUNCH: Final = "WORLD_SIZE"
@@ -177,8 +177,7 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
         if value is None:
             continue
         if name not in FIELDS:
-            near = near_names(name, FIELDS)
-            fix = Fix.advise(suggestion(near, f"use one of {', '.join(FIELDS)}"))
+            fix = renames(name, near_names(name, FIELDS)) or (Fix.drop_field(name, layer.source),)
             problems.append(Problem("MS301", f"{name!r} is not a size or model option of a job", where=layer.source, fix=fix))
             continue
         field = FIELDS[name]

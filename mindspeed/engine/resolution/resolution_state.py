@@ -20,7 +20,7 @@ from mindspeed.plugins.conditions import Condition, ConditionError, Predicate, i
 from mindspeed.plugins.constraints import Relation, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.problems import Fix, Fixes, GivenValue, Problem, advice, named_in, suggestion
+from mindspeed.problems import Fix, Fixes, GivenValue, Problem, advice, named_in, renames
 
 
 def possible_fix(steps: Fixes, world: World) -> Fixes:
@@ -123,12 +123,9 @@ class ResolutionState:
             if (problem := self.catalog.broken[name].problem) is not None:
                 self.report(problem, self.scope)
             return False
-        near = self.catalog.near(name)
-        fix = suggestion(near, "mindspeed features list shows every name")
+        fix = renames(name, self.catalog.near(name)) or advice("mindspeed features list shows every name")
         if not any(problem.code == "MS201" and problem.features == (name,) for problem in self.problems):
-            self.report(
-                Problem("MS201", f"the feature {name!r} does not exist", (name,), where=source, fix=advice(fix)), self.scope
-            )
+            self.report(Problem("MS201", f"the feature {name!r} does not exist", (name,), where=source, fix=fix), self.scope)
         return False
 
     # settings

@@ -66,8 +66,8 @@ def resolve(
     """Decide a request. Pure and total: never raises for bad input, reports every problem it can find.
 
     ``base`` are the plugins of level 0 that every plan has; only their settings are decided here. ``has_variant`` tells
-    what a platform has, by which level 1 decides; ``runs`` what this machine runs, of which rows tell. ``suggestions`` are the fixes that
-    problems of features get.
+    what a platform has, by which level 1 decides; ``runs`` what this machine runs, of which rows tell. ``suggestions`` are the
+    fixes that problems of features get.
     """
     with collector_paused():
         merged = merge(layers, catalog, environment)
@@ -318,7 +318,9 @@ def _order(state: ResolutionState) -> list[str]:
             raise NotUniform(jobs)
         steps = tuple(_step(state, first, second) for first, second in pairwise(cycle))
         text = f"the declared order of these features contradicts itself: {' before '.join(cycle)}"
-        state.report(Problem("MS206", text, tuple(cycle[:-1]), steps, fix=tuple(dict.fromkeys(map(state.removal, cycle[:-1])))), jobs)
+        state.report(
+            Problem("MS206", text, tuple(cycle[:-1]), steps, fix=tuple(dict.fromkeys(map(state.removal, cycle[:-1])))), jobs
+        )
     return order
 
 

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from mindspeed.engine.resolution.planned_feature import Value
 from mindspeed.engine.resolution.request_merge import Settings
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.problems import Fix, GivenValue, Problem, brief, filled, named_in, near_names, suggestion
+from mindspeed.problems import Fix, Fixes, GivenValue, Problem, brief, filled, named_in, near_names, renames
 
 
 class Arguments:
@@ -57,7 +57,7 @@ class Arguments:
         facts = (GivenValue(f"{name}.{key}", given.value, given.source, given.option),) if given else ()
         if detail["type"] == "extra_forbidden":
             near = near_names(key, fields) or list(fields)
-            fix = Fix.advise(suggestion([f"{name}.{field}" for field in near], f"{name} has no settings"))
+            fix = renames(f"{name}.{key}", [f"{name}.{field}" for field in near]) or (Fix.drop_setting(f"{name}.{key}"),)
             return Problem("MS301", f"{name} has no setting {key!r}", (name,), (), where, fix, facts)
         if detail["type"] == "missing":
             value = Fix.give_setting(f"{name}.{key}", accepted_value(fields[key]))
@@ -65,11 +65,7 @@ class Arguments:
         error = detail.get("ctx", {}).get("error", detail["msg"])  # a validator's own, or the sentence of pydantic
         own_fix = filled(getattr(error, "fix", ()), name, str)
         if not key:
-            settings = {f"{name}.{setting}": value for setting, value in self._settings.get(name, {}).items()}
-            fix = own_fix or tuple(map(Fix.drop_setting, settings))
-            about = settings.keys() & {*named_in(own_fix)} if own_fix else settings
-            facts = tuple(GivenValue(one, settings[one].value, settings[one].source, settings[one].option) for one in sorted(about))
-            return Problem("MS301", f"{name}: {error}", (name,), fix=fix, facts=facts)
+            return self._contradiction(name, str(error), own_fix)
         text = f"{name}.{key} is {brief(detail['input'])}: {str(error)[0].lower()}{str(error)[1:]}"
         whole = key.partition(".")[0]
         if own_fix or whole not in fields:
@@ -77,9 +73,17 @@ class Arguments:
         value = Fix.give_setting(f"{name}.{whole}", accepted_value(fields[whole]), fields[whole].description or "")
         return Problem("MS301", text, (name,), (), where, value, facts)
 
+    def _contradiction(self, name: str, error: str, own_fix: Fixes) -> Problem:
+        """Return the problem of settings that contradict one another; without a fix of their own any may be dropped."""
+        given = {f"{name}.{setting}": value for setting, value in self._settings.get(name, {}).items()}
+        fix = own_fix or tuple(map(Fix.drop_setting, given))
+        named = {*named_in(fix)}
+        facts = (GivenValue(key, value.value, value.source, value.option) for key, value in given.items() if key in named)
+        return Problem("MS301", f"{name}: {error}", (name,), fix=fix, facts=facts)
+
 
 def accepted_value(field: FieldInfo) -> Any:
-    """Return a value that a field accepts: its default, its lowest number, its first word, also in a list, else ``VALUE``."""
+    """Return a value that a field accepts: its default, its lowest number, its first word, also in a list, else None."""
     annotated: Any = Annotated  # type checkers know no annotation that is built from parts
     parts = (field.annotation, *field.metadata, None)
     adapter: TypeAdapter[Any] = TypeAdapter(annotated[parts])
@@ -89,7 +93,7 @@ def accepted_value(field: FieldInfo) -> Any:
         with suppress(ValidationError):
             if value is not None and adapter.validate_python(value, strict=True) is not None:
                 return value
-    return "VALUE"
+    return None
 
 
 def _words(annotation: Any) -> list[Any]:

@@ -71,7 +71,10 @@ def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str, j
             removal[0],
             text,
             (name, wanted),
-            (*_others(state, name, need, wanted), *((Fix.drop_option(f"--without {wanted}"),) if removal[0] == "MS210" else ())),
+            (
+                *_others(state, name, need, wanted),
+                *((Fix.drop_option(f"--without {wanted}"),) if removal[0] == "MS210" else ()),
+            ),
             jobs,
             (setting,),
         )

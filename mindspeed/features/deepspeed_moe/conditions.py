@@ -143,7 +143,14 @@ CONDITIONS: Final[tuple[ms.Condition, ...]] = (
         "expert_capacity_factor",
         "Megatron limits the tokens per expert (expert_capacity_factor={world.expert_capacity_factor}), but {feature} sets a "
         "separate capacity",
-        fix=(ms.Fix.together((ms.Fix.give_field("expert_capacity_factor", 0), ms.Fix.give_setting("capacity_factor", "{world.expert_capacity_factor}"))),),
+        fix=(
+            ms.Fix.together(
+                (
+                    ms.Fix.give_field("expert_capacity_factor", 0),
+                    ms.Fix.give_setting("capacity_factor", "{world.expert_capacity_factor}"),
+                )
+            ),
+        ),
     ),
     *DISPATCHER_CONDITIONS,
     NO_TRANSFORMER_ENGINE_LAYERS,
