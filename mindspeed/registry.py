@@ -43,7 +43,7 @@ from mindspeed.process.watchdog import watched
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.targets import PatchTarget
-    from mindspeed.engine.resolution.applied_fixes import Request
+    from mindspeed.engine.resolution.applied_fixes import JobRequest
     from mindspeed.plugins import Feature, Patch
 
 __all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "defaults", "plan", "resolve", "step", "suspended"]
@@ -102,15 +102,15 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     try:
         return _resolve(layers, environment, known)
     except ResolutionError as error:
-        from mindspeed.engine.resolution.applied_fixes import Request
+        from mindspeed.engine.resolution.applied_fixes import JobRequest
         from mindspeed.engine.resolution.mending import with_tried_fixes
 
-        request = Request(tuple(layers), environment)
+        request = JobRequest(tuple(layers), environment)
         error.problems = tuple(with_tried_fixes(error.problems, request, partial(problems_of, known)))
         raise
 
 
-def problems_of(known: Catalog, request: Request, suggestions: Suggestions) -> tuple[Problem, ...]:
+def problems_of(known: Catalog, request: JobRequest, suggestions: Suggestions) -> tuple[Problem, ...]:
     """Return the problems of a request with these fixes, which nobody has tried; none where it is accepted."""
     try:
         _resolve(request.layers, request.environment, known, suggestions)

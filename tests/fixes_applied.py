@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mindspeed import registry
-from mindspeed.engine.resolution.applied_fixes import Request, applied
+from mindspeed.engine.resolution.applied_fixes import JobRequest, applied
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer, parse_assignments
 from mindspeed.problems import Fix, MindSpeedError, Problem
@@ -42,7 +42,7 @@ def mistake(problem: Problem) -> Mistake:
     return problem.code, problem.features, re.sub(r"\d+", "N", problem.message)
 
 
-def problems_of(request: Request) -> tuple[Problem, ...]:
+def problems_of(request: JobRequest) -> tuple[Problem, ...]:
     """Return every problem of a request; none where it is accepted."""
     try:
         registry.resolve(list(request.layers), request.environment)
@@ -51,7 +51,7 @@ def problems_of(request: Request) -> tuple[Problem, ...]:
     return ()
 
 
-def followed(request: Request) -> Outcome:
+def followed(request: JobRequest) -> Outcome:
     """Apply the first alternative of every problem, and again, until the request is accepted or says that nothing mends it."""
     trail: list[str] = []
     mended: set[Mistake] = set()
@@ -70,14 +70,14 @@ def followed(request: Request) -> Outcome:
         before = now
         start = request
         for problem in problems:
-            first = with_value(problem.fix[0]) if problem.fix else None
-            if first is None or applied(first, start) is None:
-                return Outcome(f"no change: {first and first.verb}", rounds, (*trail, f"no change by {first}"))
+            first = next((fix for fix in map(with_value, problem.fix) if applied(fix, start) is not None), None)
+            if first is None:
+                return Outcome("no change", rounds, (*trail, f"no change: {problem.fix}"))
             request = applied(first, request) or request
     return Outcome("not in three rounds", ROUNDS, tuple(trail))
 
 
-def left_by_alternatives(request: Request) -> list[str]:
+def left_by_alternatives(request: JobRequest) -> list[str]:
     """Return the alternatives that mend their problem neither alone nor after the first ones of the problems before it."""
     left, after = [], request
     for problem in problems_of(request):
@@ -86,11 +86,11 @@ def left_by_alternatives(request: Request) -> list[str]:
             if changed and all(mistake(problem) in map(mistake, untried(one)) for one in changed):
                 left.append(f"{problem.code} {problem.message} | {fix}")
         if problem.fix:
-            after = applied(with_value(problem.fix[0]), after) or after
+            after = next(filter(None, (applied(with_value(fix), after) for fix in problem.fix)), after)
     return left
 
 
-def untried(request: Request) -> tuple[Problem, ...]:
+def untried(request: JobRequest) -> tuple[Problem, ...]:
     """Return the problems of a request without fixes."""
     return registry.problems_of(registry.catalog_for(request.layers[-1].features), request, "none")
 
@@ -105,20 +105,20 @@ def is_final(problem: Problem) -> bool:
     return any(fix.verb == "nothing" for fix in problem.fix)
 
 
-def drawn(seed: int) -> Request:
+def drawn(seed: int) -> JobRequest:
     """Return a request of two to five features with the model, layout and settings of a seed, whether accepted or not."""
     job = draw(seed, lambda job: True)
     names = job.features[: 2 + seed % 4]
     given = [f"{key}={value}" for key, value in job.settings.items() if key.partition(".")[0] in names]
     layer = Layer("command line", features=names, settings=parse_assignments(given, "--set"), world=job.world)
-    return Request((layer,), made_up(PLATFORMS[seed % 3], "0.16.1"))
+    return JobRequest((layer,), made_up(PLATFORMS[seed % 3], "0.16.1"))
 
 
-def written() -> Iterator[tuple[str, Request]]:
+def written() -> Iterator[tuple[str, JobRequest]]:
     """Yield the refused requests of ``tests/features/requests.txt``."""
     for rows in CLAIMS.values():
         for text, answers in rows:
             if answers and answers[0].startswith("MS"):
                 names, settings, fields = read_request(text)
                 layer = Layer("command line", features=tuple(names), settings=settings, world=MODEL | fields)
-                yield text, Request((layer,), made_up("cpu", "0.16.1"))
+                yield text, JobRequest((layer,), made_up("cpu", "0.16.1"))

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from mindspeed.engine.resolution.applied_fixes import Request, applied
+from mindspeed.engine.resolution.applied_fixes import JobRequest, applied
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.problems import Fix
@@ -19,7 +19,7 @@ SHARE = 5
 ENDS = ("accepted", "nothing mends it")
 
 
-def failures(requests: Iterable[tuple[str, Request]]) -> list[str]:
+def failures(requests: Iterable[tuple[str, JobRequest]]) -> list[str]:
     """Return the requests whose fixes lead nowhere, with what happened."""
     outcomes = [(name, followed(request)) for name, request in requests]
     return [f"{name}: {outcome.kind}\n" + "\n".join(outcome.trail) for name, outcome in outcomes if outcome.kind not in ENDS]
@@ -57,7 +57,7 @@ def test_each_alternative_of_further_drawn_requests_mends_its_problem(first: int
 
 
 def fixes(*layers: Layer) -> list[tuple[Fix, ...]]:
-    return [problem.fix for problem in problems_of(Request(layers, made_up("cpu", "0.16.1")))]
+    return [problem.fix for problem in problems_of(JobRequest(layers, made_up("cpu", "0.16.1")))]
 
 
 def test_a_required_feature_is_removed_by_removing_what_requires_it() -> None:
@@ -76,14 +76,14 @@ def test_a_size_is_given_in_the_spelling_of_its_source() -> None:
 
 
 def test_a_value_of_a_lower_source_is_given_in_the_highest() -> None:
-    request = Request((Layer("job file", world={"cp": 2}), Layer("command line")), made_up("cpu"))
+    request = JobRequest((Layer("job file", world={"cp": 2}), Layer("command line")), made_up("cpu"))
     changed = applied(Fix.give_field("cp", 1), request)
     assert changed is not None
     assert [layer.world for layer in changed.layers] == [{"cp": 2}, {"cp": 1}]
 
 
 def test_a_fix_that_changes_nothing_is_not_applied() -> None:
-    request = Request((Layer("command line", features=("alibi",)),), made_up("cpu"))
+    request = JobRequest((Layer("command line", features=("alibi",)),), made_up("cpu"))
     assert [applied(fix, request) for fix in (Fix.add_feature("alibi"), Fix.remove_feature("coc"), Fix.advise("wait"))] == [
         None
     ] * 3

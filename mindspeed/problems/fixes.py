@@ -24,6 +24,7 @@ Verb = Literal[
     "advice",
     "together",
     "rename",
+    "keep-feature",
     "nothing",
 ]
 
@@ -101,6 +102,11 @@ class Fix:
         return Fix("together", steps=tuple(steps))
 
     @staticmethod
+    def keep_feature(name: str) -> Fix:
+        """Stop removing a feature from the request."""
+        return Fix("keep-feature", name)
+
+    @staticmethod
     def rename(name: str, value: str) -> Fix:
         """Write the name of a feature, of a ``feature.setting`` or of a field of the job in another way."""
         return Fix("rename", name, value)
@@ -126,6 +132,7 @@ _KEYS: Final[Mapping[Verb, Mapping[str, str]]] = {
     "run-command": {"command": "name"},
     "advice": {"text": "name"},
     "together": {},
+    "keep-feature": {"name": "name"},
     "rename": {"name": "name", "value": "value"},
     "nothing": {"reason": "name"},
 }
@@ -251,6 +258,8 @@ class CommandLine:
                 return fix.name
             case "together":
                 return self.together(fix.steps)
+            case "keep-feature":
+                return self.keep_feature(fix.name)
             case "rename":
                 return suggestion([fix.value])
             case "nothing":
@@ -278,6 +287,9 @@ class CommandLine:
 
     def add_features(self, names: Sequence[str]) -> str:
         return f"add {' or '.join(names)} to the features"
+
+    def keep_feature(self, name: str) -> str:
+        return f"drop --without {name}"
 
     def together(self, steps: Fixes) -> str:
         if removed := _removed(Fix.together(steps)):
@@ -314,6 +326,9 @@ class PythonApi(CommandLine):
 
     def add_features(self, names: Sequence[str]) -> str:
         return f"add {' or '.join(map(_as_python, names))} to features"
+
+    def keep_feature(self, name: str) -> str:
+        return f'remove "{name}" from without'
 
     def together(self, steps: Fixes) -> str:
         fields = [f'"{step.name}": {_as_python(step.value)}' for step in steps if step.verb == "give-field"]

@@ -119,7 +119,7 @@ def test_a_zero_centered_norm_that_no_layer_on_the_cpu_has_is_a_problem(check, m
 def test_a_world_that_is_no_multiple_of_the_sizes_is_a_problem(check):
     assert check("--world-size", 4, "--tp", 3, "--optimization-level", 0) == (
         "MS302 world size 4 is not a multiple of tp x pp x cp = 3 x 1 x 1 = 3\n"
-        "  fix: --world-size 6, or use smaller parallel sizes\n"
+        "  fix: --world-size 6, or --tp 2\n"
     )
 
 
@@ -185,7 +185,7 @@ def test_both_spellings_of_a_size_must_agree(check):
     assert check("--tp", 2, "--set", "tensor-parallel.size=4", "--optimization-level", 0) == (
         "MS303 command line gives the tensor-parallel size twice: tp = 2 and tensor-parallel.size = 4\n"
         "  where: command line\n"
-        "  fix: keep one of the two; they set the same value (--tp)\n"
+        "  fix: remove the setting tensor-parallel.size, or remove --tp\n"
     )
 
 

@@ -24,7 +24,7 @@ PROBLEMS = {
     (
         "MS302",
         "world size 1024 is not a multiple of tp x pp x cp = 3 x 1 x 1 = 3",
-        "--world-size 1026, or use smaller parallel sizes",
+        "--world-size 1026, or --tp 2",
     ),
     ("MS201", "the feature 'swigl' does not exist", "did you mean swiglu?"),
     (

@@ -122,7 +122,7 @@ def test_a_slot_that_nothing_loaded_holds_makes_everything_load(run, install):
     install("bolt", {"bolt-clip": ""}, slots='("clipping",)')
     done = run("check", *LAPTOP, "acme-top", *OWN)
     assert done.stderr.splitlines()[0] == "MS205 acme-top needs a feature for clipping"
-    assert done.stderr.splitlines()[-1] == "  fix: add one of bolt-clip to the features"
+    assert done.stderr.splitlines()[-1] == "  fix: add bolt-clip to the features"
 
 
 def test_a_conflict_with_a_feature_that_is_not_loaded_is_no_mistake(run, install):

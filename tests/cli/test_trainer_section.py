@@ -85,5 +85,5 @@ def test_a_launch_of_too_few_processes_names_the_option_that_starts_more(mindspe
     done = mindspeed("pretrain", "--tp", 2, "--platform", "cpu", "--run", tmp_path / "run", *words)
     assert done.stderr == (
         "MS302 world size 1 is not a multiple of tp x pp x cp = 2 x 1 x 1 = 2\n"
-        "  fix: --nproc 2, or use smaller parallel sizes\n"
+        "  fix: --nproc 2, or --tp 1\n"
     )

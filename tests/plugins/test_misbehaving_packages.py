@@ -196,7 +196,7 @@ def test_a_condition_that_ends_the_process_is_a_problem(refusal):
     )
     first, *_, fix = refusal(source).splitlines()
     assert first == "MS107 the condition is_small of acme-clip raised SystemExit: 0"
-    assert fix == "  fix: remove acme-clip, or report it to the authors of acme"
+    assert fix == "  fix: report it to the authors of acme, or remove acme-clip"
 
 
 def test_a_constructor_that_ends_the_process_is_a_problem(refusal):

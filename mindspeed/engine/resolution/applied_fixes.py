@@ -11,14 +11,14 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.problems import Fix
 
 
-class Request(NamedTuple):
+class JobRequest(NamedTuple):
     """Layers of a request, low to high, and the environment of its plan."""
 
     layers: tuple[Layer, ...]
     environment: Environment
 
 
-def applied(fix: Fix, request: Request) -> Request | None:
+def applied(fix: Fix, request: JobRequest) -> JobRequest | None:
     """Return a request with a fix applied to it; None for a fix that is no change of the request, or that lacks a value."""
     if fix.verb == "together":
         for step in fix.steps:
@@ -31,28 +31,28 @@ def applied(fix: Fix, request: Request) -> Request | None:
     return None if changed == request else changed
 
 
-def _give_field(fix: Fix, request: Request) -> Request | None:
+def _give_field(fix: Fix, request: JobRequest) -> JobRequest | None:
     if fix.value is None:
         return None
     if fix.name == "platform":
-        return Request(_in_highest(request, platform=fix.value), replace(request.environment, platform=fix.value))
+        return JobRequest(_in_highest(request, platform=fix.value), replace(request.environment, platform=fix.value))
     if fix.name == "megatron":
         return request._replace(environment=replace(request.environment, megatron=fix.value))
     return request._replace(layers=_in_highest(request, world={fix.name: fix.value}))
 
 
-def _drop_field(fix: Fix, request: Request) -> Request:
+def _drop_field(fix: Fix, request: JobRequest) -> JobRequest:
     return _in_all(request, lambda layer: {"world": _without(layer.world, fix.name)})
 
 
-def _give_setting(fix: Fix, request: Request) -> Request | None:
+def _give_setting(fix: Fix, request: JobRequest) -> JobRequest | None:
     if fix.value is None:
         return None
     feature, _, name = fix.name.partition(".")
     return request._replace(layers=_in_highest(request, settings={feature: {name: fix.value}}))
 
 
-def _drop_setting(fix: Fix, request: Request) -> Request:
+def _drop_setting(fix: Fix, request: JobRequest) -> JobRequest:
     feature, _, name = fix.name.partition(".")
 
     def dropped(layer: Layer) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _drop_setting(fix: Fix, request: Request) -> Request:
     return _in_all(request, dropped)
 
 
-def _give_option(fix: Fix, request: Request) -> Request | None:
+def _give_option(fix: Fix, request: JobRequest) -> JobRequest | None:
     if fix.name == "--optimization-level":
         return request._replace(layers=_in_highest(request, level=fix.value))
     if fix.name == "--nproc":
@@ -72,26 +72,25 @@ def _give_option(fix: Fix, request: Request) -> Request | None:
     return None
 
 
-def _drop_option(fix: Fix, request: Request) -> Request | None:
-    if fix.name == "--strict":
-        return _in_all(request, lambda layer: {"strict": None})
-    option, _, feature = fix.name.partition(" ")
-    if option == "--without":
-        return _in_all(request, lambda layer: {"without": tuple(name for name in layer.without if name != feature)})
-    return None
+def _drop_option(fix: Fix, request: JobRequest) -> JobRequest | None:
+    return _in_all(request, lambda layer: {"strict": None}) if fix.name == "--strict" else None
 
 
-def _add_feature(fix: Fix, request: Request) -> Request:
+def _keep_feature(fix: Fix, request: JobRequest) -> JobRequest:
+    return _in_all(request, lambda layer: {"without": tuple(name for name in layer.without if name != fix.name)})
+
+
+def _add_feature(fix: Fix, request: JobRequest) -> JobRequest:
     if any(fix.name in layer.features for layer in request.layers):
         return request
     return request._replace(layers=_in_highest(request, features=(fix.name,)))
 
 
-def _remove_feature(fix: Fix, request: Request) -> Request:
+def _remove_feature(fix: Fix, request: JobRequest) -> JobRequest:
     return _in_all(request, lambda layer: {"features": tuple(name for name in layer.features if name != fix.name)})
 
 
-def _rename(fix: Fix, request: Request) -> Request:
+def _rename(fix: Fix, request: JobRequest) -> JobRequest:
     feature, dot, old = fix.name.rpartition(".")
     new = fix.value.rpartition(".")[2]
 
@@ -108,7 +107,7 @@ def _rename(fix: Fix, request: Request) -> Request:
     return _in_all(request, renamed)
 
 
-_CHANGES: Final[Mapping[str, Callable[[Fix, Request], Request | None]]] = {
+_CHANGES: Final[Mapping[str, Callable[[Fix, JobRequest], JobRequest | None]]] = {
     "give-field": _give_field,
     "drop-field": _drop_field,
     "give-setting": _give_setting,
@@ -117,11 +116,12 @@ _CHANGES: Final[Mapping[str, Callable[[Fix, Request], Request | None]]] = {
     "drop-option": _drop_option,
     "add-feature": _add_feature,
     "remove-feature": _remove_feature,
+    "keep-feature": _keep_feature,
     "rename": _rename,
 }
 
 
-def _in_highest(request: Request, **more: Any) -> tuple[Layer, ...]:
+def _in_highest(request: JobRequest, **more: Any) -> tuple[Layer, ...]:
     """Return the layers, of which the highest has values in place of its own, or more of them."""
     *lower, highest = request.layers
     if "world" in more:
@@ -135,7 +135,7 @@ def _in_highest(request: Request, **more: Any) -> tuple[Layer, ...]:
     return (*lower, replace(highest, **more))
 
 
-def _in_all(request: Request, change: Callable[[Layer], dict[str, Any]]) -> Request:
+def _in_all(request: JobRequest, change: Callable[[Layer], dict[str, Any]]) -> JobRequest:
     return request._replace(layers=tuple(replace(layer, **change(layer)) for layer in request.layers))
 
 

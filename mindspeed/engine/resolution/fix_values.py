@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice, product
+from math import ceil, floor
 from types import NoneType
 from typing import Any, Final, Literal, get_args, get_origin
 
@@ -28,9 +29,10 @@ Values = Mapping[str, Any]
 def with_values(state: ResolutionState, name: str, condition: Condition, fixes: Fixes) -> Fixes:
     """Return fixes with a value for each field and setting that has none: one with which the condition holds.
 
-    Of several values the one that breaks the fewest conditions of other features is taken, and of those the nearest. A fix
-    whose condition no value meets is left out, or drops a list of which no word may stay. Where every value meets it, such as
-    one of a budget that is not given, the user alone knows the value, and the fix stays as it is.
+    Of several values the one that breaks the fewest conditions of other features is taken, of those one that switches no
+    parallelism off, and the nearest. A fix whose condition no value meets is left out, or drops a list of which no word may
+    stay. Where every value meets it, such as one of a budget that is not given, the user alone knows the value, and the fix
+    stays as it is.
     """
     return tuple(filled for fix in fixes if (filled := _with_value(state, name, condition, fix)) is not None)
 
@@ -46,7 +48,7 @@ def _with_value(state: ResolutionState, name: str, condition: Condition, fix: Fi
     fitting = list(islice((values for values in tried if _holds(state, name, condition, values)), _COMPARED))
     if _present(state, open_names[0]) is None and fitting == tried[:_COMPARED]:
         return fix
-    best = min(fitting, key=lambda values: _broken(state, values), default=None)
+    best = min(fitting, key=lambda values: (_broken(state, values), _switched_off(values)), default=None)
     if best is None:
         is_single = isinstance(_present(state, fix.name), tuple) and not fix.steps
         return (Fix.drop_setting if "." in fix.name else Fix.drop_field)(fix.name) if is_single else None
@@ -94,8 +96,9 @@ def _of_kind(kind: Any, value: Any, fewer_first: bool) -> Iterator[Any]:
     elif kind is bool:
         yield not value
     elif kind in (int, float):
-        start = int(value) if isinstance(value, int | float) else 0
-        fewer, more = range(start - 1, max(-1, start - _REACH), -1), range(start + 1, start + _REACH)
+        start = value if isinstance(value, int | float) else 0
+        fewer = range(ceil(start) - 1, max(-1, ceil(start) - _REACH), -1)
+        more = range(floor(start) + 1, floor(start) + _REACH)
         yield from map(kind, chain(fewer, more) if fewer_first else chain(more, fewer))
     else:
         yield from chain.from_iterable(_of_kind(part, value, fewer_first) for part in get_args(kind) if part is not NoneType)
@@ -132,6 +135,11 @@ def _broken(state: ResolutionState, values: Values) -> int:
         args, other = _args(state, name, values), _args(state, condition.of, values) if condition.of else None
         broken += args is not None and not _is_met(condition, args, world, other)
     return broken
+
+
+def _switched_off(values: Values) -> int:
+    """Count the parallel sizes that are 1."""
+    return sum(values.get(size) == 1 for size in PARALLEL_SIZES)
 
 
 def _changed(world: World, values: Values) -> World:

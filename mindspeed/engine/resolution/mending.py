@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mindspeed.engine.resolution.applied_fixes import Request, applied
+from mindspeed.engine.resolution.applied_fixes import JobRequest, applied
 from mindspeed.engine.resolution.resolution_state import Suggestions
 from mindspeed.problems import Fix, Problem
 
-Judge = Callable[[Request, Suggestions], Sequence[Problem]]
+Judge = Callable[[JobRequest, Suggestions], Sequence[Problem]]
 """Return the problems of a request, with these fixes; none where it is accepted."""
 Mistake = tuple[object, ...]
 """What tells a problem from others, also when its values have changed."""
@@ -21,13 +21,13 @@ _UNTRIED: Final = ("run-command", "advice", "nothing")
 _NOTHING: Final = Fix.nothing("no single change of the request does")
 
 
-def with_tried_fixes(problems: Sequence[Problem], request: Request, judge: Judge, ahead: int = 1) -> list[Problem]:
+def with_tried_fixes(problems: Sequence[Problem], request: JobRequest, judge: Judge, ahead: int = 1) -> list[Problem]:
     """Return problems whose alternatives each mend them, and whose first ones, applied together, bring no new problem.
 
-    An alternative that does not mend is removed, and one that brings new problems where another brings fewer. Where no
-    declared one is left, or all bring new problems, the best of further ones is added: those of the other problems, those of
-    the request after them, settings at fault removed, requested features removed. Where all bring as many, those are kept
-    that leave the fewest problems a round later; ``ahead`` is the number of such rounds.
+    An alternative that does not mend is removed, and those that bring the fewest new problems come first. Where no declared
+    one is left, or all bring new problems, the best of further ones is added: those of the other problems, those of the
+    request after them, settings at fault removed, requested features removed. Of those that bring as many, the first one
+    leaves the fewest problems a round later; ``ahead`` is the number of such rounds.
     """
     found = Counter(map(_mistake, problems))
     trial = _Trial(request, judge, ahead, found, Counter(found), request, [])
@@ -42,37 +42,37 @@ def _mistake(problem: Problem) -> Mistake:
 class _Trial:
     """Hold the request, its problems by kind, those to come, and the request with the fixes ``chosen`` for those before."""
 
-    request: Request
+    request: JobRequest
     judge: Judge
     ahead: int
     found: Counter[Mistake]
     pending: Counter[Mistake]
-    mended: Request
+    mended: JobRequest
     chosen: list[Fix]
 
     def tried(self, problem: Problem) -> Problem:
         self.pending[_mistake(problem)] -= 1
         present = self._problems(self.mended)[_mistake(problem)]
-        ranked = self._ranked(problem, present, problem.fix)
-        unvalued = [fix for fix in problem.fix if _is_open(fix) and fix.verb not in _UNTRIED]
+        ranks = self._ranked(problem, present, problem.fix)
+        is_unvalued = any(_is_open(fix) and fix.verb not in _UNTRIED for fix in problem.fix)
         for further in (self._of_others, self._after_others, self._drops, self._removals):
-            if min(ranked.values(), default=not unvalued):
-                more = self._ranked(problem, present, [fix for fix in further(problem) if fix not in ranked])
-                ranked |= {fix: more[fix] for fix in sorted(more, key=more.__getitem__)[:1]}
-        fewest = min(ranked.values(), default=0)
-        mending = [fix for fix, left in ranked.items() if left == fewest]
-        if fewest and self.ahead and len(mending) > 1:
-            later = {fix: self._left_a_round_later(fix) for fix in mending}
-            mending = [fix for fix in mending if later[fix] == min(later.values())]
-        if not mending and not present:
-            mending = [Fix.together(self.chosen)]
-        if mending:
-            self.chosen.append(mending[0])
-            self.mended = applied(mending[0], self.mended) or self.mended
-        declared = [fix for fix in problem.fix if fix in mending or fix in unvalued]
-        added = [fix for fix in mending if fix not in declared]
-        untried = [fix for fix in problem.fix if fix.verb in _UNTRIED]
-        return replace(problem, fix=(*declared, *added, *untried) or (_NOTHING,))
+            if min(ranks.values(), default=not is_unvalued):
+                more = self._ranked(problem, present, [fix for fix in further(problem) if fix not in ranks])
+                ranks |= {fix: more[fix] for fix in sorted(more, key=more.__getitem__)[:1]}
+        if not ranks and not present:
+            ranks = {Fix.together(self.chosen): 0}
+        fewest = min(ranks.values(), default=0)
+        best = [fix for fix, left in ranks.items() if left == fewest]
+        if fewest and self.ahead and len(best) > 1:
+            later = {fix: self._left_a_round_later(fix) for fix in best}
+            best.sort(key=later.__getitem__)
+        if best:
+            self.chosen.append(best[0])
+            self.mended = applied(best[0], self.mended) or self.mended
+        alternatives = [fix for fix in problem.fix if fix in ranks or _is_open(fix)]
+        alternatives += [fix for fix in best if fix not in alternatives]
+        alternatives.sort(key=lambda fix: (ranks.get(fix, 0), fix not in best[:1] and fewest > 0))
+        return replace(problem, fix=tuple(alternatives) or (_NOTHING,))
 
     def _ranked(self, problem: Problem, present: int, fixes: Iterable[Fix]) -> dict[Fix, int]:
         """Return the fixes that mend a problem, each with the number of problems that it leaves beside those to come.
@@ -85,7 +85,9 @@ class _Trial:
                 continue
             known.add(_plain(fix))
             left = self._problems(applied(fix, self.mended) or self.mended)
-            if left[mistake] < present or self._problems(changed)[mistake] < self.found[mistake]:
+            if fix.verb == "rename":  # of a feature that is not loaded, too
+                ranked[fix] = 0
+            elif left[mistake] < present or self._problems(changed)[mistake] < self.found[mistake]:
                 ranked[fix] = (left - self.pending).total()
         return ranked
 
@@ -93,10 +95,10 @@ class _Trial:
         """Return the number of problems after a fix and the first alternatives of what it leaves."""
         request = applied(fix, self.mended) or self.mended
         for problem in with_tried_fixes(self.judge(request, "declared"), request, self.judge, self.ahead - 1):
-            request = applied(problem.fix[0], request) or request
+            request = next(filter(None, (applied(fix, request) for fix in problem.fix)), request)
         return self._problems(request).total()
 
-    def _problems(self, request: Request) -> Counter[Mistake]:
+    def _problems(self, request: JobRequest) -> Counter[Mistake]:
         return Counter(map(_mistake, self.judge(request, "none")))
 
     def _of_others(self, problem: Problem) -> Iterable[Fix]:

@@ -160,7 +160,7 @@ def _roots(state: ResolutionState) -> Iterator[Root]:
             continue
         if name in state.merged.without:
             text = f"{name} is requested ({layer.source}) and removed ({state.merged.without[name].source})"
-            fix = (Fix.drop_option(f"--without {name}"), Fix.remove_feature(name))
+            fix = (Fix.keep_feature(name), Fix.remove_feature(name))
             state.report(Problem("MS210", text, (name,), fix=fix), state.scope)
         elif state.known(name, layer.source):
             if state.specs[name].level > state.merged.level:
@@ -229,7 +229,7 @@ def _size_problem(state: ResolutionState, size: str, value: int, owner: str) -> 
     said = f"the {size_name(size)} is {value}"
     if removal := state.merged.removal(owner):
         code, source = removal
-        way = Fix.advise(f"leave {owner} on") if code == "MS211" else Fix.drop_option(f"--without {owner}")
+        way = Fix.advise(f"leave {owner} on") if code == "MS211" else Fix.keep_feature(owner)
         text = f"{said}, but {source} removes {owner}, which provides it"
         return Problem(code, text, (owner,), fix=(Fix.give_field(size, 1), way), facts=state.facts(size))
     fix: Fixes = (Fix.give_field(size, 1),)
@@ -286,7 +286,7 @@ def _report_requirement(state: ResolutionState, name: str, constraint: Requires,
     text = f"{name} requires {needed}{because(constraint.reason)}"
     if removal := state.merged.removal(needed):
         code, source = removal
-        fix: Fixes = (Fix.drop_option(f"--without {needed}"), Fix.remove_feature(name))
+        fix: Fixes = (Fix.keep_feature(needed), Fix.remove_feature(name))
         if code == "MS211":
             fix = (Fix.advise(f"also disable {name}, or keep {needed} enabled"),)
         state.problem(code, f"{text}, and {source} removes {needed}", (name, needed), fix, missing)

@@ -73,7 +73,7 @@ def _named(state: ResolutionState, name: str, need: RequiresSlot, wanted: str, j
             (name, wanted),
             (
                 *_others(state, name, need, wanted),
-                *((Fix.drop_option(f"--without {wanted}"),) if removal[0] == "MS210" else ()),
+                *((Fix.keep_feature(wanted),) if removal[0] == "MS210" else ()),
             ),
             jobs,
             (setting,),

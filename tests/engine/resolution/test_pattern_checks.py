@@ -60,7 +60,7 @@ def refusals(pattern, platform="cpu", **world):
             "*-|*-",
             {},
             "MS302 the pattern has 2 segments, but there is only one pipeline stage\n    *-|*-\n      ^\n"
-            "  fix: --pp 2, or remove |",
+            "  fix: remove |, or --pp 2",
         ),
         (
             "*-/*E",
@@ -82,7 +82,7 @@ def refusals(pattern, platform="cpu", **world):
             "*-*-*",
             TWO,
             "MS302 5 layers are not divisible by 2 pipeline stages\n    *-*-*\n      ^\n"
-            "  fix: --pp 1, or separate the layers of stages with |",
+            "  fix: separate the layers of stages with |, or --pp 1",
         ),
         (
             "*-|*-|*-",
@@ -102,7 +102,7 @@ def refusals(pattern, platform="cpu", **world):
                 "MS302 vpp is 2, but the pattern has no segments for 4 model chunks\n"
                 "    *-*-*-*-\n"
                 "      ^\n"
-                "  fix: remove --vpp, or separate the layers of stages with |"
+                "  fix: separate the layers of stages with |, or remove --vpp"
             ),
         ),
         (
@@ -127,7 +127,7 @@ def refusals(pattern, platform="cpu", **world):
                 "MS302 num_experts is 4, but no layer of the pattern has experts (E)\n"
                 "    *-\n"
                 "     ^\n"
-                "  fix: remove --num-experts, or write E for -"
+                "  fix: write E for -, or remove --num-experts"
             ),
         ),
         (
@@ -147,7 +147,7 @@ def refusals(pattern, platform="cpu", **world):
                 "MS302 attention is multi-latent, but * is attention with separate keys\n"
                 "    *-\n"
                 "    ^\n"
-                "  fix: remove --multi-latent-attention, or write + for *"
+                "  fix: write + for *, or remove --multi-latent-attention"
             ),
         ),
         (
@@ -191,7 +191,7 @@ def refusals(pattern, platform="cpu", **world):
             "*-*-*-",
             {"pp": 3, "world_size": 3, "first_stage_layers": 1},
             "MS302 5 layers are not divisible by 2 pipeline stages\n    *-*-*-\n     ^\n"
-            "  fix: --pp 1, or separate the layers of stages with |",
+            "  fix: separate the layers of stages with |, or --pp 1",
         ),
         (
             "*E*E",

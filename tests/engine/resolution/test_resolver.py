@@ -410,7 +410,7 @@ def test_a_layer_that_leaves_a_feature_out_removes_the_size_that_a_lower_one_giv
 def test_a_layer_that_leaves_a_feature_out_and_gives_its_size_contradicts_itself():
     known = catalog(make("tensor", args=SizeArgs, sizes={"tp": "size"}))
     (problem,) = ask(known, without=("tensor",), world={"tp": 2}).problems
-    assert (problem.code, problem.fix_text) == ("MS210", "--tp 1, or remove --without tensor")
+    assert (problem.code, problem.fix_text) == ("MS210", "--tp 1, or drop --without tensor")
 
 
 def test_level_one_makes_way_for_a_requested_feature_with_what_it_brought_along():
