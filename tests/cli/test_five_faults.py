@@ -43,7 +43,7 @@ PROBLEMS = {
         ),
         "drop --without async-ddp, or remove async-param-gather",
     ),
-    ("MS304", "tensor-parallel: 32 attention heads are not divisible by tp=3", "--tp N (a divisor of 32)"),
+    ("MS304", "tensor-parallel: 32 attention heads are not divisible by tp=3", "--tp 2 (a divisor of 32), or --tp 1"),
 }
 BLOCKED = """
 import sys

@@ -55,7 +55,8 @@ def test_what_requires_a_disabled_feature_cannot_be_planned(run, disable):
     done = run("check", *LAPTOP, "distributed-optimizer", "--optimization-level", "0", "--json")
     assert done.exit_code == 1
     (problem,) = json.loads(done.stdout)["problems"]
-    assert (problem["code"], problem["fix"]) == ("MS211", "also disable distributed-optimizer, or keep data-parallel enabled")
+    fix = "also disable distributed-optimizer, or keep data-parallel enabled, or remove distributed-optimizer"
+    assert (problem["code"], problem["fix"]) == ("MS211", fix)
     assert problem["message"] == (
         "distributed-optimizer requires data-parallel, because distributed-optimizer shards the optimizer state over "
         "data-parallel replicas, and MINDSPEED_DISABLE removes data-parallel"
@@ -173,7 +174,7 @@ def test_asking_for_what_is_left_out_is_a_problem_with_its_fix(run, two, monkeyp
     assert run("check", *LAPTOP, "bolt-clip", *OWN).stderr == (
         "MS105 feature bolt-clip is not loaded, because MINDSPEED_PLUGINS is 'none'\n"
         "  where: bolt 1.0, bolt_features:Made0\n"
-        "  fix: MINDSPEED_PLUGINS=bolt, if you trust bolt\n"
+        "  fix: MINDSPEED_PLUGINS=bolt, if you trust bolt, or remove bolt-clip\n"
     )
 
 

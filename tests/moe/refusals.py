@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 REFUSED: Final[dict[str, tuple[Any, str, str]]] = {
-    "num_experts": (0, "the model is dense, but {name} needs a MoE model", "--num-experts N"),
+    "num_experts": (0, "the model is dense, but {name} needs a MoE model", "--num-experts 1 or more"),
     "low_precision": (
         True,
         "linear layers compute in fp8 or fp4, which {name} does not support",

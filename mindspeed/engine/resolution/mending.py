@@ -54,6 +54,7 @@ class _Trial:
         self.pending[_mistake(problem)] -= 1
         present = self._problems(self.mended)[_mistake(problem)]
         ranks = self._ranked(problem, present, problem.fix)
+        ranks |= {fix: 0 for fix in problem.fix if fix.verb == "rename"}  # what is meant may not be loaded, or not fit yet
         is_unvalued = any(_is_open(fix) and fix.verb not in _UNTRIED for fix in problem.fix)
         for further in (self._of_others, self._after_others, self._drops, self._removals):
             if min(ranks.values(), default=not is_unvalued):
@@ -85,9 +86,7 @@ class _Trial:
                 continue
             known.add(_plain(fix))
             left = self._problems(applied(fix, self.mended) or self.mended)
-            if fix.verb == "rename":  # of a feature that is not loaded, too
-                ranked[fix] = 0
-            elif left[mistake] < present or self._problems(changed)[mistake] < self.found[mistake]:
+            if left[mistake] < present or self._problems(changed)[mistake] < self.found[mistake]:
                 ranked[fix] = (left - self.pending).total()
         return ranked
 

@@ -96,7 +96,7 @@ def test_without_the_shape_of_attention_nothing_is_decided():
         (
             "MS341 context-parallel.algorithm is auto, but the choice needs values that are not set: num_attention_heads, "
             "num_query_groups, hidden_size, dtype | --num-attention-heads N --num-query-groups N --hidden-size N --dtype N, "
-            f"or name one of {', '.join(able)}"
+            f"or {', or '.join(f'--set context-parallel.algorithm={name}' for name in able)}"
         )
     ]
 

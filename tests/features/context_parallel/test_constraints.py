@@ -21,7 +21,7 @@ def test_the_size_is_all_that_it_sets():
 
 
 def zigzag(name: str) -> tuple[str, dict[str, Any], dict[str, Any], str]:
-    message = f"MS304 {name}: sequence length 60 is not a multiple of 2 x cp = 2 x 4 | --seq-length N (a multiple of 2 x 4)"
+    message = f"MS304 {name}: sequence length 60 is not a multiple of 2 x cp = 2 x 4 | --seq-length 64 (a multiple of 2 x 4)"
     return name, TWO if name == HYBRID else {}, {"cp": 4, "seq_length": 60}, message
 
 
@@ -46,7 +46,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         ULYSSES,
         {},
         {"cp": 4, "seq_length": 62},
-        "MS304 context-parallel: sequence length 62 is not divisible by cp=4 | --seq-length N (a multiple of 4)",
+        "MS304 context-parallel: sequence length 62 is not divisible by cp=4 | --seq-length 64 (a multiple of 4)",
     ),
     # heads
     (
@@ -54,14 +54,14 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {},
         {"cp": 4, "num_attention_heads": 6, "num_query_groups": 2},
         "MS304 ulysses-attention: 6 attention heads are not divisible by cp x tp = 4 x 1 "
-        "| --cp N (so that cp x tp divides the number of heads), or use ring-attention, which does not split heads",
+        "| --cp 2 (so that cp x tp divides the number of heads), or use ring-attention, which does not split heads",
     ),
     (
         HYBRID,
         TWO,
         {"cp": 4, "num_attention_heads": 7, "num_query_groups": 1},
         "MS304 hybrid-attention: 7 attention heads are not divisible by ulysses_degree x tp = 2 x 1 "
-        "| --set hybrid-attention.ulysses_degree=VALUE (a divisor of the number of heads per tensor-parallel rank)",
+        "| --set hybrid-attention.ulysses_degree=7 (a divisor of the number of heads per tensor-parallel rank)",
     ),
     # the window of a double ring
     *(
@@ -71,7 +71,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             {"cp": 4},
             (
                 f"MS304 ring-attention: the ring of cp=4 ranks cannot be split into two or more inner rings of window={window} "
-                "ranks | --set ring-attention.window=1, or --set ring-attention.window=VALUE (a divisor of 4, smaller than 4)"
+                "ranks | --set ring-attention.window=1, or --set ring-attention.window=2 (a divisor of 4, smaller than 4)"
             ),
         )
         for window in (3, 4, 8)
@@ -93,7 +93,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             {"cp": 8},
             (
                 "MS304 hybrid-attention: the ring of cp=8 / ulysses_degree=2 ranks cannot be split into two or more inner "
-                f"rings of window={window} ranks | --set hybrid-attention.window=1, or --set hybrid-attention.window=VALUE (a "
+                f"rings of window={window} ranks | --set hybrid-attention.window=1, or --set hybrid-attention.window=2 (a "
                 "smaller divisor of the ring size)"
             ),
         )
@@ -124,11 +124,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
             HYBRID,
             TWO,
             {"cp": cp, "world_size": cp, "seq_length": 6 * cp},
-            (
-                f"MS304 hybrid-attention: ulysses_degree=2 does not split cp={cp} into two or more groups of equal size | "
-                f"--cp N (a multiple of 2, at least 2 x 2), or --set hybrid-attention.ulysses_degree=VALUE (a divisor of {cp}, "
-                f"smaller than {cp})"
-            ),
+            (f"MS304 hybrid-attention: ulysses_degree=2 does not split cp={cp} into two or more groups of equal size | --cp 1"),
         )
         for cp in (2, 3)
     ),

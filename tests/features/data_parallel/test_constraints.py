@@ -13,7 +13,7 @@ def test_the_global_batch_is_a_multiple_of_what_all_replicas_take():
     assert refusals(world_size=8, tp=2, micro_batch_size=2, global_batch_size=24) == []
     assert refusals(world_size=8, tp=2, micro_batch_size=2, global_batch_size=20) == [
         "MS304 data-parallel: global batch size 20 is not divisible by micro batch size x dp = 2 x 4 "
-        "| --global-batch-size N (a multiple of 2 x 4)"
+        "| --global-batch-size 24 (a multiple of 2 x 4)"
     ]
 
 

@@ -36,7 +36,7 @@ def test_empty_places_that_fill_up_every_chunk_are_accepted():
             {},
             (
                 "MS304 noop-layers: a no-op position in layers=(0, 8) is too large: the maximum is 6 layers + number of no-ops "
-                "- 1 | --set noop-layers.layers=VALUE (positions up to layers + no-ops - 1), or --set noop-layers.layers=auto"
+                "- 1 | --set noop-layers.layers=1 (positions up to layers + no-ops - 1), or --set noop-layers.layers=auto"
             ),
         ),
         (
@@ -44,8 +44,7 @@ def test_empty_places_that_fill_up_every_chunk_are_accepted():
             {"vpp": 2},
             (
                 "MS304 noop-layers: 6 layers plus no-ops at positions (0,) cannot be split evenly into pp x vpp = 2 x 2 model "
-                "chunks | --set noop-layers.layers=auto, or --set noop-layers.layers=VALUE (layers plus no-ops must be a "
-                "multiple of pp x vpp)"
+                "chunks | --set noop-layers.layers=auto, or remove the setting noop-layers.layers"
             ),
         ),
     ],

@@ -7,7 +7,7 @@ NAME = "recompute-in-bubble"
 
 def test_a_limit_below_the_sets_that_wait_for_weight_gradients_is_refused_with_the_least() -> None:
     for engine, fix in (
-        ("nano-pipe", ", or --set nano-pipe.lag=VALUE (a shorter delay of weight gradients)"),
+        ("nano-pipe", ", or --set nano-pipe.lag=0.0 (a shorter delay of weight gradients)"),
         ("zero-bubble", ""),
     ):
         (text,) = refusals(NAME, engine, pp=4, settings={NAME: {"limit": 3}})

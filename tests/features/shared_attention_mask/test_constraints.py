@@ -12,6 +12,6 @@ def test_algorithms_that_take_a_mask_from_the_batch_take_only_a_causal_one_from_
     (problem,) = refusals(NAME, algorithm, cp=2, settings=settings)
     assert (
         "because each rank must take its part of the mask that shared-attention-mask stores. Only adaptive-cp does this | "
-        "use adaptive-cp instead"
+        f"remove {algorithm} and add adaptive-cp to the features"
     ) in problem
     assert active(NAME, algorithm, cp=1, world_size=1, settings=settings)

@@ -51,7 +51,7 @@ def test_a_hidden_size_that_y_does_not_divide_is_refused():
 
 
 def test_an_mlp_that_the_ranks_do_not_divide_is_refused():
-    text = "MS304 tensor-parallel: ffn_hidden_size=66 is not divisible by tp=4 | --tp N (a divisor of 66)"
+    text = "MS304 tensor-parallel: ffn_hidden_size=66 is not divisible by tp=4 | --tp 2 (a divisor of 66)"
     assert refusals(NAME, tp=4, ffn_hidden_size=66, settings=grid(2, 2)) == [text]
     assert refusals(NAME, tp=4, ffn_hidden_size=68, settings=grid(2, 2)) == []
 
