@@ -87,3 +87,10 @@ def test_a_fix_that_changes_nothing_is_not_applied() -> None:
     assert [applied(fix, request) for fix in (Fix.add_feature("alibi"), Fix.remove_feature("coc"), Fix.advise("wait"))] == [
         None
     ] * 3
+
+
+def test_a_step_that_is_taken_already_leaves_the_others() -> None:
+    request = JobRequest((Layer("command line", world={"pp": 1}),), made_up("cpu"))
+    changed = applied(Fix.together((Fix.give_field("pp", 1), Fix.give_field("vpp", 2))), request)
+    assert changed is not None
+    assert changed.layers[0].world == {"pp": 1, "vpp": 2}

@@ -19,16 +19,20 @@ class JobRequest(NamedTuple):
 
 
 def applied(fix: Fix, request: JobRequest) -> JobRequest | None:
-    """Return a request with a fix applied to it; None for a fix that is no change of the request, or that lacks a value."""
+    """Return a request with a fix applied to it; None for a fix that changes nothing, or that lacks a value."""
+    changed = _changed(fix, request)
+    return None if changed == request else changed
+
+
+def _changed(fix: Fix, request: JobRequest) -> JobRequest | None:
     if fix.verb == "together":
         for step in fix.steps:
-            if (changed := applied(step, request)) is None:
+            if (changed := _changed(step, request)) is None:
                 return None
             request = changed
         return request
     change = _CHANGES.get(fix.verb)
-    changed = change(fix, request) if change is not None else None
-    return None if changed == request else changed
+    return change(fix, request) if change is not None else None
 
 
 def _give_field(fix: Fix, request: JobRequest) -> JobRequest | None:
