@@ -32,7 +32,8 @@ def test_an_unknown_feature_gets_near_names(check):
 
 def test_a_name_like_no_other_is_sent_to_the_list(check):
     assert check("zzz") == (
-        "MS201 the feature 'zzz' does not exist\n  where: command line\n  fix: mindspeed features list shows every name, or remove zzz\n"
+        "MS201 the feature 'zzz' does not exist\n  where: command line\n"
+        "  fix: mindspeed features list shows every name, or remove zzz\n"
     )
 
 

@@ -201,7 +201,8 @@ def test_a_condition_that_ends_the_process_is_a_problem(refusal):
 
 def test_a_constructor_that_ends_the_process_is_a_problem(refusal):
     assert refusal(package(method="def __init__(self, args, world): sys.exit(0)")) == (
-        "MS901 the constructor of feature acme-clip failed with SystemExit: 0\n  where: acme 1.2\n  fix: remove acme-clip, or --without acme-clip"
+        "MS901 the constructor of feature acme-clip failed with SystemExit: 0\n  where: acme 1.2\n"
+        "  fix: remove acme-clip, or --without acme-clip"
     )
 
 
