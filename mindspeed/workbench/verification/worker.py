@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -54,6 +54,9 @@ def warm_up() -> None:
         registry.activate(registry.plan(platform="cpu", level=0))
         try:
             import mindspeed.workbench.verification.training  # noqa: F401  with the platform in place, for it imports Megatron
+
+            if find_spec("megatron.training") is not None:
+                import megatron.training.training  # noqa: F401
         finally:
             registry.deactivate()
     gc.collect()
@@ -66,9 +69,12 @@ def threads() -> int:
 
 
 def leftover() -> str:
-    """Describe the first that there is: torch's dispatch modes, threads of process groups, more threads than `MOST_THREADS`."""
+    """Describe the first that there is: torch's dispatch modes, arguments of Megatron-LM's training loop, which it reads once,
+    threads of process groups, more threads than `MOST_THREADS`."""
     if (torch := sys.modules.get("torch")) is not None and (modes := torch._C._len_torch_dispatch_stack()):
         return f"{modes} dispatch modes"
+    if (training := sys.modules.get("megatron.training.global_vars")) is not None and training._GLOBAL_ARGS is not None:
+        return "arguments of megatron.training"
     names = _thread_names()
     end = time.monotonic() + ENDING
     while (loops := sum(name.startswith("gloo_") for name in names)) and time.monotonic() < end:
@@ -100,7 +106,7 @@ def _outcome(job: WorkerCall) -> bytes | Problem:
         return Problem(
             "MS607",
             text,
-            chain=tuple(traceback.format_exc().splitlines()[-6:]),
+            chain=tuple(traceback.format_exc().splitlines()[-40:]),
             fix=Fix.advise("read the lines above; they end in the feature or code that failed"),
         )
 
