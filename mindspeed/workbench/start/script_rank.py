@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -27,16 +28,26 @@ class Started(BaseException):
     """The first step has ended; a BaseException, so that nothing of the script takes it for a failure."""
 
 
-def start(script: str, words: Sequence[str], plan: Mapping[str, Any]) -> None:
-    """Run a script of the Megatron-LM on the path with these arguments under a plan in its JSON form, for one step."""
+def start(script: str, words: Sequence[str], plan: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Run a script of the Megatron-LM on the path with these arguments under a plan in its JSON form, for one step.
+
+    ``environ`` has the variables that the command sets.
+    """
     decoded = plan_from_json(plan)
-    os.environ.update(registry.process_variables(decoded))
+    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)  # which workers have for features of ours
+    os.environ.update({**environ, **registry.process_variables(decoded)})
     os.environ.update({"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size()), "LOCAL_RANK": "0"})
     registry.activate(decoded)
     try:
         if (active := session.current()) is not None:
-            active.proof.say = None
-        _run(script, words)
+            active.proof.say = None  # what other ranks reach cannot be asked
+        with tempfile.TemporaryDirectory(prefix="mindspeed-start-") as folder:
+            before = os.getcwd()
+            os.chdir(folder)
+            try:
+                _run(script, words)
+            finally:
+                os.chdir(before)
     finally:
         registry.deactivate()
 

@@ -106,7 +106,7 @@ def _outcome(job: WorkerCall) -> bytes | Problem:
         return Problem(
             "MS607",
             text,
-            chain=tuple(traceback.format_exc().splitlines()[-40:]),
+            chain=tuple(traceback.format_exc().splitlines()[-6:]),
             fix=Fix.advise("read the lines above; they end in the feature or code that failed"),
         )
 
