@@ -1,7 +1,4 @@
-"""A worker process of the pool: activate a plan, form groups, call a function, undo, send the result. Then the next job.
-
-Run as ``python -m mindspeed.workbench.verification.worker FD`` with the pool's end of a connection on file descriptor FD.
-"""
+"""A worker process of the pool: activate a plan, form groups, call a function, undo, send the result. Then the next job."""
 
 from __future__ import annotations
 
@@ -15,12 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
+from mindspeed.engine.runtime import parent_process
 from mindspeed.problems.fixes import Fix
 from mindspeed.problems.problem import MindSpeedError, Problem
 from mindspeed.workbench.verification.job import Answer, WorkerCall
@@ -34,8 +32,13 @@ ENDING: Final = 0.5
 _TASKS: Final = Path("/proc/self/task")
 
 
-def serve(connection: Connection[Answer, WorkerCall]) -> None:
-    """Do jobs until the broker closes the connection."""
+def serve(connection: Connection[Answer, WorkerCall], log: Path) -> None:
+    """Do jobs until the broker closes the connection, as the leader of a process group, with the output in ``log``."""
+    parent_process.end_with(os.getppid())
+    os.setpgid(0, 0)  # with the processes that a job starts, to end them all
+    with log.open("wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
     while True:
         try:
             job = connection.recv()
@@ -44,23 +47,6 @@ def serve(connection: Connection[Answer, WorkerCall]) -> None:
         start = time.process_time()
         outcome = _outcome(job)
         connection.send(Answer(outcome, time.process_time() - start, threads(), leftover()))
-
-
-def warm_up() -> None:
-    """Import all that jobs on the cpu platform need, so that workers can be forked: starts no thread, forms no group."""
-    from mindspeed import registry
-
-    with patch.dict(os.environ):
-        registry.activate(registry.plan(platform="cpu", level=0))
-        try:
-            import mindspeed.workbench.verification.training  # noqa: F401  with the platform in place, for it imports Megatron
-
-            if find_spec("megatron.training") is not None:
-                import megatron.training.training  # noqa: F401
-        finally:
-            registry.deactivate()
-    gc.collect()
-    gc.freeze()
 
 
 def threads() -> int:
@@ -221,7 +207,3 @@ def _take_apart() -> None:
     for part in [value for value in gc.get_objects() if issubclass(type(value), Module | MegatronOptimizer)]:
         vars(part).clear()
     gc.collect()
-
-
-if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
