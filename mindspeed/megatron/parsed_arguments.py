@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from mindspeed.engine.planning.plan import PlannedOverride
 from mindspeed.job.fact import Values
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import GivenValue, Problem
+from mindspeed.problems import Fix, GivenValue, Problem
 
 
 def contradiction(planned: PlannedOverride, given: GivenValue, wanted: Any) -> Problem:

@@ -20,9 +20,8 @@ from mindspeed.job.world import World
 from mindspeed.megatron import model_class
 from mindspeed.megatron.parsed_arguments import argument_fact, contradiction, unsupported_arguments
 from mindspeed.plugins.answers import completed
-from mindspeed.plugins.wrapping import Function, wrapper
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import MindSpeedError, Problem, RunError
+from mindspeed.plugins.patches import Function, wrapper
+from mindspeed.problems import MindSpeedError, Problem, RunError, advice
 
 
 @dataclass(slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Set, hookimpl
-from mindspeed.plugins.patches import Ref
+from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Ref, Set, hookimpl
 
 
 class NpuPlatformArgs(FeatureArgs):

@@ -11,8 +11,7 @@ from typing import Any, Final
 from mindspeed.engine.inspection.cli_arguments import Surface
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.megatron_lm.given_arguments import Given, given_arguments
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import GivenValue, Problem
+from mindspeed.problems import Fix, GivenValue, Problem
 from mindspeed.workbench.lint.upstream.process import ARGUMENTS, SECONDS, Checkout, RulesProcess
 
 TIMEOUT: Final = 60.0
