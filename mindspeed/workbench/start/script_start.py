@@ -62,7 +62,7 @@ def start(
 
 def _shorter(command: LaunchedCommand, world: World, megatron: str | None) -> LaunchedCommand:
     """A command whose step has as many micro-batches as stages, if it has more."""
-    if world.num_micro_batches <= world.pp:
+    if not world.is_set("global_batch_size") or world.num_micro_batches <= world.pp:
         return command
     words: Sequence[str] = [word.text for word in command.arguments]
     for dest in ("global_batch_size", "rampup_batch_size"):
