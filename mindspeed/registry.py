@@ -191,9 +191,9 @@ def feature_classes(plan: ActivationPlan) -> dict[str, type[Feature[Any]]]:
     return {name: known.feature(name) for name in plan.names if name in known.usable}
 
 
-def process_variables(plan: ActivationPlan) -> dict[str, str]:
+def process_variables(plan: ActivationPlan, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that a launcher gives the processes of a plan, in addition to those of the launcher."""
-    return unset_variables(_variables_of(plan, feature_classes(plan)).values(), os.environ)
+    return unset_variables(_variables_of(plan, feature_classes(plan)).values(), environ)
 
 
 def _variables_of(plan: ActivationPlan, classes: Mapping[str, type[Feature[Any]]]) -> dict[str, Variables]:
