@@ -36,16 +36,14 @@ from mindspeed.ops.variants import public_functions
 from mindspeed.plugins.answers import answer
 from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover, features_beside_platforms
-from mindspeed.problems.fixes import Fix, in_python
-from mindspeed.problems.problem import MindSpeedError, PatchError, Problem, ResolutionError
+from mindspeed.problems import Fix, MindSpeedError, PatchError, Problem, ResolutionError, in_python
 from mindspeed.process.tracing import trace, tracing
 from mindspeed.process.variables import Variables, unset_variables, variable_problems
 from mindspeed.process.watchdog import watched
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.targets import PatchTarget
-    from mindspeed.plugins.feature import Feature
-    from mindspeed.plugins.patches import Patch
+    from mindspeed.plugins import Feature, Patch
 
 __all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "defaults", "plan", "resolve", "step", "suspended"]
 

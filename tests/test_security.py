@@ -15,7 +15,7 @@ from mindspeed.cli import main
 from mindspeed.megatron.indexed_data import read_index
 from mindspeed.ops import build_cache
 from mindspeed.plugins.found import installed
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from mindspeed.workbench.training.corpus import prepare
 from tests.ops.built import pretend_built
 

@@ -2,21 +2,19 @@
 
     subprocess.run([*warm_python(), "-m", "mindspeed", "pretrain", ...])
 
-A rank needs 6 s of CPU time for its imports, a forked one none. Output, folder, variables, exit status and signals are those
-of a process of its own. The ranks of a launcher are forked before it has threads, as many as its command line asks for. What
-a process reads of its variables before it imports torch stays that of the one that forks; a test of such variables, of the
-command lines of processes, or of imports starts Python itself.
+A process needs 6 s of CPU time for its imports, a forked one none. Output, folder, variables, exit status and signals are those
+of a process of its own; so are those of the ranks that a launcher starts. What a process reads of its variables before it
+imports torch stays that of the one that forks; a test of such variables, of the command lines of processes, or of imports
+starts Python itself.
 """
 
 from __future__ import annotations
 
-import array
 import atexit
 import json
+import multiprocessing
 import os
-import re
 import runpy
-import selectors
 import signal
 import socket
 import subprocess
@@ -24,17 +22,31 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
-_ROOT: Final = Path(__file__).resolve().parents[1]
-_HANDED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+import psutil
 
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_SERVER: Final = "import sys, tests.warm_processes; tests.warm_processes.Server(sys.argv[1]).serve()"
+"""Not a module that is run: multiprocessing would run that anew in each process."""
+_WARM: Final = (
+    "torch.distributed.run",
+    "torch.utils.tensorboard",
+    "mindspeed.cli.pretrain",
+    "mindspeed.cli.run",
+    "mindspeed.workbench.training.trainer",
+    "mindspeed.workbench.verification.warm",
+)
+"""What ranks and launchers import."""
 _FROM_THE_START: Final = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 """Variables that cannot be set later: `become` sets the number of threads, and ``mindspeed run`` the same seed."""
 
-_servers: list[int] = []
+_forking: list[psutil.Process] = []
 
 
 @cache
@@ -43,135 +55,111 @@ def warm_python() -> tuple[str, ...]:
     folder = tempfile.TemporaryDirectory(prefix="mindspeed-warm-")
     address = str(Path(folder.name) / "socket")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MINDSPEED_", "SLURM_"))}
-    command = [sys.executable, "-W", "ignore", "-m", __name__, address]
+    command = [sys.executable, "-W", "ignore", "-c", _SERVER, address]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     server = subprocess.Popen(command, cwd=_ROOT, env=kept | _FROM_THE_START, **pipes)
     assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n"
-    _servers.append(server.pid)
+    _forking.extend(psutil.Process(server.pid).children())
     atexit.register(folder.cleanup)
     atexit.register(server.communicate)
-    return sys.executable, "-I", "-S", __file__, "--at", address
+    return _client(address)
+
+
+def _client(address: str) -> tuple[str, ...]:
+    return sys.executable, "-I", "-S", str(Path(__file__).with_name("warm_client.py")), address
 
 
 def cpu_seconds() -> float:
     """What the processes have taken that have ended."""
-    import psutil
-
-    ended = [psutil.Process(server).cpu_times() for server in _servers]
+    ended = [process.cpu_times() for process in _forking]
     return sum(times.children_user + times.children_system for times in ended)
 
 
-def call(address: str, words: Sequence[str]) -> NoReturn:
-    """Have the server run ``words`` with the output, folder and variables of this process, and end as that ends."""
-    with socket.socket(socket.AF_UNIX) as server:
-        server.connect(address)
-        _send(server, {"words": words, "folder": os.getcwd(), "variables": dict(os.environ)}, (0, 1, 2))
-        answers = server.makefile()
-        process = int(answers.readline())
-        for number in _HANDED_ON:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, lambda number, _: os.kill(process, number))
-        status = int(answers.readline())
-    if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
-    os._exit(status)
-
-
-def _send(to: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-    text = json.dumps(message).encode() + b"\n"
-    if rest := text[to.sendmsg([text], rights) :]:
-        to.sendall(rest)
-
-
-def _receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """A message with its descriptors. Raises EOFError when the other side has ended."""
-    text, descriptors, _, _ = socket.recv_fds(source, 1 << 20, 3)
-    while text and not text.endswith(b"\n"):
-        text += source.recv(1 << 20)
-    if not text:
-        raise EOFError
-    return json.loads(text), descriptors
+@dataclass(frozen=True, slots=True)
+class _Running:
+    client: socket.socket
+    process: BaseProcess
+    parent: int
 
 
 class Server:
-    """Forks a process for each client, tells it the status, and kills the process of a client that is gone."""
+    """Starts a process for each client, tells it the status, and kills the process of a client or parent that is gone."""
 
     def __init__(self, address: str) -> None:
-        self._sources = selectors.DefaultSelector()
+        self._address = address
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(address)
         self._listener.listen()
-        self._sources.register(self._listener, selectors.EVENT_READ)
-        self._sources.register(sys.stdin, selectors.EVENT_READ)
+        self._running: list[_Running] = []
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([*_WARM])
 
     def serve(self) -> None:
         """Serve until standard input is closed."""
-        while True:
-            for key, _ in self._sources.select():
-                if key.fileobj is sys.stdin:
-                    return
-                if key.fileobj is self._listener:
-                    self._start()
-                elif key.fd in self._sources.get_map():  # of a process and its client one is enough
-                    self._end(*key.data)
+        first = self._context.Process()
+        first.start()  # waits for the imports
+        first.join()
+        print("ready", flush=True)
+        while sys.stdin not in (ready := wait([sys.stdin, self._listener, *self._ends()])):
+            if self._listener in ready:
+                self._start()
+            for running in self._running.copy():
+                if running in self._running and (running.client in ready or running.process.sentinel in ready):
+                    self._end(running)
+        while self._running:
+            self._end(self._running[0])
+
+    def _ends(self) -> list[Any]:
+        return [end for running in self._running for end in (running.client, running.process.sentinel)]
 
     def _start(self) -> None:
         client, _ = self._listener.accept()
-        message, descriptors = _receive(client)
-        process = os.fork()
-        if not process:
-            client.close()
-            self._listener.close()
-            self._sources.close()
-            become(message, descriptors, launches=True)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        client.sendall(b"%d\n" % process)
-        ends = os.pidfd_open(process)
-        for source in (client, ends):
-            self._sources.register(source, selectors.EVENT_READ, (process, ends, client))
+        _, descriptors, _, _ = socket.recv_fds(client, 1, 3)
+        streams: list[Connection[Any, Any]] = [Connection(descriptor) for descriptor in descriptors]
+        if text := client.makefile().readline():  # else the client has ended
+            message = json.loads(text)
+            process = self._context.Process(target=become, args=(message, streams, self._address))
+            process.start()
+            self._running.append(_Running(client, process, message["parent"]))
+            _tell(client, process.pid)
+        for stream in streams:
+            stream.close()
 
-    def _end(self, process: int, ends: int, client: socket.socket) -> None:
+    def _end(self, running: _Running) -> None:
         """The process has ended, or its client has."""
-        self._sources.unregister(client)
-        self._sources.unregister(ends)
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(ends, signal.SIGKILL)  # no harm to one that has ended
-        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        os.close(ends)
-        with suppress(OSError):
-            client.sendall(b"%d\n" % status)
-        client.close()
+        self._running.remove(running)
+        if running.process.is_alive():
+            running.process.kill()
+        running.process.join()
+        _tell(running.client, running.process.exitcode)
+        running.client.close()
+        for other in [other for other in self._running if other.parent == running.process.pid]:
+            self._end(other)
 
 
-def become(message: Mapping[str, Any], descriptors: Sequence[int], launches: bool = False) -> NoReturn:
+def _tell(client: socket.socket, number: int | None) -> None:
+    with suppress(OSError):  # the client has ended
+        client.sendall(f"{number}\n".encode())
+
+
+def become(message: Mapping[str, Any], streams: Sequence[Connection[Any, Any]], address: str) -> NoReturn:
     """Run the module of a message in this process, and end it."""
-    for target, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, target)
-        os.close(descriptor)
+    for target, stream in enumerate(streams):
+        os.dup2(stream.fileno(), target)
+        stream.close()
+    sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing has put another file in its place
     os.chdir(message["folder"])
     os.environ.clear()
     os.environ.update(message["variables"])
     import torch
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    if launches:
-        for _ in range(ranks_of(message["words"])):
-            WarmPopen.spares.append(Spare())
-        subprocess.Popen = WarmPopen  # type: ignore[misc]
-        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
-
-        subprocess_handler.Popen = WarmPopen  # type: ignore[attr-defined]
+    WarmPopen.python = _client(address)
+    subprocess.Popen = WarmPopen  # type: ignore[misc]
+    subprocess_handler.Popen = WarmPopen  # type: ignore[attr-defined]
     _run(message["words"])
-
-
-def ranks_of(words: Sequence[str]) -> int:
-    """How many ranks a command line starts: what follows ``--nproc`` or ``--nproc-per-node``, else one."""
-    given = re.search(r" --nproc(?:-per-node)?[= ](\d+) ", f"{' '.join(words)} ")
-    return int(given[1]) if given else 1
 
 
 def _run(words: Sequence[str]) -> NoReturn:
@@ -206,75 +194,12 @@ def _run(words: Sequence[str]) -> NoReturn:
     end_process(status)
 
 
-class Spare:
-    """A process that waits for what it shall run."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        self.process = os.fork()
-        if self.process:
-            theirs.close()
-            self._socket = ours
-            return
-        ours.close()
-        for other in WarmPopen.spares:
-            other.close()
-        try:
-            message, descriptors = _receive(theirs)
-        except EOFError:
-            os._exit(0)
-        if message["session"]:
-            os.setsid()
-        theirs.sendall(b"\n")
-        theirs.close()
-        become(message, descriptors)
-
-    def start(self, message: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-        """Run the module of a message in it."""
-        _send(self._socket, message, descriptors)
-        self._socket.recv(1)
-        self._socket.close()
-
-    def close(self) -> None:
-        """Leave it to the one that has started it."""
-        self._socket.close()
-
-
 class WarmPopen(subprocess.Popen[Any]):
-    """A process for ``python -m`` is a spare one, as long as there are any."""
+    """A process for ``python -m`` or ``python -u`` is forked too."""
 
-    spares: ClassVar[list[Spare]] = []
+    python: ClassVar[tuple[str, ...]]
 
     def _execute_child(self, args: Any, *options: Any) -> None:
-        if not self.spares or args[0] != sys.executable or args[1] not in ("-m", "-u"):
-            super()._execute_child(args, *options)  # type: ignore[misc]
-            return
-        folder, variables, pipes, session = options[4], options[5], options[9:15], options[-2]
-        message = {"words": args[1:], "folder": folder or os.getcwd(), "session": session}
-        message["variables"] = dict(os.environ if variables is None else variables)
-        streams = [own if stream == -1 else stream for own, stream in enumerate((pipes[0], pipes[3], pipes[5]))]
-        spare = self.spares.pop()
-        spare.start(message, streams)
-        self.pid, self._child_created = spare.process, True
-        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
-
-
-def warm() -> None:
-    """Import what ranks and launchers need."""
-    import torch.distributed.run
-    import torch.utils.tensorboard  # noqa: F401
-
-    import mindspeed.cli.pretrain
-    import mindspeed.cli.run
-    import mindspeed.workbench.training.trainer  # noqa: F401
-    from mindspeed.workbench.verification.worker import warm_up
-
-    warm_up()
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "--at":
-        call(sys.argv[2], sys.argv[3:])
-    warm()
-    print("ready", flush=True)
-    Server(sys.argv[1]).serve()
+        if isinstance(args, list | tuple) and args[0] == sys.executable and args[1] in ("-m", "-u"):
+            args = (*self.python, *args[1:])
+        super()._execute_child(args, *options)  # type: ignore[misc]

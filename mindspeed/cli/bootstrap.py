@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Final, NoReturn
 
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 
 MODULE: Final = "-m"
 """First word of a program that is a module, as for Python itself."""

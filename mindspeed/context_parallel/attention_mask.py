@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.problems.fixes import advice
+from mindspeed.problems import advice
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from mindspeed.job.megatron_arguments import PutValue
 from mindspeed.job.world import World
 from mindspeed.plugins.answers import completed
 from mindspeed.plugins.feature import Feature
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import GivenValue, Problem
+from mindspeed.problems import Fix, GivenValue, Problem, advice
 
 
 def contradiction(planned: PlannedOverride, given: GivenValue, wanted: Any) -> Problem:

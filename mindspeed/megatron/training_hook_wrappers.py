@@ -15,8 +15,8 @@ from mindspeed.engine.runtime import session
 from mindspeed.job import megatron_arguments as flags
 from mindspeed.megatron import model_class
 from mindspeed.megatron.parsed_arguments import problems_of_job, refused_values, unsupported_arguments
-from mindspeed.plugins.wrapping import Function, wrapper
-from mindspeed.problems.problem import MindSpeedError, RunError
+from mindspeed.plugins.patches import Function, wrapper
+from mindspeed.problems import MindSpeedError, RunError
 
 
 @dataclass(slots=True)

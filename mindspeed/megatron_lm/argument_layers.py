@@ -13,11 +13,8 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.megatron_arguments import dests_of, world_of
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES
 from mindspeed.megatron_lm.given_arguments import Given
-from mindspeed.plugins.constraints import RequiresSlot
+from mindspeed.plugins import Fix, GivenValue, MegatronFlag, Problem, RequiresSlot
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.feature import MegatronFlag
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import GivenValue, Problem
 
 _PATTERN: Final = "hybrid_layer_pattern"
 

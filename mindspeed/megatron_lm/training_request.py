@@ -12,13 +12,7 @@ from typing import Any, Final
 
 from mindspeed.engine.inspection.cli_arguments import Surface
 from mindspeed.engine.resolution.planned_feature import PlanNote
-from mindspeed.engine.resolution.request import (
-    JobFile,
-    Layer,
-    layer_from_environment,
-    parse_assignments,
-    split_names,
-)
+from mindspeed.engine.resolution.request import JobFile, Layer, layer_from_environment, parse_assignments, split_names
 from mindspeed.megatron.pad_token_check import warning_of_arguments
 from mindspeed.megatron_lm.argument_layers import disagreements, layers_of, removable_flags, requested_holder
 from mindspeed.megatron_lm.argument_words import ArgumentWords
@@ -32,8 +26,7 @@ from mindspeed.megatron_lm.given_arguments import (
     without_arguments,
 )
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import CollectedProblems, Problem, ResolutionError
+from mindspeed.problems import CollectedProblems, Fix, Problem, ResolutionError
 
 COMMAND_LINE: Final = "command line"
 OWN_FLAGS: Final = {

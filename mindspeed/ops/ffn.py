@@ -15,8 +15,7 @@ from torch import Tensor
 from mindspeed.ops.activations import GATED, PLAIN, activate
 from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges
-from mindspeed.ops.numerics import wide
-from mindspeed.ops.quantization import dequantized, float_scale, integer_product, to_int8
+from mindspeed.ops.numerics import dequantized, float_scale, integer_product, to_int8, wide
 from mindspeed.ops.registration import define, no_gradient
 
 _EXPERTS = 256

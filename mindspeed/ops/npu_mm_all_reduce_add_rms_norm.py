@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.numerics import wide
+from mindspeed.ops.numerics import dequantized, float_scale, integer_product, wide
 from mindspeed.ops.process_groups import Group, all_reduce, name_of
-from mindspeed.ops.quantization import dequantized, float_scale, integer_product
 from mindspeed.ops.registration import define, like, no_gradient, product_operations
 
 

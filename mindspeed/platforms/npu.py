@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindspeed.platforms.missing_packages import GROUPED_EXPERTS, PRECISION_AWARE
-from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Set, hookimpl
-from mindspeed.plugins.patches import Ref
+from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Ref, Set, hookimpl
 
 
 class NpuPlatformArgs(FeatureArgs):

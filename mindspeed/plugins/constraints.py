@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mindspeed.plugins.conditions import Condition, ModelCondition, Predicate
-from mindspeed.problems.fixes import Fixes
+from mindspeed.problems import Fixes
 
 AUTO: Final = "auto"
 """The value of a setting that leaves the choice of a feature to mindspeed."""

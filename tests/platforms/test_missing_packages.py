@@ -4,7 +4,7 @@ import pytest
 
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import made_up
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from mindspeed.workbench.lint.dry_run import plan_command
 from mindspeed.workbench.lint.launched_command import command_of_words
 

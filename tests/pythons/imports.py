@@ -11,7 +11,7 @@ from typing import Final
 
 import mindspeed
 
-RUN: Final = ("mindspeed.__main__", "mindspeed.megatron_adaptor")
+RUN: Final = ("mindspeed.__main__", "mindspeed.megatron_adaptor", "mindspeed.workbench.verification.warm")
 """Modules that do something when they are imported."""
 ACCELERATORS: Final = ("torch_npu", "triton")
 

@@ -9,10 +9,8 @@ from mindspeed.engine.resolution.planned_feature import Reason, ReasonKind
 from mindspeed.engine.resolution.resolution_state import ResolutionState, because
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.engine.resolution.slot_selection import Root
-from mindspeed.job.world import UnknownValue, World
+from mindspeed.plugins import Conflicts, FeatureSpec, UnknownValue, World
 from mindspeed.plugins.conditions import ConditionError, obstacle
-from mindspeed.plugins.constraints import Conflicts
-from mindspeed.plugins.feature import FeatureSpec
 
 
 def level_one(state: ResolutionState) -> Iterator[Root]:

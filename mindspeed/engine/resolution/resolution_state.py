@@ -19,9 +19,7 @@ from mindspeed.plugins.conditions import Condition, ConditionError, Predicate, i
 from mindspeed.plugins.constraints import Relation, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.problems.fixes import Fix, Fixes, advice, named_in
-from mindspeed.problems.near_names import suggestion
-from mindspeed.problems.problem import GivenValue, Problem
+from mindspeed.problems import Fix, Fixes, GivenValue, Problem, advice, named_in, suggestion
 
 
 def possible_fix(fix: Fixes | Fix, world: World) -> Fixes:

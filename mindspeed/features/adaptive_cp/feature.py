@@ -9,10 +9,8 @@ from pydantic import model_validator
 
 from mindspeed import plugins as ms
 from mindspeed.context_parallel.conditions import degree_splits_heads, degree_splits_ranks, predicts_one_token
-from mindspeed.context_parallel.costs import Attention
-from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature
-from mindspeed.context_parallel.patches import any_length, sliced_by
-from mindspeed.context_parallel.saved import compact_inputs, with_blocks, with_heads_exchanged
+from mindspeed.context_parallel.costs import Attention, compact_inputs, with_blocks, with_heads_exchanged
+from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature, any_length, sliced_by
 from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from mindspeed.megatron_lm.given_arguments import KINDS, given_arguments, surfac
 from mindspeed.megatron_lm.training_plan import plan_training
 from mindspeed.megatron_lm.training_request import ScriptRequest, split_own_flags
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Fix, on_command_line
-from mindspeed.problems.problem import GivenValue, Problem, ResolutionError
+from mindspeed.problems import Fix, GivenValue, Problem, ResolutionError, on_command_line
 from mindspeed.workbench.lint.launched_command import COMMAND_LINE, LaunchedCommand
 
 _HIDING: Final = ("MS111", "MS113", "MS301")

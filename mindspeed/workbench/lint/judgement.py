@@ -26,8 +26,7 @@ from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_ne
 from mindspeed.megatron_lm.script_options import script_options
 from mindspeed.megatron_lm.training_request import split_own_flags
 from mindspeed.plugins.feature import Category
-from mindspeed.problems.fixes import Fixes
-from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError
+from mindspeed.problems import Fixes, MindSpeedError, Problem, ResolutionError
 from mindspeed.workbench.lint.dry_run import located, read_and_plan_command, smallest_world, without_options
 from mindspeed.workbench.lint.launched_command import LaunchedCommand
 from mindspeed.workbench.lint.traps import STOPS, Trap, traps_of

@@ -13,8 +13,7 @@ from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.files.tables import table_beside
 from mindspeed.job.fields import PLATFORMS
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Problem
 
 STOPS: Final = "would not start"
 CONSEQUENCES: Final = (STOPS, "wrong numbers", "slow", "note")

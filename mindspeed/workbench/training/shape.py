@@ -11,8 +11,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.tables import table_beside
 from mindspeed.job.hybrid_pattern import facts_of_pattern, pattern_of
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem, advice
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig, train_config
 
 _TABLES: Final[dict[str, dict[str, Any]]] = table_beside(__file__)

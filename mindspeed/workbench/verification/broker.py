@@ -1,14 +1,14 @@
-"""The process that owns the workers of verification: it forks them, hands jobs to as many as are free, and replaces lost ones.
+"""The process that owns the workers of verification: it starts them, hands jobs to as many as are free, and replaces lost ones.
 
-Run as ``python -m mindspeed.workbench.verification.broker FD FOLDER SECONDS`` with a listening socket on file descriptor FD.
-A run of more seconds counts as stuck. The broker ends when its last client has left. Several clients (the processes of a test
-run) share the same workers. Workers are forked from this process after it has imported torch and Megatron, in about 15 ms
-instead of 6 s. That is safe as long as it has one thread and no process group, which is looked at before every fork;
-elsewhere, and for platforms with a device, a worker is a fresh interpreter.
+Its arguments are the file descriptor of a listening socket, a folder for logs, and the seconds after which a run counts as
+stuck. The broker ends when its last client has left. Several clients (the processes of a test run) share the same workers.
+The fork server of multiprocessing imports torch and Megatron and forks workers in about 15 ms instead of 6 s. Where `warm`
+refuses that, and for platforms with a device, a worker is a fresh interpreter.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
@@ -20,14 +20,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from mindspeed.engine.runtime import parent_process
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem
-from mindspeed.workbench.verification import worker as work
+from mindspeed.problems import Fix, Problem
 from mindspeed.workbench.verification.job import Answer, WorkerCall
+from mindspeed.workbench.verification.worker import serve
 
 RANKS_AT_ONCE: Final = 4
 """Ranks that run at the same time, whatever the number of clients; a larger job runs alone."""
@@ -41,7 +40,7 @@ _CAUSE: Final = re.compile(r"MS\d{3} |[\w.]*(Error|Exception|Exit|Interrupt)\b|F
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    pid: int
+    process: BaseProcess
     connection: Connection[Any, Any]
     log: Path
 
@@ -76,23 +75,26 @@ class Broker:
         self._running: list[_Running] = []
         self._queue: deque[tuple[Connection[Any, Any], list[WorkerCall]]] = deque()
         self._started = 0
-        self._warm = False
+        self._forks = sys.platform == "linux"
+        multiprocessing.set_forkserver_preload(["mindspeed.workbench.verification.warm"])
 
     def serve(self) -> None:
         """Serve until the last client has left."""
         self._listener.settimeout(FIRST_CLIENT)
         self._accept()
-        while self._clients:
-            self._assign()
-            for ready in wait(self._sources(), timeout=self._patience()):
-                if ready is self._listener:
-                    self._accept()
-                elif ready in self._clients:
-                    self._receive(ready)
-                else:
-                    self._collect(ready)
-            self._end_stuck()
-        self._kill([*self._idle, *(worker for running in self._running for worker in running.workers)])
+        try:
+            while self._clients:
+                self._assign()
+                for ready in wait(self._sources(), timeout=self._patience()):
+                    if ready is self._listener:
+                        self._accept()
+                    elif ready in self._clients:
+                        self._receive(ready)
+                    else:
+                        self._collect(ready)
+                self._end_stuck()
+        finally:
+            self._kill([*self._idle, *(worker for running in self._running for worker in running.workers)])
 
     def _sources(self) -> list[Any]:
         busy = [run.workers[rank].connection for run in self._running for rank in run.waiting()]
@@ -182,11 +184,8 @@ class Broker:
 
     def _death(self, run: _Running, rank: int) -> Problem:
         worker = run.workers[rank]
-        _, status = os.waitpid(worker.pid, 0)
-        with suppress(ProcessLookupError):  # the processes that its job has started
-            os.killpg(worker.pid, signal.SIGKILL)
-        worker.pid = 0
-        code = os.waitstatus_to_exitcode(status)
+        worker.process.join()
+        code = worker.process.exitcode or 0
         end = f"signal {-code}" if code < 0 else f"exit status {code}"
         text = f"verification rank {rank} ended with {end}; the others were stopped"
         return Problem(
@@ -196,54 +195,33 @@ class Broker:
             fix=Fix.advise("check the lines above; after signal 9, check the memory of the machine"),
         )
 
-    def _start_worker(self, warm: bool) -> _Worker:
-        if warm and not self._warm and sys.platform == "linux":
-            work.warm_up()
-            self._warm = True
-        forked = warm and self._warm and work.threads() == 1
+    def _start_worker(self, forkable: bool) -> _Worker:
         ours, theirs = Pipe()
         log = self._folder / f"worker-{self._started}.log"
         self._started += 1
-        broker, pid = os.getpid(), os.fork()
-        if pid == 0:
-            ours.close()  # else a worker would never see that the broker has ended
-            self._become_worker(theirs, log, forked, broker)
-        with suppress(OSError):  # the worker has done it already
-            os.setpgid(pid, pid)
+        process = self._start_process(forkable, theirs, log)
         theirs.close()
-        return _Worker(pid, ours, log)
+        return _Worker(process, ours, log)
 
-    def _become_worker(self, connection: Connection[Any, Any], log: Path, forked: bool, broker: int) -> None:
-        """Never returns: serve jobs in this forked process, or in a fresh interpreter."""
-        status = 1
-        try:
-            parent_process.end_with(broker)
-            os.setpgid(0, 0)  # with the processes that a job starts, to end them all
-            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            if not forked:
-                os.set_inheritable(connection.fileno(), True)
-                os.execv(sys.executable, [sys.executable, "-m", work.__name__, str(connection.fileno())])
-            self._listener.close()
-            for other in (*self._clients, *(worker.connection for worker in self._all_workers())):
-                other.close()
-            work.serve(connection)
-            status = 0
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-
-    def _all_workers(self) -> Iterable[_Worker]:
-        return (*self._idle, *(worker for run in self._running for worker in run.workers))
+    def _start_process(self, forkable: bool, connection: Connection[Any, Any], log: Path) -> BaseProcess:
+        if forkable and self._forks:
+            forked = multiprocessing.get_context("forkserver").Process(target=serve, args=(connection, log))
+            with suppress(EOFError, OSError):  # the server has ended
+                forked.start()
+                return forked
+            self._forks = False
+        fresh = multiprocessing.get_context("spawn").Process(target=serve, args=(connection, log))
+        fresh.start()
+        return fresh
 
     def _kill(self, workers: Iterable[_Worker]) -> None:
         for worker in workers:
             worker.connection.close()
-            if worker.pid:
-                os.killpg(worker.pid, signal.SIGKILL)
-                os.waitpid(worker.pid, 0)
+            if worker.process.is_alive():
+                worker.process.kill()
+            with suppress(ProcessLookupError):  # the processes that its job has started
+                os.killpg(cast("int", worker.process.pid), signal.SIGKILL)
+            worker.process.join()
 
 
 def _reply(client: Connection[Any, Any], results: list[Answer] | Problem) -> None:
@@ -259,6 +237,7 @@ def _tail(worker: _Worker) -> tuple[str, ...]:
     return (*(lines[number] for number in causes[:1] if number < last), *lines[last:])
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve until the last client has left, with the arguments of the command line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client decides when to end
     Broker(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]), float(sys.argv[3])).serve()

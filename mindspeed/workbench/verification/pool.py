@@ -24,8 +24,7 @@ import mindspeed
 from mindspeed.engine.inspection.megatron_copies import megatron_version
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.files.cache_folder import cache_folder, distrust, make_private
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Fix, Problem, RunError
 from mindspeed.workbench.verification.job import Answer, WorkerCall
 from mindspeed.workbench.verification.record import RankResult
 from mindspeed.workbench.verification.shape import Recipe
@@ -116,6 +115,8 @@ def _processor() -> str:
 _INHERITED: Final = ("MINDSPEED_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
 _TRAINING: Final = str(Path(__file__).with_name("training.py"))
 _DRY_RUN: Final = str(Path(__file__).with_name("dry_run.py"))
+_BROKER: Final = "from mindspeed.workbench.verification.broker import main; main()"
+"""Not a module that is run: multiprocessing would run that anew in each worker."""
 TIME_LIMIT: Final = 300.0
 """Seconds after which a run counts as stuck."""
 END: Final = 10.0
@@ -139,9 +140,8 @@ class SharedBroker:
             listener.bind(self.address)
             listener.listen()
             words = [str(listener.fileno()), self._folder.name, str(time_limit)]
-            command = [sys.executable, "-m", "mindspeed.workbench.verification.broker", *words]
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-c", _BROKER, *words],
                 env={**inherited, **fixed},
                 pass_fds=[listener.fileno()],
                 stdin=subprocess.DEVNULL,

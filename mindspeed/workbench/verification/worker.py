@@ -1,7 +1,4 @@
-"""A worker process of the pool: activate a plan, form groups, call a function, undo, send the result. Then the next job.
-
-Run as ``python -m mindspeed.workbench.verification.worker FD`` with the pool's end of a connection on file descriptor FD.
-"""
+"""A worker process of the pool: activate a plan, form groups, call a function, undo, send the result. Then the next job."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.engine.runtime import parent_process
+from mindspeed.problems import Fix, MindSpeedError, Problem
 from mindspeed.workbench.verification.job import Answer, WorkerCall
 
 PATIENCE: Final = timedelta(seconds=60)
@@ -34,8 +31,13 @@ ENDING: Final = 0.5
 _TASKS: Final = Path("/proc/self/task")
 
 
-def serve(connection: Connection[Answer, WorkerCall]) -> None:
-    """Do jobs until the broker closes the connection."""
+def serve(connection: Connection[Answer, WorkerCall], log: Path) -> None:
+    """Do jobs until the broker closes the connection, as the leader of a process group, with the output in ``log``."""
+    parent_process.end_with(os.getppid())
+    os.setpgid(0, 0)  # with the processes that a job starts, to end them all
+    with log.open("wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
     while True:
         try:
             job = connection.recv()
@@ -44,20 +46,6 @@ def serve(connection: Connection[Answer, WorkerCall]) -> None:
         start = time.process_time()
         outcome = _outcome(job)
         connection.send(Answer(outcome, time.process_time() - start, threads(), leftover()))
-
-
-def warm_up() -> None:
-    """Import all that jobs on the cpu platform need, so that workers can be forked: starts no thread, forms no group."""
-    from mindspeed import registry
-
-    with patch.dict(os.environ):
-        registry.activate(registry.plan(platform="cpu", level=0))
-        try:
-            import mindspeed.workbench.verification.training  # noqa: F401  with the platform in place, for it imports Megatron
-        finally:
-            registry.deactivate()
-    gc.collect()
-    gc.freeze()
 
 
 def threads() -> int:
@@ -215,7 +203,3 @@ def _take_apart() -> None:
     for part in [value for value in gc.get_objects() if issubclass(type(value), Module | MegatronOptimizer)]:
         vars(part).clear()
     gc.collect()
-
-
-if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))

@@ -13,7 +13,7 @@ from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.features.shared_attention_mask.feature import one_rank_has_the_sequence
 from mindspeed.job.world import World
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from mindspeed.registry import catalog
 from mindspeed.workbench.verification.pool import WorkerPool
 from mindspeed.workbench.verification.shape import GPT, Recipe

@@ -27,6 +27,8 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2]))
 from forked_ranks import run_ranks
 
+sys.path.pop()  # or the folder's ``megatron`` would be found instead of Megatron's
+
 TEST_SECONDS: Final = 60
 FILE_SECONDS: Final = 900
 RESTARTS: Final = 8

@@ -14,7 +14,7 @@ from mindspeed.job.fields import FIELDS
 from mindspeed.job.megatron_arguments import world_of
 from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest
 from mindspeed.megatron_lm.training_request import without_overridden
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from mindspeed.workbench.lint.judgement import CheckedJob, check_jobs
 from mindspeed.workbench.lint.launched_command import LaunchedCommand
 from mindspeed.workbench.lint.upstream.process import Checkout, find_checkout

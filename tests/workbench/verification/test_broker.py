@@ -31,4 +31,4 @@ def tail(folder: Path, *lines: str) -> tuple[str, ...]:
     nothing: Any = None
     log = folder / "worker.log"
     log.write_text("\n".join(lines))
-    return _tail(_Worker(1, nothing, log))
+    return _tail(_Worker(nothing, nothing, log))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from mindspeed import plan
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 from mindspeed.workbench.verification.case import build_case
 from mindspeed.workbench.verification.pool import WorkerPool
 from mindspeed.workbench.verification.shape import GPT, Recipe
@@ -221,12 +221,25 @@ def test_workers_end_with_a_broker_that_a_signal_ended() -> None:
     pool = WorkerPool()
     try:
         workers = pool.call(own_process, 2)
-        broker = psutil.Process(workers[0]).ppid()
-        assert broker != os.getpid()
-        os.kill(broker, signal.SIGKILL)
+        (broker,) = psutil.Process().children()[-1:]
+        assert broker in psutil.Process(workers[0]).parents()
+        broker.kill()
         end = time.monotonic() + 5
         while any(map(lives, workers)):
             assert time.monotonic() < end
             time.sleep(0.01)
     finally:
         pool.close()
+
+
+def own_command() -> str:
+    return " ".join(psutil.Process().cmdline())
+
+
+@pytest.mark.long
+def test_workers_are_fresh_interpreters_where_the_fork_server_has_a_second_thread(tmp_path: Path) -> None:
+    thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    (tmp_path / "sitecustomize.py").write_text(thread, encoding="utf-8")
+    with WorkerPool([str(tmp_path)]) as pool:
+        commands = pool.call(own_command, 2)
+    assert ["spawn_main" in command for command in commands] == [True, True]

@@ -17,8 +17,7 @@ from mindspeed.job.megatron_arguments import PutValue, target_of
 from mindspeed.megatron.hook_points import MegatronHookPoints
 from mindspeed.megatron_lm.given_arguments import Given, given_arguments
 from mindspeed.plugins.patches import Wrap
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import GivenValue, Problem
+from mindspeed.problems import Fix, GivenValue, Problem
 from mindspeed.workbench.lint.upstream.process import ARGUMENTS, SECONDS, Checkout, RulesProcess
 
 TIMEOUT: Final = 60.0
