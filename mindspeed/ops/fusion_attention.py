@@ -19,6 +19,7 @@ from mindspeed.ops.attention_checks import check_call, check_results
 from mindspeed.ops.attention_layout import head_view, head_width, heads_like, lengths_of, ranges_of, sequence_view, sizes
 from mindspeed.ops.attention_mask import sequence_at_edge, visible_pairs
 from mindspeed.ops.attention_scores import AttentionBatch, AttentionScores, Dropout, Span, scores_of
+from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.npu_ring_attention_update import sequence_major, token_major
 from mindspeed.ops.numerics import unflatten, wide, wide_type
 from mindspeed.ops.registration import define
@@ -109,6 +110,7 @@ LANES = 8
 UNBOUNDED = 2147483647
 
 
+@in_autocast_type("query", "key", "value")
 def fusion_attention(
     query: Tensor,
     key: Tensor,
