@@ -36,6 +36,7 @@ from mindspeed.ops.variants import public_functions
 from mindspeed.plugins.answers import answer
 from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover, features_beside_platforms
+from mindspeed.plugins.found import PLUGINS_VARIABLE, unmatched
 from mindspeed.problems import Fix, MindSpeedError, PatchError, Problem, ResolutionError, in_python
 from mindspeed.process.tracing import trace, tracing
 from mindspeed.process.variables import Variables, unset_variables, variable_problems
@@ -111,6 +112,9 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
         if obstacle := build_obstacle(environment.platform):
             text = f"the C++ operators are not built, so operators use their plain-torch references; {obstacle}"
             layers.append(Layer("cache", notes=(PlanNote("warning", CACHE_VARIABLE, text),)))
+    if absent := unmatched(known.rows):
+        text = f"{', '.join(absent)}: no distribution with features has that name"
+        layers.append(Layer("plugins", notes=(PlanNote("warning", PLUGINS_VARIABLE, text),)))
     framework = Framework(base_features(environment.platform), _hook_patches, check_overrides, frozenset(OF_TRAINING))
     resolution = resolve_names(layers, known, environment, framework.base, has_variant, runs)
     if resolution.problems:
