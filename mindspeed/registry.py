@@ -30,7 +30,7 @@ from mindspeed.engine.runtime import rendezvous, session, uncaught
 from mindspeed.engine.runtime.effects import EffectReport
 from mindspeed.engine.runtime.session import ActivationReport, DeactivationReport, Surroundings, suspended
 from mindspeed.files.cache_folder import CACHE_VARIABLE
-from mindspeed.job.world import PLATFORMS
+from mindspeed.job.world import PLATFORMS, UnknownValue
 from mindspeed.memory_planner.budgets import within_budgets
 from mindspeed.ops.variants import public_functions
 from mindspeed.plugins.answers import answer
@@ -119,7 +119,11 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     resolution = resolve_names(layers, known, environment, framework.base, has_variant, runs)
     if resolution.problems:
         raise ResolutionError(resolution.problems)
-    made = within_budgets(build_plan.build_plan(resolution, known, environment, framework), known)
+    try:
+        made = within_budgets(build_plan.build_plan(resolution, known, environment, framework), known)
+    except UnknownValue as unknown:
+        text = f"{unknown.field} is not set, but a feature of the plan needs it"
+        raise ResolutionError([Problem("MS302", text, fix=Fix.give_field(unknown.field))]) from None
     if tracing():  # the digest of a large plan takes a while
         trace("resolved", f"{', '.join(made.names) or 'no features'}; plan {made.digest}")
     return made
