@@ -47,6 +47,7 @@ CALLS = {
     "npu_ffn": (BF16, lambda f: f(half(5, 4), single(4, 6), single(6, 4), "gelu")),
     "fusion_attention": (BF16, lambda f: f(*ATTENTION)[0]),
     "npu_fusion_attention": (BF16, lambda f: f(*ATTENTION)[0]),
+    "attention": (BF16, lambda f: f(*ATTENTION)),
     "npu_gmm": (BF16, lambda f: f(half(5, 4), single(2, 4, 3), group_list=ENDS)),
     "npu_gmm_v2": (BF16, lambda f: f(half(5, 4), single(2, 4, 3), group_list=torch.tensor([2, 3]))),
     "npu_dropout_add_layer_norm": (torch.float32, lambda f: f(*NORM, single(8), 0.0, 1e-5)),
