@@ -60,7 +60,7 @@ def test_a_program_that_fails_says_nothing_of_features_that_had_no_effect_yet(ru
         session.current().proof.enter("step")
         raise SystemExit({status})
         """,
-        options=["--features", "rms-norm", "--normalization", "RMSNorm", "--optimization-level", "0"],
+        options=["--features", "rms-norm", "--normalization", "RMSNorm", "--only"],
     )
     assert done.stderr.count("MS410 rms-norm has no effect: the operator rms_norm") == rows
 
