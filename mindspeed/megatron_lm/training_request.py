@@ -120,7 +120,7 @@ def read_command_line(
 
 
 def without_overridden(given: Mapping[str, Given], known: Surface) -> dict[str, Given]:
-    """The arguments without those that a Megatron takes from the pattern of a hybrid model, whatever the command line says."""
+    """The arguments without those that a Megatron takes from the pattern of a hybrid model."""
     overrides = any(argument.options for argument in known.by_dest.get("hybrid_layer_pattern", ()))
     has_pattern = not given.keys().isdisjoint(("hybrid_layer_pattern", "hybrid_override_pattern"))
     return {dest: one for dest, one in given.items() if not (overrides and has_pattern and dest in _OF_PATTERN)}

@@ -1,4 +1,4 @@
-"""What Megatron needs of packages that only CUDA devices have, and no feature provides. Light."""
+"""Packages that only CUDA devices have, that Megatron needs and no feature provides. Light."""
 
 from __future__ import annotations
 

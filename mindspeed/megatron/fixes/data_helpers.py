@@ -16,7 +16,7 @@ from mindspeed.problems import Fix, Problem, RunError
 
 @wrapper
 def compile_for_this_python(original: Function) -> None:
-    """``compile_helpers``: run Megatron's Makefile with this interpreter; what a wheel brings is left as it is.
+    """``compile_helpers``: run Megatron's Makefile with this interpreter; compiled helpers of a wheel are used.
 
     Raises RunError with MS502 and the compiler's words.
     """
