@@ -181,6 +181,11 @@ class EffectTracker:
         elif self.path:
             self._write(self.report())
 
+    def abandon(self) -> None:
+        """The program failed: stop all counting and say nothing, for what it has not reached is no fault of a feature."""
+        self._finished = True
+        self._stop_counts()
+
     def report(self) -> EffectReport:
         """Make the report. Walks the heap for stale references, 0.2 s, but only once after the first step."""
         features = tuple(map(self._feature, self._features))

@@ -11,7 +11,7 @@ from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.world import World
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest, without_option
-from mindspeed.workbench.lint.dry_run import read_command
+from mindspeed.workbench.lint.dry_run import read_and_plan_command
 from mindspeed.workbench.lint.launched_command import LaunchedCommand
 from mindspeed.workbench.lint.shell_script import Word
 from mindspeed.workbench.start.trainer_start import distinct_ranks
@@ -41,13 +41,13 @@ def start(
     """Start the distinct ranks of a command up to the end of their first step, with the Megatron-LM in ``checkout``.
 
     The workers of ``pool`` find it on their path. ``environment`` has the platform of the pool; the other arguments are those
-    of `read_command`. Steps have as many micro-batches as stages. Raises MindSpeedError with what one refuses.
+    of `read_and_plan_command`. Steps have as many micro-batches as stages. Raises MindSpeedError with what one refuses.
     """
     known = surface_or_nearest(environment.megatron)
-    _, plan = read_command(command, environment, below, also, registered)
+    _, plan = read_and_plan_command(command, environment, below, also, registered)
     size = int(plan.world.world_size)
     shorter = _shorter(command, plan.world, environment.megatron)
-    request, plan = read_command(shorter, replace(environment, world_size=size), below, also, registered)
+    request, plan = read_and_plan_command(shorter, replace(environment, world_size=size), below, also, registered)
     words: Sequence[str] = request.rest
     for dest in _FILES:
         words = without_option(words, dest, known)

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from mindspeed.cli import main
 from mindspeed.engine.resolution.request import Layer, parse_assignments
 from mindspeed.plugins.answers import with_contribution
 from mindspeed.problems import MindSpeedError
@@ -85,16 +87,16 @@ def test_a_command_of_megatron_starts(name, checkout, at_checkout):
     script_start.start(at_checkout, command, checkout, probe("cpu"))
 
 
-def test_check_starts_a_job_file(mindspeed, tmp_path):
+def test_check_starts_a_job_file(tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text("features: [recompute]\nworld: {world_size: 2, num_layers: 2}\ntrain: {style: gpt2}\n")
-    done = mindspeed("check", "--start", "-f", str(file), "--json")
+    done = CliRunner().invoke(main, ["check", "--start", "-f", str(file), "--json"])
     assert (done.exit_code, json.loads(done.stdout)["problems"]) == (0, [])
 
 
-def test_a_command_without_its_megatron_cannot_be_started(mindspeed, tmp_path, monkeypatch):
+def test_a_command_without_its_megatron_cannot_be_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["torchrun", "--nproc-per-node", "2", "pretrain_gpt.py", *TINY]
-    done = mindspeed("check", "--start", "--static", "--platform", "cpu", "--", *words)
+    done = CliRunner().invoke(main, ["check", "--start", "--static", "--platform", "cpu", "--", *words])
     assert done.exit_code == 1
     assert "MS502 the command cannot be started, because its Megatron-LM is not here\n  fix: --checkout FOLDER" in done.stdout
