@@ -10,7 +10,6 @@ from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
 from mindspeed import registry
-from mindspeed.problems.problem import MindSpeedError
 
 SIZES: Final = ("tp", "pp", "cp", "ep", "vpp")
 EXPERTS: Final = ("num_experts", "router_topk", "moe_ffn_hidden_size", "shared_expert_hidden_size", "grouped_experts")
@@ -62,7 +61,11 @@ def _shapes(seed: int, pick: random.Random) -> Iterator[DrawnJob]:
             continue
         vpp = pick.choice((1, 1, 2, 3)) if pp > 1 else 1
         world = {
-            **{"world_size": ranks, "tp": tp, "pp": pp, "cp": cp, "vpp": vpp},
+            "world_size": ranks,
+            "tp": tp,
+            "pp": pp,
+            "cp": cp,
+            "vpp": vpp,
             "num_layers": pick.choice((1, 2, 3, 4, 6, 8, 12)),
             "hidden_size": heads * pick.choice((8, 16, 24)),
             "num_attention_heads": heads,
@@ -96,22 +99,22 @@ def _experts(pick: random.Random, most: int) -> dict[str, Any]:
 
 def _settings(name: str, pick: random.Random) -> Iterator[tuple[str, str]]:
     """Yield values of some settings of a feature, the edges of their ranges among them."""
-    for setting, values in _choices(name).items():
+    for setting, values in choices(name).items():
         if values and pick.random() < 0.4:
             yield setting, pick.choice(values)
 
 
 @cache
-def _choices(name: str) -> dict[str, tuple[str, ...]]:
+def choices(name: str) -> dict[str, tuple[str, ...]]:
     """Return texts that each setting of a feature may have by its type and bounds."""
     found = {}
     for setting, about in registry.catalog().feature(name).Args.model_fields.items():
-        bounds = {key: value for one in about.metadata for key, value in vars_of(one).items()}
+        bounds = {key: value for one in about.metadata for key, value in bounds_of(one).items()}
         found[setting] = tuple(dict.fromkeys(map(_text, _values(about.annotation, bounds, about.default))))
     return found
 
 
-def vars_of(constraint: Any) -> dict[str, Any]:
+def bounds_of(constraint: Any) -> dict[str, Any]:
     """Return the bounds that a constraint of pydantic states."""
     return {key: getattr(constraint, key) for key in ("ge", "gt", "le", "lt", "multiple_of") if hasattr(constraint, key)}
 

@@ -41,6 +41,7 @@ class CheckedCommand:
     plan: ActivationPlan | None = None
     traps: tuple[Trap, ...] = ()
     judge: str = ""
+    command: LaunchedCommand | None = None
 
     @property
     def place(self) -> str:
@@ -56,6 +57,12 @@ class CheckedCommand:
     default="text",
     help="Output format. github = annotations of GitHub Actions, sarif = code scanning",
 )
+@click.option(
+    "--start",
+    "starts",
+    is_flag=True,
+    help="Also start each job up to the end of its first step: one process per distinct rank, no device and no data",
+)
 @click.option("--plan", "with_plan", is_flag=True, help="Also print the plan of each command without problems")
 @device_memory_option
 @rules_options
@@ -65,6 +72,7 @@ def check(
     request: Request,
     paths: tuple[str, ...],
     form: str,
+    starts: bool,
     with_plan: bool,
     device_memory: int | None,
     rules: RuleOptions,
@@ -81,9 +89,11 @@ def check(
 
     The commands come from shell scripts, from JSON files with a program and its args (launch.json), or from a folder of
     these. Each command is checked by the rules of its Megatron-LM and of its features. The exit status is 1 when a command
-    has problems.
+    has problems. With --start, what only a rank would refuse is a problem too.
     """
     checked = [_with_memory(one, device_memory) for one in _checked(request, paths, rules)]
+    if starts:
+        checked = _started(checked, request, rules)
     if wants_json():
         problems = [problem.to_json(one.words) for one in checked for problem in one.problems]
         commands, traps = list(map(_as_json, checked)), _traps_as_json(checked)
@@ -132,7 +142,7 @@ def _of_command(
     place = (command.source, command.line, command.program)
     if not isinstance(plan, MindSpeedError):
         words = MegatronCommandLine(plan.environment.get("megatron"))
-        return CheckedCommand(*place, words=words, plan=plan, traps=passing, judge=judge)
+        return CheckedCommand(*place, words=words, plan=plan, traps=passing, judge=judge, command=command)
     options = ([fact.option for fact in problem.facts if fact.option] for problem in plan.problems)
     lines = tuple(next(filter(None, map(command.line_of, given)), command.line) for given in options)
     return CheckedCommand(*place, plan.problems, lines, plan.words, traps=passing, judge=judge)
@@ -148,6 +158,26 @@ def _with_memory(one: CheckedCommand, device_memory: int | None) -> CheckedComma
     except MindSpeedError as error:
         return replace(one, problems=error.problems, plan=None)
     return one
+
+
+def _started(checked: list[CheckedCommand], request: Request, rules: RuleOptions) -> list[CheckedCommand]:
+    """Add what a rank refuses at its start to the problems of the jobs that have none."""
+    from mindspeed.cli.check_start import Starts
+    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.workbench.lint.upstream.process import find_checkout
+
+    found = []
+    with Starts(request) as starts:
+        for one in checked:
+            try:
+                if one.plan is not None:
+                    program = one.command.program if one.command is not None else ""
+                    checkout = find_checkout(program, os.environ, rules.checkout)
+                    one = replace(one, plan=starts.of(one.plan, one.command, checkout))
+                found.append(one)
+            except MindSpeedError as error:
+                found.append(replace(one, problems=error.problems, plan=None))
+    return found
 
 
 def _planned(request: Request) -> CheckedCommand:

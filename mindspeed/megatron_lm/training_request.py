@@ -101,7 +101,7 @@ def read_command_line(
         others = [old_layers[at] if layer is before else layer for layer in others]
         old_notes += added
     given, rest, removed = without_arguments(given, rest, known, removable_flags(catalog), others)
-    read = layers_of(_without_overridden(given, known), known, catalog, others, world_size)
+    read = layers_of(without_overridden(given, known), known, catalog, others, world_size)
     theirs, notes = list(read.given.values()), read.notes
     problems += [*read.problems, *disagreements(theirs, ours, catalog)]
     if problems:
@@ -119,8 +119,8 @@ def read_command_line(
     return ScriptRequest(lowest, layers, command_line, tuple(rest), given, tuple(notes))
 
 
-def _without_overridden(given: Mapping[str, Given], known: Surface) -> dict[str, Given]:
-    """The arguments without those that a Megatron takes from the pattern of a hybrid model, whatever the command line says."""
+def without_overridden(given: Mapping[str, Given], known: Surface) -> dict[str, Given]:
+    """The arguments without those that a Megatron takes from the pattern of a hybrid model."""
     overrides = any(argument.options for argument in known.by_dest.get("hybrid_layer_pattern", ()))
     has_pattern = not given.keys().isdisjoint(("hybrid_layer_pattern", "hybrid_override_pattern"))
     return {dest: one for dest, one in given.items() if not (overrides and has_pattern and dest in _OF_PATTERN)}

@@ -85,6 +85,7 @@ class ResolutionState:
         self.active: dict[str, Reason] = {}
         self.where: dict[str, JobSet] = {}
         self.by_level_one: dict[str, JobSet] = {}
+        self.excluded_by: dict[str, str] = {}
         self.refused: JobSet = scope if merged.problems else 0
         self.args: dict[str, FeatureArgs] = {}
         self._sized: dict[tuple[str, Contribution], FeatureArgs] = {}

@@ -60,7 +60,8 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     arguments.training_script, *arguments.training_script_args = command  # its own words are not for torchrun
     arguments.signals_to_handle = ""  # torchrun's own handlers give up waiting at a second signal
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SAVING_TIME}
-    with _restored({**defaults, **os.environ, **env, error_file.LAUNCHED: str(os.getpid())}):
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    with _restored({**defaults, **os.environ, "PATH": path, **env, error_file.LAUNCHED: str(os.getpid())}):
         _hand_on_first(heeded(_HANDLED))
         try:
             _run(arguments)

@@ -52,15 +52,15 @@ class AdaptiveCpArgs(ms.FeatureArgs):
     own_masks: bool = ms.Field(
         False,
         description="Must be false. MindSpeed's flag --adaptive-cp-manually-set-mask-list sets it to true, for mask functions "
-        "that are edited in MindSpeed's source. These are not supported: set shared-attention-mask.kind to the function of the "
-        "mask (package.module:name)",
+        "that are edited in MindSpeed's source. These are not supported: set shared-attention-mask.kind to the name of a "
+        "mask that a package adds",
     )
 
     @model_validator(mode="after")
     def masks_are_named(self) -> AdaptiveCpArgs:
         """Refuse masks of functions that are edited in place."""
         if self.own_masks:
-            drop, note = ms.Fix.drop_setting("own_masks"), "package.module:function that returns the mask"
+            drop, note = ms.Fix.drop_setting("own_masks"), "N = a mask that a package adds"
             raise ms.SettingsError(
                 "own_masks needs mask functions that are edited in MindSpeed's source, which is not supported",
                 drop,

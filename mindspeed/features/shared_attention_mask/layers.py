@@ -10,7 +10,8 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from mindspeed import plugins as ms
-from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
+from mindspeed.context_parallel.attention_mask import mask_of
+from mindspeed.context_parallel.mask_rules import MaskRule
 from mindspeed.megatron.module_specs import with_parts
 from mindspeed.problems import Fix
 

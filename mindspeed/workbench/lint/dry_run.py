@@ -20,7 +20,7 @@ from mindspeed.megatron_lm.argument_words import ArgumentWords
 from mindspeed.megatron_lm.dialects import dialects, translations
 from mindspeed.megatron_lm.given_arguments import KINDS, given_arguments, surface_or_nearest
 from mindspeed.megatron_lm.training_plan import plan_training
-from mindspeed.megatron_lm.training_request import split_own_flags
+from mindspeed.megatron_lm.training_request import ScriptRequest, split_own_flags
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.problems import Fix, GivenValue, Problem, ResolutionError, on_command_line
 from mindspeed.workbench.lint.launched_command import COMMAND_LINE, LaunchedCommand
@@ -28,14 +28,19 @@ from mindspeed.workbench.lint.launched_command import COMMAND_LINE, LaunchedComm
 _HIDING: Final = ("MS111", "MS113", "MS301")
 
 
-def plan_command(
+def plan_command(command: LaunchedCommand, environment: Environment) -> ActivationPlan:
+    """The plan of a training command, see `read_and_plan_command`."""
+    return read_and_plan_command(command, environment)[1]
+
+
+def read_and_plan_command(
     command: LaunchedCommand,
     environment: Environment,
     below: Sequence[Layer] = (),
     also: Sequence[Layer] = (),
     registered: Collection[str] = (),
-) -> ActivationPlan:
-    """The plan of a training command in an environment, whose ``world_size`` overrides that of the launcher.
+) -> tuple[ScriptRequest, ActivationPlan]:
+    """Read a training command and plan it for an environment, whose ``world_size`` overrides that of the launcher.
 
     ``below`` and ``also`` are layers below and beside the command, ``registered`` the options of its script. Raises
     ResolutionError with every problem, each with the line of its option where the command has lines.
@@ -48,10 +53,10 @@ def plan_command(
     refusals = (dialect.refusal_of(command.program) for dialect in dialects())
     problems[:0] = [problem for problem in refusals if problem is not None]
     size = environment.world_size or command.world_size or smallest_world(words, known)
-    plan, in_words = None, on_command_line
+    planned, in_words = None, on_command_line
     for _ in range(2):  # a flag without an equivalent hides what is wrong with the rest
         try:
-            _, plan = plan_training(words, {}, replace(environment, world_size=size), below, also)
+            planned = plan_training(words, {}, replace(environment, world_size=size), below, also)
         except ResolutionError as error:
             problems, in_words = [*problems, *error.problems], error.words
             refused = {option for problem in error.problems if problem.code in _HIDING for option in _given(problem)}
@@ -60,10 +65,11 @@ def plan_command(
                 break
         else:
             break
-    if plan is None or problems:
+    if planned is None or problems:
         unique = list(dict.fromkeys(located(problem, command, known, catalog) for problem in problems))
         raise ResolutionError(unique, in_words)
-    return replace(plan, rows=(*plan.rows, *notes, *_notes(command, environment, size)))
+    request, plan = planned
+    return request, replace(plan, rows=(*plan.rows, *notes, *_notes(command, environment, size)))
 
 
 def smallest_world(words: Sequence[str], known: Surface) -> int:

@@ -196,7 +196,9 @@ def _annotation(annotation: Any) -> str:
     if isinstance(annotation, type) and not arguments:
         return annotation.__name__
     if get_origin(annotation) is tuple:
-        return f"list of {' or '.join(map(_annotation, (item for item in arguments if item is not Ellipsis)))}"
+        kinds = [_annotation(item) for item in arguments if item is not Ellipsis]
+        number = "" if Ellipsis in arguments else f"{len(kinds)} "
+        return f"list of {number}{' or '.join(dict.fromkeys(kinds))}"
     if get_args(annotation) and all(isinstance(argument, str | int | float) for argument in arguments):
         return " or ".join(map(str, arguments))
     return " or ".join(map(_annotation, arguments)) or str(annotation)

@@ -103,7 +103,7 @@ def train(job: Job) -> dict[str, Any]:
     """Train the job on the existing process group. Returns the result of the run, equal on every rank."""
     with hold_folder(job.run) if dist.get_rank() == 0 else nullcontext():
         parallel_state.initialize_model_parallel()
-        _seed(job.config.seed)
+        seed_generators(job.config.seed)
         result = Trainer(job, job.source()).run()
         parallel_state.destroy_model_parallel()
     return result
@@ -239,7 +239,7 @@ class Trainer:
         return RunError([Problem("MS606", text, where=self.job.run, fix=fix)])
 
 
-def _seed(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Seed every generator as Megatron's trainer does: stages differ, replicas agree."""
     seed += 100 * parallel_state.get_pipeline_model_parallel_rank()
     random.seed(seed)

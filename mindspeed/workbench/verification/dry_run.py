@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 from torch._C._distributed_c10d import FakeWork
@@ -42,6 +43,7 @@ def fake_tensors() -> Iterator[None]:
         patch.object(Module, "_apply", _convert),
         patch.object(TopKRouter, "forward", _routed_evenly(TopKRouter.forward)),
         patch.object(dist, "all_gather_object", _gather_own),
+        patch.object(P2PCommunicator, "_communicate", _of_one_shape(P2PCommunicator._communicate)),
         patch.object(torch, "tensor", _stacked_scalars(torch.tensor)),
         FakeTensorMode(allow_non_fake_inputs=True),
         ComputedIntegers(),  # type: ignore[no-untyped-call]
@@ -50,7 +52,10 @@ def fake_tensors() -> Iterator[None]:
 
 
 class ComputedIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Compute integer tensors with real values within a mode of fake tensors, and return 0 for reads of fake ones."""
+    """Compute integer tensors with real values within a mode of fake tensors.
+
+    Reads of fake ones return 0, and none of their elements differs from 0.
+    """
 
     only_watches = True
 
@@ -67,8 +72,12 @@ class ComputedIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return 0
         if func is _ATEN.masked_select.default and not isinstance(args[1], FakeTensor):
             return args[0].new_empty(_count(args[1], args[0].shape))
+        if func is _ATEN.nonzero.default:
+            return args[0].new_empty((0, args[0].dim()), dtype=torch.int64)
         made = func(*args, **kwargs)
         if tensors or not isinstance(made, Tensor) or made.is_floating_point() or made.numel() > LARGEST:
+            return made
+        if made.dtype is torch.uint8:  # bytes of other tensors
             return made
         with unset_fake_temporarily():
             return func(*args, **kwargs)
@@ -120,6 +129,16 @@ def _convert(module: Module, function: Callable[[Tensor], Tensor], recurse: bool
 def _gather_own(object_list: list[Any], obj: Any, group: Any = None) -> None:
     """``all_gather_object``: every rank has the same."""
     object_list[:] = [obj] * len(object_list)
+
+
+def _of_one_shape(communicate: Callable[..., Any]) -> Callable[..., Any]:
+    """Around transfers between stages: a tensor has the shape that the schedule expects, for no other stage tells its own."""
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with patch.object(self.config, "variable_seq_lengths", False):
+            return communicate(self, *args, **kwargs)
+
+    return made
 
 
 def _stacked_scalars(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:

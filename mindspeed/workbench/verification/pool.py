@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -199,11 +199,29 @@ class WorkerPool:
         Raises RunError as `run` does, and where a feature reads what a tensor contains.
         """
         ranks, stages = int(plan.world.world_size), plan.world.pp
-        data, arguments = plan.to_json(), pickle.dumps((recipe,))
+        found: list[tuple[int, int]] = self.call_alone(
+            _DRY_RUN, "measure", range(0, ranks, ranks // stages), ranks, recipe, plan=plan
+        )
+        return found
+
+    def call_alone(
+        self,
+        file: str,
+        name: str,
+        ranks: Iterable[int],
+        world_size: int,
+        *arguments: Any,
+        plan: ActivationPlan | None = None,
+    ) -> list[Any]:
+        """The results of a function of a file on some ranks of a job, one after the other; the other ranks are missing.
+
+        Under ``plan`` the platform's layer and Megatron's groups are there as well. Raises RunError as `run` does.
+        """
+        sent, data = pickle.dumps(arguments), plan.to_json() if plan is not None else None
         found = []
-        for rank in range(0, ranks, ranks // stages):
-            job = WorkerCall(_DRY_RUN, "measure", arguments, rank, ranks, "", data, alone=True)
-            found += self._send([job], f"a dry run of rank {rank}")
+        for rank in ranks:
+            call = WorkerCall(file, name, sent, rank, world_size, "", data, alone=True)
+            found += self._send([call], f"{name} of rank {rank} alone")
         return found
 
     def call(

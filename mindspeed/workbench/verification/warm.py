@@ -6,6 +6,7 @@ not be safe: with more than one thread.
 
 import gc
 import os
+from importlib.util import find_spec
 from unittest.mock import patch
 
 from mindspeed import registry
@@ -17,6 +18,9 @@ with patch.dict(os.environ):
     registry.activate(registry.plan(platform="cpu", level=0))
     try:
         import mindspeed.workbench.verification.training  # noqa: F401  with the platform in place, for it imports Megatron
+
+        if find_spec("megatron.training") is not None:
+            import megatron.training.training  # noqa: F401
     finally:
         registry.deactivate()
 if threads() != 1:

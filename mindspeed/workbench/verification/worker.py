@@ -54,9 +54,12 @@ def threads() -> int:
 
 
 def leftover() -> str:
-    """Describe the first that there is: torch's dispatch modes, threads of process groups, more threads than `MOST_THREADS`."""
+    """Describe the first that there is: torch's dispatch modes, arguments of Megatron-LM's training loop, which it reads once,
+    threads of process groups, more threads than `MOST_THREADS`."""
     if (torch := sys.modules.get("torch")) is not None and (modes := torch._C._len_torch_dispatch_stack()):
         return f"{modes} dispatch modes"
+    if (training := sys.modules.get("megatron.training.global_vars")) is not None and training._GLOBAL_ARGS is not None:
+        return "arguments of megatron.training"
     names = _thread_names()
     end = time.monotonic() + ENDING
     while (loops := sum(name.startswith("gloo_") for name in names)) and time.monotonic() < end:
