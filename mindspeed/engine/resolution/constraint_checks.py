@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, reduce
+from itertools import product
+from math import prod
 from operator import or_
 from string import Formatter
 from typing import Any, Final
@@ -114,18 +116,32 @@ def _has_remainder(world: World) -> bool:
 
 def _remainder(given: Mapping[str, Value], world: World) -> tuple[str, Fixes]:
     """Return message and fix for a number of processes that the parallel sizes do not divide."""
-    product = world.tp * world.pp * world.cp
-    factors = f"tp x pp x cp = {world.tp} x {world.pp} x {world.cp} = {product}"
-    ranks = -(-world.world_size // product) * product
+    layout = world.tp * world.pp * world.cp
+    factors = f"tp x pp x cp = {world.tp} x {world.pp} x {world.cp} = {layout}"
+    ranks = -(-world.world_size // layout) * layout
     way = Fix.give_option("--nproc", ranks) if given["world_size"].source == LAUNCH else Fix.give_field("world_size", ranks)
     smaller = (
         Fix.give_field(
-            name, next(number for number in range(size - 1, 0, -1) if world.world_size % (product // size * number) == 0)
+            name, next(number for number in range(size - 1, 0, -1) if world.world_size % (layout // size * number) == 0)
         )
         for name in ("tp", "pp", "cp")
-        if (size := getattr(world, name)) > 1 and world.world_size % (product // size) == 0
+        if (size := getattr(world, name)) > 1 and world.world_size % (layout // size) == 0
     )
-    return f"world size {world.world_size} is not a multiple of {factors}", (way, *smaller)
+    fix = (way, *(tuple(smaller) or _smaller_layout(world)))
+    return f"world size {world.world_size} is not a multiple of {factors}", fix
+
+
+def _smaller_layout(world: World) -> Fixes:
+    """Return the largest layout of sizes that are not greater, and that fills the ranks."""
+    names = ("tp", "pp", "cp")
+    shares = [number for number in range(1, world.world_size + 1) if world.world_size % number == 0]
+    layouts = product(*([number for number in shares if number <= getattr(world, name)] for name in names))
+    sizes = max((sizes for sizes in layouts if world.world_size % prod(sizes) == 0), key=prod)
+    return (
+        Fix.together(
+            Fix.give_field(name, size) for name, size in zip(names, sizes, strict=True) if getattr(world, name) != size
+        ),
+    )
 
 
 def check_given_fields(state: ResolutionState) -> None:
