@@ -76,8 +76,10 @@ def _give_option(fix: Fix, request: JobRequest) -> JobRequest | None:
     return None
 
 
-def _drop_option(fix: Fix, request: JobRequest) -> JobRequest | None:
-    return _in_all(request, lambda layer: {"strict": None}) if fix.name == "--strict" else None
+def _drop_option(fix: Fix, request: JobRequest) -> JobRequest:
+    if fix.name == "--strict":
+        return _in_all(request, lambda layer: {"strict": None})
+    return request._replace(layers=tuple(layer for layer in request.layers if layer.option != fix.name))
 
 
 def _keep_feature(fix: Fix, request: JobRequest) -> JobRequest:

@@ -160,7 +160,8 @@ def _roots(state: ResolutionState) -> Iterator[Root]:
             continue
         if name in state.merged.without:
             text = f"{name} is requested ({layer.source}) and removed ({state.merged.without[name].source})"
-            fix = (Fix.keep_feature(name), Fix.remove_feature(name))
+            option = state.merged.without[name].option
+            fix = (Fix.drop_option(option) if option else Fix.keep_feature(name), Fix.remove_feature(name))
             state.report(Problem("MS210", text, (name,), fix=fix), state.scope)
         elif state.known(name, layer.source):
             if state.specs[name].level > state.merged.level:
