@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -10,9 +10,9 @@ from mindspeed.engine.resolution.environment import Environment, version_in
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.tables import table_beside
 from mindspeed.job.hybrid_pattern import facts_of_pattern, pattern_of
-from mindspeed.job.world import FIELDS, PARALLEL_SIZES
+from mindspeed.job.world import FIELDS, PARALLEL_SIZES, World
 from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems.problem import GivenValue, MindSpeedError, Problem
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig, train_config
 
 _TABLES: Final[dict[str, dict[str, Any]]] = table_beside(__file__)
@@ -33,6 +33,8 @@ NOT_BUILT: Final = (
     *(name for name, field in FIELDS.items() if field.has_default and name not in (*PARALLEL_SIZES, *SIZES, PATTERN)),
 )
 """Fields of a world whose models the trainer does not build where they are set, to another value than Megatron's default."""
+_FIXED: Final = {"multi_latent_attention": False, "mtp_num_layers": 0}
+"""Values of every model that the trainer builds."""
 VOCABULARY_MULTIPLE: Final = 64
 """The vocabulary is padded to a multiple of this, whatever the layout, so that every layout has the same model."""
 _FFN_MULTIPLE: Final = 32
@@ -45,7 +47,7 @@ def trainer_layer(config: TrainConfig, layers: Sequence[Layer], platform: str, v
     """
     style = STYLES[config.style]
     given = given_world(layers)
-    world = {**SIZES, **style, "dtype": "fp32" if platform == "cpu" else "bf16"}
+    world = {**SIZES, **style, **_FIXED, "dtype": "fp32" if platform == "cpu" else "bf16"}
     heads, hidden = (_positive(given.get(name), SIZES[name]) for name in ("num_attention_heads", "hidden_size"))
     for name in facts_of_pattern(given[PATTERN], 1) if given.get(PATTERN) else ():
         world.pop(name, None)
@@ -125,6 +127,33 @@ def check_world(world: Mapping[str, Any], vocab_size: int, megatron: str | None)
     if isinstance(batch, int) and isinstance(part, int) and part > 0 and batch % part:
         text = f"global batch size {batch} is not a multiple of micro batch size {part}"
         problems.append(Problem("MS302", text, fix=Fix.give_field("global_batch_size", -(-batch // part) * part)))
+    return problems
+
+
+def check_layers(world: World, source: Callable[[str], str]) -> list[Problem]:
+    """MS302 for sizes of a planned model with which Megatron cannot build a layer.
+
+    ``source`` says where a field comes from. The fixes are candidates: each of them may break another rule.
+    """
+    problems = []
+
+    def refuse(text: str, names: Sequence[str], *fix: Fix) -> None:
+        facts = tuple(GivenValue(name, getattr(world, name), source(name)) for name in names)
+        problems.append(Problem("MS302", text, fix=fix, facts=facts))
+
+    heads, groups = world.num_attention_heads, world.num_query_groups
+    if heads % groups:
+        divisors = (number for number in range(groups, 0, -1) if heads % number == 0)
+        fixes = [Fix.give_field("num_query_groups", number) for number in (*divisors, heads)]
+        refuse(
+            f"{heads} attention heads are not divisible by {groups} query groups",
+            ("num_attention_heads", "num_query_groups"),
+            *fixes,
+        )
+    if world.num_experts and world.router_topk > world.num_experts:
+        fewer, more = Fix.give_field("router_topk", world.num_experts), Fix.give_field("num_experts", world.router_topk)
+        text = f"router_topk is {world.router_topk}, but a MoE layer has {world.num_experts} experts"
+        refuse(text, ("num_experts", "router_topk"), fewer, more)
     return problems
 
 

@@ -1,0 +1,152 @@
+"""What Megatron's rules say of the configurations that a job of ours makes: they run in a child process, without torch."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed.engine.inspection.megatron_copies import package_root, version_of
+from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.job.fields import FIELDS
+from mindspeed.megatron.configuration import Configuration
+from mindspeed.problems.fixes import Fix
+from mindspeed.problems.problem import GivenValue, Problem
+from mindspeed.workbench.lint.upstream.process import rules_command
+
+_FIELD_OF: Final = {field.built_names[0]: name for name, field in reversed(FIELDS.items()) if field.built_names}
+"""The field of the job that an attribute of a configuration gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRule:
+    """Describe a rule that a configuration breaks: its place, what it says, the values that it read, and what would satisfy it."""
+
+    file: str
+    line: int
+    text: str
+    message: str
+    values: Mapping[str, Any]
+    wanted: Sequence[tuple[str, str, str]]
+
+
+class ConfigurationRules:
+    """A process that judges configurations of the megatron-core in a folder, as often as it is asked."""
+
+    def __init__(self, folder: Path) -> None:
+        command = rules_command("configuration_child", folder, {})
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, text=True, **pipes)
+        self.folder = folder
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def broken(
+        self, configurations: Sequence[Configuration], overrides: Mapping[str, Any]
+    ) -> tuple[list[FailedRule], list[str]]:
+        """Make configurations with a plan's values in them. Return the rules that fail, and what could not be decided."""
+        task = {"configurations": list(map(asdict, configurations)), "overrides": dict(overrides)}
+        try:
+            self._process.stdin.write(json.dumps(task) + "\n")  # type: ignore[union-attr]
+            self._process.stdin.flush()  # type: ignore[union-attr]
+            answer = json.loads(self._process.stdout.readline())  # type: ignore[union-attr]
+        except (OSError, ValueError) as error:
+            return [], [f"the rules of megatron-core in {self.folder} cannot be run: {error}"]
+        names = FailedRule.__slots__
+        failed = [FailedRule(**{name: one[name] for name in names}) for one in answer["failed"]]
+        return failed, [*answer["errors"], *(f"{one['file']}:{one['line']}" for one in answer["undecided"])]
+
+
+@lru_cache(maxsize=1)
+def _rules(folder: Path, process: int) -> ConfigurationRules:
+    """The rules of a folder for one process: a fork cannot share the pipes of its parent."""
+    return ConfigurationRules(folder)
+
+
+def installed_rules(version: str | None) -> ConfigurationRules | None:
+    """Start the rules of the installed megatron-core; None for a job of another version."""
+    root = package_root("core")
+    if root is None or version is None or version_of(root) != version:
+        return None
+    return _rules(root.parent, os.getpid())
+
+
+def rule_problems(
+    rules: ConfigurationRules, plan: ActivationPlan, configurations: Sequence[Configuration], source: Callable[[str], str]
+) -> tuple[list[Problem], list[PlanNote]]:
+    """Return a problem for each rule that the configurations of a plan break, and a row for what cannot be decided.
+
+    ``source`` says where a field of the job comes from. The fixes of a problem are candidates, each of which may break
+    another rule.
+    """
+    overrides = {planned.override.argument: planned for planned in plan.overrides if _is_put(planned, configurations)}
+    failed, undecided = rules.broken(configurations, {name: planned.override.value for name, planned in overrides.items()})
+    problems = [_problem(rule, plan, overrides, source) for rule in failed]
+    notes = [PlanNote("not-checked", "megatron-core", f"a rule of megatron-core: {text}") for text in undecided]
+    return problems, notes
+
+
+def _is_put(planned: PlannedOverride, configurations: Sequence[Configuration]) -> bool:
+    """Return whether a plan's value is put into these configurations, as far as that is known without torch."""
+    only = planned.override.only
+    values = {name: value for one in configurations for name, value in one.values.items()}
+    return only is None or (not isinstance(only, str) and all(values.get(name) == value for name, value in dict(only).items()))
+
+
+def _problem(
+    rule: FailedRule, plan: ActivationPlan, overrides: Mapping[str, PlannedOverride], source: Callable[[str], str]
+) -> Problem:
+    givers = {name: _setting(plan, overrides[name]) for name in rule.values if name in overrides}
+    facts = []
+    for name, value in rule.values.items():
+        setting, field = givers.get(name, ""), _FIELD_OF.get(name, name)
+        owners = ", ".join(overrides[name].owners) if name in overrides else source(field)
+        facts.append(GivenValue(setting or field, value, owners))
+    features = tuple(owner for name in givers for owner in overrides[name].owners)
+    fixes = [fix for name, relation, value in rule.wanted for fix in _ways_to_give(name, relation, value, rule.values.get(name))]
+    fixes += map(Fix.drop_setting, filter(None, givers.values()))
+    fixes += map(Fix.remove_feature, dict.fromkeys(features))
+    text = f"megatron-core {plan.environment.get('megatron')} refuses the configuration of this job: {rule.message or rule.text}"
+    chain = ", ".join(f"{fact.name} is {fact.value} ({fact.source or 'default'})" for fact in facts)
+    rows = tuple(filter(None, (f"its rule is {rule.text}" if rule.text and rule.message else "", chain)))
+    where = f"{Path(rule.file).name}:{rule.line}"
+    return Problem("MS115", text, features, chain=rows, where=where, fix=tuple(fixes), facts=tuple(facts))
+
+
+def _setting(plan: ActivationPlan, planned: PlannedOverride) -> str:
+    """The setting that gives an override its value; empty where it is none, or not certain."""
+    wanted = planned.override.value
+    found = [
+        f"{feature.name}.{name}"
+        for feature in plan.features
+        if feature.name in planned.owners
+        for name, value in feature.settings.items()
+        if value.value == wanted
+    ]
+    return found[0] if len(found) == 1 else ""
+
+
+def _ways_to_give(attribute: str, relation: str, wanted: str, present: Any) -> Iterator[Fix]:
+    """Yield the values of a field of the job that an attribute is wanted to have."""
+    if (name := _FIELD_OF.get(attribute)) is None:
+        return
+    kind = FIELDS[name].kind
+    if kind is bool and wanted in ("on", "off"):
+        yield Fix.give_field(name, wanted == "on")
+    elif kind is int and wanted.isdecimal() and isinstance(present, int):
+        number = int(wanted)
+        least = {"other than": present + 1, "more than": number + 1, "less than": number - 1}
+        yield Fix.give_field(name, -(-present // number) * number if relation == "a multiple of" else least.get(relation, number))
+    elif kind is str and relation in ("", "one of"):
+        yield from (Fix.give_field(name, word) for word in wanted.split(", "))

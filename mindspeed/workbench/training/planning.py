@@ -1,0 +1,121 @@
+"""The plan of a run of the trainer, and everything that is wrong with it before it has data and a folder. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from mindspeed import registry
+from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.environment import Environment
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.plugins.answers import answer
+from mindspeed.problems.fixes import Fix, Fixes
+from mindspeed.problems.problem import CollectedProblems, Problem
+from mindspeed.workbench.lint.configuration_rules import ConfigurationRules, installed_rules, rule_problems
+from mindspeed.workbench.training import configurations, shape
+from mindspeed.workbench.training.config import TrainConfig
+
+_OTHER_SCRIPT: Final = Fix.advise("train this model with another script: mindspeed run -- pretrain_gpt.py ...")
+_WAYS: Final = 2
+"""Ways to mend a problem that are offered."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Hold what a run is planned by. ``done`` are the steps of the checkpoint that it continues from."""
+
+    layers: Sequence[Layer]
+    config: TrainConfig
+    environment: Environment
+    vocab_size: int = 0
+    done: int = 0
+
+    @property
+    def lowest(self) -> Layer:
+        """The trainer's own layer."""
+        return shape.trainer_layer(self.config, self.layers, self.environment.platform, self.vocab_size)
+
+    def source(self, field: str) -> str:
+        """Return where a field of the job comes from; empty for what no layer gives."""
+        layers = (layer.source for layer in reversed([self.lowest, *self.layers]) if layer.world.get(field) is not None)
+        return next(layers, "")
+
+    def changed(self, fix: Fix) -> RunRequest:
+        """Return the request that follows a fix."""
+        layers = list(self.layers)
+        feature, _, setting = fix.name.partition(".")
+        if fix.verb == "give-field":
+            layers.append(Layer("fix", world={fix.name: fix.value}))
+        elif fix.verb == "remove-feature":
+            layers.append(Layer("fix", without=(feature,)))
+        elif fix.verb == "drop-setting":
+            layers = [replace(layer, settings=_without(layer.settings, feature, setting)) for layer in layers]
+        return replace(self, layers=layers)
+
+
+def plan_run(request: RunRequest) -> tuple[ActivationPlan | None, list[Problem]]:
+    """Plan a run, by our conditions and by Megatron's rules for its configurations. Return the plan and every problem."""
+    rules = installed_rules(request.environment.megatron)
+    plan, problems, broken = _judged(request, rules)
+    before = {*map(_place, (*problems, *broken))}
+    return plan, [*problems, *(replace(one, fix=_mending(one, request, rules, before)) for one in broken)]
+
+
+def _judged(
+    request: RunRequest, rules: ConfigurationRules | None
+) -> tuple[ActivationPlan | None, list[Problem], list[Problem]]:
+    """Return the plan, what is wrong with it, and what Megatron would refuse, whose fixes are candidates."""
+    problems = CollectedProblems()
+    layers, environment, config = [request.lowest, *request.layers], request.environment, request.config
+    problems += shape.check_world(shape.given_world(layers), request.vocab_size, environment.megatron)
+    plan = problems.collect(lambda: registry.resolve(layers, environment))
+    if plan is None:
+        return None, problems, []
+    problems += window_problems(plan, config.train_iters, request.done)
+    broken = shape.check_layers(plan.world, request.source)
+    if rules is None:
+        return plan, problems, broken
+    refused, notes = rule_problems(rules, plan, configurations.of_job(plan.world, config), request.source)
+    return replace(plan, rows=(*plan.rows, *notes)), problems, broken + refused
+
+
+def _mending(problem: Problem, request: RunRequest, rules: ConfigurationRules | None, before: Set[tuple[str, ...]]) -> Fixes:
+    """Return the fixes of a problem after which it is gone and no other one is new."""
+    mending: list[Fix] = []
+    for fix in problem.fix:
+        plan, left, broken = _judged(request.changed(fix), rules)
+        if plan is not None and before - {_place(problem)} >= {*map(_place, (*left, *broken))}:
+            mending.append(fix)
+        if len(mending) == _WAYS:
+            break
+    return tuple(mending) or (_OTHER_SCRIPT,)
+
+
+def _place(problem: Problem) -> tuple[str, ...]:
+    """What makes a problem the same one after a change of values."""
+    return problem.code, problem.where, *([fact.name for fact in problem.facts] or [problem.message])
+
+
+def _without(settings: Mapping[str, Mapping[str, Any]], feature: str, setting: str) -> dict[str, dict[str, Any]]:
+    return {
+        name: {key: value for key, value in fields.items() if (name, key) != (feature, setting)}
+        for name, fields in settings.items()
+    }
+
+
+def window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem]:
+    """MS301 for every feature that works only in steps which this run does not have."""
+    problems = []
+    classes = registry.feature_classes(plan)
+    for planned in plan.features:
+        name, feature = planned.name, classes[planned.name]
+        window = answer(feature, "working_steps", feature.Args(**planned.args), plan.world)
+        if window is None:
+            continue
+        first, end = window
+        if end <= done or first > last:
+            text = f"{name} works in steps {first} to {end}, but this run has steps {done + 1} to {last}"
+            problems.append(Problem("MS301", text, (name,), fix=Fix.advise(f"change its steps, or remove {name}")))
+    return problems
