@@ -27,7 +27,7 @@ _FIELD_OF: Final = {field.built_names[0]: name for name, field in reversed(FIELD
 
 @dataclass(frozen=True, slots=True)
 class FailedRule:
-    """Describe a rule that a configuration breaks: its place, what it says, the values that it read, and what would satisfy it."""
+    """Hold a rule that a configuration breaks: its place, what it says, the values that it read, and what would satisfy it."""
 
     file: str
     line: int
@@ -108,16 +108,22 @@ def _problem(
     rule: FailedRule, plan: ActivationPlan, overrides: Mapping[str, PlannedOverride], source: Callable[[str], str]
 ) -> Problem:
     givers = {name: _setting(plan, overrides[name]) for name in rule.values if name in overrides}
-    facts = []
+    facts, world = [], plan.world.known()
     for name, value in rule.values.items():
         setting, field = givers.get(name, ""), _FIELD_OF.get(name, name)
         owners = ", ".join(overrides[name].owners) if name in overrides else source(field)
-        facts.append(GivenValue(setting or field, value, owners))
+        facts.append(GivenValue(setting or field, world.get(field, value), owners))
     features = tuple(owner for name in givers for owner in overrides[name].owners)
-    fixes = [fix for name, relation, value in rule.wanted for fix in _ways_to_give(name, relation, value, rule.values.get(name))]
+    fixes = [fix for wanted in rule.wanted for fix in _ways_to_give(*wanted, rule.values.get(wanted[0]))]
+    fixes += [
+        Fix.give_field(name, FIELDS[name].default)
+        for name in (fact.name for fact in facts)
+        if name in FIELDS and FIELDS[name].has_default
+    ]
     fixes += map(Fix.drop_setting, filter(None, givers.values()))
     fixes += map(Fix.remove_feature, dict.fromkeys(features))
-    text = f"megatron-core {plan.environment.get('megatron')} refuses the configuration of this job: {rule.message or rule.text}"
+    version = plan.environment.get("megatron")
+    text = f"megatron-core {version} refuses the configuration of this job: {rule.message or rule.text}"
     chain = ", ".join(f"{fact.name} is {fact.value} ({fact.source or 'default'})" for fact in facts)
     rows = tuple(filter(None, (f"its rule is {rule.text}" if rule.text and rule.message else "", chain)))
     where = f"{Path(rule.file).name}:{rule.line}"
@@ -146,7 +152,10 @@ def _ways_to_give(attribute: str, relation: str, wanted: str, present: Any) -> I
         yield Fix.give_field(name, wanted == "on")
     elif kind is int and wanted.isdecimal() and isinstance(present, int):
         number = int(wanted)
-        least = {"other than": present + 1, "more than": number + 1, "less than": number - 1}
-        yield Fix.give_field(name, -(-present // number) * number if relation == "a multiple of" else least.get(relation, number))
+        multiple = -(-present // number) * number if number else 0
+        related = {"other than": present + 1, "more than": number + 1, "less than": number - 1, "a multiple of": multiple}
+        yield Fix.give_field(name, related.get(relation, number))
+    elif kind is float and (relation, wanted) == ("other than", "None"):
+        yield Fix.give_field(name, 1.0)
     elif kind is str and relation in ("", "one of"):
         yield from (Fix.give_field(name, word) for word in wanted.split(", "))

@@ -159,7 +159,7 @@ def make_job(
     if plan and data:
         request = request_text.job_file(layers, train)
         job = Job(plan, config, run, data.index.prefix, str(checkpoint or ""), request, tuple(notes))
-        problems += _enough_data(data, config.held_out, plan.world.seq_length)
+        problems += enough_data(data, config.held_out, plan.world.seq_length)
         if checkpoint and resume:
             problems += _checkpoint_problems(job, checkpoint, resume, problems)
     if problems or not (plan and data):
@@ -248,8 +248,9 @@ def read_job(environ: Mapping[str, str]) -> Job:
     return Job(registry.read_plan(environ[registry.PLAN_VARIABLE]), config, **fields)
 
 
-def _enough_data(data: DataSource, share: float, seq_length: int) -> list[Problem]:
+def enough_data(data: DataSource, share: float, seq_length: int) -> list[Problem]:
     first = data.held_out_from(share)
+    """MS601 for a part of the data that is shorter than one sample."""
     problems = []
     for what, part in (("training", data.index.lengths[:first]), ("held-out", data.index.lengths[first:])):
         tokens = int(part.sum())

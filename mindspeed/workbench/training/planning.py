@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set, Sequence
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Final
 
 from mindspeed import registry
@@ -12,10 +14,10 @@ from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.answers import answer
 from mindspeed.problems.fixes import Fix, Fixes
-from mindspeed.problems.problem import CollectedProblems, Problem
+from mindspeed.problems.problem import CollectedProblems, MindSpeedError, Problem, ResolutionError
 from mindspeed.workbench.lint.configuration_rules import ConfigurationRules, installed_rules, rule_problems
 from mindspeed.workbench.training import configurations, shape
-from mindspeed.workbench.training.config import TrainConfig
+from mindspeed.workbench.training.config import JOB_FILE, TrainConfig, train_config
 
 _OTHER_SCRIPT: Final = Fix.advise("train this model with another script: mindspeed run -- pretrain_gpt.py ...")
 _WAYS: Final = 2
@@ -52,7 +54,25 @@ class RunRequest:
             layers.append(Layer("fix", without=(feature,)))
         elif fix.verb == "drop-setting":
             layers = [replace(layer, settings=_without(layer.settings, feature, setting)) for layer in layers]
-        return replace(self, layers=layers)
+        return reduce(RunRequest.changed, fix.steps, replace(self, layers=layers))
+
+
+def plan_of_file(layers: Sequence[Layer], train: Mapping[str, Any], environment: Environment) -> ActivationPlan:
+    """Return the plan that a run of a job file with the section ``train`` has.
+
+    Data that are not here are not judged. Raises ResolutionError with every problem.
+    """
+    config, problems = train_config({JOB_FILE: train})
+    plan, more = plan_run(RunRequest(layers, config, environment, shape.vocabulary(config)))
+    problems += more
+    if plan is not None and config.data:
+        with suppress(ImportError, MindSpeedError):
+            from mindspeed.workbench.training.job import enough_data, open_data
+
+            problems += enough_data(open_data(config.data, config.tokenizer), config.held_out, plan.world.seq_length)
+    if problems or plan is None:
+        raise ResolutionError(problems)
+    return plan
 
 
 def plan_run(request: RunRequest) -> tuple[ActivationPlan | None, list[Problem]]:
@@ -82,15 +102,23 @@ def _judged(
 
 
 def _mending(problem: Problem, request: RunRequest, rules: ConfigurationRules | None, before: Set[tuple[str, ...]]) -> Fixes:
-    """Return the fixes of a problem after which it is gone and no other one is new."""
+    """Return the fixes of a problem after which it is gone and no other one is new; else two of them together."""
     mending: list[Fix] = []
     for fix in problem.fix:
-        plan, left, broken = _judged(request.changed(fix), rules)
-        if plan is not None and before - {_place(problem)} >= {*map(_place, (*left, *broken))}:
+        new = _left(request.changed(fix), rules, before - {_place(problem)})
+        if not new:
             mending.append(fix)
-        if len(mending) == _WAYS:
-            break
-    return tuple(mending) or (_OTHER_SCRIPT,)
+        elif len(new) == 1 and not mending:
+            pairs = (Fix.together((fix, more)) for more in new[0].fix)
+            mending += [pair for pair in pairs if not _left(request.changed(pair), rules, before - {_place(problem)})][:1]
+    single = [fix for fix in mending if not fix.steps]
+    return tuple(single or mending)[:_WAYS] or (_OTHER_SCRIPT,)
+
+
+def _left(request: RunRequest, rules: ConfigurationRules | None, known: Set[tuple[str, ...]]) -> list[Problem]:
+    """Return the problems of a changed request that are not known."""
+    _, left, broken = _judged(request, rules)
+    return [problem for problem in (*left, *broken) if _place(problem) not in known]
 
 
 def _place(problem: Problem) -> tuple[str, ...]:

@@ -65,12 +65,12 @@ def trainer_layer(config: TrainConfig, layers: Sequence[Layer], platform: str, v
 def trainer_request(layers: Sequence[Layer], train: Mapping[str, Any], environment: Environment) -> tuple[Layer, list[Problem]]:
     """The trainer's own layer for a job file with the section ``train``, and what is wrong with the section and the model."""
     config, problems = train_config({JOB_FILE: train})
-    vocab_size = _vocabulary(config)
+    vocab_size = vocabulary(config)
     lowest = trainer_layer(config, layers, environment.platform, vocab_size)
-    return lowest, problems + check_world(given_world(layers), vocab_size, environment.megatron)
+    return lowest, problems + check_world(given_world([lowest, *layers]), vocab_size, environment.megatron)
 
 
-def _vocabulary(config: TrainConfig) -> int:
+def vocabulary(config: TrainConfig) -> int:
     """Tokens of the vocabulary that the job's data has; 0 when the data or a package to read them are not here."""
     with suppress(ImportError, MindSpeedError):
         from mindspeed.workbench.training.tokenizer import BYTES, load_tokenizer, tokenizer_of
