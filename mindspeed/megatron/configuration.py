@@ -15,11 +15,11 @@ _SHAPE: Final = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
     *("normalization", "gated_linear_unit", "linear_bias", "mtp_num_layers"),
 )
-_EXPERTS: Final = (
-    *("num_experts", "moe_ffn_hidden_size", "router_topk", "shared_expert_hidden_size"),
+EXPERT_FIELDS: Final = (
+    *("moe_ffn_hidden_size", "router_topk", "shared_expert_hidden_size"),
     *("expert_capacity_factor", "padded_experts", "grouped_experts"),
 )
-"""Values of the world that are put into Megatron's configuration, under the attribute that their declaration names."""
+"""Fields that only a model with experts has. Like those above, each is an attribute of Megatron's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def gpt_configuration(world: World, dropout: float, **values: Any) -> Configurat
     """The model's shape as Megatron's configuration, without any size of a layout; ``values`` win."""
     known = world.known()
     shape = {}
-    for name in (*_SHAPE, *_EXPERTS) if world.num_experts else _SHAPE:
+    for name in (*_SHAPE, "num_experts", *EXPERT_FIELDS) if world.num_experts else _SHAPE:
         if name in known:
             is_none = FIELDS[name].least == 0 and not known[name]
             shape[FIELDS[name].built_names[0]] = None if is_none else known[name]

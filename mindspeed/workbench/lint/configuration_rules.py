@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +37,15 @@ class FailedRule:
     wanted: Sequence[tuple[str, str, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Hold the rules that configurations break, what could not be decided, and the fields of the job that they give."""
+
+    broken: Sequence[FailedRule] = ()
+    undecided: Sequence[str] = ()
+    built: Mapping[str, Any] = field(default_factory=dict)
+
+
 class ConfigurationRules:
     """A process that judges configurations of the megatron-core in a folder, as often as it is asked."""
 
@@ -52,20 +61,18 @@ class ConfigurationRules:
         self._process.kill()
         self._process.communicate()
 
-    def broken(
-        self, configurations: Sequence[Configuration], overrides: Mapping[str, Any]
-    ) -> tuple[list[FailedRule], list[str]]:
-        """Make configurations with a plan's values in them. Return the rules that fail, and what could not be decided."""
+    def judge(self, configurations: Sequence[Configuration], overrides: Mapping[str, Any]) -> Verdict:
+        """Make configurations with a plan's values in them."""
         task = {"configurations": list(map(asdict, configurations)), "overrides": dict(overrides)}
         try:
             self._process.stdin.write(json.dumps(task) + "\n")  # type: ignore[union-attr]
             self._process.stdin.flush()  # type: ignore[union-attr]
             answer = json.loads(self._process.stdout.readline())  # type: ignore[union-attr]
         except (OSError, ValueError) as error:
-            return [], [f"the rules of megatron-core in {self.folder} cannot be run: {error}"]
-        names = FailedRule.__slots__
-        failed = [FailedRule(**{name: one[name] for name in names}) for one in answer["failed"]]
-        return failed, [*answer["errors"], *(f"{one['file']}:{one['line']}" for one in answer["undecided"])]
+            return Verdict((), (f"the rules of megatron-core in {self.folder} cannot be run: {error}",))
+        broken = [FailedRule(**{name: one[name] for name in FailedRule.__slots__}) for one in answer["failed"]]
+        undecided = [*answer["errors"], *(f"{one['file']}:{one['line']}" for one in answer["undecided"])]
+        return Verdict(broken, undecided, answer["built"])
 
 
 @lru_cache(maxsize=1)
@@ -88,13 +95,23 @@ def rule_problems(
     """Return a problem for each rule that the configurations of a plan break, and a row for what cannot be decided.
 
     ``source`` says where a field of the job comes from. The fixes of a problem are candidates, each of which may break
-    another rule.
+    another rule. A field that the configurations give another value is a problem too.
     """
     overrides = {planned.override.argument: planned for planned in plan.overrides if _is_put(planned, configurations)}
-    failed, undecided = rules.broken(configurations, {name: planned.override.value for name, planned in overrides.items()})
-    problems = [_problem(rule, plan, overrides, source) for rule in failed]
-    notes = [PlanNote("not-checked", "megatron-core", f"a rule of megatron-core: {text}") for text in undecided]
+    verdict = rules.judge(configurations, {name: planned.override.value for name, planned in overrides.items()})
+    problems = [_problem(rule, plan, overrides, source) for rule in verdict.broken]
+    known = plan.world.known()
+    for name, value in verdict.built.items() if not verdict.broken else ():
+        built = FIELDS[name].typed(value)
+        if name in known and known[name] != built:
+            problems.append(_ignored(name, known[name], built, source(name)))
+    notes = [PlanNote("not-checked", "megatron-core", f"a rule of megatron-core: {text}") for text in verdict.undecided]
     return problems, notes
+
+
+def _ignored(name: str, value: Any, built: Any, source: str) -> Problem:
+    text = f"{name} is {value}, but mindspeed pretrain builds a model with {built}"
+    return Problem("MS301", text, where=source, fix=Fix.give_field(name, built), facts=(GivenValue(name, value, source),))
 
 
 def _is_put(planned: PlannedOverride, configurations: Sequence[Configuration]) -> bool:
@@ -110,9 +127,9 @@ def _problem(
     givers = {name: _setting(plan, overrides[name]) for name in rule.values if name in overrides}
     facts, world = [], plan.world.known()
     for name, value in rule.values.items():
-        setting, field = givers.get(name, ""), _FIELD_OF.get(name, name)
-        owners = ", ".join(overrides[name].owners) if name in overrides else source(field)
-        facts.append(GivenValue(setting or field, world.get(field, value), owners))
+        setting, field_name = givers.get(name, ""), _FIELD_OF.get(name, name)
+        owners = ", ".join(overrides[name].owners) if name in overrides else source(field_name)
+        facts.append(GivenValue(setting or field_name, world.get(field_name, value), owners))
     features = tuple(owner for name in givers for owner in overrides[name].owners)
     fixes = [fix for wanted in rule.wanted for fix in _ways_to_give(*wanted, rule.values.get(wanted[0]))]
     fixes += [

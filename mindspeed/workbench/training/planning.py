@@ -11,6 +11,7 @@ from typing import Any, Final
 from mindspeed import registry
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
+from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.answers import answer
 from mindspeed.problems.fixes import Fix, Fixes
@@ -19,7 +20,6 @@ from mindspeed.workbench.lint.configuration_rules import ConfigurationRules, ins
 from mindspeed.workbench.training import configurations, shape
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig, train_config
 
-_OTHER_SCRIPT: Final = Fix.advise("train this model with another script: mindspeed run -- pretrain_gpt.py ...")
 _WAYS: Final = 2
 """Ways to mend a problem that are offered."""
 
@@ -50,6 +50,9 @@ class RunRequest:
         feature, _, setting = fix.name.partition(".")
         if fix.verb == "give-field":
             layers.append(Layer("fix", world={fix.name: fix.value}))
+        elif fix.verb == "drop-field":
+            kept = ({name: value for name, value in layer.world.items() if name != fix.name} for layer in layers)
+            layers = [replace(layer, world=world) for layer, world in zip(layers, kept, strict=True)]
         elif fix.verb == "remove-feature":
             layers.append(Layer("fix", without=(feature,)))
         elif fix.verb == "drop-setting":
@@ -94,11 +97,18 @@ def _judged(
     if plan is None:
         return None, problems, []
     problems += window_problems(plan, config.train_iters, request.done)
+    unread = shape.without_effect(plan.world) & shape.given_world(request.layers).keys()
+    notes = [PlanNote("note", "mindspeed pretrain", f"{name} has no effect in a dense model") for name in sorted(unread)]
     broken = shape.check_layers(plan.world, request.source)
-    if rules is None:
-        return plan, problems, broken
-    refused, notes = rule_problems(rules, plan, configurations.of_job(plan.world, config), request.source)
-    return replace(plan, rows=(*plan.rows, *notes)), problems, broken + refused
+    if rules is not None:
+        of_job = configurations.of_job(plan.world, config)
+        refused, undecided = rule_problems(rules, plan, of_job, request.source)
+        broken += [problem for problem in refused if unread.isdisjoint(fact.name for fact in problem.facts)]
+        notes += undecided
+    elif environment.megatron is not None:
+        text = f"the rules of megatron-core {environment.megatron}, which is not installed here"
+        notes.append(PlanNote("not-checked", "megatron-core", text))
+    return replace(plan, rows=(*plan.rows, *notes)), problems, broken
 
 
 def _mending(problem: Problem, request: RunRequest, rules: ConfigurationRules | None, before: Set[tuple[str, ...]]) -> Fixes:
@@ -112,7 +122,7 @@ def _mending(problem: Problem, request: RunRequest, rules: ConfigurationRules | 
             pairs = (Fix.together((fix, more)) for more in new[0].fix)
             mending += [pair for pair in pairs if not _left(request.changed(pair), rules, before - {_place(problem)})][:1]
     single = [fix for fix in mending if not fix.steps]
-    return tuple(single or mending)[:_WAYS] or (_OTHER_SCRIPT,)
+    return tuple(single or mending)[:_WAYS] or (shape.OTHER_SCRIPT,)
 
 
 def _left(request: RunRequest, rules: ConfigurationRules | None, known: Set[tuple[str, ...]]) -> list[Problem]:

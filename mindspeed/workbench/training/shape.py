@@ -10,7 +10,8 @@ from mindspeed.engine.resolution.environment import Environment, version_in
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.tables import table_beside
 from mindspeed.job.hybrid_pattern import facts_of_pattern, pattern_of
-from mindspeed.job.world import FIELDS, PARALLEL_SIZES, World
+from mindspeed.job.world import FIELDS, LATENT_WIDTHS, PARALLEL_SIZES, World
+from mindspeed.megatron.configuration import EXPERT_FIELDS
 from mindspeed.problems.fixes import Fix, advice
 from mindspeed.problems.problem import GivenValue, MindSpeedError, Problem
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig, train_config
@@ -30,11 +31,15 @@ NOT_BUILT: Final = (
     "moe_layers",
     "transformer_engine_layers",
     "transformer_engine_experts",
+    "zero_centered_norm",
+    "q_lora_rank",
+    *LATENT_WIDTHS,
     *(name for name, field in FIELDS.items() if field.has_default and name not in (*PARALLEL_SIZES, *SIZES, PATTERN)),
 )
 """Fields of a world whose models the trainer does not build where they are set, to another value than Megatron's default."""
-_FIXED: Final = {"multi_latent_attention": False, "mtp_num_layers": 0}
+_FIXED: Final = {"multi_latent_attention": False, "mtp_num_layers": 0, "zero_centered_norm": False, "optimizer": "adam"}
 """Values of every model that the trainer builds."""
+OTHER_SCRIPT: Final = Fix.advise("train this model with another script: mindspeed run -- pretrain_gpt.py ...")
 VOCABULARY_MULTIPLE: Final = 64
 """The vocabulary is padded to a multiple of this, whatever the layout, so that every layout has the same model."""
 _FFN_MULTIPLE: Final = 32
@@ -111,8 +116,8 @@ def check_world(world: Mapping[str, Any], vocab_size: int, megatron: str | None)
     for name in NOT_BUILT:
         if (value := world.get(name)) and value != FIELDS[name].default:
             text = f"{name} is {value}, but mindspeed pretrain does not build such a model"
-            fix = "train this model with another script: mindspeed run -- pretrain_gpt.py ..."
-            problems.append(Problem("MS301", text, fix=advice(fix)))
+            fix = (Fix.drop_field(name), OTHER_SCRIPT)
+            problems.append(Problem("MS301", text, fix=fix))
     if pattern := world.get(PATTERN):
         problems += _check_pattern(pattern, world.get("megatron") or megatron)
     rows = world.get("vocab_size")
@@ -128,6 +133,11 @@ def check_world(world: Mapping[str, Any], vocab_size: int, megatron: str | None)
         text = f"global batch size {batch} is not a multiple of micro batch size {part}"
         problems.append(Problem("MS302", text, fix=Fix.give_field("global_batch_size", -(-batch // part) * part)))
     return problems
+
+
+def without_effect(world: World) -> frozenset[str]:
+    """Return the fields that say nothing of the model that is built."""
+    return frozenset() if world.num_experts else frozenset(EXPERT_FIELDS)
 
 
 def check_layers(world: World, source: Callable[[str], str]) -> list[Problem]:

@@ -56,12 +56,12 @@ def test_the_rules_refuse_what_megatron_refuses(verdicts):
             continue
         values = {planned.override.argument: planned.override.value for planned in plan.overrides}
         for one in configurations.of_job(plan.world, TrainConfig()):
-            broken, undecided = rules.broken([one], values)
+            verdict = rules.judge([one], values)
             fields = resolve_name(one.kind).__dataclass_fields__
             put = {name: value for name, value in values.items() if name in fields}
-            assert not undecided
-            refused += bool(broken)
-            with pytest.raises((ValueError, AssertionError)) if broken else nullcontext():
+            assert not verdict.undecided
+            refused += bool(verdict.broken)
+            with pytest.raises((ValueError, AssertionError)) if verdict.broken else nullcontext():
                 replace(one, values={**one.values, **put}).made()
     assert refused > 2
 
