@@ -25,6 +25,8 @@ from mindspeed.problems.problem import Problem, RunError
 
 FOLDER: Final = "checkpoints"
 MANIFEST: Final = "mindspeed.json"
+REQUEST: Final = "job.yaml"
+"""The job file of a run; a checkpoint has that of the job which saved it."""
 FORMAT: Final = 1
 ESSENTIAL: Final = ("metadata.json", ".metadata")
 """Files without which Megatron loads no checkpoint."""

@@ -133,8 +133,11 @@ def make_job(
     """
     problems = CollectedProblems()
     saved = problems.collect(lambda: resuming.read_request(resume, registry.catalog_for(()).owners)) if resume else None
+    checkpoint = problems.collect(lambda: checkpoints.find_checkpoint(resume, step)) if resume else None
     notes: list[str] = []
     if saved and resume:
+        if checkpoint and (cut := resuming.check_request(resume, checkpoint, registry.catalog_for(()).owners)):
+            raise ResolutionError(cut)
         saved = replace(saved, layer=resuming.of_new_class(saved.layer, layers))
         kept, notes = resuming.keep_schedule(saved.train, request_text.merged(train))
         train = {resuming.RESUMED: {"run": resume, **kept}, **train}
@@ -151,7 +154,6 @@ def make_job(
         below, notes = [layer], [*left_out, *notes]
     layers = [*below, *layers]
     run = config.run or time.strftime("runs/%Y%m%d-%H%M%S")
-    checkpoint = problems.collect(lambda: checkpoints.find_checkpoint(resume, step)) if resume else None
     done = checkpoints.step_of(checkpoint) if checkpoint else 0
     plan, more = plan_run(RunRequest(layers, config, environment, vocab_size, done))
     problems += more
@@ -231,7 +233,7 @@ def write_job(job: Job, folder: str | Path | None = None) -> dict[str, str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         registry.write_plan(job.plan, folder / "plan.json")
-        (folder / "job.yaml").write_text(job.request, encoding="utf-8")
+        (folder / checkpoints.REQUEST).write_text(job.request, encoding="utf-8")
         fields = {name: getattr(job, name) for name in ("run", "data", "checkpoint", "request")}
         process = json.dumps({"config": job.config.model_dump(), **fields}, indent=2) + "\n"
         (folder / "process.json").write_text(process, encoding="utf-8")

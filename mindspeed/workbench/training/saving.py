@@ -27,6 +27,7 @@ from mindspeed.megatron.training_hook_wrappers import LoopState
 from mindspeed.problems.fixes import advice
 from mindspeed.problems.problem import Problem, RunError
 from mindspeed.workbench.training.checkpoints import (
+    REQUEST,
     Manifest,
     checkpoint_path,
     damaged,
@@ -69,6 +70,7 @@ def save(job: Job, state: TrainerState, data: str) -> None:
         if first:
             registry.write_plan(job.plan, partial / "plan.json")
             record_of(job.plan, registry.feature_classes(job.plan), registry.content_of(job.plan)).write(partial)
+            (partial / REQUEST).write_text(job.request, encoding="utf-8")
             layout, files = _layout(), file_sizes(partial)
             manifest = Manifest(state.step, state.samples, job.model, job.optimizer, data, layout, job.plan.digest, files)
             manifest.write(partial)

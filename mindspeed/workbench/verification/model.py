@@ -39,8 +39,6 @@ def model_config(recipe: Recipe) -> TransformerConfig:
     values: dict[str, Any] = {"perform_initialization": False, "deallocate_pipeline_outputs": True, "moe_aux_loss_coeff": 1e-2}
     if shape.multi_latent_attention:
         values |= LATENT | {"num_query_groups": shape.num_attention_heads}
-    if shape.num_experts:
-        values["moe_ffn_hidden_size"] = shape.ffn_hidden_size
     values |= {name: list(value) if isinstance(value, tuple) else value for name, value in shape.options}
     return gpt_configuration(World(recipe.world()), shape.dropout, **values).made()
 
