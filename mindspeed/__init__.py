@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from mindspeed._version import __version__
@@ -26,7 +25,9 @@ class _OldNames:
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if not name.startswith(self._prefix):
             return None
-        found = (entry.load()(name) for entry in entry_points(group="mindspeed.old_names"))
+        from mindspeed.plugins.found import allowed_entries
+
+        found = (entry.load()(name) for _, _, entry in allowed_entries("mindspeed.old_names"))
         return next((spec for spec in found if spec is not None), None)
 
 

@@ -19,7 +19,7 @@ from mindspeed.engine.runtime import rendezvous, session, uncaught
 from mindspeed.engine.runtime.session import ActivationReport
 from mindspeed.megatron_lm.given_arguments import argument_facts
 from mindspeed.megatron_lm.training_plan import plan_training, report_beside
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 
 
 def adapt(argv: MutableSequence[str]) -> ActivationReport | None:

@@ -30,22 +30,21 @@ from mindspeed.engine.runtime import rendezvous, session, uncaught
 from mindspeed.engine.runtime.effects import EffectReport
 from mindspeed.engine.runtime.session import ActivationReport, DeactivationReport, Surroundings, suspended
 from mindspeed.files.cache_folder import CACHE_VARIABLE
-from mindspeed.job.world import PLATFORMS
+from mindspeed.job.world import PLATFORMS, UnknownValue
 from mindspeed.memory_planner.budgets import within_budgets
 from mindspeed.ops.variants import public_functions
 from mindspeed.plugins.answers import answer
 from mindspeed.plugins.constraints import AUTO
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature, discover, features_beside_platforms
-from mindspeed.problems.fixes import Fix, in_python
-from mindspeed.problems.problem import MindSpeedError, PatchError, Problem, ResolutionError
+from mindspeed.plugins.found import PLUGINS_VARIABLE, unmatched
+from mindspeed.problems import Fix, MindSpeedError, PatchError, Problem, ResolutionError, in_python
 from mindspeed.process.tracing import trace, tracing
 from mindspeed.process.variables import Variables, unset_variables, variable_problems
 from mindspeed.process.watchdog import watched
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.targets import PatchTarget
-    from mindspeed.plugins.feature import Feature
-    from mindspeed.plugins.patches import Patch
+    from mindspeed.plugins import Feature, Patch
 
 __all__ = ["activate", "activate_from_environment", "catalog", "deactivate", "defaults", "plan", "resolve", "step", "suspended"]
 
@@ -113,11 +112,18 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
         if obstacle := build_obstacle(environment.platform):
             text = f"the C++ operators are not built, so operators use their plain-torch references; {obstacle}"
             layers.append(Layer("cache", notes=(PlanNote("warning", CACHE_VARIABLE, text),)))
+    if absent := unmatched(known.rows):
+        text = f"{', '.join(absent)}: no distribution with features has that name"
+        layers.append(Layer("plugins", notes=(PlanNote("warning", PLUGINS_VARIABLE, text),)))
     framework = Framework(base_features(environment.platform), _hook_patches, check_overrides, frozenset(OF_TRAINING))
     resolution = resolve_names(layers, known, environment, framework.base, has_variant, runs)
     if resolution.problems:
         raise ResolutionError(resolution.problems)
-    made = within_budgets(build_plan.build_plan(resolution, known, environment, framework), known)
+    try:
+        made = within_budgets(build_plan.build_plan(resolution, known, environment, framework), known)
+    except UnknownValue as unknown:
+        text = f"{unknown.field} is not set, but a feature of the plan needs it"
+        raise ResolutionError([Problem("MS302", text, fix=Fix.give_field(unknown.field))]) from None
     if tracing():  # the digest of a large plan takes a while
         trace("resolved", f"{', '.join(made.names) or 'no features'}; plan {made.digest}")
     return made
@@ -191,9 +197,9 @@ def feature_classes(plan: ActivationPlan) -> dict[str, type[Feature[Any]]]:
     return {name: known.feature(name) for name in plan.names if name in known.usable}
 
 
-def process_variables(plan: ActivationPlan) -> dict[str, str]:
+def process_variables(plan: ActivationPlan, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables that a launcher gives the processes of a plan, in addition to those of the launcher."""
-    return unset_variables(_variables_of(plan, feature_classes(plan)).values(), os.environ)
+    return unset_variables(_variables_of(plan, feature_classes(plan)).values(), environ)
 
 
 def _variables_of(plan: ActivationPlan, classes: Mapping[str, type[Feature[Any]]]) -> dict[str, Variables]:

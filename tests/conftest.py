@@ -1,6 +1,7 @@
 """Fixtures of the whole test run: one pool of worker processes, and the proof that runs in it."""
 
 import gc
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,9 @@ settings.register_profile("ours", deadline=None)  # a busy machine is no failure
 settings.load_profile("ours")
 
 ROOT = Path(__file__).resolve().parents[1]
+DISTRIBUTIONS: Final = ROOT / "tests" / "distributions"
+"""Metadata of packages that tests have installed."""
+sys.path.append(str(DISTRIBUTIONS))
 
 
 BROKER: Final = pytest.StashKey[SharedBroker]()
@@ -31,7 +35,7 @@ class OwnsBroker:
     """Keeps one broker for all processes of the test run, in the process that starts the others."""
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.stash[BROKER] = SharedBroker(search_path=[str(ROOT)])
+        config.stash[BROKER] = SharedBroker(search_path=[str(ROOT), str(DISTRIBUTIONS)])
 
     def pytest_configure_node(self, node: Any) -> None:
         node.workerinput["broker"] = node.config.stash[BROKER].address

@@ -10,7 +10,6 @@ from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
 from mindspeed import registry
-from mindspeed.problems.problem import MindSpeedError
 
 SIZES: Final = ("tp", "pp", "cp", "ep", "vpp")
 EXPERTS: Final = ("num_experts", "router_topk", "moe_ffn_hidden_size", "shared_expert_hidden_size", "grouped_experts")
@@ -62,7 +61,11 @@ def _shapes(seed: int, pick: random.Random) -> Iterator[DrawnJob]:
             continue
         vpp = pick.choice((1, 1, 2, 3)) if pp > 1 else 1
         world = {
-            **{"world_size": ranks, "tp": tp, "pp": pp, "cp": cp, "vpp": vpp},
+            "world_size": ranks,
+            "tp": tp,
+            "pp": pp,
+            "cp": cp,
+            "vpp": vpp,
             "num_layers": pick.choice((1, 2, 3, 4, 6, 8, 12)),
             "hidden_size": heads * pick.choice((8, 16, 24)),
             "num_attention_heads": heads,

@@ -23,7 +23,7 @@ from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.job_file import load_job_file
 from mindspeed.engine.resolution.request import layer_from_environment
 from mindspeed.job.fields import FIELDS
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from mindspeed.workbench.training.checkpoints import MANIFEST, read_manifest
 
 SECONDS = 20.0

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from mindspeed.cli import main
 from mindspeed.megatron.indexed_data import read_index
 from mindspeed.ops import build_cache
 from mindspeed.plugins.found import installed
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from mindspeed.workbench.training.corpus import prepare
 from tests.ops.built import pretend_built
 
@@ -317,4 +318,16 @@ def test_other_variables(tmp_path, mark, monkeypatch):
         done = mindspeed("features", "check", "recompute")
         assert "Traceback" not in done.output
         monkeypatch.delenv(name)
+    assert not mark.exists()
+
+
+def test_settings_that_take_text(tmp_path, mark, monkeypatch):
+    """No setting of any feature imports a module that it names."""
+    (tmp_path / "named_by_a_setting.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    catalog = registry.catalog()
+    for name in catalog.names:
+        for setting in catalog.feature(name).Args.model_fields:
+            with suppress(MindSpeedError):
+                registry.plan([name], settings={name: {setting: "named_by_a_setting:run"}}, platform="cpu")
     assert not mark.exists()

@@ -131,7 +131,7 @@ def verified(names: Sequence[str], dry: bool) -> Iterator[tuple[str, str]]:
     import torch
 
     from mindspeed.engine.resolution.request import Layer
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
     from mindspeed.workbench.verification.case import build_case
     from mindspeed.workbench.verification.harness import verify
     from mindspeed.workbench.verification.pool import WorkerPool

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import MindSpeedError, Problem
 from mindspeed.workbench.lint.judgement import CheckedJob, check_jobs
 from mindspeed.workbench.lint.launched_command import LaunchedCommand, command_of_words, commands_of_file
 from mindspeed.workbench.lint.upstream.process import Checkout, find_checkout

@@ -23,7 +23,7 @@ from mindspeed.job.world import FIELDS
 from mindspeed.plugins.conditions import Condition, ModelCondition
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
-from mindspeed.problems.fixes import filled, on_command_line
+from mindspeed.problems import filled, on_command_line
 
 ROOT: Final = Path(__file__).parents[1] / "mindspeed"
 LONGEST: Final = 25  # words of a sentence

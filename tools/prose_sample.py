@@ -30,8 +30,8 @@ from mindspeed.plugins.conditions import Condition
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOK_CLASSES
+from mindspeed.problems import filled, on_command_line
 from mindspeed.problems import fixes as fix_names
-from mindspeed.problems.fixes import filled, on_command_line
 from mindspeed.workbench.pages.features import MODEL, sentence, type_text
 from tools.prose import literal
 

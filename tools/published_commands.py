@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.resolution.environment import made_up
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import MindSpeedError, Problem
 from mindspeed.workbench.lint.dry_run import plan_command
 from mindspeed.workbench.lint.launched_command import LaunchedCommand, training_commands
 

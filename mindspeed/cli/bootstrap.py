@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Final, NoReturn
 
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 
 MODULE: Final = "-m"
 """First word of a program that is a module, as for Python itself."""
@@ -80,10 +80,22 @@ def _become(words: Sequence[str]) -> None:
 
         rendezvous.report_failure(error)
         raise
+    except SystemExit as end:
+        if end.code:
+            _abandon_proof()
+        raise
     except (Exception, KeyboardInterrupt) as error:
+        _abandon_proof()
         frame = error.__traceback__.tb_next if error.__traceback__ is not None else None
         sys.excepthook(type(error), error.with_traceback(frame), frame)
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _abandon_proof() -> None:
+    from mindspeed.engine.runtime import session
+
+    if (active := session.current()) is not None:
+        active.proof.abandon()
 
 
 def _script_program(script: str) -> tuple[CodeType, ModuleType]:

@@ -16,11 +16,11 @@ from mindspeed.cli.feature_check import device_memory_option, plan_of_job, requi
 from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 from mindspeed.cli.training_command import WORDS, PlansCommands, RuleOptions, plans_of_launched, rules_options
-from mindspeed.problems.fixes import CommandLine, on_command_line
+from mindspeed.problems import CommandLine, on_command_line
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
-    from mindspeed.problems.problem import MindSpeedError, Problem
+    from mindspeed.problems import MindSpeedError, Problem
     from mindspeed.workbench.lint.launched_command import LaunchedCommand
     from mindspeed.workbench.lint.traps import Trap
 
@@ -106,7 +106,7 @@ def check(
 
 
 def _checked(request: Request, paths: tuple[str, ...], rules: RuleOptions) -> list[CheckedCommand]:
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
     from mindspeed.workbench.lint.launched_command import command_of_words, commands_of_file
 
     words: list[str] | None = click.get_current_context().meta.get(WORDS)
@@ -135,7 +135,7 @@ def _of_command(
     command: LaunchedCommand, plan: ActivationPlan | MindSpeedError, traps: list[Trap], judge: str
 ) -> CheckedCommand:
     from mindspeed.megatron_lm.command_line_fixes import MegatronCommandLine
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
     from mindspeed.workbench.lint.traps import STOPS
 
     passing = tuple(trap for trap in traps if trap.consequence != STOPS)
@@ -150,7 +150,7 @@ def _of_command(
 
 def _with_memory(one: CheckedCommand, device_memory: int | None) -> CheckedCommand:
     """Add the stages that need more memory than a device has to the problems of a command."""
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
 
     try:
         if one.plan is not None:
@@ -182,7 +182,7 @@ def _started(checked: list[CheckedCommand], request: Request, rules: RuleOptions
 
 def _planned(request: Request) -> CheckedCommand:
     """Check a job file, or the job that options describe."""
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
 
     try:
         return CheckedCommand(request.layers[0].source, 0, "job", plan=plan_of_job(request))
@@ -287,7 +287,7 @@ def _escaped(text: str, more: str = "") -> str:
 
 def _sarif(checked: list[CheckedCommand]) -> str:
     """A log of SARIF 2.1.0 with one run."""
-    from mindspeed.problems.problem import error_codes
+    from mindspeed.problems import error_codes
 
     results = [_result(problem.code, "error", _text(one, problem), one, line) for one, problem, line in _located(checked)]
     for one, trap in _traps(checked):

@@ -33,7 +33,7 @@ class Starts:
         self._stack.close()
 
     def job(self, plan: ActivationPlan) -> None:
-        """Start the job of ``mindspeed pretrain`` that the request describes. Raises MindSpeedError with what a rank refuses."""
+        """Start the requested job of ``mindspeed pretrain``. Raises MindSpeedError with what a rank refuses."""
         from mindspeed.workbench.start import trainer_start
         from mindspeed.workbench.training.config import JOB_FILE
         from mindspeed.workbench.training.job import make_job

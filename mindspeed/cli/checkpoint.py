@@ -12,7 +12,7 @@ import click
 from mindspeed.cli.lazy import Group
 from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_json, print_result, print_table, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, request_options
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.checkpoint_layers import LayerKind
@@ -38,7 +38,7 @@ def list_(run: str) -> None:
     The column state shows ok when every file of the checkpoint exists and has the size that it was saved with. To check
     the contents too, use mindspeed checkpoint verify.
     """
-    from mindspeed.problems.problem import RunError
+    from mindspeed.problems import RunError
     from mindspeed.workbench.training.checkpoints import checkpoint_path, find_checkpoint, read_manifest, saved_steps
 
     find_checkpoint(run)
@@ -136,7 +136,7 @@ def verify(path: str, step: int | None) -> None:
     CHECKPOINT is the folder of a checkpoint, or of a run, whose newest checkpoint is used. The exit status is 1 when a file
     or a tensor is damaged, and the output names each of them.
     """
-    from mindspeed.problems.problem import RunError
+    from mindspeed.problems import RunError
     from mindspeed.workbench.training.checkpoints import checkpoint_at, damaged, damages, file_sizes, read_manifest
 
     folder = checkpoint_at(path, step)
@@ -165,7 +165,7 @@ def diff(request: Request, path: str, step: int | None) -> None:
     """
     from mindspeed import registry
     from mindspeed.engine.planning.checkpoint_state import FILE, changes, read_record
-    from mindspeed.problems.problem import Problem, RunError
+    from mindspeed.problems import Problem, RunError
     from mindspeed.workbench.training.checkpoints import MANIFEST, check_manifest, checkpoint_at, read_manifest
     from mindspeed.workbench.training.shape import asked_model, saved_layer
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.cli.request_options import JobCommand, names_argument, names_option
-from mindspeed.problems.near_names import suggestion
+from mindspeed.cli.request_options import FeatureNames, JobCommand, names_option, spelled_names
+from mindspeed.problems import suggestion
 
 if TYPE_CHECKING:
     from mindspeed.plugins.discovery import Catalog
@@ -23,8 +23,13 @@ PAGES: Final = Path(__file__).parents[1] / "pages"
 """A link to the guides of ``docs/`` in a checkout; the wheel of a release has the made pages there as well."""
 
 
+def _page_names(ctx: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
+    """Read names of pages, each of which may be the path of its file."""
+    return spelled_names(Path(word).stem if word.endswith(".md") else word for word in words)
+
+
 @click.command()
-@names_argument("[PAGE]...")
+@click.argument("names", metavar="[PAGE]...", nargs=-1, type=FeatureNames(), callback=_page_names)
 @names_option("--features", help="Print the pages of these features")
 @click.option("--write", "folder", type=click.Path(file_okay=False, path_type=Path), help="Write every page into this folder")
 @click.option("--built-in", is_flag=True, help="Skip features of other packages")
@@ -64,7 +69,7 @@ def _list_guides() -> None:
 def _texts(names: Sequence[str], built_in: bool) -> dict[str, str]:
     """The text of each page. Raises UsageError for an unknown name, and MindSpeedError for a feature that does not load."""
     from mindspeed.plugins.discovery import discover
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
 
     guides, made = _guides(), reference()
     wanted = [name for name in names if name not in guides and name not in made]
@@ -101,7 +106,7 @@ def _write(folder: Path, built_in: bool) -> None:
     """Write the whole reference. Raises MindSpeedError where a built-in feature does not load: its page would be removed."""
     from mindspeed.files.text_files import write_files
     from mindspeed.plugins.discovery import BUILT_IN, discover
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
     from mindspeed.workbench.pages.features import feature_page
 
     catalog = discover(only=() if built_in else None)

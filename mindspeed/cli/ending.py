@@ -11,8 +11,7 @@ from typing import Final
 import click
 
 from mindspeed.cli.output import PROBLEMS
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Problem, advice
 
 INTERRUPTED: Final = 128 + signal.SIGINT
 """Exit status of a command that Ctrl-C ends, as a shell has it."""

@@ -41,8 +41,7 @@ def _show_symptoms(text: str) -> None:
 
 def show_code(code: str) -> None:
     """Print the paragraph of a code. Raises UsageError for one that does not exist."""
-    from mindspeed.problems.near_names import near_names, suggestion
-    from mindspeed.problems.problem import error_codes
+    from mindspeed.problems import error_codes, near_names, suggestion
 
     codes, code = error_codes(), code.upper()
     if code not in codes:

@@ -55,7 +55,7 @@ def require_memory(plan: ActivationPlan, device_memory: int | None) -> None:
     if device_memory is None:
         return
     from mindspeed.memory_planner.plans import over_budget
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
     from mindspeed.registry import catalog
 
     if problems := over_budget(plan, catalog(), device_memory / 2**20):

@@ -123,7 +123,7 @@ def _active_json(explanation: Explanation, feature: Any, count: int) -> dict[str
 
 
 def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, name: str) -> None:
-    from mindspeed.problems.problem import Problem, ResolutionError
+    from mindspeed.problems import Problem, ResolutionError
 
     row = next((row for row in known.rows if row.name == name), None)
     if row is None:

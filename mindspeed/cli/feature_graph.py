@@ -10,16 +10,7 @@ import click
 
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
-from mindspeed.plugins.conditions import ModelCondition
-from mindspeed.plugins.constraints import (
-    After,
-    Before,
-    Conflicts,
-    Requires,
-    RequiresAny,
-    RequiresCapability,
-    RequiresSlot,
-)
+from mindspeed.plugins import After, Before, Conflicts, ModelCondition, Requires, RequiresAny, RequiresCapability, RequiresSlot
 
 if TYPE_CHECKING:
     from mindspeed.plugins.feature import Feature

@@ -14,10 +14,10 @@ import click
 
 from mindspeed._version import __version__
 from mindspeed.cli.output import json_option, print_result
-from mindspeed.problems.fixes import Fix, advice
+from mindspeed.problems import Fix, advice
 
 if TYPE_CHECKING:
-    from mindspeed.problems.problem import Problem
+    from mindspeed.problems import Problem
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 KINDS: Final = {"patch": ("feature",), "hook": ("feature", "hook"), "op": ("feature", "op")}
@@ -75,7 +75,7 @@ def new(name: str, kind: str, package: bool, into: Path | None, folder: Path) ->
     tests pass. Replace the algorithm, and the reference implementation with which the test compares it.
     """
     from mindspeed.files.text_files import write_files
-    from mindspeed.problems.problem import MindSpeedError, Problem
+    from mindspeed.problems import MindSpeedError, Problem
 
     if package and into is not None:
         raise click.UsageError("--package creates a distribution, but --into adds to an existing one; give only one of them")
@@ -165,7 +165,7 @@ def _class_name(name: str) -> str:
 def _name_problems(name: str) -> list[Problem]:
     """A name that is malformed, a word of Python, or taken."""
     from mindspeed.plugins.found import installed
-    from mindspeed.problems.problem import Problem
+    from mindspeed.problems import Problem
 
     if not _NAME.fullmatch(name):
         text = f"the feature name {name!r} does not consist of lower-case words joined by dashes"

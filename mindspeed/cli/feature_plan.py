@@ -15,7 +15,11 @@ from mindspeed.cli.terminal import wrapped
 _HINT: Final = "--all shows patches, notes and the base plan; --why NAME explains one feature"
 
 
-@click.command(cls=JobCommand)
+class _PlanCommand(JobCommand):
+    in_check = ("--plan",)
+
+
+@click.command(cls=_PlanCommand)
 @names_argument("[NAME]...")
 @click.option(
     "--all",

@@ -15,7 +15,7 @@ from mindspeed.engine.resolution.setting_validation import flag
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,11 @@ _RENDEZVOUS: Final = {
 }
 _OPTIONS: Final[dict[str, click.Option]] = {
     "nproc": click.Option(
-        ["--nproc"], type=click.IntRange(1), default=1, metavar="N", help="Number of processes on this node  [default: 1]"
+        ["--nproc", "--nproc-per-node", "nproc"],
+        type=click.IntRange(1),
+        default=1,
+        metavar="N",
+        help="Number of processes on this node  [default: 1]",
     ),
     "nnodes": click.Option(["--nnodes"], type=click.IntRange(1), metavar="N", help="Number of nodes of the job  [default: 1]"),
     **{

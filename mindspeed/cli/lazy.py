@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from mindspeed.problems.near_names import near_names, suggestion
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError, near_names, suggestion
 from mindspeed.process.gc_pause import collector_paused
 
 if TYPE_CHECKING:
@@ -46,10 +45,10 @@ class Group(click.Group):
         found: dict[str, list[Extension]] = {}
         for extension in extensions(self.entry_points):
             found.setdefault(extension.name, []).append(extension)
-        return {name: providers for name, providers in found.items() if name not in self.lazy}
+        return found
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self.lazy, *self.commands, *self.added()]
+        return list(dict.fromkeys((*self.lazy, *self.commands, *self.added())))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.lazy:
@@ -62,14 +61,14 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         verbs, added = self.list_commands(ctx), self.added()
-        sections = {
-            "Commands": [verb for verb in verbs if verb not in (*self.developer, *added)],
-            "Commands for developers": list(self.developer),
-            "Commands of other packages": list(added),
+        own = {verb: self.get_command(ctx, verb) for verb in verbs if verb in self.lazy or verb not in added}
+        sections: dict[str, list[tuple[str, click.Command | None]]] = {
+            "Commands": [(verb, command) for verb, command in own.items() if verb not in self.developer],
+            "Commands for developers": [(verb, own[verb]) for verb in self.developer],
+            "Commands of other packages": [(verb, _command_of(providers, verb in own)) for verb, providers in added.items()],
         }
         limit = formatter.width - 6 - max(map(len, verbs), default=0)
-        for title, members in sections.items():
-            commands = [(verb, self.get_command(ctx, verb)) for verb in members]
+        for title, commands in sections.items():
             if rows := [(verb, command.get_short_help_str(limit)) for verb, command in commands if command is not None]:
                 with formatter.section(title):
                     formatter.write_dl(rows)
@@ -82,10 +81,15 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _command_of(providers: Sequence[Extension]) -> click.Command:
-    """Import the verb of a package. Where that fails, or several packages provide it, the problem is what the verb does."""
+def _command_of(providers: Sequence[Extension], is_built_in: bool = False) -> click.Command:
+    """Import the verb of a package.
+
+    Where that fails, or mindspeed or several packages provide one of its name, the problem is what the verb does.
+    """
     extension = providers[0]
     try:
+        if is_built_in:
+            raise extension.broken("MS102", "has the name of a command of mindspeed")
         if len(providers) > 1:
             named = " and ".join(f"{one.distribution} {one.version}" for one in providers)
             raise extension.broken("MS102", f"is not the only command of its name: {named} provide it")

@@ -9,7 +9,7 @@ import click
 from mindspeed.cli.output import end, exit_code, json_option, print_result
 from mindspeed.cli.request_options import FeatureNames, Request, request_options, spelled_names
 from mindspeed.cli.training_command import WORDS, PlansCommands, RuleOptions, plan_of_launched, rules_options
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix
 
 
 @click.command(cls=PlansCommands)
@@ -47,7 +47,7 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
     from mindspeed.job.world import PARALLEL_SIZES
     from mindspeed.megatron_lm.given_arguments import argument_facts
     from mindspeed.ops.availability import can_run
-    from mindspeed.problems.problem import MindSpeedError, Problem
+    from mindspeed.problems import MindSpeedError, Problem
     from mindspeed.workbench.lint.launched_command import command_of_file, command_of_words
     from mindspeed.workbench.lint.locked_command import COMMAND, importable, locked_command
     from mindspeed.workbench.training.request_text import job_file

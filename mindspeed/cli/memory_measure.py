@@ -11,8 +11,7 @@ from mindspeed import registry
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import COMMAND_LINE, JobCommand, Request, names_argument, request_options
 from mindspeed.memory_planner.plans import repeats, stages_of
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem, ResolutionError
+from mindspeed.problems import Fix, Problem, ResolutionError
 
 if TYPE_CHECKING:
     from mindspeed.memory_planner.stages import Stage

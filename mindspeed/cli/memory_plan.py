@@ -31,15 +31,15 @@ _KEYS: Final = ("name", "bytes", "live", "held", "by")
 
 @click.command(cls=FullJobCommand)
 @names_argument("[NAME]...")
-@click.option(
-    "--budget-mib", "budget", type=click.FloatRange(0, min_open=True), metavar="MIB", help="Device memory of a rank in MiB"
-)
+@click.option("--budget-mib", type=click.FloatRange(0, min_open=True), metavar="MIB", help="Device memory of a rank in MiB")
 @click.option("--dropout/--no-dropout", help="Assume that the model uses dropout  [default: no]")
 @click.option("--all", "whole", is_flag=True, help="Show every tensor of every stage")
 @html_option("a memory bar for each stage, and a table of its tensors,")
 @request_options
 @json_option
-def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout: bool, whole: bool, html: Path | None) -> None:
+def plan(
+    request: Request, names: tuple[str, ...], budget_mib: float | None, dropout: bool, whole: bool, html: Path | None
+) -> None:
     """Estimate the peak memory of each pipeline stage.
 
     The estimate covers weights, gradients, optimizer states and every tensor that layers keep for backward. Layers of
@@ -50,10 +50,10 @@ def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout
 
     made, known = request.naming(names).plan_of_run(), catalog()
     foretold = stages_of(made, known, dropout)
-    fits = budget is None or max(stage.peak for stage in foretold) <= budget * MIB
+    fits = budget_mib is None or max(stage.peak for stage in foretold) <= budget_mib * MIB
     if html is not None:
         write_page(html, memory_page(foretold))
-    cheapest = [] if fits or budget is None else _cheapest(request, names, made, known, dropout, budget)
+    cheapest = [] if fits or budget_mib is None else _cheapest(request, names, made, known, dropout, budget_mib)
     if wants_json():
         rows = [
             {"stage": s.stage, "rows": [{key: getattr(row, key) for key in _KEYS} for row in s.rows], "peak": s.peak}
@@ -67,7 +67,7 @@ def plan(request: Request, names: tuple[str, ...], budget: float | None, dropout
             print_table(_TENSORS, [_tensor(row) for row in stage.rows])
         if not fits:
             advice = f"add --features {','.join(cheapest)}" if cheapest else "no combination of features makes it fit"
-            click.echo(f"the largest peak exceeds {budget:g} MiB; {advice}")
+            click.echo(f"the largest peak exceeds {budget_mib:g} MiB; {advice}")
     end(0 if fits else PROBLEMS)
 
 
@@ -115,7 +115,7 @@ def _cheapest(
 ) -> list[str]:
     """Return the features that make every stage fit and move the fewest bytes, none where nothing does."""
     from mindspeed.plugins.answers import implements
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
 
     able = (name for name in sorted(known.usable) if implements(known.feature(name), "saved_tensors"))
     movers = [name for name in able if name not in made.names and known.specs[name].idle_size(made.world) is None]
@@ -156,7 +156,7 @@ def pairs(request: Request, names: tuple[str, ...]) -> None:
 
 def _refusal(request: Request, first: str, second: str) -> str:
     """The problems of a pair, none where both can be active."""
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
 
     try:
         request.naming((first, second)).plan_of_run()

@@ -50,8 +50,8 @@ def build(force: bool, optional: bool, verbose: bool) -> None:
     wait. Without the library, operators use their plain-torch references, which are slower.
     """
     from mindspeed.ops import building
-    from mindspeed.ops.sources import operator_files
-    from mindspeed.problems.problem import PlatformError
+    from mindspeed.ops.variants import operator_files
+    from mindspeed.problems import PlatformError
 
     if not operator_files(SOURCES):
         nothing = f"nothing to build: {SOURCES / 'cpu'} contains no C++ sources"

@@ -13,8 +13,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
-from mindspeed.problems.fixes import CommandLine, on_command_line
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import CommandLine, Problem, on_command_line
 
 OK: Final = 0
 PROBLEMS: Final = 1

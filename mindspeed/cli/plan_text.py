@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mindspeed.cli.terminal import bold, columns, fitted, rows_of_cells, wrapped
-from mindspeed.problems.fixes import CommandLine, on_command_line
+from mindspeed.problems import CommandLine, on_command_line
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan, PlannedPatch

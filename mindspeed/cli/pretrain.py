@@ -18,7 +18,7 @@ from mindspeed.cli.output import OK, end, json_option, print_alone, print_proble
 from mindspeed.cli.plan_text import as_lines, brief_lines
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, names_argument, request_options
 from mindspeed.engine.resolution.setting_validation import flag
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def pretrain(
     if step is not None and resume is None:
         raise click.UsageError("--step selects a checkpoint of the run that --resume continues")
     from mindspeed.engine.runtime.launch import joined
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
     from mindspeed.workbench.training.job import make_job
 
     request = request.naming(names)
@@ -170,7 +170,7 @@ def _changes(job: Job) -> Iterator[str]:
 
 
 def _check_shared_folder(job: Job) -> None:
-    from mindspeed.problems.problem import MindSpeedError, Problem
+    from mindspeed.problems import MindSpeedError, Problem
 
     if job.config.run is None:
         text = "processes that are started separately must use the same run folder"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from shlex import join
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mindspeed.engine.resolution.environment import Environment
     from mindspeed.engine.resolution.request import Layer
     from mindspeed.plugins.discovery import Catalog
-    from mindspeed.problems.problem import Problem
+    from mindspeed.problems import Problem
 
 COMMAND_LINE: Final = "command line"
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -35,6 +35,9 @@ class SizeOption(JobOption):
     """A size of the job or a part of the model's shape."""
 
 
+_TYPED: Final = "mindspeed.typed"
+_IN_CHECK: Final = {"device_memory": "--device-memory", "budget_mib": "--device-memory"}
+"""Values of verbs that ``mindspeed check`` has as well, and its options for them, beside the options of a job."""
 TITLES: Final = {click.Option: "Options", JobOption: "Job", SizeOption: "Sizes of the job and shape of the model"}
 
 
@@ -42,6 +45,12 @@ class JobCommand(click.Command):
     """A verb with a job: its help shows specific options first. Only `FullJobCommand` lists the sizes."""
 
     lists_sizes = False
+    in_check: Sequence[str] = ()
+    """Options by which ``mindspeed check`` does for a training command what the verb does for a job."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_TYPED] = list(args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows: dict[type[click.Parameter], list[tuple[str, str]]] = {kind: [] for kind in TITLES}
@@ -80,9 +89,7 @@ class FeatureNames(click.ParamType):  # type: ignore[type-arg]
 
 def unknown_feature(known: Catalog, name: str) -> Problem:
     """Return the MS201 of a name that no feature has."""
-    from mindspeed.problems.fixes import advice
-    from mindspeed.problems.near_names import suggestion
-    from mindspeed.problems.problem import Problem
+    from mindspeed.problems import Problem, advice, suggestion
 
     fix = advice(suggestion(known.near(name), "mindspeed features list shows every name"))
     return Problem("MS201", f"the feature {name!r} does not exist", (name,), where=COMMAND_LINE, fix=fix)
@@ -96,9 +103,9 @@ def split_words(ctx: click.Context, parameter: click.Parameter, words: tuple[str
     if any(word.startswith("-") for word in words):
         first = list(takewhile(_is_feature, words))
         features = ["--features", ",".join(first)] if first else []
-        refuse_command(["--", *words[len(first) :], *features])
+        refuse_command(ctx, ["--", *words[len(first) :], *features])
     elif scripts := list(filter(_is_of_command, words)):
-        refuse_command(["--", *scripts] if any(word.endswith(".py") for word in scripts) else scripts)
+        refuse_command(ctx, ["--", *scripts] if any(word.endswith(".py") for word in scripts) else scripts)
     names = spelled_names(words)
     if value := next((name for name in names if name in ("true", "false") or name.isdecimal()), None):
         text = f"{value!r} is not a feature; a switch takes no value: use --NAME to switch it on and --no-NAME to switch it off"
@@ -132,14 +139,31 @@ def _is_of_command(word: str) -> bool:
     return "/" in word or word.endswith((".sh", ".json", ".py")) or (os.path.isdir(word) and not _is_feature(word))
 
 
-def refuse_command(words: Iterable[str]) -> NoReturn:
+def refuse_command(ctx: click.Context, words: Iterable[str]) -> NoReturn:
     """Raise UsageError with the line to type for a command, script or folder in the place of feature names."""
-    raise click.UsageError(f"this verb takes feature names; for a training command use: mindspeed check {join(words)}")
+    line = join(["mindspeed", "check", *_words_for_check(ctx), *words])
+    raise click.UsageError(f"this verb takes feature names; for a training command use: {line}")
+
+
+def _words_for_check(ctx: click.Context) -> Iterator[str]:
+    """Yield the options of a command line of another verb that ``mindspeed check`` has too."""
+    if not isinstance(ctx.command, JobCommand):
+        return
+    yield from ctx.command.in_check
+    typed = ctx.command.make_parser(ctx).parse_args(list(ctx.meta[_TYPED]))[0]
+    for option in ctx.command.params:
+        name = _IN_CHECK.get(option.name or "", option.opts[-1] if isinstance(option, JobOption) else "")
+        for value in _listed(typed.get(option.name)) if name else ():
+            yield from (name, value) if isinstance(value, str) else [name if value else option.secondary_opts[-1]]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _refuse_script(ctx: click.Context, parameter: click.Parameter, file: str | None) -> None:
     if file is not None:
-        refuse_command([file])
+        refuse_command(ctx, [file])
 
 
 former_script_option = click.option("--script", hidden=True, expose_value=False, callback=_refuse_script)
@@ -260,7 +284,7 @@ def _request(options: Mapping[str, Any]) -> Request:
     Raises ResolutionError with every unreadable part of the three.
     """
     from mindspeed.engine.resolution.request import JobFile, layer_from_environment
-    from mindspeed.problems.problem import CollectedProblems, ResolutionError
+    from mindspeed.problems import CollectedProblems, ResolutionError
 
     def job_file() -> JobFile:
         from mindspeed.engine.resolution.job_file import load_job_file

@@ -57,7 +57,7 @@ def run(request: Request, processes: Processes, lock: str | None, is_module: boo
     _check_program(words)
     from mindspeed.cli import bootstrap
     from mindspeed.engine.runtime.launch import joined
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
     from mindspeed.workbench.diagnostics import doctor
 
     if missing := doctor.problems():

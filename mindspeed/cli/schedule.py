@@ -11,8 +11,7 @@ import click
 from mindspeed.cli.lazy import Group
 from mindspeed.cli.output import html_option, json_option, print_result, write_page
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem
 
 if TYPE_CHECKING:
     from mindspeed.pipeline.drawing import Timeline

@@ -14,7 +14,7 @@ from mindspeed.cli.request_options import JobCommand, Request, gather_options
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
     from mindspeed.workbench.lint.judgement import CheckedJob
     from mindspeed.workbench.lint.launched_command import LaunchedCommand
     from mindspeed.workbench.lint.traps import Trap
@@ -77,7 +77,7 @@ _NO_RULES: Final = (
 
 def plan_of_launched(request: Request, command: LaunchedCommand, rules: RuleOptions) -> ActivationPlan:
     """The plan of a training command that was found. Raises MindSpeedError with every problem."""
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
 
     ((plan, *_),) = plans_of_launched(request, [command], rules)
     if isinstance(plan, MindSpeedError):

@@ -22,7 +22,7 @@ from mindspeed.cli.request_options import (
     unknown_feature,
 )
 from mindspeed.cli.terminal import on_terminal
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix
 
 if TYPE_CHECKING:
     from mindspeed.workbench.tuning.job import CountBytes, SearchJob
@@ -140,7 +140,7 @@ def tune(
 
 def _require_known(request: Request) -> None:
     """Raise ResolutionError with each requested name that no feature has; a search would only find no layout."""
-    from mindspeed.problems.problem import ResolutionError
+    from mindspeed.problems import ResolutionError
     from mindspeed.registry import catalog_for
 
     asked = list(dict.fromkeys(name for layer in request.layers for name in layer.features))
@@ -150,7 +150,7 @@ def _require_known(request: Request) -> None:
 
 
 def _ranks(request: Request) -> int:
-    from mindspeed.problems.problem import Problem, ResolutionError
+    from mindspeed.problems import Problem, ResolutionError
     from mindspeed.workbench.training.shape import given_world
 
     if not (given := given_world(request.layers).get("world_size")):
@@ -160,7 +160,7 @@ def _ranks(request: Request) -> int:
 
 def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: float, limit: float) -> Machine:
     """The machine of the store, measured further where asked for; without measurements, orders of magnitude."""
-    from mindspeed.problems.problem import Problem, RunError
+    from mindspeed.problems import Problem, RunError
     from mindspeed.workbench.tuning.measure import measure
     from mindspeed.workbench.tuning.time import DEFAULTS, Machine, fit
 
@@ -188,7 +188,7 @@ def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: flo
 
 
 def _local_ranks(job: SearchJob) -> int:
-    from mindspeed.problems.problem import Problem, RunError
+    from mindspeed.problems import Problem, RunError
 
     ranks, cores = int(job.model["world_size"]), os.cpu_count() or 1
     if job.environment.platform == "cpu" and ranks > cores:
@@ -201,7 +201,7 @@ def _local_ranks(job: SearchJob) -> int:
 @contextmanager
 def _dry_runs(job: SearchJob) -> Iterator[CountBytes]:
     """Count the bytes of a configuration by dry runs, one rank of each pipeline stage."""
-    from mindspeed.problems.problem import Problem, ResolutionError
+    from mindspeed.problems import Problem, ResolutionError
     from mindspeed.workbench.verification.case import with_few_micro_batches
     from mindspeed.workbench.verification.pool import WorkerPool
     from mindspeed.workbench.verification.shape import recipe_of

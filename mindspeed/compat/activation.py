@@ -28,13 +28,10 @@ from mindspeed.engine.runtime import session
 from mindspeed.engine.runtime.rendezvous import place_in
 from mindspeed.job.world import FIELDS, World
 from mindspeed.megatron_lm.argument_layers import declared_flags
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Stability, hookimpl
 from mindspeed.plugins.answers import answer
 from mindspeed.plugins.discovery import BUILT_IN, DiscoveredFeature
-from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability
-from mindspeed.plugins.hookspecs import hookimpl
-from mindspeed.plugins.patches import Patch
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError
+from mindspeed.problems import Fix, MindSpeedError, Problem, ResolutionError
 
 SOURCE: Final = "old names"
 """Source of values in a plan that came in through the old Python names."""

@@ -16,14 +16,22 @@ from mindspeed.compat.arguments import namespace_of
 from mindspeed.compat.feature import MindSpeedFeature
 from mindspeed.compat.patches import MindSpeedPatchesManager
 from mindspeed.compat.registrations import Registration, require_patches
-from mindspeed.job.world import UnknownValue, World
-from mindspeed.plugins.conditions import Condition, condition
-from mindspeed.plugins.constraints import After
-from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Numerics, Stability
-from mindspeed.plugins.hookspecs import hookimpl
-from mindspeed.plugins.patches import Patch
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.plugins import (
+    After,
+    Category,
+    Condition,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Numerics,
+    Patch,
+    Stability,
+    UnknownValue,
+    World,
+    condition,
+    hookimpl,
+)
+from mindspeed.problems import Fix, MindSpeedError, Problem, advice
 
 PREFIX: Final = "compat:"
 """Every feature in MindSpeed's form has it before its name, so that it never shadows one of ours."""

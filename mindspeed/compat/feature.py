@@ -8,9 +8,7 @@ from typing import Any
 
 from mindspeed.compat.old_flags.flags import BY_DEST, OLD_FLAGS, register_old_flags
 from mindspeed.plugins.feature import Feature
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.near_names import near_names, suggestion
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem, advice, near_names, suggestion
 
 
 class MindSpeedFeature:

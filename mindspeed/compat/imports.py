@@ -14,9 +14,7 @@ from typing import Any, Final
 from mindspeed.compat.moved import moved_spec
 from mindspeed.compat.old_modules import OLD_MODULES, replacement
 from mindspeed.compat.provided_names import BUILDERS, BUILDERS_OF_FEATURES, PROVIDED, VARIABLES
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.near_names import near_names, suggestion
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import MindSpeedError, Problem, advice, near_names, suggestion
 
 _FEATURES: Final = "mindspeed.features_manager"
 _BUILDERS: Final = "mindspeed.op_builder"
@@ -133,7 +131,7 @@ def _value(module: str, name: str) -> Any:
     if name not in _names(module):
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     if module == _BUILDERS:
-        from mindspeed.compat.op_builders import builder
+        from mindspeed.compat.provided_names import builder
 
         return builder(name)
     provided = PROVIDED.get(module, {})

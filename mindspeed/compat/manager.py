@@ -15,8 +15,7 @@ from mindspeed.compat.registrations import Registration
 from mindspeed.plugins.discovery import DiscoveredFeature
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.found import declared_at
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem
 
 
 class MindSpeedFeaturesManager:

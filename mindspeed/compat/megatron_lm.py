@@ -9,9 +9,7 @@ from typing import Any
 from mindspeed.compat.arguments import process_args
 from mindspeed.compat.manager import MindSpeedFeaturesManager, old_features
 from mindspeed.engine.inspection.source import find_module
-from mindspeed.plugins.feature import Category, Feature, FeatureArgs, FeatureSpec, Stability
-from mindspeed.plugins.hookspecs import hookimpl
-from mindspeed.plugins.patches import Patch, Wrap
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Stability, Wrap, hookimpl
 
 _ARGUMENTS = "megatron.training.arguments"
 

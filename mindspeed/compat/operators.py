@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed.ops import lcal_coc
 from mindspeed.ops.fusion_attention import fusion_attention_grad
 from mindspeed.ops.npu_gmm import npu_gmm, npu_gmm_v2
 
@@ -52,3 +53,43 @@ def npu_matmul_add_fp16(total_input: Tensor, grad_output: Tensor, grad: Tensor) 
     """Add ``grad_output.T @ total_input`` to ``grad`` in the type of the inputs."""
     if total_input.numel() and grad_output.numel():
         grad.add_(grad_output.t().matmul(total_input))
+
+
+class _CoCOperations:
+    """Products with collectives of the tensor-parallel group, with MindSpeed's arguments: each returns what it writes."""
+
+    def pure_matmul(self, input1: Tensor, input2: Tensor, output: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Write ``input1 input2 + bias``."""
+        lcal_coc.pure_matmul(input1, input2, output, bias=bias)
+        return output
+
+    def matmul_all_reduce(self, input1: Tensor, input2: Tensor, output: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Write the sum over ranks of ``input1 input2``, plus bias."""
+        lcal_coc.matmul_all_reduce(input1, input2, output, _tensor_parallel_group(), bias=bias)
+        return output
+
+    def all_gather_matmul(self, input1: Tensor, input2: Tensor, output: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Write the product of ``input1`` of all ranks with ``input2``, plus bias."""
+        lcal_coc.all_gather_matmul(input1, input2, output, _tensor_parallel_group(), bias=bias)
+        return output
+
+    def all_gather_matmul_v2(
+        self, input1: Tensor, input2: Tensor, output: Tensor, comm_output: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Write `all_gather_matmul`, and the gathered ``input1``."""
+        lcal_coc.all_gather_matmul_v2(input1, input2, output, comm_output, _tensor_parallel_group(), bias=bias)
+        return output, comm_output
+
+    def matmul_reduce_scatter(self, input1: Tensor, input2: Tensor, output: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Write this rank's rows of the sum over ranks of ``input1 input2``, plus bias."""
+        lcal_coc.matmul_reduce_scatter(input1, input2, output, _tensor_parallel_group(), bias=bias)
+        return output
+
+
+coc_ops = _CoCOperations()
+
+
+def _tensor_parallel_group() -> Any:
+    from megatron.core import parallel_state
+
+    return parallel_state.get_tensor_model_parallel_group()

@@ -11,8 +11,7 @@ from mindspeed.compat.registrations import Registration, target_of
 from mindspeed.engine.inspection.sites import find_site
 from mindspeed.engine.inspection.source import find_module
 from mindspeed.engine.runtime import session
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem
 
 DIRECT: str = "compat:patches"
 """Name of the feature that owns the patches which no feature of the list registered."""

@@ -1,8 +1,11 @@
-"""Import names of MindSpeed that work here: the object behind each."""
+"""Import names of MindSpeed that work here: the object behind each, builders of operators among them."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+import functools
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final
 
 from mindspeed.files.tables import table_beside
 
@@ -19,3 +22,20 @@ BUILDERS: Final[dict[str, list[str]]] = _TABLES["builders"]
 
 BUILDERS_OF_FEATURES: Final[dict[str, str]] = _TABLES["builders_of_features"]
 """MindSpeed's builders whose library has no functions here, and the reason."""
+
+
+class OpBuilder:
+    """Base of the builders. Nothing is compiled: ``mindspeed ops build`` does that for every operator."""
+
+    functions: ClassVar[tuple[str, ...]] = ()
+
+    def load(self, verbose: bool = True) -> SimpleNamespace:
+        """Return the functions of the operator."""
+        pairs = [function.split(":") for function in self.functions]
+        return SimpleNamespace(**{name: getattr(import_module(f"mindspeed.ops.{module}"), name) for module, name in pairs})
+
+
+@functools.cache
+def builder(name: str) -> type[OpBuilder]:
+    """Return the class with a name of MindSpeed's. Raises KeyError for other names."""
+    return type(name, (OpBuilder,), {"functions": tuple(BUILDERS[name]), "__doc__": f"Load {', '.join(BUILDERS[name])}."})

@@ -14,8 +14,7 @@ from mindspeed.engine.inspection.sites import find_site
 from mindspeed.engine.inspection.source import find_module
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.plugins.patches import Patch, Replace, Set, Wrap
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import MindSpeedError, Problem, advice
 
 SUFFIXES: Final = ("wrapper", "decorator")
 """MindSpeed's rule: a callable whose name ends so wraps the original, any other one replaces it."""

@@ -1,34 +1,16 @@
-"""The mask that all layers of a process share: the rule of visible keys, and the one tensor made of it."""
+"""The mask that all layers of a process share: the one tensor that is made of a rule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 
 import torch
 from torch import Tensor
 
+from mindspeed.context_parallel.mask_rules import MASKS, MaskRule, own_masks
 from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.problems.fixes import advice
-
-
-@dataclass(frozen=True, slots=True)
-class MaskRule:
-    """``kind`` is causal, sliding-window, prefix, or ``package.module:function`` for a function of one's own.
-
-    A window's ``width`` counts the query itself. Tokens before ``prefix`` are seen by all.
-    """
-
-    kind: str = "causal"
-    width: int | None = None
-    prefix: int | None = None
-
-    @property
-    def is_own(self) -> bool:
-        """True where a function of the user makes the mask."""
-        return ":" in self.kind
+from mindspeed.problems import advice
 
 
 @lru_cache(maxsize=4)
@@ -51,11 +33,10 @@ def make_mask(rule: MaskRule, tokens: int, device: torch.device) -> Tensor:
 
 
 def _own(name: str, tokens: int) -> Tensor:
-    module, _, function = name.partition(":")
-    try:
-        make: Callable[[int], Tensor] = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise _refused(f"{name} cannot be imported: {error}") from error
+    found = own_masks().get(name)
+    if found is None:
+        raise _refused(f"no package adds {name}")
+    make: Callable[[int], Tensor] = found.load()
     mask = make(tokens)
     given = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
     if given != f"torch.bool {(tokens, tokens)}":
@@ -67,5 +48,5 @@ def _own(name: str, tokens: int) -> Tensor:
 
 
 def _refused(sentence: str) -> MindSpeedError:
-    fix = "name a function of the number of tokens as package.module:function"
+    fix = f"name a function of the number of tokens in the entry-point group {MASKS}"
     return MindSpeedError([Problem("MS332", f"shared attention mask: {sentence}", fix=advice(fix))])

@@ -19,8 +19,7 @@ from mindspeed.context_parallel.position_bias import PositionBias
 from mindspeed.job.hybrid_pattern import ATTENTION
 from mindspeed.megatron.module_specs import with_modules
 from mindspeed.ops.attention_mask import AttentionVisibility, attention_visibility
-from mindspeed.plugins import Feature, MindSpeedError, Problem
-from mindspeed.problems.fixes import Fix
+from mindspeed.plugins import Feature, Fix, MindSpeedError, Problem
 
 
 class CoreAttention(MegatronModule, ABC):  # type: ignore[misc]  # megatron has no types

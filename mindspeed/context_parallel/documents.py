@@ -12,8 +12,7 @@ from typing import Any, Literal, TypeGuard
 import torch
 from torch import Tensor
 
-from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix, MindSpeedError, Problem
 
 Ends = tuple[tuple[int, ...], ...]
 """For each row of a batch the ends of the documents packed into it; the last is the length. Nothing means one document."""

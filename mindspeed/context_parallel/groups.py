@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from mindspeed.ops.errors import OperatorError
-from mindspeed.plugins import Problem
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix, Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from mindspeed.context_parallel.layout import Layout, zigzag
 from mindspeed.megatron.batches import NOT_SLICED
 from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.problems.fixes import advice
+from mindspeed.problems import advice
 
 
 def document_slicer(layout_of: Callable[[int], Layout]) -> Callable[[dict[str, Any], Any], dict[str, Any]]:

@@ -8,8 +8,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem
 
 CACHE_VARIABLE: Final = "MINDSPEED_CACHE"
 """Environment variable that names the folder."""

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import PlatformError, Problem
+from mindspeed.problems import PlatformError, Problem, advice
 
 
 def write_files(texts: Mapping[Path, str], fix: str = "") -> None:

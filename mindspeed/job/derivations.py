@@ -34,17 +34,31 @@ def of_latent_attention(values: Values, names: Names) -> int | None:
     return (values.get(names[0]) or 0) if values.get("multi_latent_attention") else None
 
 
+def sequence_parallel(values: Values, names: Names) -> bool:
+    """Return whether ranks split the sequence; Megatron-LM switches it off without tensor parallelism."""
+    return bool(values.get(names[0])) and values.get("tensor_model_parallel_size") != 1
+
+
 def chunks(values: Values, names: Names) -> int | None:
     """Count the model chunks of a stage."""
+    if layout := values.get("pipeline_model_parallel_layout"):
+        return chunks_of_layout(layout, values.get("pipeline_model_parallel_size") or 1) if isinstance(layout, str) else None
     if known := values.get("virtual_pipeline_model_parallel_size") or values.get("num_virtual_stages_per_pipeline_rank"):
         return int(known)
     per_chunk, layers = values.get("num_layers_per_virtual_pipeline_stage"), values.get("num_layers")
     if per_chunk is None:
-        return None if values.get("pipeline_model_parallel_layout") else 1
+        return 1
     if not layers or not per_chunk:
         return None
     counted = layers + sum(bool(values.get(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
     return int(counted // (values.get("pipeline_model_parallel_size") or 1) // per_chunk)
+
+
+def chunks_of_layout(layout: str, stages: int) -> int:
+    """Count the model chunks of a stage in a layout such as ``Et|(tt|)*6L``, whose chunks end with ``|``."""
+    for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        layout = re.sub(pattern, lambda found: found[1] * int(found[2]), layout.replace(",", ""))
+    return max(1, (layout.count("|") + 1) // stages)
 
 
 def built_chunks(values: Values, names: Names) -> int | None:
@@ -96,6 +110,32 @@ def rotary(values: Values, names: Names) -> bool:
     return bool(values.get("use_rotary_position_embeddings")) or values.get("position_embedding_type") in ROTARY
 
 
+def qkv_bias(values: Values, names: Names) -> bool:
+    """Return whether only the projection of queries, keys and values has a bias; where all have, Megatron-LM sets both."""
+    return bool(values.get(names[0])) and not values.get("add_bias_linear")
+
+
+def distributed_optimizer(values: Values, names: Names) -> bool:
+    """Return whether Megatron's distributed optimizer shards states.
+
+    Optimizers of whole matrices and frozen layers do without, the first version of Megatron FSDP always has it.
+    """
+    if values.get("freeze_all_layers") or optimizer(values, ("optimizer",)) not in (None, "adam", "sgd"):
+        return False
+    return bool(values.get(names[0]) or (values.get("use_megatron_fsdp") and values.get("megatron_fsdp_version") == 1))
+
+
+def shared_gradient_buffer(values: Values, names: Names) -> bool:
+    """Return whether gathered weights use the gradient buffer, which Megatron FSDP does not have."""
+    return bool(values.get(names[0])) and not values.get("use_megatron_fsdp")
+
+
+def optimizer(values: Values, names: Names) -> str | None:
+    """Name the optimizer, by its present name."""
+    given: str | None = values.get(names[0])
+    return "muon" if given == "dist_muon" else given
+
+
 def cuda_graphs(values: Values, names: Names) -> bool:
     """Return whether layers are captured as CUDA graphs, by one of the names that it has had."""
     recorded = values.get("cuda_graph_impl") not in (None, "none")
@@ -143,7 +183,7 @@ def tied_embeddings(values: Values, names: Names) -> bool:
 
 def recompute_granularity(values: Values, names: Names) -> str:
     """Return how much is recomputed: none, selective or full."""
-    return str(values.get("recompute_granularity") or ("selective" if values.get("recompute_activations") else "none"))
+    return "selective" if values.get("recompute_activations") else str(values.get("recompute_granularity") or "none")
 
 
 def recompute_modules(values: Values, names: Names) -> tuple[str, ...]:

@@ -30,7 +30,11 @@ class Fields(ShapeFields):
         "Transformer Engine need not be installed"
     )
     engine_installed: bool = flag("Transformer Engine can be imported on every rank")
-    sequence_parallel: bool = flag("tensor-parallel ranks split the sequence outside of linear layers", "sequence_parallel")
+    sequence_parallel: bool = flag(
+        "tensor-parallel ranks split the sequence outside of linear layers",
+        "sequence_parallel",
+        derive=derive.sequence_parallel,
+    )
     tensor_parallel_overlap: bool = flag(
         "Transformer Engine overlaps tensor-parallel collectives with matrix products", "tp_comm_overlap"
     )
@@ -149,7 +153,7 @@ class Fields(ShapeFields):
     qk_clip: bool = flag("query and key weights are clipped between steps (QK clipping)", "qk_clip", since="0.16")
     logged_attention_logits: bool = flag("the largest attention logit is logged", "log_max_attention_logit", since="0.16")
     qk_norm: bool = flag("queries and keys are normalized", "qk_layernorm")
-    qkv_bias: bool = flag("the projection of queries, keys and values has a bias", "add_qkv_bias")
+    qkv_bias: bool = flag("the projection of queries, keys and values has a bias", "add_qkv_bias", derive=derive.qkv_bias)
     hybrid_context_parallel: bool = flag(
         "packed samples of different lengths are balanced over context-parallel ranks", "hybrid_context_parallel", since="0.16"
     )
@@ -240,14 +244,20 @@ class Fields(ShapeFields):
     )
 
     # optimizer
-    optimizer: str = fact("optimizer: adam, sgd or another one of Megatron", "optimizer")
-    distributed_optimizer: bool = flag("optimizer states are sharded over data-parallel ranks", "use_distributed_optimizer")
+    optimizer: str = fact("optimizer: adam, sgd or another one of Megatron", "optimizer", derive=derive.optimizer)
+    distributed_optimizer: bool = flag(
+        "optimizer states are sharded over data-parallel ranks",
+        "use_distributed_optimizer",
+        derive=derive.distributed_optimizer,
+    )
     precision_aware_optimizer: bool = flag(
         "precision-aware optimizer of Transformer Engine, which stores main weights itself", "use_precision_aware_optimizer"
     )
     offloaded_optimizer: bool = flag("the optimizer keeps main weights and states in host memory", "optimizer_cpu_offload")
     shared_gradient_buffer: bool = flag(
-        "the all-gather of mxfp8 weights uses the gradient buffer", "reuse_grad_buf_for_mxfp8_param_ag"
+        "the all-gather of mxfp8 weights uses the gradient buffer",
+        "reuse_grad_buf_for_mxfp8_param_ag",
+        derive=derive.shared_gradient_buffer,
     )
     low_precision_weights: bool = flag(
         "weights are stored in fp8 or fp4",

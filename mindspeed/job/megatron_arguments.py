@@ -6,6 +6,7 @@ The same tables serve what a command line announces and what Megatron-LM has mad
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -72,3 +73,53 @@ def target_of(argument: str, values: Values) -> Target:
     if argument == "bias_activation_fusion":
         return Target("bias_swiglu_fusion" if values.get("swiglu") else "bias_gelu_fusion")
     return RENAMED.get(argument, Target(argument))
+
+
+_CHUNKS: Final = "num_virtual_stages_per_pipeline_rank"
+_LAYERS_OF_CHUNK: Final = "num_layers_per_virtual_pipeline_stage"
+_LAYOUT: Final = "pipeline_model_parallel_layout"
+
+
+@dataclass(frozen=True, slots=True)
+class PutValue:
+    """Hold an argument of Megatron-LM that a plan sets: its value before, and the plan's, which it has unless ``refused``."""
+
+    dest: str
+    before: Any
+    wanted: Any
+    refused: bool = False
+
+
+def put_values(
+    overrides: Mapping[str, Any], values: MutableMapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, PutValue]:
+    """Give Megatron-LM's parsed arguments the values of a plan, except where they have neither their default nor nothing.
+
+    ``overrides`` are the plan's values by names of configurations, ``values`` the arguments, ``defaults`` theirs, both by dest.
+    Return what became of each override that is an argument of Megatron-LM.
+    """
+    put: dict[str, PutValue] = {}
+    for argument, value in overrides.items():
+        target = target_of(argument, values)
+        if target.dest not in values:
+            continue
+        if target.dest == _CHUNKS and any(values.get(dest) is not None for dest in (_LAYERS_OF_CHUNK, _LAYOUT)):
+            continue  # each of them gives the number of chunks, and must stand alone
+        before, wanted = values[target.dest], target.as_argument(value)
+        refused = before not in (None, defaults.get(target.dest), wanted)
+        put[argument] = PutValue(target.dest, before, wanted, refused)
+        if not refused:
+            values[target.dest] = wanted
+    if _LAYOUT in overrides:
+        values[_CHUNKS] = values[_LAYERS_OF_CHUNK] = None  # the layout has them
+    return put
+
+
+def put_launch_order(platform: str | None, values: Values, environ: MutableMapping[str, str]) -> None:
+    """Set ``CUDA_DEVICE_MAX_CONNECTIONS``, which Megatron-LM demands under tensor and context parallelism, where it is unset.
+
+    Only where the variable has no meaning, outside CUDA; fully sharded data parallelism demands another value.
+    """
+    sharded = values.get("use_torch_fsdp2") or values.get("use_megatron_fsdp")
+    if platform not in (None, "cuda") and not sharded:
+        environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")

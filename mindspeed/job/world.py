@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
+import mindspeed.job.pydantic_plugins  # noqa: F401  before the first model is made
 from mindspeed.job.fields import FIELDS, LATENT_WIDTHS, PLATFORMS, Fields
 from mindspeed.job.hybrid_pattern import HybridPattern, pattern_of
 

@@ -20,9 +20,7 @@ from mindspeed.engine.runtime import session
 from mindspeed.engine.runtime.job_conditions import report_step_aside
 from mindspeed.job.megatron_arguments import OF_TRAINING
 from mindspeed.plugins.active import active_feature
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.near_names import near_names, suggestion
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem, advice, near_names, suggestion
 
 _OWN_FOLDERS: Final = tuple(str(Path(__file__).resolve().parents[1] / name) for name in ("megatron", "plugins", "engine"))
 

@@ -25,9 +25,8 @@ from mindspeed.job.config import world_of_config
 from mindspeed.megatron.argument_overrides import override_fields, override_parameters
 from mindspeed.megatron.module_specs import with_parts
 from mindspeed.plugins.hookspecs import Unit
-from mindspeed.plugins.wrapping import Function, wrapper
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.plugins.patches import Function, wrapper
+from mindspeed.problems import Fix, MindSpeedError, Problem
 
 
 def merged_options(group: str, answers: Sequence[tuple[str, Any]]) -> Any:

@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Problem, RunError, advice
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
 VERSION: Final = 1

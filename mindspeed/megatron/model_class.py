@@ -19,8 +19,7 @@ from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, S
 
 from mindspeed.engine.planning.checkpoint_layers import model_of
 from mindspeed.job.hybrid_pattern import ATTENTION, pattern_of
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Problem, RunError, advice
 
 _LAYER: Final = re.compile(r"decoder\.layers\.(?P<part>self_attention|input_layernorm|mlp|pre_mlp_layernorm)\b")
 _FINAL_NORM: Final = ("decoder.final_layernorm.", "decoder.final_norm.")

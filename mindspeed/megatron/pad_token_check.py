@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.resolution.environment import version_in
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 
 PADS_ANYWAY: Final = "<0.16"
 """Versions of Megatron that pad with the token that the tokenizer names, whatever else it is."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
-from mindspeed.engine.planning.plan import PlannedOverride
-from mindspeed.job.fact import Values
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import GivenValue, Problem
+from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride
+from mindspeed.engine.runtime.job_conditions import refusals
+from mindspeed.job.fact import Names, Values
+from mindspeed.job.megatron_arguments import PutValue
+from mindspeed.job.world import World
+from mindspeed.plugins.answers import completed
+from mindspeed.plugins.feature import Feature
+from mindspeed.problems import Fix, GivenValue, Problem, advice
 
 
 def contradiction(planned: PlannedOverride, given: GivenValue, wanted: Any) -> Problem:
@@ -19,6 +23,37 @@ def contradiction(planned: PlannedOverride, given: GivenValue, wanted: Any) -> P
     way = Fix.drop_option(given.option) if given.option else Fix.advise("change the value where Megatron reads it")
     fix = (way, Fix.together(map(Fix.remove_feature, planned.owners)))
     return Problem("MS605", text, planned.owners, where=given.source, fix=fix, facts=(given,))
+
+
+def refused_values(put: Mapping[str, PutValue], overrides: Sequence[PlannedOverride]) -> list[Problem]:
+    """MS605 for every parsed argument that has another value than the plan sets, and not by default."""
+    planned = {row.override.argument: row for row in overrides}
+    refused = ((planned[argument], one) for argument, one in put.items() if one.refused)
+    return [contradiction(row, argument_fact(one.dest, one.before), one.wanted) for row, one in refused]
+
+
+def problems_of_job(
+    made: Mapping[str, tuple[Any, Names]], plan: ActivationPlan, features: Sequence[Feature[Any]]
+) -> list[Problem]:
+    """MS306 and MS304 for what a plan was not made for, and its features cannot run with, in the job of validated arguments.
+
+    ``made`` are fields of the job with the arguments that decide them. What features make of the arguments counts: some set a
+    size in the configuration alone.
+    """
+    planned = plan.world.known()
+    job = {field: value for field, (value, _) in made.items()}
+    world = completed(World(job), ((type(feature), feature.args) for feature in features)).known()
+    problems = []
+    for field, (_, names) in made.items():
+        if field in planned and planned[field] != (value := world[field]):
+            text = f"the plan was made for {field}={planned[field]}, but Megatron's argument {names[0]} gives {value}"
+            option = f"--{names[0].replace('_', '-')}"
+            fix = (
+                f"give {option} on the command line, because mindspeed does not read values that a script sets, or change "
+                f"{field} in the plan"
+            )
+            problems.append(Problem("MS306", text, where="Megatron-LM's validated arguments", fix=advice(fix)))
+    return [*problems, *refusals(job, features)]
 
 
 def argument_fact(dest: str, value: Any) -> GivenValue:

@@ -23,8 +23,7 @@ from mindspeed.engine.planning.drift import Tree, read_targets
 from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, UNTESTED_MEGATRON, version_in
 from mindspeed.megatron.fixes.kernels import UNGUARDED
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem
 
 
 def record_release(tree: Tree, targets: Sequence[PatchTarget], folder: Path = FOLDER) -> Path:

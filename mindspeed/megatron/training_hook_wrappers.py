@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,17 +11,12 @@ from mindspeed.engine.inspection.cli_arguments import surface
 from mindspeed.engine.planning import checkpoint_state
 from mindspeed.engine.planning.checkpoint_layers import TRACKER
 from mindspeed.engine.planning.fingerprint import Content
-from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.runtime import session
-from mindspeed.engine.runtime.job_conditions import refusals
 from mindspeed.job import megatron_arguments as flags
-from mindspeed.job.world import World
 from mindspeed.megatron import model_class
-from mindspeed.megatron.parsed_arguments import argument_fact, contradiction, unsupported_arguments
-from mindspeed.plugins.answers import completed
-from mindspeed.plugins.wrapping import Function, wrapper
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import MindSpeedError, Problem, RunError
+from mindspeed.megatron.parsed_arguments import problems_of_job, refused_values, unsupported_arguments
+from mindspeed.plugins.patches import Function, wrapper
+from mindspeed.problems import MindSpeedError, RunError
 
 
 @dataclass(slots=True)
@@ -46,56 +40,29 @@ def validate_args(original: Function, args: Any, *rest: Any, **kwargs: Any) -> A
     if active is None:
         return original(args, *rest, **kwargs)
     put_arguments(active, args)
-    order_launches(active.plan, args, os.environ)
+    flags.put_launch_order(active.plan.world.known().get("platform"), vars(args), os.environ)
     validated = original(args, *rest, **kwargs)
-    final = validated if validated is not None else args
-    facts = {field: value for field, (value, _) in flags.world_of(vars(final)).items()}
-    if problems := [*differences(active, final), *unsupported_arguments(vars(final), {}), *refusals(facts)]:
+    final = vars(validated if validated is not None else args)
+    made = flags.world_of(final)
+    if problems := [*unsupported_arguments(final, {}), *problems_of_job(made, active.plan, active.manager.features)]:
         raise MindSpeedError(problems)
     return validated
 
 
-def order_launches(plan: ActivationPlan, args: Any, environ: MutableMapping[str, str]) -> None:
-    """Set ``CUDA_DEVICE_MAX_CONNECTIONS``, which Megatron-LM demands under tensor and context parallelism, where it is unset.
-
-    Only where the variable has no meaning, outside CUDA; fully sharded data parallelism demands another value.
-    """
-    sharded = getattr(args, "use_torch_fsdp2", False) or getattr(args, "use_megatron_fsdp", False)
-    if plan.world.knows("platform") and plan.world.platform != "cuda" and not sharded:
-        environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-
-
-_CHUNKS: Final = "num_virtual_stages_per_pipeline_rank"
-_LAYERS_OF_CHUNK: Final = "num_layers_per_virtual_pipeline_stage"
-_LAYOUT: Final = "pipeline_model_parallel_layout"
-
-
 def put_arguments(active: session.Session, args: Any) -> None:
     """Give the parsed arguments the plan's values. Raises MindSpeedError with MS605 for every one that was set otherwise."""
-    values = vars(args)
-    problems = []
-    for planned in active.plan.overrides:
-        target = flags.target_of(planned.override.argument, values)
-        if target.dest not in values:
-            continue
-        if target.dest == _CHUNKS and values.get(_LAYERS_OF_CHUNK) is not None:
-            continue  # it gives the number of chunks by the layers of each, and must stand alone
-        value, wanted = values[target.dest], target.as_argument(planned.override.value)
-        if value not in (None, _default(active, target.dest), wanted):
-            problems.append(contradiction(planned, argument_fact(target.dest, value), wanted))
-            continue
-        setattr(args, target.dest, wanted)
-        active.proof.taken.setdefault(planned.override.argument, {})["Megatron-LM"] = value
-    if any(planned.override.argument == _LAYOUT for planned in active.plan.overrides):
-        args.num_virtual_stages_per_pipeline_rank = args.num_layers_per_virtual_pipeline_stage = None  # the layout has them
-    if problems:
+    planned = {row.override.argument: row for row in active.plan.overrides}
+    put = flags.put_values({name: row.override.value for name, row in planned.items()}, vars(args), _defaults(active))
+    if problems := refused_values(put, active.plan.overrides):
         raise MindSpeedError(problems)
+    for argument, one in put.items():
+        active.proof.taken.setdefault(argument, {})["Megatron-LM"] = one.before
 
 
-def _default(active: session.Session, dest: str) -> Any:
-    """The default of an argument in the plan's Megatron-LM; None where it is not recorded."""
+def _defaults(active: session.Session) -> dict[str, Any]:
+    """The defaults of the arguments of the plan's Megatron-LM; empty where they are not recorded."""
     known = surface(active.plan.environment.get("megatron", ""))
-    return known.by_dest[dest][0].default if known is not None and dest in known.by_dest else None
+    return {dest: found[0].default for dest, found in known.by_dest.items()} if known is not None else {}
 
 
 @wrapper
@@ -108,10 +75,10 @@ def parse_args_for_platform(original: Function, *args: Any, **kwargs: Any) -> An
 
 @wrapper
 def validate_args_for_platform(original: Function, args: Any, *rest: Any, **kwargs: Any) -> Any:
-    """Wrap ``validate_args(args, defaults)``, see `put_platform_values` and `order_launches`."""
+    """Wrap ``validate_args(args, defaults)``, see `put_platform_values` and `flags.put_launch_order`."""
     put_platform_values(args)
     if (active := session.current()) is not None:
-        order_launches(active.plan, args, os.environ)
+        flags.put_launch_order(active.plan.world.known().get("platform"), vars(args), os.environ)
     return original(args, *rest, **kwargs)
 
 
@@ -123,37 +90,12 @@ def put_platform_values(args: Any) -> None:
     active = session.current()
     if active is None:
         return
-    values, base = vars(args), {feature.name for feature in active.plan.base}
+    base = {feature.name for feature in active.plan.base}
     others = {planned.override.argument for planned in active.plan.overrides if not base.issuperset(planned.owners)}
-    for owner, overrides in active.manager.call("megatron_args"):
-        for override in overrides if owner in base else ():
-            if override.argument in others:
-                continue
-            target = flags.target_of(override.argument, values)
-            if target.dest in values and values[target.dest] in (None, _default(active, target.dest)):
-                setattr(args, target.dest, target.as_argument(override.value))
-
-
-def differences(active: session.Session, args: Any) -> list[Problem]:
-    """MS306 for every size and property of the model that the plan was made for and Megatron's arguments have otherwise.
-
-    What features make of the arguments counts: some set a size in the configuration alone.
-    """
-    planned = active.plan.world.known()
-    made = flags.world_of(vars(args))
-    features = ((type(feature), feature.args) for feature in active.manager.features)
-    world = completed(World({field: value for field, (value, _) in made.items()}), features).known()
-    problems = []
-    for field, (_, names) in made.items():
-        if field in planned and planned[field] != (value := world[field]):
-            text = f"the plan was made for {field}={planned[field]}, but Megatron's argument {names[0]} gives {value}"
-            option = f"--{names[0].replace('_', '-')}"
-            fix = (
-                f"give {option} on the command line, because mindspeed does not read values that a script sets, or change "
-                f"{field} in the plan"
-            )
-            problems.append(Problem("MS306", text, where="Megatron-LM's validated arguments", fix=advice(fix)))
-    return problems
+    answers = active.manager.call("megatron_args")
+    own = {override.argument: override.value for owner, overrides in answers if owner in base for override in overrides}
+    values = {argument: value for argument, value in own.items() if argument not in others}
+    flags.put_values(values, vars(args), _defaults(active))
 
 
 @wrapper

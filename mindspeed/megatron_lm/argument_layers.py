@@ -13,11 +13,8 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.megatron_arguments import dests_of, world_of
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES
 from mindspeed.megatron_lm.given_arguments import Given
-from mindspeed.plugins.constraints import RequiresSlot
+from mindspeed.plugins import Fix, GivenValue, MegatronFlag, Problem, RequiresSlot
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.feature import MegatronFlag
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import GivenValue, Problem
 
 _PATTERN: Final = "hybrid_layer_pattern"
 
@@ -77,12 +74,19 @@ def layers_of(
     _put_sizes(made, world, given, complete)
     sizes = {size: world.get(size, (1, ()))[0] for size in PARALLEL_SIZES}
     sizes["dp"] = world_size // max(1, sizes["tp"] * sizes["pp"] * sizes["cp"])
-    _put_switches(made, given, catalog, sizes)
+    switched_off = _switched_off(world)
+    _put_switches(made, {dest: one for dest, one in given.items() if dest not in switched_off}, catalog, sizes)
     _put_choices(made, given, catalog, others, sizes)
     active = {name for layer in (*others, *made.given.values()) for name in layer.features}
     active |= {owner for size, (owner, _) in catalog.owners.items() if sizes.get(size, 1) > 1}
     _put_settings(made, given, values if complete else {}, catalog, active)
     return made
+
+
+def _switched_off(world: Mapping[str, Any]) -> frozenset[str]:
+    """Return the arguments that Megatron-LM itself leaves without effect, as ``--sequence-parallel`` of one rank."""
+    off = (field for name, field in FIELDS.items() if field.default is False and name in world and not world[name][0])
+    return frozenset(field.arguments[0] for field in off)
 
 
 def _put_sizes(made: ArgumentLayers, world: Mapping[str, Any], given: Mapping[str, Given], complete: bool) -> None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from mindspeed.problems.fixes import Fix, Fixes
-from mindspeed.problems.problem import GivenValue, Problem
+from mindspeed.problems import Fix, Fixes, GivenValue, Problem
 
 Count = int | Literal["+"]
 """Number of values that an option takes."""

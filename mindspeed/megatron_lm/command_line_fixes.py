@@ -10,7 +10,7 @@ from typing import Any
 from mindspeed.engine.inspection.cli_arguments import Argument
 from mindspeed.job.megatron_arguments import dests_of, world_of
 from mindspeed.megatron_lm.given_arguments import constant, surface_or_nearest
-from mindspeed.problems.fixes import CommandLine, Fixes
+from mindspeed.problems import CommandLine, Fixes
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ class MegatronCommandLine(CommandLine):
         if not named:
             return super().drop_field(name)
         return f"remove {_listing([self._known(dest)[0].options[0] for dest in named])}"
+
+    def give_option(self, option: str, value: Any) -> str:
+        """Of the two names of an option that ``mindspeed run`` takes, torchrun has one."""
+        return super().give_option("--nproc-per-node" if option == "--nproc" else option, value)
 
     def add_feature(self, name: str) -> str:
         from mindspeed.registry import catalog_for

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.extensions import Extension, extensions
-from mindspeed.problems.problem import MindSpeedError, Problem, brief
+from mindspeed.problems import MindSpeedError, Problem, brief
 
 ENTRY_POINTS: Final = "mindspeed.dialects"
 Answer = TypeVar("Answer")

@@ -16,7 +16,7 @@ from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.argument_words import ArgumentWords, Count
 from mindspeed.plugins.feature import MegatronFlag
-from mindspeed.problems.problem import GivenValue
+from mindspeed.problems import GivenValue
 
 KINDS: Final = {"int": int, "float": float}
 """Types of values that are not text."""

@@ -25,7 +25,7 @@ from mindspeed.megatron_lm.given_arguments import Given, field_options_in, surfa
 from mindspeed.megatron_lm.script_options import imported_names
 from mindspeed.megatron_lm.training_request import ScriptRequest, read_command_line
 from mindspeed.plugins.patches import ArgOverride
-from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError
+from mindspeed.problems import MindSpeedError, Problem, ResolutionError
 
 SCRIPT_MODULES: Final = ("megatron.training", "mindspeed.megatron_adaptor")
 """A script that imports one of these is a Megatron-LM script."""

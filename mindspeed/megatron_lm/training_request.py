@@ -12,13 +12,7 @@ from typing import Any, Final
 
 from mindspeed.engine.inspection.cli_arguments import Surface
 from mindspeed.engine.resolution.planned_feature import PlanNote
-from mindspeed.engine.resolution.request import (
-    JobFile,
-    Layer,
-    layer_from_environment,
-    parse_assignments,
-    split_names,
-)
+from mindspeed.engine.resolution.request import JobFile, Layer, layer_from_environment, parse_assignments, split_names
 from mindspeed.megatron.pad_token_check import warning_of_arguments
 from mindspeed.megatron_lm.argument_layers import disagreements, layers_of, removable_flags, requested_holder
 from mindspeed.megatron_lm.argument_words import ArgumentWords
@@ -32,8 +26,7 @@ from mindspeed.megatron_lm.given_arguments import (
     without_arguments,
 )
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import CollectedProblems, Problem, ResolutionError
+from mindspeed.problems import CollectedProblems, Fix, Problem, ResolutionError
 
 COMMAND_LINE: Final = "command line"
 OWN_FLAGS: Final = {
@@ -108,7 +101,7 @@ def read_command_line(
         others = [old_layers[at] if layer is before else layer for layer in others]
         old_notes += added
     given, rest, removed = without_arguments(given, rest, known, removable_flags(catalog), others)
-    read = layers_of(_without_overridden(given, known), known, catalog, others, world_size)
+    read = layers_of(without_overridden(given, known), known, catalog, others, world_size)
     theirs, notes = list(read.given.values()), read.notes
     problems += [*read.problems, *disagreements(theirs, ours, catalog)]
     if problems:
@@ -126,8 +119,8 @@ def read_command_line(
     return ScriptRequest(lowest, layers, command_line, tuple(rest), given, tuple(notes))
 
 
-def _without_overridden(given: Mapping[str, Given], known: Surface) -> dict[str, Given]:
-    """The arguments without those that a Megatron takes from the pattern of a hybrid model, whatever the command line says."""
+def without_overridden(given: Mapping[str, Given], known: Surface) -> dict[str, Given]:
+    """The arguments without those that a Megatron takes from the pattern of a hybrid model."""
     overrides = any(argument.options for argument in known.by_dest.get("hybrid_layer_pattern", ()))
     has_pattern = not given.keys().isdisjoint(("hybrid_layer_pattern", "hybrid_override_pattern"))
     return {dest: one for dest, one in given.items() if not (overrides and has_pattern and dest in _OF_PATTERN)}

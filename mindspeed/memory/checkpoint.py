@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed.memory.randomness import RandomState, generators, replayed
-from mindspeed.memory.recomputation import recomputation
+from mindspeed.memory.recomputation import RandomState, generators, recomputation, replayed
 
 
 class Checkpoint:

@@ -7,12 +7,7 @@ from typing import Any, Final
 
 from mindspeed import plugins as ms
 from mindspeed.job.hybrid_pattern import ATTENTION, EXPERTS, KINDS, MLP
-from mindspeed.plugins.shared_conditions import (
-    NO_CPU_OFFLOADING,
-    NO_FSDP,
-    NO_OTHER_PASSES,
-    NO_TRANSFORMER_ENGINE_LAYERS,
-)
+from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING, NO_FSDP, NO_OTHER_PASSES, NO_TRANSFORMER_ENGINE_LAYERS
 
 _REMOVE: Final = ms.Fix.remove_feature()
 _SELECTIVE: Final = ms.Fix.give_field("recompute_granularity", "selective")

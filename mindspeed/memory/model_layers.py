@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mindspeed.memory.randomness import RandomState
+from mindspeed.memory.recomputation import RandomState
 from mindspeed.memory.region import Region
 from mindspeed.plugins.feature import Feature
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mindspeed.memory.byte_count import Bytes
 from mindspeed.memory.windows import MainWeight, OptimizerWindow, Use, divide, step
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 Around = Callable[[OptimizerWindow], AbstractContextManager[Any]]
 

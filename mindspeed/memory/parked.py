@@ -9,8 +9,7 @@ from typing import Any
 from torch import UntypedStorage
 
 from mindspeed.platforms import runtime
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Problem, RunError, advice
 
 
 @dataclass(slots=True, eq=False)

@@ -1,13 +1,48 @@
-"""Detect recomputation, so that FLOP counters and profilers can tell a repeated operator from its first run."""
+"""Repeat a forward pass: with the random numbers of its first run, and marked, so that FLOP counters and profilers can tell."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
+
+from mindspeed.platforms import runtime
+
+
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """Read and write the state of a random number generator, or of several at once."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+
+
+HOST: Final = RandomState(torch.get_rng_state, torch.set_rng_state)
+
+
+def generators() -> tuple[RandomState, ...]:
+    """The generator of the host and, where there is one, that of the device."""
+    device = runtime.device_module()
+    has_generator = hasattr(device, "get_rng_state")  # torch.cpu has none of its own
+    return (HOST, RandomState(device.get_rng_state, device.set_rng_state)) if has_generator else (HOST,)
+
+
+@contextmanager
+def replayed(generators: Sequence[RandomState], states: Sequence[Any]) -> Iterator[None]:
+    """Draw the random numbers that follow ``states``, and go on afterwards as if none had been drawn."""
+    before = [generator.get() for generator in generators]
+    try:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set(state)
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set(state)
+
 
 _state = threading.local()
 

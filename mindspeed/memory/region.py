@@ -16,11 +16,9 @@ from torch import Tensor, UntypedStorage
 from torch.nn import Parameter
 
 from mindspeed.memory.parked import LayerPart, Parked, Source
-from mindspeed.memory.randomness import RandomState, generators, replayed
-from mindspeed.memory.recomputation import recomputation
-from mindspeed.plugins.wrapping import Function
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.memory.recomputation import RandomState, generators, recomputation, replayed
+from mindspeed.plugins.patches import Function
+from mindspeed.problems import Problem, RunError, advice
 
 StorageLayout = tuple[int, ...]
 

@@ -14,8 +14,7 @@ from mindspeed.memory.byte_count import MIB
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.constraints import Slot
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import Problem, ResolutionError
+from mindspeed.problems import Fix, Problem, ResolutionError, advice
 
 if TYPE_CHECKING:
     from mindspeed.memory_planner.stages import Stage

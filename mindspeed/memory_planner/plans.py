@@ -18,8 +18,7 @@ from mindspeed.plugins.answers import changed_tensors, implements
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.saved_tensors import SavedTensors
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem, advice
 
 UNCOUNTED_LAYERS: Final = Problem(
     "MS307",

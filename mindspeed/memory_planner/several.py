@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindspeed.job.world import Signal
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 
 Column = NDArray[np.int64]
 Answer = TypeVar("Answer")

@@ -1,16 +1,13 @@
-"""Conditions that several features for experts declare: each fact, sentence and fix stands once. Light."""
+"""Declarations that several features for experts share: bases, and conditions with each fact, sentence and fix once. Light."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
-from mindspeed.job.world import World
-from mindspeed.plugins import Condition, Fix, condition
-from mindspeed.plugins.shared_conditions import (
-    NO_CUDA_GRAPHS,
-    NO_LOW_PRECISION,
-    NO_OVERLAPPED_MICRO_BATCHES,
-)
+from mindspeed.plugins import Condition, Feature, Fix, Mixin, Numerics, Patch, World, condition, hookimpl
+from mindspeed.plugins.feature import ArgsT
+from mindspeed.plugins.shared_conditions import NO_CUDA_GRAPHS, NO_LOW_PRECISION, NO_OVERLAPPED_MICRO_BATCHES
 
 _REMOVE: Final = Fix.remove_feature()
 
@@ -113,3 +110,37 @@ def experts_are_grouped(args: Any, world: World) -> bool:
     if world.num_experts == 0 or not world.grouped_experts or any(map(world.is_set, _NOT_GROUPED)):
         return False
     return not world.is_set("probabilities_on_input") or world.router_topk == 1
+
+
+REORDERED: Final = Numerics.reordered(reason="gradients of a layer's input are summed in a different order than in Megatron")
+
+
+class DispatcherFeature(Feature[ArgsT]):
+    """Base of a feature that exchanges the methods of a dispatcher of Megatron."""
+
+    target: ClassVar[str]
+    mixin: ClassVar[str]
+
+    @hookimpl
+    def patches(self) -> list[Patch]:
+        place = f"megatron.core.transformer.moe.token_dispatcher:{self.target}"
+        return [
+            Mixin(
+                place,
+                self.mixin,
+                reason="computes token indices and counts on the device, so that the host waits for the device less often",
+            )
+        ]
+
+
+class OverlapFeature(Feature[ArgsT]):
+    """Base of a feature that computes shared experts, and defers weight gradients of grouped ones, under transfers."""
+
+    @hookimpl
+    def job_values(self) -> Mapping[str, Any]:
+        return {"shared_expert_overlap": True} if self.world.is_set("shared_expert_hidden_size") else {}
+
+    @hookimpl
+    def config_ready(self, config: Any) -> None:
+        if config.moe_shared_expert_intermediate_size:
+            config.moe_shared_expert_overlap = True  # Megatron's own check lets only the all-to-all dispatcher have it

@@ -14,8 +14,7 @@ from mindspeed.moe.alltoall import AllToAllCall, Placement, Splits
 from mindspeed.moe.overlap import OverlappedCall, send
 from mindspeed.moe.routing import positions_of, probabilities_of, sum_rows, take_rows
 from mindspeed.ops.process_groups import post_all_gather
-from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix, MindSpeedError, Problem
 
 
 class OncePerRankCall(AllToAllCall):

@@ -25,7 +25,7 @@ from mindspeed.megatron.module_specs import with_parts
 from mindspeed.moe.overlap import ExpertCall, Redispatch
 from mindspeed.moe.products import Operands, Weight, deferred, grouped_product, weight_gradient
 from mindspeed.plugins import MindSpeedError, Problem
-from mindspeed.problems.fixes import advice
+from mindspeed.problems import advice
 
 IGNORED_KEY: Final = "_extra_state"
 """Keys of the empty states that single linear layers add to checkpoints."""

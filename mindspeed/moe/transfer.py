@@ -3,11 +3,14 @@
 Backward of `wait` posts the reversed transfer, backward of `post` waits for it. Of the nodes that are ready, autograd runs the
 one that was made last, so the order of the forward code is the schedule of backward too: what stands between the two hides
 the transfer both ways.
+
+A layer on one chunk of a micro-batch is a generator that pauses after each post (`Steps`), so that the transfers of one chunk
+are under way while another is computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +19,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.ops.process_groups import PendingCollective, post_all_gather, post_all_to_all, post_reduce_scatter
+
+Steps = Generator[None, None, Tensor]
+"""A computation that pauses after each post of a transfer, and returns its result at the end."""
+
+
+def finished(steps: Steps) -> Tensor:
+    """Run what is left of a computation, and give its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Tensor = end.value
+            return result
+
 
 Post = Callable[[Tensor], PendingCollective]
 

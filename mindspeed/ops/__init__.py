@@ -64,6 +64,7 @@ ALIASES: Final = {
     "npu_quant_gmm": "quant_gmm",
     "npu_quant_gmm_v2": "quant_gmm",
     "npu_fusion_attention": "fusion_attention",
+    "attention": "fusion_attention",
     "fusion_attention_grad": "fusion_attention",
     "npu_fusion_attention_grad": "fusion_attention",
 }

@@ -20,9 +20,8 @@ from typing import Any, Final
 from mindspeed.files.cache_folder import cache_folder, distrust, untrusted
 from mindspeed.files.tables import table_beside
 from mindspeed.ops.instruction_sets import SETS, instructions
-from mindspeed.ops.sources import digest, sources_digest
-from mindspeed.ops.variants import SOURCES
-from mindspeed.problems.problem import Problem
+from mindspeed.ops.variants import SOURCES, digest, sources_digest
+from mindspeed.problems import Problem
 
 FLAGS: Final[tuple[str, ...]] = tuple(table_beside(__file__))
 """Flags of every source. A kernel that wants fused multiplication and addition calls it by name."""

@@ -27,10 +27,8 @@ from mindspeed.ops import build_cache
 from mindspeed.ops.build_cache import Built, Key
 from mindspeed.ops.compiler import CANDIDATES, Compiler, CompilerResult, compile_object, find_compiler, link, run
 from mindspeed.ops.instruction_sets import missing
-from mindspeed.ops.sources import digest, operator_files, source_digest, source_files
-from mindspeed.ops.variants import SOURCES
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import PlatformError, Problem
+from mindspeed.ops.variants import SOURCES, digest, operator_files, source_digest, source_files
+from mindspeed.problems import Fix, PlatformError, Problem, advice
 
 Say = Callable[[str], None]
 

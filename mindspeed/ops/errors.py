@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem
 
 
 class OperatorError(MindSpeedError, ValueError):

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.activations import GATED, PLAIN, activate
+from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges
-from mindspeed.ops.numerics import wide
-from mindspeed.ops.quantization import dequantized, float_scale, integer_product, to_int8
+from mindspeed.ops.numerics import dequantized, float_scale, integer_product, to_int8, wide
 from mindspeed.ops.registration import define, no_gradient
 
 _EXPERTS = 256
@@ -35,6 +35,7 @@ class Quantization(NamedTuple):
     antiquant_offset2: Tensor | None
 
 
+@in_autocast_type("x", "weight1", "weight2", "bias1", "bias2")
 def ffn(
     x: Tensor,
     weight1: Tensor,

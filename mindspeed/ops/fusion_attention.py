@@ -17,8 +17,9 @@ from torch import Tensor
 from mindspeed.ops.attention_arguments import AttentionGradientInputs, AttentionOptions
 from mindspeed.ops.attention_checks import check_call, check_results
 from mindspeed.ops.attention_layout import head_view, head_width, heads_like, lengths_of, ranges_of, sequence_view, sizes
-from mindspeed.ops.attention_mask import sequence_at_edge, visible_pairs
+from mindspeed.ops.attention_mask import compressed_mask, sequence_at_edge, visible_pairs
 from mindspeed.ops.attention_scores import AttentionBatch, AttentionScores, Dropout, Span, scores_of
+from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.npu_ring_attention_update import sequence_major, token_major
 from mindspeed.ops.numerics import unflatten, wide, wide_type
 from mindspeed.ops.registration import define
@@ -105,10 +106,36 @@ def backward(part: AttentionBatch, dbias: Tensor | None) -> None:
     dv.copy_(dv_wide)
 
 
+_CAUSAL: Final = 3
+"""Sparse mode in which the last query sees every key."""
 LANES = 8
 UNBOUNDED = 2147483647
 
 
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    input_layout: str = "BSND",
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    keep_prob: float = 1.0,
+) -> Tensor:
+    """Give the output of attention, causal unless ``causal`` is false, in the layout of ``query``.
+
+    Layouts are those of `fusion_attention`, without TND. With fewer queries than keys, the last query sees every key.
+    ``scale`` is one over the root of the width of a head unless it is given. Raises OperatorError for other shapes and types.
+    """
+    width = query.shape[-1] if input_layout.upper() in ("BSND", "BNSD") else query.shape[-1] // max(1, head_num)
+    options: dict[str, Any] = {"scale": width**-0.5 if scale is None else scale, "keep_prob": keep_prob}
+    if causal:
+        options |= {"atten_mask": compressed_mask(query.device), "sparse_mode": _CAUSAL}
+    return fusion_attention(query, key, value, head_num, input_layout, **options)[0]
+
+
+@in_autocast_type("query", "key", "value")
 def fusion_attention(
     query: Tensor,
     key: Tensor,

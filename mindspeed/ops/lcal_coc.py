@@ -11,27 +11,32 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mindspeed.ops.autocast import in_type_of
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import unflatten, wide
 from mindspeed.ops.process_groups import Group, all_gather, all_reduce, name_of, reduce_scatter, size_of
 from mindspeed.ops.registration import define, like, product_operations, require_no_gradient
 
 
+@in_type_of("output", "x1", "x2", "bias")
 def pure_matmul(x1: Tensor, x2: Tensor, output: Tensor, *, bias: Tensor | None = None) -> None:
     """``output = x1 x2 + bias``: [m, k] by [k, n]."""
     _run("pure_matmul", (x1, x2, output), bias, [], x1.shape[0])
 
 
+@in_type_of("output", "x1", "x2", "bias")
 def matmul_all_reduce(x1: Tensor, x2: Tensor, output: Tensor, group: Group, *, bias: Tensor | None = None) -> None:
     """``output = sum over ranks of x1 x2, + bias``: [m, k] by [k, n] to [m, n] on every rank."""
     _run("matmul_all_reduce", (x1, x2, output), bias, [group], x1.shape[0])
 
 
+@in_type_of("output", "x1", "x2", "bias")
 def all_gather_matmul(x1: Tensor, x2: Tensor, output: Tensor, group: Group, *, bias: Tensor | None = None) -> None:
     """``output = (x1 of all ranks) x2 + bias``: [m / ranks, k] by [k, n] to [m, n]."""
     _run("all_gather_matmul", (x1, x2, output), bias, [group], x1.shape[0] * size_of(group))
 
 
+@in_type_of("output", "x1", "x2", "bias")
 def all_gather_matmul_v2(
     x1: Tensor, x2: Tensor, output: Tensor, comm_output: Tensor, group: Group, *, bias: Tensor | None = None
 ) -> None:
@@ -42,6 +47,7 @@ def all_gather_matmul_v2(
     _run("all_gather_matmul_v2", (x1, x2, output), bias, [group], rows, comm_output)
 
 
+@in_type_of("output", "x1", "x2", "bias")
 def matmul_reduce_scatter(x1: Tensor, x2: Tensor, output: Tensor, group: Group, *, bias: Tensor | None = None) -> None:
     """This rank's rows of the sum over ranks of ``x1 x2``, plus bias: [m, k] by [k, n] to [m / ranks, n]."""
     ranks = size_of(group)
@@ -50,6 +56,7 @@ def matmul_reduce_scatter(x1: Tensor, x2: Tensor, output: Tensor, group: Group, 
     _run("matmul_reduce_scatter", (x1, x2, output), bias, [group], x1.shape[0] // ranks)
 
 
+@in_type_of("output", "x1", "x2", "bias")
 def all_gather_matmul_reduce_scatter(
     x1: Tensor, x2: Tensor, output: Tensor, gather_group: Group, scatter_group: Group, *, bias: Tensor | None = None
 ) -> None:

@@ -10,8 +10,7 @@ import torch
 from mindspeed.ops import build_cache
 from mindspeed.ops.build_cache import Built
 from mindspeed.ops.variants import native_variants, reference_only
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Problem, advice
 
 BUILD: Final = "mindspeed ops build"
 

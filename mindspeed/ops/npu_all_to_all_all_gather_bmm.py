@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.activations import PLAIN, activate
+from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import unflatten, wide
 from mindspeed.ops.process_groups import Group, all_gather, all_to_all, name_of_size, size_of
 from mindspeed.ops.registration import define, no_gradient
 
 
+@in_autocast_type("x", "weight", "bias")
 def npu_all_to_all_all_gather_bmm(
     x: Tensor,
     weight: Tensor,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.errors import require
 from mindspeed.ops.npu_all_to_all_all_gather_bmm import bias_by_expert, check_operands
 from mindspeed.ops.numerics import unflatten, wide
@@ -16,6 +17,7 @@ from mindspeed.ops.process_groups import Group, all_to_all, name_of_size, reduce
 from mindspeed.ops.registration import define, no_gradient, product_operations
 
 
+@in_autocast_type("x", "weight", "bias")
 def npu_bmm_reduce_scatter_all_to_all(
     x: Tensor,
     weight: Tensor,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mindspeed.ops.autocast import in_widest_type
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import rounded, wide, wide_type
 from mindspeed.ops.registration import define
@@ -51,6 +52,7 @@ class NormGradientInputs(NamedTuple):
     rms: bool
 
 
+@in_widest_type("x0", "weight", "bias", "rowscale", "layerscale")
 def npu_dropout_add_layer_norm(
     x0: Tensor,
     residual: Tensor | None,
@@ -75,6 +77,7 @@ def npu_dropout_add_layer_norm(
     return _checked("npu_dropout_add_layer_norm", inputs, residual_in_fp32, prenorm, return_dropout_mask)
 
 
+@in_widest_type("x0", "weight", "bias", "rowscale", "layerscale")
 def npu_dropout_add_rms_norm(
     x0: Tensor,
     residual: Tensor | None,

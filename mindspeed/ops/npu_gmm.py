@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges, group_tensor
 from mindspeed.ops.npu_groupmatmul_add_fp32 import npu_groupmatmul_add_fp32
@@ -20,6 +21,7 @@ from mindspeed.ops.registration import define, no_gradient, product_operations
 GROUPED_ROWS, GROUPED_SUM = 0, 2
 
 
+@in_autocast_type("x", "weight", "bias")
 def npu_gmm(
     x: Tensor,
     weight: Tensor,
@@ -41,6 +43,7 @@ def npu_gmm(
     return _checked("npu_gmm", x, weight, bias, group_list, group_type, True, original_weight if gemm_fusion else None)
 
 
+@in_autocast_type("x", "weight", "bias")
 def npu_gmm_v2(
     x: Tensor,
     weight: Tensor,

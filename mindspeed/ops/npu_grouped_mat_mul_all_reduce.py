@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges, group_tensor
 from mindspeed.ops.numerics import wide
@@ -18,6 +19,7 @@ from mindspeed.ops.process_groups import Group, all_reduce, name_of, size_of
 from mindspeed.ops.registration import define, no_gradient
 
 
+@in_autocast_type("x", "weight", "bias")
 def npu_grouped_mat_mul_all_reduce(
     x: Sequence[Tensor],
     weight: Sequence[Tensor],

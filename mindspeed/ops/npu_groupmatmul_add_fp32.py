@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges, group_tensor
 from mindspeed.ops.numerics import wide, wide_type
 from mindspeed.ops.registration import define, like, product_operations
 
 
+@in_autocast_type("x", "dy")
 def npu_groupmatmul_add_fp32(x: Tensor, dy: Tensor, group_list: Tensor | Sequence[int], grad: Tensor) -> None:
     """Add the weight gradient of each group to its part of ``grad``.
 

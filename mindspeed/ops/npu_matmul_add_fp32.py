@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import wide, wide_type
 from mindspeed.ops.registration import define, like, product_operations
 
 
+@in_autocast_type("total_input", "grad_output")
 def npu_matmul_add_fp32(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
     """Add the weight gradient of a linear layer to ``grad``.
 

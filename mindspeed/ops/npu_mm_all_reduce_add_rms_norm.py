@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.errors import require
-from mindspeed.ops.numerics import wide
+from mindspeed.ops.numerics import dequantized, float_scale, integer_product, wide
 from mindspeed.ops.process_groups import Group, all_reduce, name_of
-from mindspeed.ops.quantization import dequantized, float_scale, integer_product
 from mindspeed.ops.registration import define, like, no_gradient, product_operations
 
 
@@ -34,6 +34,7 @@ class ProductInputs(NamedTuple):
     epsilon: float
 
 
+@in_autocast_type("x1", "x2", "residual", "gamma", "bias")
 def npu_mm_all_reduce_add_rms_norm(
     x1: Tensor,
     x2: Tensor,

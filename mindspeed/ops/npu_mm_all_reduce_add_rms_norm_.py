@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mindspeed.ops.autocast import in_type_of
 from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import REST, ProductInputs, check
 from mindspeed.ops.process_groups import Group, name_of
 from mindspeed.ops.registration import define, like, product_operations, require_no_gradient
 
 
+@in_type_of("residual", "x1", "x2", "gamma", "bias")
 def npu_mm_all_reduce_add_rms_norm_(
     x1: Tensor,
     x2: Tensor,

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mindspeed.ops.autocast import in_widest_type
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import rounded, wide
 from mindspeed.ops.registration import define, like, no_gradient
 
 
+@in_widest_type("prev_attn_out", "cur_attn_out")
 def npu_ring_attention_update(
     prev_attn_out: Tensor,
     prev_softmax_max: Tensor,

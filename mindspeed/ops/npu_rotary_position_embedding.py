@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from mindspeed.ops.autocast import in_widest_type
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import rounded, wide
 from mindspeed.ops.registration import define, like
@@ -20,6 +21,7 @@ HALF: Final = 0
 INTERLEAVED: Final = 1
 
 
+@in_widest_type("cos", "sin")
 def npu_rotary_position_embedding(x: Tensor, cos: Tensor, sin: Tensor, mode: int = HALF) -> Tensor:
     """Rotate pairs of the last dimension of ``x`` by the angles whose cosines and sines are given.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from mindspeed.ops.activations import fast_gelu, gelu_tanh
 from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges, group_tensor
-from mindspeed.ops.quantization import float_scale, integer_product, to_int8
+from mindspeed.ops.numerics import float_scale, integer_product, to_int8
 from mindspeed.ops.registration import define, product_operations
 
 ACTIVATIONS: Final = {0: lambda y: y, 1: F.relu, 2: gelu_tanh, 4: fast_gelu, 5: F.silu}

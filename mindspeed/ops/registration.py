@@ -1,19 +1,41 @@
-"""Registration of operators in the ``mindspeed`` namespace of PyTorch's dispatcher."""
+"""Registration of operators in the ``mindspeed`` namespace of PyTorch's dispatcher, with their kernels for each platform."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from mindspeed.ops import native_library
 from mindspeed.ops.errors import require
-from mindspeed.ops.kernel import Kernel, with_reference
 from mindspeed.ops.variants import python_variants, reference_only
+
+
+class Kernel(NamedTuple):
+    """``run`` has the arguments of the operator's schema; ``supports``, with the same arguments, refuses calls beforehand.
+
+    Without ``supports`` the kernel runs every call. A refused call runs the reference.
+    """
+
+    run: Callable[..., Any]
+    supports: Callable[..., bool] | None = None
+
+
+def with_reference(kernel: Kernel, reference: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that runs ``kernel`` where it supports the call, else ``reference``."""
+    run, supports = kernel
+    if supports is None:
+        return run
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return run(*args, **kwargs) if supports(*args, **kwargs) else reference(*args, **kwargs)
+
+    return call
+
 
 _LIBRARY: Final = torch.library.Library("mindspeed", "FRAGMENT")  # type: ignore[no-untyped-call]
 _KEYS: Final = {"cpu": "CPU", "cuda": "CUDA", "npu": "PrivateUse1"}

@@ -11,11 +11,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from mindspeed.ops.autocast import in_widest_type
 from mindspeed.ops.errors import require
 from mindspeed.ops.numerics import rounded, wide, wide_type
 from mindspeed.ops.registration import define, like
 
 
+@in_widest_type("x", "gamma")
 def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Tensor:
     """Normalize ``x`` by its root mean square and scale it by ``gamma``.
 
@@ -28,6 +30,7 @@ def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Tensor:
     return y
 
 
+@in_widest_type("x", "residual", "gamma")
 def rms_norm_residual(x: Tensor, residual: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
     """``(y, sum)``: ``sum = x + residual`` and ``y`` its RMSNorm, in one pass.
 

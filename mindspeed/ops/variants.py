@@ -1,10 +1,12 @@
-"""Find the operators with more than a reference on a platform from their files, and their functions. Nothing is imported."""
+"""Files of operators: what has more than a reference on a platform, C++ sources and their hashes. Nothing is imported."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
 from typing import Final
@@ -47,3 +49,48 @@ def public_functions(name: str) -> list[FunctionType]:
     public = {key: value for key, value in vars(module).items() if not key.startswith("_")} if module else {}
     functions = {key: f for key, f in public.items() if isinstance(f, FunctionType) and f.__module__ == f"mindspeed.ops.{name}"}
     return [functions[name]] if name in functions else list(functions.values())
+
+
+def operator_files(sources: Path = SOURCES) -> list[Path]:
+    """The files of operators for the CPU, each named as the module of its reference."""
+    return sorted((sources / "cpu").glob("*.cpp"))
+
+
+def source_files(sources: Path = SOURCES) -> list[Path]:
+    """All files that are compiled for the CPU: those of operators, and what they share."""
+    return [*operator_files(sources), *sorted((sources / "common").glob("*.cpp"))]
+
+
+def sources_digest(sources: Path = SOURCES) -> str:
+    """A hash of everything that is compiled for the CPU; no path takes part in it."""
+    headers = [*sorted((sources / "cpu").glob("*.h")), *sorted((sources / "common").glob("*.h"))]
+    return digest(*(part for file in [*source_files(sources), *headers] for part in (file.name, file.read_bytes())))
+
+
+def source_digest(source: Path) -> str:
+    """A hash of one source and of those headers of mindspeed that it includes, directly or not."""
+    return digest(*(file.read_bytes() for file in _with_headers(source)))
+
+
+def _with_headers(source: Path) -> list[Path]:
+    """The file and its headers between quotation marks, looked for beside it and in ``common``."""
+    found: list[Path] = []
+    waiting = [source]
+    while waiting:
+        file = waiting.pop()
+        if file in found:
+            continue
+        found.append(file)
+        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', file.read_text(encoding="utf-8"), re.MULTILINE):
+            places = (file.parent / name, source.parents[1] / "common" / name)
+            waiting += [place.resolve() for place in places if place.is_file()][:1]
+    return found
+
+
+def digest(*parts: str | bytes) -> str:
+    """Sixteen hexadecimal digits for these parts."""
+    hashed = sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        hashed.update(len(data).to_bytes(8, "little") + data)
+    return hashed.hexdigest()[:16]

@@ -12,7 +12,7 @@ from mindspeed.memory.checkpoint import Checkpoint
 from mindspeed.memory.model_layers import tracker_state
 from mindspeed.pipeline.recomputation import Unit
 from mindspeed.pipeline.running_step import running_step
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 
 class Checkpoints:

@@ -1,12 +1,49 @@
-"""Conditions that features of pipelines share. Light."""
+"""Conditions, patches, arguments and settings that features of pipelines share. Light."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from mindspeed import plugins as ms
 from mindspeed.plugins.shared_conditions import NO_OTHER_PASSES, NO_TRANSFORMER_ENGINE_LAYERS
+
+WAITING_WEIGHTS: Final = ms.Wrap(
+    "megatron.core.tensor_parallel.layers:linear_with_grad_accumulation_and_async_allreduce",
+    "mindspeed.pipeline.linear:with_queue",
+    reason="computes only the input gradient in the backward pass of a linear layer, and queues the weight gradient for a "
+    "later time in the schedule",
+)
+"""The patch of a schedule with operations W."""
+
+LISTED_RECOMPUTE: Final = ms.Wrap(
+    "megatron.core.tensor_parallel.random:checkpoint",
+    "mindspeed.pipeline.checkpoints:with_early_restore",
+    reason="repeats the forward pass of recomputed layers at a separate step of the pipeline schedule, before their gradient "
+    "arrives",
+)
+"""The patch of a schedule with operations R."""
+
+
+def full_recompute(reason: str, num_layers: int = 1) -> list[ms.ArgOverride]:
+    """Return the arguments with which Megatron passes every layer through its checkpoint."""
+    values: dict[str, str | int] = {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": num_layers,
+    }
+    return [ms.ArgOverride(name, value, reason) for name, value in values.items()]
+
+
+class ScheduleArgs(ms.FeatureArgs):
+    """Settings of every feature that provides a pipeline schedule."""
+
+    trace: str | None = ms.Field(
+        None,
+        description="If set: folder to which every rank writes the times of its forward and backward passes. Draw them with "
+        "mindspeed schedule show --trace",
+    )
+
 
 _REMOVE: Final = ms.Fix.remove_feature()
 
@@ -47,14 +84,14 @@ KEEPS_PASSES: Final = (
         "does itself",
     ),
     ms.ModelCondition(
-        "mindspeed.pipeline.model_conditions:foreign_modules",
+        "mindspeed.pipeline.conditions:foreign_modules",
         "the model has no Transformer Engine linear layers and no fully sharded parameters",
     ),
 )
 """Conditions of every feature whose schedule has separate operations for weight gradients."""
 
 NO_SHARDED_MODEL: Final = ms.ModelCondition(
-    "mindspeed.pipeline.model_conditions:sharded_modules",
+    "mindspeed.pipeline.conditions:sharded_modules",
     "the model has no fully sharded parameters, which a repeated forward pass would have to gather",
 )
 
@@ -66,3 +103,34 @@ NO_SHARDED_MODEL: Final = ms.ModelCondition(
 def layers_have_no_pattern(args: Any, world: ms.World) -> bool:
     """Check that the model is no HybridModel, which has no layout but its pattern."""
     return not world.is_hybrid
+
+
+_GATHERED: Final = "fully sharded parameters are gathered in the order of Megatron's schedule"
+_FUSED: Final = "linear layers of Transformer Engine compute both gradients at once"
+_SHARDED: Final = {
+    "megatron.core.distributed.fsdp": _GATHERED,
+    "megatron.core.distributed.torch_fully_sharded_data_parallel": _GATHERED,
+}
+_FOREIGN: Final = {"megatron.core.extensions.transformer_engine": _FUSED, "transformer_engine": _FUSED, **_SHARDED}
+"""Packages of modules, and the reason against them."""
+
+
+def foreign_modules(feature: ms.Feature[Any], chunks: Iterable[Any]) -> list[str]:
+    """Return a sentence for each class of linear layer or of sharded parameters that splits no backward pass."""
+    return _found(chunks, _FOREIGN)
+
+
+def sharded_modules(feature: ms.Feature[Any], chunks: Iterable[Any]) -> list[str]:
+    """Return a sentence for each class of sharded parameters, which are missing when a forward pass is repeated early."""
+    return _found(chunks, _SHARDED)
+
+
+def _found(chunks: Iterable[Any], packages: Mapping[str, str]) -> list[str]:
+    kinds = {type(module) for chunk in chunks for module in chunk.modules() if next(module.parameters(False), None) is not None}
+    kinds |= {type(chunk) for chunk in chunks}
+    return sorted(
+        f"the model has {kind.__qualname__}: {reason}"
+        for kind in kinds
+        for package, reason in packages.items()
+        if f"{kind.__module__}.".startswith(f"{package}.") and ("Linear" in kind.__name__ or "Parallel" in kind.__name__)
+    )

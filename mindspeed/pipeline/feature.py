@@ -6,10 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mindspeed.pipeline.declarations import ScheduleArgs
+from mindspeed.pipeline.conditions import ScheduleArgs
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
-from mindspeed.plugins.feature import Feature
-from mindspeed.plugins.hookspecs import hookimpl
+from mindspeed.plugins import Feature, hookimpl
 
 ArgsT = TypeVar("ArgsT", bound=ScheduleArgs)
 

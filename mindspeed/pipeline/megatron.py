@@ -23,8 +23,7 @@ from mindspeed.pipeline.running_step import running
 from mindspeed.pipeline.simulator import judge, out_of_order
 from mindspeed.pipeline.transport import Channels, Links, moved, with_headers
 from mindspeed.plugins.active import active_features
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Fix, Problem, RunError
 
 _FOREIGN: Final = ("adjust_tensor_shapes_fn", "p2p_communicator", "pg_collection", "grad_finalize_pgs")
 """Arguments of Megatron's function with which a caller brings communication of its own."""

@@ -25,8 +25,7 @@ from mindspeed.pipeline.running_step import RunningStep
 from mindspeed.pipeline.weight_gradients import WeightGradients
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.patches import ArgOverride
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Fix, Problem, RunError, advice
 
 if TYPE_CHECKING:
     from mindspeed.pipeline.megatron import Engine

@@ -10,7 +10,7 @@ from mindspeed.pipeline.checkpoints import Checkpoints
 from mindspeed.pipeline.operations import Op, Schedule
 from mindspeed.pipeline.recording import Timed
 from mindspeed.pipeline.running_step import running_step
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 
 class OwnSchedule:

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mindspeed import plugins as ms
-from mindspeed.pipeline.conditions import KEEPS_FORWARDS, NO_SHARDED_MODEL
-from mindspeed.pipeline.declarations import LISTED_RECOMPUTE, ScheduleArgs
+from mindspeed.pipeline.conditions import KEEPS_FORWARDS, LISTED_RECOMPUTE, NO_SHARDED_MODEL, ScheduleArgs
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.running_step import RunningStep, running, running_step
 from mindspeed.plugins.constraints import Constraint

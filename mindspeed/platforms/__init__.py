@@ -12,8 +12,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.job.world import PLATFORMS
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import PlatformError, Problem
+from mindspeed.problems import Fix, PlatformError, Problem
 
 if TYPE_CHECKING:
     from mindspeed.plugins.feature import Feature

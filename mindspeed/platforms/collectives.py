@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 _INPUTS: Final = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list", "scatter_list")
 _OUTPUTS: Final = ("output", "output_tensor", "output_tensor_list", "tensor_list", "gather_list")

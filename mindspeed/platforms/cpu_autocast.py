@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 
 @wrapper

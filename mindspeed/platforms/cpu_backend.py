@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mindspeed.platforms.cpu_reduce_scatter import FutureWork, collect, finish
 from mindspeed.platforms.cpu_tensors import is_device
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 
 def is_nccl_available() -> bool:

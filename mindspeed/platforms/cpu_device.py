@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 _CAPABILITY = (8, 0)
 """Compute capability, by which scripts choose bf16 (8 and above) or fp8 kernels (9 and above)."""

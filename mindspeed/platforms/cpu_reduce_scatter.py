@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import ReduceOp
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 _COMBINE: Final[dict[Any, Callable[..., Tensor]]] = {
     ReduceOp.SUM: torch.add,

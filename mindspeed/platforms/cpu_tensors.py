@@ -16,7 +16,7 @@ from torch.utils import _device
 
 from mindspeed.platforms import cpu_memory
 from mindspeed.platforms.cpu_host import ACCELERATOR, is_host, made_on_host, mark_host, read_listeners, report_read
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 _CPU = torch.device("cpu")
 _clone = torch._C.TensorBase.clone

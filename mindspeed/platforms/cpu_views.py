@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import GroupMember
 
 from mindspeed.platforms.collectives import CollectiveCall, read_call
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 
 @wrapper

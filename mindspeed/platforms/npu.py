@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Set, hookimpl
-from mindspeed.plugins.patches import Ref
+from mindspeed.platforms.missing_packages import GROUPED_EXPERTS, PRECISION_AWARE
+from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Ref, Set, hookimpl
 
 
 class NpuPlatformArgs(FeatureArgs):
@@ -21,6 +21,7 @@ class NpuPlatform(Feature[NpuPlatformArgs]):
         category=Category.PLATFORM,
         level=0,
         platforms={"npu"},
+        constraints=(GROUPED_EXPERTS, PRECISION_AWARE),
     )
 
     @hookimpl

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import PlatformError, Problem
+from mindspeed.problems import PlatformError, Problem, advice
 
 try:
     import torch_npu

@@ -6,7 +6,7 @@ from inspect import signature
 from typing import Any
 
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Wrap, hookimpl
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 
 class PlanAgreement(Feature[FeatureArgs]):

@@ -13,8 +13,7 @@ import torch
 
 from mindspeed import platforms
 from mindspeed.platforms.collectives import traffic
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import PlatformError, Problem
+from mindspeed.problems import PlatformError, Problem, advice
 
 __all__ = ["backend", "device", "device_module", "platform", "take_device", "traffic"]
 

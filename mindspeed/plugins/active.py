@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Problem
 
 FeatureT = TypeVar("FeatureT")
 

@@ -17,8 +17,7 @@ from mindspeed.plugins import hookspecs
 from mindspeed.plugins.declared_types import Test, test_of, words_of
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.saved_tensors import SavedTensors
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem, brief
+from mindspeed.problems import Fix, MindSpeedError, Problem, brief
 from mindspeed.process.providers import provider_of
 from mindspeed.process.tracing import trace_error
 from mindspeed.process.watchdog import RUNNING, is_watched

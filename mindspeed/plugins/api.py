@@ -42,9 +42,9 @@ from mindspeed.plugins.patches import Replace as Replace
 from mindspeed.plugins.patches import Set as Set
 from mindspeed.plugins.patches import When as When
 from mindspeed.plugins.patches import Wrap as Wrap
-from mindspeed.problems.fixes import Fix as Fix
-from mindspeed.problems.fixes import Fixes as Fixes
-from mindspeed.problems.fixes import SettingsError as SettingsError
-from mindspeed.problems.problem import GivenValue as GivenValue
-from mindspeed.problems.problem import MindSpeedError as MindSpeedError
-from mindspeed.problems.problem import Problem as Problem
+from mindspeed.problems import Fix as Fix
+from mindspeed.problems import Fixes as Fixes
+from mindspeed.problems import GivenValue as GivenValue
+from mindspeed.problems import MindSpeedError as MindSpeedError
+from mindspeed.problems import Problem as Problem
+from mindspeed.problems import SettingsError as SettingsError

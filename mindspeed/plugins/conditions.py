@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed.job.world import FIELDS, UnknownValue, World
-from mindspeed.problems.fixes import Fix, Fixes, filled
+from mindspeed.problems import Fix, Fixes, filled
 from mindspeed.process.watchdog import RUNNING
 
 Predicate = Callable[..., bool]
@@ -130,7 +130,10 @@ class Condition:
         when: Predicate | None = None,
         otherwise: Otherwise = "refuse",
     ) -> Condition:
-        """Require that the product of ``factors`` divides a field: numbers, fields of the job, and settings (``args.size``)."""
+        """Require that the product of ``factors`` divides a field: numbers, fields of the job, and settings (``args.size``).
+
+        Without a ``fix`` it is to give the field a multiple of the product, or to remove the feature.
+        """
         numbers = (factors,) if isinstance(factors, str) else factors
 
         def holds(args: Any, world: World) -> bool:
@@ -139,7 +142,11 @@ class Condition:
         named = " x ".join(str(factor).removeprefix("args.") for factor in numbers)
         holds.__name__ = f"{field}_is_a_multiple_of_{named}".replace(" x ", "_x_")
         holds.__doc__ = f"Check that {field} is a multiple of {named}."
-        return Condition(holds, message, fix, when, otherwise)
+        values = (
+            f"{{{factor if '.' in factor else f'world.{factor}'}}}" if isinstance(factor, str) else factor for factor in numbers
+        )
+        usual = (Fix.give_field(field, note=f"a multiple of {' x '.join(map(str, values))}"), Fix.remove_feature())
+        return Condition(holds, message, fix or usual, when, otherwise)
 
 
 def _factor(factor: str | int, args: Any, world: World) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mindspeed.plugins.conditions import Condition, ModelCondition, Predicate
+from mindspeed.problems import Fixes
 
 AUTO: Final = "auto"
 """The value of a setting that leaves the choice of a feature to mindspeed."""
@@ -31,6 +32,7 @@ class Slot:
     CONTEXT_PARALLEL = "context-parallel"
     MOE_DISPATCHER = "moe-dispatcher"
     MOE_LAYER = "moe-layer"
+    GROUPED_EXPERTS = "grouped-experts"
     PIPELINE_SCHEDULE = "pipeline-schedule"
     LINEAR = "linear"
     RECOMPUTE_POLICY = "recompute-policy"
@@ -74,13 +76,15 @@ class RequiresSlot:
 
     ``setting`` is a setting of the declaring feature, ``str | None``. A name makes that feature active, one of another
     distribution too. ``auto`` takes the one with the least `Cost` of those whose own conditions and conflicts hold;
-    the plan says which, why, and what the others would cost. None leaves it to the features that are requested.
+    the plan says which, why, and what the others would cost. None leaves it to the features that are requested. ``fix`` are
+    ways to need none.
     """
 
     slot: str
     reason: str = ""
     when: Predicate | None = None
     setting: str = ""
+    fix: Fixes = ()
 
 
 class Capability:

@@ -30,8 +30,7 @@ from mindspeed.plugins.constraints import (
 from mindspeed.plugins.declared_types import DeclarationError
 from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec
 from mindspeed.plugins.found import BUILT_IN, DiscoveredFeature, installed, of_folders
-from mindspeed.problems.near_names import near_names
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError, near_names
 from mindspeed.process.gc_pause import collector_paused
 from mindspeed.process.providers import note_provider
 from mindspeed.process.tracing import trace

@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from mindspeed.plugins.found import allowed_entries, broken_fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import MindSpeedError, Problem
 
 
 @dataclass(frozen=True, slots=True)

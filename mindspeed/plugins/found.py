@@ -12,8 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from mindspeed.problems.fixes import Fixes, advice
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fixes, Problem, advice
 
 if TYPE_CHECKING:
     from mindspeed.plugins.feature import Feature

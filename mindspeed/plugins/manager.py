@@ -16,9 +16,7 @@ from mindspeed.plugins.active import MakeRange
 from mindspeed.plugins.answers import asked
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOK_CLASSES, HOOKS, PROJECT, HookFacts
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.near_names import near_names, suggestion
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import MindSpeedError, Problem, advice, near_names, suggestion
 from mindspeed.process.tracing import trace
 
 _MARK: Final = f"{PROJECT}_impl"

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import Condition, condition
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix
 
 _REMOVE: Final = Fix.remove_feature()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as declared
+from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 Verb = Literal[
@@ -133,6 +134,16 @@ _NOT_PLAIN: Final = re.compile(r"^$|^[~#&*!|>%@`]|: | #|:$")
 def advice(text: str) -> Fixes:
     """Return a sentence as the fix; none where there is nothing to say."""
     return (Fix.advise(text),) if text else ()
+
+
+def near_names(name: object, known: Iterable[str], cutoff: float = 0.5, number: int = 3) -> list[str]:
+    """Return the known names most like ``name``, best first."""
+    return get_close_matches(str(name), list(known), n=number, cutoff=cutoff)
+
+
+def suggestion(near: Sequence[str], otherwise: str = "") -> str:
+    """Return ``did you mean a or b?``; without similar names the text ``otherwise``."""
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def filled(fixes: Fixes, feature: str, text: Callable[[str], str]) -> Fixes:

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Problem, advice
 
 
 @dataclass(frozen=True, slots=True)

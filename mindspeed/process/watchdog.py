@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Problem
 from mindspeed.process.providers import provider_of
 
 PATIENCE: Final = 10.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 from mindspeed.plugins import Problem, report_problem
-from mindspeed.problems.fixes import advice
+from mindspeed.problems import advice
 
 LEAST_ROWS: Final = 8
 """Rows of a rank in the smallest part: with fewer, starting a product and a collective costs more than what is hidden."""

@@ -180,7 +180,7 @@ def test_what_is_not_checked_names_the_options_of_megatron_that_decide_it(mindsp
 
 def test_the_first_line_says_by_which_megatron_a_command_is_checked(mindspeed, folder):
     make(folder / "megatron")
-    rules = "checked by the rules of Megatron-LM 0.16.1 (given), for cuda"
+    rules = f"checked by the rules of Megatron-LM 0.16.1 in {folder / 'megatron'} (given), for cuda"
     arguments = "checked by the arguments of Megatron-LM 0.19.1, without its rules, for cpu"
     first, *_ = mindspeed("check", "--platform", "cuda", "--checkout", "megatron", "jobs/good.sh").stdout.splitlines()
     assert first == rules

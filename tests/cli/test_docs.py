@@ -41,6 +41,13 @@ def test_a_feature_of_another_package_has_a_page(mindspeed, install):
     )
 
 
+@pytest.mark.parametrize("path", ["docs/layout.md", "layout.md", "https://forge.example/mindspeed/docs/layout.md"])
+def test_the_path_of_a_page_is_its_name(mindspeed, path):
+    assert mindspeed("docs", path).stdout == mindspeed("docs", "layout").stdout
+    done = mindspeed("docs", path.replace("layout", "layuot"))
+    assert done.stderr.endswith("Error: no guide or feature is named layuot; did you mean layout?\n")
+
+
 def test_json_holds_the_pages_by_name(mindspeed):
     pages = json.loads(mindspeed("docs", "rms-norm", "swiglu", "--json").stdout)["pages"]
     assert list(pages) == ["rms-norm", "swiglu"]

@@ -106,5 +106,5 @@ def test_every_verb_reads_names_by_the_one_function():
         "docs",
     } <= read
     for verb, parameters in listed.items():
-        for parameter in parameters:
+        for parameter in parameters if verb != "docs" else parameters[1:]:  # whose pages may be paths as well
             assert (type(parameter.type), parameter.callback) == (FeatureNames, split_words), (verb, parameter.name)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.ops.sources import source_files
-from mindspeed.ops.variants import SOURCES
+from mindspeed.ops.variants import SOURCES, source_files
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = """

@@ -10,7 +10,7 @@ from mindspeed import registry
 from mindspeed.cli.plan_text import verdict
 from mindspeed.engine.planning.lock import Lock, read_lock, require_match
 from mindspeed.engine.resolution.environment import made_up
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from tests.cli.conftest import LAPTOP
 
 JOB = """

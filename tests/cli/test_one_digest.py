@@ -32,7 +32,7 @@ import json, sys
 from dataclasses import replace
 from mindspeed import registry
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 world = json.loads(sys.argv[1])
 for name in sorted(registry.catalog(frozenset()).usable):
     try:

@@ -11,7 +11,7 @@ from mindspeed.job.world import PLATFORMS
 from mindspeed.ops import OPERATORS, availability, instruction_sets
 from mindspeed.ops.availability import variant
 from mindspeed.ops.compiler import Compiler
-from mindspeed.ops.sources import operator_files
+from mindspeed.ops.variants import operator_files
 from tests.ops.built import pretend_built, write_sources
 
 

@@ -52,6 +52,19 @@ def test_the_traceback_is_the_scripts(run):
     assert lines[-1] == "ValueError: boom"
 
 
+@pytest.mark.parametrize(("status", "rows"), [("'wrong usage'", 0), ("3", 0), ("0", 1)])
+def test_a_program_that_fails_says_nothing_of_features_that_had_no_effect_yet(run, status, rows):
+    done = run(
+        f"""
+        from mindspeed.engine.runtime import session
+        session.current().proof.enter("step")
+        raise SystemExit({status})
+        """,
+        options=["--features", "rms-norm", "--normalization", "RMSNorm", "--only"],
+    )
+    assert done.stderr.count("MS410 rms-norm has no effect: the operator rms_norm") == rows
+
+
 def test_problems_of_the_request_come_before_anything_starts(mindspeed):
     done = mindspeed("run", "--platform", "cpu", "--features", "swigl", "--", __file__)
     assert (done.exit_code, done.stdout) == (1, "")

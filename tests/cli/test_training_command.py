@@ -1,6 +1,7 @@
 """``check`` of a training command: every problem at once, with its line; other verbs say that it is ``check``'s."""
 
 import json
+import shlex
 
 import pytest
 from click.testing import CliRunner
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 from mindspeed.cli import main
 from tests.cli.conftest import LAPTOP
 
+CHECK_WITH = "this verb takes feature names; for a training command use: mindspeed check"
 SIZES = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1"
 )
@@ -130,9 +132,22 @@ def test_a_verb_of_features_says_how_a_command_is_checked(verb, words, line, tmp
     (tmp_path / "recompute").mkdir()
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, ["features", verb, *LAPTOP, *words])
-    text = "this verb takes feature names; for a training command use: mindspeed check"
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: {text} {line}")
+    options = [*(["--plan"] if verb == "plan" else []), *LAPTOP]
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: {CHECK_WITH} {shlex.join(options)} {line}")
     assert CliRunner().invoke(main, ["features", verb, *LAPTOP, "recompute"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("memory plan --all --budget-mib 14900 --no-rotary", "--device-memory 14900 --no-rotary"),
+        ("features check --device-memory 80GiB --strict --json", "--device-memory 80GiB --strict"),
+        ("tune --budget-seconds 5 --set a.b=1 --set c.d=2 -f job.yaml", "--file job.yaml --set a.b=1 --set c.d=2"),
+    ],
+)
+def test_the_line_to_type_has_the_options_that_check_takes(words, line):
+    result = CliRunner().invoke(main, [*words.split(), "--", "pretrain_gpt.py", "--bf16"])
+    assert result.stderr.splitlines()[-1] == f"Error: {CHECK_WITH} {line} -- pretrain_gpt.py --bf16"
 
 
 def test_what_is_not_checked_is_in_no_row_an_option_of_another_command_line():

@@ -79,6 +79,9 @@ def test_a_verb_of_two_packages_is_none(mindspeed, package):
 def test_a_package_takes_no_verb_of_mindspeed_and_none_where_it_may_not_load(mindspeed, package, monkeypatch):
     package("acme", "explain", "raise SystemExit", "greet")
     assert mindspeed("explain", "MS101").exit_code == 0
+    assert mindspeed("--help").stdout.endswith(
+        f"Commands of other packages:\n{ROW.format(verb='explain', code=102, providers='acme 1.2')}"
+    )
     package("bolt", "greet", WORKS, "greet")
     monkeypatch.setenv("MINDSPEED_PLUGINS", "none")
     extensions.cache_clear()

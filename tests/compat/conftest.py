@@ -11,7 +11,7 @@ from mindspeed.compat.manager import MindSpeedFeaturesManager
 from mindspeed.compat.patches import MindSpeedPatchesManager
 from mindspeed.engine.runtime import session
 from mindspeed.ops import variants
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import MindSpeedError, Problem
 
 
 @pytest.fixture(autouse=True)

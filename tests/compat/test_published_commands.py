@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Problem
 from tools.published_commands import RECORD, VARIABLES, measured, published, reason_of
 
 NAMED = all(variable in os.environ for variable in VARIABLES.values())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mindspeed.context_parallel import costs
 from mindspeed.context_parallel.layout import Layout
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 
 
 def function_of(name: str) -> Any:

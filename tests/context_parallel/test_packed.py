@@ -11,7 +11,7 @@ from torch import Tensor
 from mindspeed.context_parallel.documents import ends_of_packed
 from mindspeed.context_parallel.layout import Layout, contiguous, nested, zigzag
 from mindspeed.context_parallel.packed import rope_function_of_packed, slicer_of_packed
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 
 TOKENS, HEADS, WIDTH = 24, 2, 8
 LAYOUTS = [zigzag(1), zigzag(2), zigzag(3), contiguous(4), nested(zigzag(2), 2)]

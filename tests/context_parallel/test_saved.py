@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mindspeed.cli.memory_measure import accurate, compared
-from mindspeed.context_parallel.saved import INPUTS
+from mindspeed.context_parallel.costs import INPUTS
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.memory_planner.plans import stages_of

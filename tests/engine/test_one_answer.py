@@ -15,7 +15,7 @@ from mindspeed.job.config import world_of_config
 from mindspeed.megatron.hook_wrappers import facts_of_spec
 from mindspeed.megatron_lm.training_plan import plan_training
 from mindspeed.plugins import Feature
-from mindspeed.problems.problem import Problem, ResolutionError
+from mindspeed.problems import Problem, ResolutionError
 from mindspeed.registry import base_features, resolve
 from tests.features.resolving import CATALOG, MODEL
 

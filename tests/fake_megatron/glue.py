@@ -2,7 +2,7 @@
 
 import functools
 
-from mindspeed.plugins.wrapping import wrapper
+from mindspeed.plugins.patches import wrapper
 
 
 def size_of_42():

@@ -10,8 +10,7 @@ from mindspeed.engine.resolution.resolver import Resolution, resolve
 from mindspeed.job.world import World
 from mindspeed.plugins import Feature
 from mindspeed.plugins.discovery import discover
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Problem
 
 MODEL: dict[str, Any] = {
     "world_size": 8,

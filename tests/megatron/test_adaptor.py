@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 import mindspeed
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 
 ADAPTOR: Final = "megatron_adaptor"
 MODULE: Final = "megatron.core.fusions.fused_bias_swiglu"

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, PlatformError, Problem
+from mindspeed.problems import Fix, MindSpeedError, PlatformError, Problem
 
 PROBLEM = Problem("MS304", "some-feature: the layer cannot be built", ("some-feature",), fix=Fix.remove_feature("some-feature"))
 

@@ -15,7 +15,7 @@ import torch
 import mindspeed
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.megatron.fixes import kernels
-from mindspeed.problems.problem import PlatformError
+from mindspeed.problems import PlatformError
 from mindspeed.registry import probe
 from tests.megatron.on_ranks import cycles, host_weights, reduced_by_instances
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed.megatron import model_class
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 
 HYBRID = b"decoder.layers.0.mlp decoder.final_norm.weight decoder.final_norm._extra_state"
 

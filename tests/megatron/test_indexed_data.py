@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindspeed.megatron.indexed_data import MAGIC, bin_path, idx_path, read_index, write_indexed
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 
 REMAKE = "create it again with mindspeed data prepare, or copy it again from its source"
 

@@ -7,8 +7,8 @@ import pytest
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.problems.problem import ResolutionError
-from mindspeed.workbench.lint.dry_run import plan_command
+from mindspeed.problems import ResolutionError
+from mindspeed.workbench.lint.dry_run import plan_command, read_and_plan_command
 from mindspeed.workbench.lint.judgement import CheckedJob, check_jobs
 from mindspeed.workbench.lint.launched_command import command_of_words
 from mindspeed.workbench.lint.shell_script import Word
@@ -114,7 +114,7 @@ def test_a_number_that_contradicts_a_pattern_is_named_with_it() -> None:
     words = ["pretrain_hybrid.py", *MODEL.split(), "--hybrid-layer-pattern", "*E*E", "--num-experts", "4"]
     above = [Layer("command line", world={"moe_layers": 1})]
     with pytest.raises(ResolutionError) as caught:
-        plan_command(command_of_words(words), made_up("cuda", "0.19.0"), (), above)
+        read_and_plan_command(command_of_words(words), made_up("cuda", "0.19.0"), (), above)
     (problem,) = caught.value.problems
     assert problem.message == "moe_layers is 1, but the pattern has 2 layers with experts (E)\n    *E*E\n       ^"
     assert problem.fix_text == "remove moe_layers, which the pattern gives"

@@ -3,7 +3,7 @@
 import pytest
 
 from mindspeed.megatron_lm.command_line_fixes import MegatronCommandLine
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix
 
 WORDS = MegatronCommandLine("0.16.1")
 

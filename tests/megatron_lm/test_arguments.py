@@ -12,11 +12,10 @@ import pytest
 
 from mindspeed.engine.inspection.cli_arguments import surface
 from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride
-from mindspeed.job.megatron_arguments import world_of
+from mindspeed.job.megatron_arguments import put_launch_order, world_of
 from mindspeed.megatron import training_hook_wrappers
+from mindspeed.megatron.parsed_arguments import problems_of_job
 from mindspeed.megatron.training_hook_wrappers import (
-    differences,
-    order_launches,
     put_arguments,
     put_platform_values,
     validate_args,
@@ -31,6 +30,11 @@ SHAPE = (
     "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --micro-batch-size 1 --global-batch-size 4 "
     "--transformer-impl local"
 )
+
+
+def differences(session, args):
+    """Return what the validated arguments have otherwise than the plan."""
+    return problems_of_job(world_of(vars(args)), session.plan, session.manager.features)
 
 
 def active(world=None, **overrides):
@@ -74,7 +78,7 @@ def test_the_plans_values_go_where_megatron_lm_takes_them_under_its_own_names():
     ],
 )
 def test_the_variable_that_megatron_demands_is_set_where_it_has_no_meaning(platform, fsdp, environment, expected):
-    order_launches(active({"platform": platform}).plan, Namespace(use_torch_fsdp2=fsdp), environment)
+    put_launch_order(platform, {"use_torch_fsdp2": fsdp}, environment)
     assert environment == expected
 
 
@@ -169,7 +173,9 @@ def test_a_size_that_a_feature_makes_of_others_is_no_difference(plan, count):
 def test_sizes_that_follow_from_others_follow_as_in_megatron():
     llama = world_of({"hidden_size": 1024, "swiglu": True, "num_attention_heads": 8, "num_query_groups": 1})
     assert (llama["ffn_hidden_size"][0], llama["num_query_groups"][0]) == (2688, 8)
-    assert world_of({"pipeline_model_parallel_layout": "Et|L"}).get("vpp") is None
+    assert world_of({"pipeline_model_parallel_layout": "Et|L"})["vpp"][0] == 2
+    layout = {"pipeline_model_parallel_layout": "Ettt|(tt|)*2,tL", "pipeline_model_parallel_size": 2}
+    assert world_of(layout)["vpp"][0] == 2
     assert (
         world_of({"num_layers": 8, "pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 2})["vpp"][0]
         == 2

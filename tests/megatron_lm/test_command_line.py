@@ -15,7 +15,7 @@ from mindspeed.megatron_lm.argument_layers import declared_flags
 from mindspeed.megatron_lm.given_arguments import given_arguments
 from mindspeed.megatron_lm.training_plan import is_training_script, plan_training
 from mindspeed.megatron_lm.training_request import OWN_FLAGS, read_command_line
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from tests.megatron_lm.checkout import ROOT
 
 SHAPE = (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mindspeed.engine.inspection.cli_arguments import surface
 from mindspeed.engine.resolution.environment import made_up
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from mindspeed.workbench.lint.dry_run import plan_command
 from mindspeed.workbench.lint.launched_command import command_of_words, commands_of_file
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from mindspeed.workbench.lint.launched_command import command_of_file, command_of_words, training_commands
 
 TRAIN = "pretrain_gpt.py --num-layers 2 --micro-batch-size 1"

@@ -6,7 +6,7 @@ import pytest
 
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.training_plan import plan_training
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 
 SHAPE = (
     "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 --global-batch-size 8 "

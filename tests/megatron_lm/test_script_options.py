@@ -6,7 +6,7 @@ import pytest
 
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.script_options import script_options
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from mindspeed.workbench.lint.judgement import CheckedJob, check_jobs
 from mindspeed.workbench.lint.launched_command import command_of_words
 from mindspeed.workbench.lint.upstream.process import Checkout

@@ -129,7 +129,8 @@ CASES += [
 @pytest.mark.parametrize(("name", "version", "words", "environ", "caught"), CASES)
 def test_a_trap_catches_what_its_source_is_about(name, version, words, environ, caught):
     known = surface_or_nearest(version)
-    names = [trap.name for trap in traps_of(given_arguments(words.split(), known), known, environ)]
+    given = {dest: argument.value for dest, argument in given_arguments(words.split(), known).items()}
+    names = [trap.name for trap in traps_of(given, known, environ, "cuda")]
     assert (name in names) is caught
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 
 @wrapper

@@ -13,7 +13,7 @@ from mindspeed.features.device_emulation.absent import AbsenceGuard
 from mindspeed.memory.on_host import HostBuffers, OnHost
 from mindspeed.memory.parked import LayerPart, Parked
 from mindspeed.memory.region import Region
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 
 READ = (
     "MS617 acme: {} read a tensor of layer 3 norm while it was offloaded\n"

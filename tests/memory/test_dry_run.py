@@ -10,7 +10,7 @@ from benchmarks._memory_jobs import LARGER as LARGER_MODEL
 from mindspeed import registry
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.memory_planner.plans import stages_of
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 from mindspeed.workbench.verification.case import build_case, with_few_micro_batches
 from mindspeed.workbench.verification.pool import WorkerPool
 

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from mindspeed.workbench.verification.case import build_case
 from tests.conftest import Prove, differences
 from tests.memory.test_layer_parts import SIX

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 from mindspeed.workbench.verification.case import build_case
 from mindspeed.workbench.verification.harness import verify
 from mindspeed.workbench.verification.pool import WorkerPool

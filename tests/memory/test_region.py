@@ -6,9 +6,9 @@ import torch.nn.functional as F
 
 from mindspeed.memory.byte_count import Bytes
 from mindspeed.memory.meter import Meter
-from mindspeed.memory.randomness import RandomState
+from mindspeed.memory.recomputation import RandomState
 from mindspeed.memory.region import Region
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 
 SIZE = 8
 FLOAT = 4

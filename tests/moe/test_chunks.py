@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.features.ampipe.layers import pipelined
-from mindspeed.moe.chunks import Steps, finished
+from mindspeed.moe.transfer import Steps, finished
 
 
 def logging(name: str, phases: list[str], log: list[str]) -> Steps:

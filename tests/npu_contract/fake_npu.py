@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from mindspeed.ops.kernel import Kernel
+from mindspeed.ops.registration import Kernel
 from tests.npu_contract.case import Case, Make
 from tests.npu_contract.hccl import communicators
 from tests.npu_contract.recording import OnNpu, Record, described, forward_and_backward

@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from mindspeed.ops.errors import OperatorError
-from mindspeed.ops.kernel import Kernel, with_reference
-from mindspeed.ops.registration import operators
+from mindspeed.ops.registration import Kernel, operators, with_reference
 
 FORWARD, BACKWARD = "forward", "backward"
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from mindspeed.files.cache_folder import make_private
 from mindspeed.ops import build_cache
 from mindspeed.ops.build_cache import Built, Key
-from mindspeed.ops.sources import operator_files
-from mindspeed.ops.variants import SOURCES
+from mindspeed.ops.variants import SOURCES, operator_files
 
 TINY = '#include <cstdio>\n__attribute__((constructor)) static void hello() {{ std::puts("{name} is loaded"); }}\n'
 

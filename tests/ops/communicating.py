@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import mindspeed.ops
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 
 
 def grid(ep, tp):

@@ -11,7 +11,7 @@ import pytest
 
 from mindspeed.ops import build_cache
 from mindspeed.ops.building import build
-from mindspeed.problems.problem import PlatformError
+from mindspeed.problems import PlatformError
 from tests.ops.built import write_compiler, write_sources
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="this machine has no g++")

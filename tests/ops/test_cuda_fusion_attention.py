@@ -6,7 +6,7 @@ import torch
 from mindspeed.ops.attention_arguments import AttentionOptions
 from mindspeed.ops.cuda import fusion_attention as cuda
 from mindspeed.ops.fusion_attention import _backward, _forward
-from mindspeed.ops.kernel import with_reference
+from mindspeed.ops.registration import with_reference
 from tests.ops.flash_stand_in import flash_on_cpu
 from tests.ops.operator_checks import randn
 

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mindspeed.ops import fusion_attention, fusion_attention_grad, npu_fusion_attention, npu_ring_attention_update
+from mindspeed.ops import attention, fusion_attention, fusion_attention_grad, npu_fusion_attention, npu_ring_attention_update
 from mindspeed.ops.attention_scores import Dropout
 from mindspeed.ops.npu_ring_attention_update import sequence_major
 from tests.ops.attention_calls import KERNELS, assert_agrees, check_dense, choose, logsumexp, options, seen_by
@@ -491,3 +491,18 @@ def test_wrong_packed_arguments_are_refused(change, message):
     q, k, v = (x.detach().float() for x in packed_qkv())
     with refused(f"fusion_attention: {message}"):
         fusion_attention(q, k, v, N, "TND", **{**arguments, **change})
+
+
+HEADS_FIRST = {
+    "BSND": lambda x: x.transpose(1, 2),
+    "BNSD": lambda x: x,
+    "SBH": lambda x: x.unflatten(2, (3, 4)).permute(1, 2, 0, 3),
+}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("layout", "shape"), [("BSND", (2, 5, 3, 4)), ("BNSD", (2, 3, 5, 4)), ("SBH", (5, 2, 12))])
+def test_attention_for_people_is_causal_unless_it_is_told_otherwise(layout, shape, causal):
+    q, k, v = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
+    expected = F.scaled_dot_product_attention(*map(HEADS_FIRST[layout], (q, k, v)), is_causal=causal)
+    torch.testing.assert_close(HEADS_FIRST[layout](attention(q, k, v, 3, layout, causal=causal)), expected)

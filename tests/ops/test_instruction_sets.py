@@ -14,8 +14,7 @@ from mindspeed.ops.build_cache import FLAGS
 from mindspeed.ops.building import build
 from mindspeed.ops.compiler import includes, run
 from mindspeed.ops.instruction_sets import NEEDED, SETS
-from mindspeed.ops.sources import source_files
-from mindspeed.ops.variants import SOURCES
+from mindspeed.ops.variants import SOURCES, source_files
 
 FILES = {file.stem: file for file in source_files()}
 PORTABLE = sorted(FILES.keys() - NEEDED.keys())

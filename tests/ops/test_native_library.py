@@ -9,7 +9,7 @@ import torch
 import mindspeed.ops
 from mindspeed.ops import OPERATORS, build_cache, native_library
 from mindspeed.ops.building import build
-from mindspeed.ops.sources import sources_digest
+from mindspeed.ops.variants import sources_digest
 from tests.ops.built import pretend_built, run, write_sources
 
 LOAD = """

@@ -29,7 +29,7 @@ def planted(tmp_path: Path) -> Path:
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "__init__.py").touch()
     kernel = (
-        "from mindspeed.ops.kernel import Kernel\n"
+        "from mindspeed.ops.registration import Kernel\n"
         "KERNELS = {'swiglu': Kernel(lambda x, dim: x.new_full((1, 1), 7.0), lambda x, dim: x.numel() < 9)}\n"
     )
     (tmp_path / "cpu" / "swiglu.py").write_text(kernel)

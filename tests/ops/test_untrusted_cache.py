@@ -8,7 +8,7 @@ import pytest
 
 from mindspeed.ops import build_cache
 from mindspeed.ops.building import build
-from mindspeed.problems.problem import PlatformError
+from mindspeed.problems import PlatformError
 from tests.ops.built import pretend_built, run
 
 NOTHING = "; nothing is loaded from there"

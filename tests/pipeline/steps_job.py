@@ -29,7 +29,7 @@ from mindspeed.pipeline.simulator import judge
 from mindspeed.pipeline.synthesis import delayed
 from mindspeed.pipeline.synthesis import megatron as megatron_order
 from mindspeed.plugins import active_feature
-from mindspeed.problems.problem import MindSpeedError, RunError
+from mindspeed.problems import MindSpeedError, RunError
 
 MICRO_BATCHES, LENGTH, HIDDEN, VOCABULARY = 4, 12, 16, 32
 Unit = tuple[int, int]

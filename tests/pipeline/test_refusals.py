@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from mindspeed.job.config import world_of_config
-from mindspeed.pipeline.model_conditions import foreign_modules, sharded_modules
+from mindspeed.pipeline.conditions import foreign_modules, sharded_modules
 from mindspeed.plugins.conditions import ModelCondition
 from tests.features.resolving import CATALOG, active, refusals
 
@@ -53,7 +53,7 @@ def test_every_feature_of_pipelines_asks_the_model() -> None:
         name: ",".join(one.function for one in CATALOG.specs[name].constraints if isinstance(one, ModelCondition))
         for name in (*LISTS, *AHEAD)
     }
-    conditions = "mindspeed.pipeline.model_conditions:"
+    conditions = "mindspeed.pipeline.conditions:"
     assert asked == dict.fromkeys(LISTS, f"{conditions}foreign_modules") | dict.fromkeys(AHEAD, f"{conditions}sharded_modules")
 
 

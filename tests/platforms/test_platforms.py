@@ -16,7 +16,7 @@ from mindspeed.features.device_emulation.base import DeviceEmulation, DeviceEmul
 from mindspeed.megatron.fixes.feature import MegatronFixes
 from mindspeed.platforms.cpu import CpuPlatform
 from mindspeed.plugins import FeatureArgs, World
-from mindspeed.problems.problem import PlatformError
+from mindspeed.problems import PlatformError
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from mindspeed.job.world import World
-from mindspeed.plugins import Category, Condition, FeatureSpec
+from mindspeed.plugins import Category, Condition, FeatureArgs, FeatureSpec
 from mindspeed.plugins.conditions import ConditionError, failure
 from mindspeed.plugins.declared_types import DeclarationError
 from tests.plugins.synthetic import ask, catalog, make
@@ -56,6 +56,15 @@ def test_a_condition_that_is_given_twice_is_refused():
     condition = Condition(holds, "never")
     with pytest.raises(DeclarationError, match=r"^FeatureSpec\.constraints contains the condition holds twice$"):
         FeatureSpec("a", Category.TOOL, constraints=(condition, condition))
+
+
+def test_a_product_that_divides_no_field_has_a_usual_fix():
+    class Args(FeatureArgs):
+        parts: int = 3
+
+    split = Condition.divides("seq_length", (2, "cp", "args.parts"), "{world.seq_length} tokens cannot be split")
+    (problem,) = ask(catalog(make("parts", split, args=Args)), "parts", world={"seq_length": 64}).problems
+    assert problem.fix_text == "--seq-length N (a multiple of 2 x 1 x 3), or remove parts"
 
 
 def test_a_declaration_has_at_most_seventeen_fields():

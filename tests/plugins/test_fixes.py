@@ -6,8 +6,18 @@ import re
 
 import pytest
 
-from mindspeed.problems.fixes import Fix, Fixes, filled, fixes_from_json, fixes_to_json, in_python, on_command_line
-from mindspeed.problems.problem import GivenValue, Problem, ResolutionError
+from mindspeed.problems import (
+    Fix,
+    Fixes,
+    GivenValue,
+    Problem,
+    ResolutionError,
+    filled,
+    fixes_from_json,
+    fixes_to_json,
+    in_python,
+    on_command_line,
+)
 
 EVERY_KIND: Fixes = (
     Fix.give_field("tp", 2),

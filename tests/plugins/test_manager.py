@@ -11,7 +11,7 @@ from mindspeed.plugins import Category, Feature, FeatureSpec, World, hookimpl
 from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from mindspeed.workbench.pages.reference import ANSWERS, CALLERS
 
 ARGS, WORLD = FeatureArgs(), World({})

@@ -10,7 +10,7 @@ from mindspeed.plugins import answers
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.found import installed
 from mindspeed.plugins.hookspecs import HOOKS
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from mindspeed.process import watchdog
 
 FEATURE = """

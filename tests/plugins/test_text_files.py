@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed.files.text_files import write_files
-from mindspeed.problems.problem import PlatformError
+from mindspeed.problems import PlatformError
 
 
 def test_folders_are_made_and_a_link_stays_a_link(tmp_path):

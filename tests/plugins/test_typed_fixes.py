@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from mindspeed import registry
 from mindspeed.engine.resolution.request import parse_assignments
 from mindspeed.engine.resolution.setting_validation import accepted_value
-from mindspeed.problems.fixes import Fix, Fixes, on_command_line
+from mindspeed.problems import Fix, Fixes, on_command_line
 
 MODELS = registry.catalog().models
 FIELDS = [(name, field) for name, model in sorted(MODELS.items()) for field in model.model_fields]

@@ -16,8 +16,7 @@ from mindspeed.files.tables import fields_of, table_beside
 from mindspeed.megatron_lm.argument_words import ArgumentWords, Count, problem_of_flags
 from mindspeed.megatron_lm.dialects import Translation
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Fix, Fixes, advice
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Fixes, Problem, advice
 
 _POLICIES: Final = {"recompute_in_advance": "--recompute-in-advance", "recompute_in_bubble": "--recompute-in-bubble"}
 _COUNTS: Final = ("recompute_norm_num_layers", "recompute_activation_function_num_layers")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mindspeed.megatron_lm.argument_words import ArgumentWords, problem_of_flags
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix
 
 LAYER_SPECS: Final = ("qwen3_spec", "deepseek_spec", "bailing_spec", "qwen2_moe_spec")
 """Layer specs of MindSpeed-LLM that are Megatron's own layers."""

@@ -11,8 +11,7 @@ from typing import Final, Literal
 from mindspeed.compat.old_flags.model_arguments import OTHER_PROGRAM, RULES
 from mindspeed.files.tables import fields_of, table_beside
 from mindspeed.megatron_lm.argument_words import ArgumentWords, Count, problem_of_flags
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Problem
 
 FlagKind = Literal["megatron", "not-needed", "left-out", "refused", "library"]
 

@@ -17,8 +17,7 @@ from typing import Final
 
 from packaging.specifiers import SpecifierSet
 
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Problem
 
 _PYTHON: Final = re.compile(r"""^requires-python *= *["']([^"']+)""", re.MULTILINE)
 _CONSTANT: Final = re.compile(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) *= *['"]?(\w+)""", re.MULTILINE)

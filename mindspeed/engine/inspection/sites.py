@@ -15,7 +15,7 @@ from pkgutil import iter_modules
 from typing import Final
 
 from mindspeed.engine.inspection.source import Binding, Module, Scope, find_module, loaded_module, read_scope, read_text
-from mindspeed.problems.near_names import near_names
+from mindspeed.problems import near_names
 
 TREE: Final = "megatron"
 """The package inside which imports are followed."""

@@ -19,7 +19,7 @@ from mindspeed._version import __version__
 from mindspeed.engine.inspection.source import files_consulted, state_of
 from mindspeed.files.cache_folder import cache_folder, distrust, make_private
 from mindspeed.files.text_files import write_files
-from mindspeed.problems.problem import PlatformError
+from mindspeed.problems import PlatformError
 
 _FORMAT: Final = 4
 """Part of the file's name; goes up when sites, contracts or arguments are read in another way."""

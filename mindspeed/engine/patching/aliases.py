@@ -20,8 +20,7 @@ from weakref import WeakSet
 
 from mindspeed.engine.inspection.sites import TREE, inside_tree
 from mindspeed.engine.patching.journal import ATTRIBUTE, ELEMENT, HEAP_TYPE, ITEM, KEY, MEMBER, PARTIAL, SLOT, Accessor, Journal
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import PatchError, Problem
+from mindspeed.problems import Fix, PatchError, Problem
 
 
 class Substitution(NamedTuple):

@@ -30,8 +30,7 @@ from mindspeed.engine.patching.stale_references import stale_holders
 from mindspeed.engine.planning.patch_checks import missing_target
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.plugins.patches import Set
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import PatchError, Problem
+from mindspeed.problems import Fix, PatchError, Problem
 from mindspeed.process.gc_pause import collector_paused
 from mindspeed.process.tracing import trace
 

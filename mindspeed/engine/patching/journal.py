@@ -9,8 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import PatchError, Problem
+from mindspeed.problems import Fix, PatchError, Problem
 
 ABSENT: Final = type("ABSENT", (), {"__slots__": (), "__repr__": lambda self: "ABSENT"})()
 """The value of a name that did not exist before."""

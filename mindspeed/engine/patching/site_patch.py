@@ -18,8 +18,7 @@ from mindspeed.engine.patching.journal import ABSENT, ATTRIBUTE, HEAP_TYPE, ITEM
 from mindspeed.engine.planning.patch_checks import PATCH_A_METHOD, WRAP_A_METHOD, missing_target, unsuitable_target
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, PatchError, Problem
+from mindspeed.problems import Fix, MindSpeedError, PatchError, Problem
 
 _RANK: Final = {Replace: 0, Mixin: 1, Wrap: 2, Set: 3}
 DESCRIPTORS: Final = (staticmethod, classmethod)

@@ -11,8 +11,7 @@ from typing import Any, Final
 from mindspeed.engine.inspection.sites import inside_tree
 from mindspeed.engine.patching.journal import HEAP_TYPE
 from mindspeed.engine.patching.site_patch import PatchedSite
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Problem
 
 _NO_HOLDERS: Final = (dict, list, tuple, set, frozenset, CellType)
 """Containers are reached through what owns them; most of the heap is made of these."""

@@ -13,16 +13,12 @@ from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride, Plan
 from mindspeed.engine.resolution.environment import Environment, version_in
 from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote
 from mindspeed.engine.resolution.resolver import Resolution
-from mindspeed.job.world import World
-from mindspeed.plugins.conditions import Condition, ModelCondition
+from mindspeed.plugins import ArgOverride, Condition, Feature, ModelCondition, Patch, World
 from mindspeed.plugins.constraints import Constraint
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
-from mindspeed.plugins.patches import ArgOverride, Patch
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem, ResolutionError
+from mindspeed.problems import Fix, Problem, ResolutionError
 from mindspeed.process.providers import provider_of
 
 HookPatches = Callable[[Collection[str], Collection[str], Environment, bool, frozenset[str]], Sequence[tuple[str, Patch]]]

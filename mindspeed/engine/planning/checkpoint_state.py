@@ -20,8 +20,7 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.planned_feature import PlannedFeature
 from mindspeed.plugins.feature import CheckpointState, Feature, ResumeVerdict
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Fix, Problem, RunError, advice
 
 FILE: Final = "features.json"
 FORMAT: Final = 1

@@ -27,8 +27,7 @@ from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.engine.inspection.source import only_tree, trees_kept
 from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.engine.resolution.environment import version_in
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem, advice
 
 FAILED: Final = ("changed", "gone")
 """Verdicts that a feature does not survive without a look at it."""

@@ -13,9 +13,7 @@ from mindspeed.engine.inspection.sites import find_site
 from mindspeed.engine.inspection.source import find_module, read_scope
 from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch
 from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote
-from mindspeed.job.world import UnknownValue
-from mindspeed.plugins.constraints import After, Before, Requires
-from mindspeed.plugins.feature import Feature
+from mindspeed.plugins import After, Before, Feature, Requires, UnknownValue
 
 Features = Mapping[str, type[Feature[Any]]]
 _DONE: Final = {"replace": "replaced", "mixin": "mixed into", "wrap": "wrapped", "set": "set"}

@@ -10,8 +10,7 @@ from typing import Final
 
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.request import Layer, split_names
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import Problem, ResolutionError
+from mindspeed.problems import Problem, ResolutionError, advice
 
 DISABLE_VARIABLE: Final = "MINDSPEED_DISABLE"
 

@@ -11,8 +11,7 @@ from typing import Any, Final
 from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, is_of_machine, kind_of
 from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.files.text_files import write_files
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem, advice
 
 FORMAT: Final = 1
 LOCK_VARIABLE: Final = "MINDSPEED_LOCK"

@@ -15,9 +15,7 @@ from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, UNTESTED_MEGATRON, version_in
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.plugins.patches import Mixin, Replace, Set, Wrap
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.near_names import suggestion
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Problem, advice, suggestion
 
 Places = Mapping[str, TargetInfo]
 """The place of every target, and of every cache to be cleared, of some patches: what `target_infos_of` gives."""

@@ -15,10 +15,9 @@ from pydantic import ValidationError
 
 from mindspeed.engine.inspection.contracts import part_of
 from mindspeed.job.world import PARALLEL_SIZES, PLATFORMS, World
+from mindspeed.plugins import Feature, FeatureArgs, Patch, Wrap
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
-from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.plugins.patches import Patch, Wrap
 
 _SIZES: Final = {"num_layers": 8, "hidden_size": 64, "ffn_hidden_size": 256, "vocab_size": 256, "seq_length": 64}
 _MODEL: Final = {**_SIZES, "num_attention_heads": 8, "num_query_groups": 4, "micro_batch_size": 1, "global_batch_size": 64}

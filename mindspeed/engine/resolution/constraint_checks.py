@@ -19,7 +19,7 @@ from mindspeed.plugins.answers import answer
 from mindspeed.plugins.conditions import Condition, ConditionError, Loose, ModelCondition, failure, is_met, texts
 from mindspeed.plugins.constraints import AUTO, Conflicts, RequiresAny, RequiresCapability, RequiresSlot
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.problems.fixes import Fix, Fixes
+from mindspeed.problems import Fix, Fixes
 
 REFUSED: Final = "refused"
 """The answer of a condition that does not hold in one of several jobs, where nobody reads why."""
@@ -37,9 +37,17 @@ def check_choices(state: ResolutionState) -> None:
             if (name, need.slot) in state.decided and getattr(state.args_of(name), need.setting, None) is not None:
                 continue  # a name or auto, whose problem was reported
             text = f"{name} needs a feature for {need.slot}{because(need.reason)}"
-            fix: Fixes = (Fix.advise(f"add one of {', '.join(state.holders_known(need.slot))} to the features"),)
+            fix = _ways_to_hold(state, need.slot)
             fix += (Fix.give_setting(f"{name}.{need.setting}", AUTO),) if need.setting else ()
-            state.problem("MS205", text, (name,), fix, lacking)
+            state.problem("MS205", text, (name,), fix + need.fix, lacking)
+
+
+def _ways_to_hold(state: ResolutionState, slot: str) -> Fixes:
+    """Add a feature that can hold a slot; where level 1 left all of them out, remove what they made way for."""
+    known = state.holders_known(slot)
+    if free := [name for name in known if name not in state.excluded_by]:
+        return (Fix.advise(f"add one of {', '.join(free)} to the features"),)
+    return tuple(map(Fix.remove_feature, dict.fromkeys(state.root(state.excluded_by[name]) for name in known)))
 
 
 def check_slots(state: ResolutionState) -> None:

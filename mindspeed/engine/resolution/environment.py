@@ -11,8 +11,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from mindspeed.job.world import PLATFORMS
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Problem
 
 SUPPORTED_MEGATRON: Final = ">=0.14,<0.21"
 """Range of megatron-core that the built-in features are proven on."""

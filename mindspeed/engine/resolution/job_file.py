@@ -6,8 +6,7 @@ from pathlib import Path
 
 from mindspeed.engine.resolution.request import JobFile, job_from_data
 from mindspeed.files.plain_yaml import SIZE, PlainDataError, read_plain
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import Problem, ResolutionError
+from mindspeed.problems import Fix, Problem, ResolutionError, advice
 
 
 def load_job_file(path: str | Path) -> JobFile:

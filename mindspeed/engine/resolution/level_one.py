@@ -9,10 +9,8 @@ from mindspeed.engine.resolution.planned_feature import Reason, ReasonKind
 from mindspeed.engine.resolution.resolution_state import ResolutionState, because
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.engine.resolution.slot_selection import Root
-from mindspeed.job.world import UnknownValue, World
+from mindspeed.plugins import Conflicts, FeatureSpec, UnknownValue, World
 from mindspeed.plugins.conditions import ConditionError, obstacle
-from mindspeed.plugins.constraints import Conflicts
-from mindspeed.plugins.feature import FeatureSpec
 
 
 def level_one(state: ResolutionState) -> Iterator[Root]:
@@ -101,12 +99,15 @@ def leave_out_excluded(state: ResolutionState) -> None:
         for constraint in state.specs[name].constraints:
             if isinstance(constraint, Conflicts) and optional.get(constraint.name):
                 here = jobs & optional[constraint.name] & state.holds(name, constraint)
-                _leave_out(state, optional, constraint.name, here, f"{name} conflicts with it{because(constraint.reason)}")
+                _leave_out(
+                    state, optional, constraint.name, here, f"{name} conflicts with it{because(constraint.reason)}", name
+                )
     for name, jobs in list(optional.items()):
         for constraint in state.specs[name].constraints:
             if isinstance(constraint, Conflicts) and constraint.name in decided:
                 here = jobs & decided[constraint.name] & state.holds(name, constraint)
-                _leave_out(state, optional, name, here, f"it conflicts with {constraint.name}{because(constraint.reason)}")
+                text = f"it conflicts with {constraint.name}{because(constraint.reason)}"
+                _leave_out(state, optional, name, here, text, constraint.name)
 
 
 def _optional(state: ResolutionState) -> dict[str, JobSet]:
@@ -122,15 +123,19 @@ def _optional(state: ResolutionState) -> dict[str, JobSet]:
     return optional
 
 
-def _leave_out(state: ResolutionState, optional: dict[str, JobSet], name: str, jobs: JobSet, text: str) -> None:
-    """Remove a feature that level 1 brought in from these jobs, with those of level 1 that require it."""
+def _leave_out(state: ResolutionState, optional: dict[str, JobSet], name: str, jobs: JobSet, text: str, cause: str) -> None:
+    """Remove a feature that level 1 brought in from these jobs, with those of level 1 that require it.
+
+    ``cause`` is the feature that it makes way for.
+    """
     jobs &= optional[name]
     if not jobs:
         return
     optional[name] &= ~jobs
     state.remove(name, jobs)
     state.note("left-out", name, text)
+    state.excluded_by[name] = cause
     for other in optional:
         for needed in state.catalog.requires[other]:
             if needed.name == name and (here := optional[other] & jobs & state.holds(other, needed)):
-                _leave_out(state, optional, other, here, f"{name}, which it requires, is skipped")
+                _leave_out(state, optional, other, here, f"{name}, which it requires, is skipped", cause)

@@ -9,7 +9,7 @@ from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.resolution_state import ResolutionState
 from mindspeed.job.hybrid_pattern import ATTENTION, EXPERTS, KINDS, LATENT, RECURRENT
 from mindspeed.job.world import World
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix
 
 PATTERN: Final = "hybrid_layer_pattern"
 _KERNELS: Final = {"M": "mamba_ssm", "G": "flash-linear-attention"}

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from mindspeed.job.world import size_name
-from mindspeed.problems.fixes import CommandLine, on_command_line
+from mindspeed.problems import CommandLine, on_command_line
 
 
 @dataclass(frozen=True, slots=True)

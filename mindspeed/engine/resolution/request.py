@@ -8,9 +8,7 @@ from typing import Any, Final
 
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.variables import unknown_variables, value_problems
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.near_names import near_names, suggestion
-from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError, brief
+from mindspeed.problems import Fix, MindSpeedError, Problem, ResolutionError, brief, near_names, suggestion
 
 MEGATRON_DEFAULTS: Final = "Megatron's defaults"
 """Source of values that are only defaults of Megatron-LM's parser."""

@@ -13,9 +13,7 @@ from mindspeed.job.fact import Field
 from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import FIELDS, World, size_name
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.near_names import near_names, suggestion
-from mindspeed.problems.problem import GivenValue, Problem, brief
+from mindspeed.problems import Fix, GivenValue, Problem, brief, near_names, suggestion
 
 Settings = dict[str, dict[str, Value]]
 LAUNCH: Final = "WORLD_SIZE"

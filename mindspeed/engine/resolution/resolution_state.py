@@ -19,9 +19,7 @@ from mindspeed.plugins.conditions import Condition, ConditionError, Predicate, i
 from mindspeed.plugins.constraints import Relation, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.problems.fixes import Fix, Fixes, advice, named_in
-from mindspeed.problems.near_names import suggestion
-from mindspeed.problems.problem import GivenValue, Problem
+from mindspeed.problems import Fix, Fixes, GivenValue, Problem, advice, named_in, suggestion
 
 
 def possible_fix(fix: Fixes | Fix, world: World) -> Fixes:
@@ -82,6 +80,7 @@ class ResolutionState:
         self.active: dict[str, Reason] = {}
         self.where: dict[str, JobSet] = {}
         self.by_level_one: dict[str, JobSet] = {}
+        self.excluded_by: dict[str, str] = {}
         self.refused: JobSet = scope if merged.problems else 0
         self.args: dict[str, FeatureArgs] = {}
         self._sized: dict[tuple[str, Contribution], FeatureArgs] = {}

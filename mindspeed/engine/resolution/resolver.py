@@ -29,12 +29,9 @@ from mindspeed.engine.resolution.request_merge import merge
 from mindspeed.engine.resolution.resolution_state import HasVariant, ResolutionState, because
 from mindspeed.engine.resolution.slot_selection import Root, select_holders
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, World, size_name
-from mindspeed.plugins.constraints import After, Before, Requires
+from mindspeed.plugins import After, Before, Feature, FeatureArgs, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
-from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.problems.fixes import Fix, Fixes
-from mindspeed.problems.near_names import suggestion
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Fixes, Problem, suggestion
 from mindspeed.process.gc_pause import collector_paused
 
 

@@ -11,9 +11,7 @@ from pydantic.fields import FieldInfo
 from mindspeed.engine.resolution.planned_feature import Value
 from mindspeed.engine.resolution.request_merge import Settings
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.problems.fixes import Fix, filled
-from mindspeed.problems.near_names import near_names, suggestion
-from mindspeed.problems.problem import GivenValue, Problem, brief
+from mindspeed.problems import Fix, GivenValue, Problem, brief, filled, near_names, suggestion
 
 
 class Arguments:

@@ -18,8 +18,7 @@ from mindspeed.job.world import UnknownValue, World
 from mindspeed.plugins.answers import answer, implements
 from mindspeed.plugins.conditions import conditions, failure
 from mindspeed.plugins.constraints import AUTO, Conflicts, Cost, Relation, RequiresCapability, RequiresSlot
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import Fix, MindSpeedError
 
 Root = tuple[str, Reason, JobSet]
 """A feature that becomes active, with the reason and the jobs."""

@@ -9,9 +9,7 @@ from typing import Final
 
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.files.tables import table_beside
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.near_names import near_names, suggestion
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Problem, near_names, suggestion
 
 
 @cache

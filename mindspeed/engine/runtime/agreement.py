@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, digest_of
 from mindspeed.engine.runtime.presence import do_without
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Fix, Problem, RunError, advice
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]

@@ -23,8 +23,7 @@ from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Mixin, Phase, Replace
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem, advice
 
 if TYPE_CHECKING:
     from mindspeed.engine.patching.apply import AppliedPatches
@@ -181,6 +180,11 @@ class EffectTracker:
             self._judge(strict=False)
         elif self.path:
             self._write(self.report())
+
+    def abandon(self) -> None:
+        """The program failed: stop all counting and say nothing, for what it has not reached is no fault of a feature."""
+        self._finished = True
+        self._stop_counts()
 
     def report(self) -> EffectReport:
         """Make the report. Walks the heap for stale references, 0.2 s, but only once after the first step."""

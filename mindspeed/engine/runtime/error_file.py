@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Final
 
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from mindspeed.process.tracing import tracing
 
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"

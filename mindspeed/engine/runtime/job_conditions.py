@@ -12,13 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mindspeed.engine.runtime import session
-from mindspeed.job.world import UnknownValue, World
-from mindspeed.plugins.active import report_problem
+from mindspeed.plugins import Feature, Fix, Fixes, MindSpeedError, Problem, Requires, UnknownValue, World, report_problem
 from mindspeed.plugins.conditions import ConditionError, ModelCondition, conditions, failure
-from mindspeed.plugins.constraints import Requires
-from mindspeed.plugins.feature import Feature
-from mindspeed.problems.fixes import Fix, Fixes
-from mindspeed.problems.problem import MindSpeedError, Problem
 
 Wrong = tuple[Feature[Any], str, Fixes]
 """A feature, the sentence that says what it cannot run with, and the fix."""

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from mindspeed.engine.runtime import error_file, parent_process, rendezvous
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Problem, RunError, advice
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -61,7 +60,8 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     arguments.training_script, *arguments.training_script_args = command  # its own words are not for torchrun
     arguments.signals_to_handle = ""  # torchrun's own handlers give up waiting at a second signal
     defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SAVING_TIME}
-    with _restored({**defaults, **os.environ, **env, error_file.LAUNCHED: str(os.getpid())}):
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    with _restored({**defaults, **os.environ, "PATH": path, **env, error_file.LAUNCHED: str(os.getpid())}):
         _hand_on_first(heeded(_HANDLED))
         try:
             _run(arguments)

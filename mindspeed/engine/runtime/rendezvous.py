@@ -21,7 +21,7 @@ from mindspeed.engine.planning.fingerprint import Content
 from mindspeed.engine.runtime import agreement
 from mindspeed.engine.runtime.error_file import LAUNCHED, leave_problems
 from mindspeed.engine.runtime.presence import Presence
-from mindspeed.problems.problem import MindSpeedError, Problem, RunError
+from mindspeed.problems import MindSpeedError, Problem, RunError
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]

@@ -20,8 +20,7 @@ from mindspeed.plugins.active import ActiveFeatures, MakeRange, set_active
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Phase
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from typing import Any, Final
 from mindspeed.engine.runtime import rendezvous
 from mindspeed.engine.runtime.agreement import name_ranks
 from mindspeed.engine.runtime.error_file import leave_problems
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem
 from mindspeed.process.providers import provider_of
 from mindspeed.process.tracing import TRACE_VARIABLE, trace_error, tracing
 

@@ -9,10 +9,8 @@ from pydantic import model_validator
 
 from mindspeed import plugins as ms
 from mindspeed.context_parallel.conditions import degree_splits_heads, degree_splits_ranks, predicts_one_token
-from mindspeed.context_parallel.costs import Attention
-from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature
-from mindspeed.context_parallel.patches import any_length, sliced_by
-from mindspeed.context_parallel.saved import compact_inputs, with_blocks, with_heads_exchanged
+from mindspeed.context_parallel.costs import Attention, compact_inputs, with_blocks, with_heads_exchanged
+from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature, any_length, sliced_by
 from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
@@ -54,15 +52,15 @@ class AdaptiveCpArgs(ms.FeatureArgs):
     own_masks: bool = ms.Field(
         False,
         description="Must be false. MindSpeed's flag --adaptive-cp-manually-set-mask-list sets it to true, for mask functions "
-        "that are edited in MindSpeed's source. These are not supported: set shared-attention-mask.kind to the function of the "
-        "mask (package.module:name)",
+        "that are edited in MindSpeed's source. These are not supported: set shared-attention-mask.kind to the name of a "
+        "mask that a package adds",
     )
 
     @model_validator(mode="after")
     def masks_are_named(self) -> AdaptiveCpArgs:
         """Refuse masks of functions that are edited in place."""
         if self.own_masks:
-            fix = ms.Fix.give_setting("shared-attention-mask.kind", "package.module:function", "function that returns the mask")
+            fix = ms.Fix.give_setting("shared-attention-mask.kind", note="N = a mask that a package adds")
             raise ms.SettingsError(
                 "own_masks needs mask functions that are edited in MindSpeed's source, which is not supported", fix
             )

@@ -11,11 +11,12 @@ from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
 from mindspeed import plugins as ms
-from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
+from mindspeed.context_parallel.attention_mask import mask_of
 from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.groups import require_groups
 from mindspeed.context_parallel.heads import attention_by_heads
 from mindspeed.context_parallel.layout import Layout, contiguous, nested
+from mindspeed.context_parallel.mask_rules import MaskRule
 from mindspeed.context_parallel.slicing import batch_share, batch_slicer, table_share
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, plan_mask
 from mindspeed.features.adaptive_cp.masks import Mask, RuleMask, WholeMask

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mindspeed.context_parallel.attention_mask import MaskRule
+from mindspeed.context_parallel.mask_rules import MaskRule
 
 
 class Mask(Protocol):

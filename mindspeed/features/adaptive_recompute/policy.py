@@ -18,7 +18,7 @@ from mindspeed.memory.parked import LayerPart
 from mindspeed.memory.region_checkpoint import RegionCheckpoint, norms_of, recompute_norms
 from mindspeed.memory.step_memory import StepMemory, largest_of_ranks
 from mindspeed.memory.swap import LayerSwap
-from mindspeed.problems.fixes import advice
+from mindspeed.problems import advice
 
 if TYPE_CHECKING:
     from mindspeed.features.adaptive_recompute.feature import AdaptiveRecomputeArgs

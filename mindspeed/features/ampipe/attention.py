@@ -16,7 +16,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
 from mindspeed import plugins as ms
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix
 
 
 class Heads(NamedTuple):

@@ -20,8 +20,8 @@ from torch import Tensor
 from mindspeed import plugins as ms
 from mindspeed.features.ampipe.attention import Heads, Segment, attend, heads_of, segments_of
 from mindspeed.megatron.module_specs import with_parts
-from mindspeed.moe.chunks import Steps, finished
 from mindspeed.moe.dispatchers import OverlappedAllToAll
+from mindspeed.moe.transfer import Steps, finished
 
 Route = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Give the probabilities [T, E] of a chunk and its routing map."""

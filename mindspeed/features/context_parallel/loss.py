@@ -18,7 +18,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from mindspeed import plugins as ms
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 _NAME: Final = "context-parallel"
 

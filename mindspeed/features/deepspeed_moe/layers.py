@@ -22,9 +22,9 @@ from mindspeed.features.deepspeed_moe.tables import ExpertRanks, RowOrder, combi
 from mindspeed.features.deepspeed_moe.units import UnitCall, Units
 from mindspeed.megatron.module_specs import with_modules
 from mindspeed.moe.capacity import CapacityOptions
-from mindspeed.moe.chunks import Steps, finished
 from mindspeed.moe.grouped_experts import GroupedExperts
-from mindspeed.problems.fixes import Fix, advice
+from mindspeed.moe.transfer import Steps, finished
+from mindspeed.problems import Fix, advice
 
 JITTER: Final = 1e-2
 """Largest relative change of an input of the gate, as DeepSpeed has it."""

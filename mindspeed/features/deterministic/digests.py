@@ -11,7 +11,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from mindspeed import plugins as ms
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix
 
 BITS: Final = 48
 """Bits of a digest: a float of a log holds them exactly."""

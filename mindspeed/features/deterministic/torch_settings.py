@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from mindspeed import plugins as ms
-from mindspeed.problems.fixes import advice
+from mindspeed.problems import advice
 
 _REFUSAL: Final = re.compile(r"^(\S+) does not have a deterministic implementation")
 _FEATURE: Final = re.compile(r"mindspeed/features/(\w+)/")

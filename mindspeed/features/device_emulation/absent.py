@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mindspeed.memory.parked import LayerPart, Parked, Source, read_while_away
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 _POISON: Final = 0xFF
 """Every byte of a poisoned storage: NaN in each floating-point type, -1 in each signed integer."""

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 
 from mindspeed.platforms.collectives import CollectiveCall, coalesced, read_call
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 PATH: str | None = None
 """File of the log, with ``{rank}`` for the rank, which is appended where the name lacks it. Set by the plan."""

@@ -14,7 +14,7 @@ from typing import Any
 from torch.distributed import distributed_c10d
 
 from mindspeed.platforms.collectives import CollectiveCall, coalesced, read_call
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 LATENCY: float = 0.0
 """Seconds of each transfer, whatever its size. Set by the plan."""

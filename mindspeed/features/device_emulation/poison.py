@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mindspeed.platforms.collectives import CollectiveCall, coalesced, read_call
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 _pending: dict[int, PoisonedWork] = {}
 _coalesced: list[list[tuple[torch.Tensor, torch.Tensor]]] = []

@@ -11,7 +11,7 @@ from mindspeed.features.device_emulation.collective_log import LoggedWork
 from mindspeed.features.device_emulation.link import DelayedWork
 from mindspeed.features.device_emulation.poison import fill
 from mindspeed.memory.transfers import Pairs
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 DELAY: float = 0.0
 """Seconds that a copy takes at least. Set by the plan."""

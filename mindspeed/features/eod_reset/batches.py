@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mindspeed import plugins as ms
-from mindspeed.problems.fixes import advice
+from mindspeed.problems import advice
 
 if TYPE_CHECKING:
     from mindspeed.features.eod_reset.feature import EodResetArgs

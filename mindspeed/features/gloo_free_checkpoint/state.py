@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mindspeed import plugins as ms
 from mindspeed.features.gloo_free_checkpoint import slices
-from mindspeed.problems.fixes import advice
+from mindspeed.problems import advice
 
 _KEYS: Final = ("param", "exp_avg", "exp_avg_sq")
 

@@ -15,10 +15,19 @@ from mindspeed.context_parallel.conditions import (
     predicts_one_token,
     two_chunks_for_each_rank,
 )
-from mindspeed.context_parallel.costs import Attention, attention_of, between, cost, head_all_to_all, near, ring, ulysses
-from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature
-from mindspeed.context_parallel.patches import packed_in, sliced_by
-from mindspeed.context_parallel.saved import blocks_of_ring, with_heads_exchanged
+from mindspeed.context_parallel.costs import (
+    Attention,
+    attention_of,
+    between,
+    blocks_of_ring,
+    cost,
+    head_all_to_all,
+    near,
+    ring,
+    ulysses,
+    with_heads_exchanged,
+)
+from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature, packed_in, sliced_by
 from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:

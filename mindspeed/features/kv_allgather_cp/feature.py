@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from mindspeed import plugins as ms
 from mindspeed.context_parallel.conditions import two_chunks_for_each_rank
-from mindspeed.context_parallel.costs import Attention, attention_of, cost_of_waiting, gathered
+from mindspeed.context_parallel.costs import Attention, attention_of, cost_of_waiting, gathered, given_inputs, with_blocks
 from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
-from mindspeed.context_parallel.saved import given_inputs, with_blocks
 from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:

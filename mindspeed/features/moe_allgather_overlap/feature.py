@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mindspeed import plugins as ms
-from mindspeed.moe.conditions import experts_are_spread, keeps_modules_whole, shared_experts_are_kept
-from mindspeed.moe.feature import REORDERED, OverlapFeature
+from mindspeed.moe.conditions import REORDERED, OverlapFeature, experts_are_spread, keeps_modules_whole, shared_experts_are_kept
 
 
 class MoeAllgatherOverlap(OverlapFeature[ms.FeatureArgs]):

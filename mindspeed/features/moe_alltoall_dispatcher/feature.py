@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mindspeed import plugins as ms
-from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, needs_dispatcher
-from mindspeed.moe.feature import REORDERED, DispatcherFeature
+from mindspeed.moe.conditions import DISPATCHER_CONDITIONS, REORDERED, DispatcherFeature, needs_dispatcher
 from mindspeed.plugins.shared_conditions import has_experts
 
 _DROP = ms.Fix.drop_setting("once_per_rank")

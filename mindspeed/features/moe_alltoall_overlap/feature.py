@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from mindspeed import plugins as ms
-from mindspeed.moe.conditions import experts_are_spread, keeps_modules_whole, shared_experts_are_kept
-from mindspeed.moe.feature import OverlapFeature
+from mindspeed.moe.conditions import OverlapFeature, experts_are_spread, keeps_modules_whole, shared_experts_are_kept
 
 
 class MoeAlltoallOverlapArgs(ms.FeatureArgs):

@@ -47,6 +47,7 @@ class MoeGroupedGemm(ms.Feature[ms.FeatureArgs]):
         name="moe-grouped-gemm",
         category=ms.Category.MOE,
         level=1,
+        slots={ms.Slot.GROUPED_EXPERTS},
         ops=("npu_gmm",),
         constraints=(
             has_experts,

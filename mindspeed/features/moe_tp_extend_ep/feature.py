@@ -40,7 +40,6 @@ class MoeTpExtendEp(ms.Feature[ms.FeatureArgs]):
                 ("tp",),
                 "ep={world.ep} is not a multiple of tp={world.tp}, but an expert-parallel group must consist of whole "
                 "tensor-parallel groups, because every tensor-parallel rank holds experts",
-                fix=(ms.Fix.give_field("ep", note="a multiple of {world.tp}"), ms.Fix.remove_feature()),
                 when=_has_tensor_ranks,
             ),
         ),

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindspeed import plugins as ms
-from mindspeed.pipeline.conditions import KEEPS_PASSES
-from mindspeed.pipeline.declarations import WAITING_WEIGHTS, ScheduleArgs
+from mindspeed.pipeline.conditions import KEEPS_PASSES, WAITING_WEIGHTS, ScheduleArgs
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.recomputation import least_limit

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mindspeed import plugins as ms
 from mindspeed.memory.conditions import groups_fill_chunks, modules_have_experts
-from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute
+from mindspeed.pipeline.conditions import ScheduleArgs, full_recompute
 from mindspeed.pipeline.operations import Schedule
 from mindspeed.pipeline.recomputation import recompute_all
 from mindspeed.pipeline.recompute_feature import CONSTRAINTS, RecomputeFeature

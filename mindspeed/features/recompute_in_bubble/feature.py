@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mindspeed import plugins as ms
-from mindspeed.pipeline.declarations import ScheduleArgs, full_recompute
+from mindspeed.pipeline.conditions import ScheduleArgs, full_recompute
 from mindspeed.pipeline.operations import Schedule
 from mindspeed.pipeline.recomputation import least_limit, recompute_least
 from mindspeed.pipeline.recompute_feature import CONSTRAINTS, RecomputeFeature

@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mindspeed import plugins as ms
 from mindspeed.context_parallel.conditions import KeepArgs, interval_is_inside, two_chunks_for_each_rank
-from mindspeed.context_parallel.costs import NOTHING, Attention, attention_of, cost, ring
+from mindspeed.context_parallel.costs import (
+    NOTHING,
+    Attention,
+    attention_of,
+    blocks_of_ring,
+    cost,
+    given_inputs,
+    ring,
+    with_blocks,
+)
 from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
-from mindspeed.context_parallel.saved import blocks_of_ring, given_inputs, with_blocks
 from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from pydantic import field_validator, model_validator
 
 from mindspeed import plugins as ms
+from mindspeed.context_parallel.mask_rules import MASKS, RULES, own_masks
 from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
 from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 
-_NAMED: Final = ("causal", "sliding-window", "prefix")
 _SCORES: Final = "attention: score buffer"
 """Name a tensor that dense attention keeps; a kernel that needs no mask keeps none."""
 
@@ -19,8 +18,8 @@ _SCORES: Final = "attention: score buffer"
 class SharedAttentionMaskArgs(ms.FeatureArgs):
     kind: str = ms.Field(
         "causal",
-        description="Attention mask of all layers: causal, sliding-window, prefix, or package.module:function. The function "
-        "gets the number of tokens and returns a mask [tokens, tokens], True = hidden",
+        description="Attention mask of all layers: causal, sliding-window, prefix, or the name of a mask that an installed "
+        "package adds",
     )
     width: int | None = ms.Field(
         None,
@@ -34,11 +33,12 @@ class SharedAttentionMaskArgs(ms.FeatureArgs):
     @field_validator("kind")
     @classmethod
     def _kind_is_known(cls, kind: str) -> str:
-        if kind not in _NAMED and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", kind):
-            raise ms.SettingsError(
-                "a mask must be causal, sliding-window, prefix or package.module:function",
-                *(ms.Fix.give_setting("kind", name) for name in _NAMED),
-            )
+        if kind in RULES:  # without a look at what is installed
+            return kind
+        known = (*RULES, *own_masks())
+        if kind not in known:
+            text = f"a mask must be {', '.join(RULES)}, or one that an installed package adds by the entry-point group {MASKS}"
+            raise ms.SettingsError(text, *(ms.Fix.give_setting("kind", name) for name in known))
         return kind
 
     @model_validator(mode="after")
@@ -123,7 +123,7 @@ class SharedAttentionMask(ms.Feature[SharedAttentionMaskArgs]):
     def layer_spec(self, spec: Any, config: Any) -> Any:
         if self.world.cp > 1:
             return spec
-        from mindspeed.context_parallel.attention_mask import MaskRule
+        from mindspeed.context_parallel.mask_rules import MaskRule
         from mindspeed.features.shared_attention_mask.layers import with_shared_mask
 
         return with_shared_mask(spec, MaskRule(self.args.kind, self.args.width, self.args.prefix))

@@ -10,9 +10,10 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from mindspeed import plugins as ms
-from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
+from mindspeed.context_parallel.attention_mask import mask_of
+from mindspeed.context_parallel.mask_rules import MaskRule
 from mindspeed.megatron.module_specs import with_parts
-from mindspeed.problems.fixes import Fix
+from mindspeed.problems import Fix
 
 _INPUTS: Final = ("query", "key", "value", "attention_mask", "attn_mask_type", "attention_bias", "packed_seq_params")
 """The parameters of a core attention's forward, in order."""

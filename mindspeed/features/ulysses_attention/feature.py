@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING, Literal
 
 from mindspeed import plugins as ms
 from mindspeed.context_parallel.conditions import KeepArgs, interval_is_inside, predicts_one_token
-from mindspeed.context_parallel.costs import Attention, Keep, attention_of, cost_of_waiting, head_all_to_all, ulysses
-from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
-from mindspeed.context_parallel.patches import any_length, packed_in, sliced_by
-from mindspeed.context_parallel.saved import compact_inputs, with_heads_exchanged
+from mindspeed.context_parallel.costs import (
+    Attention,
+    Keep,
+    attention_of,
+    compact_inputs,
+    cost_of_waiting,
+    head_all_to_all,
+    ulysses,
+    with_heads_exchanged,
+)
+from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature, any_length, packed_in, sliced_by
 from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:

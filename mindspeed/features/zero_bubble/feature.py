@@ -9,8 +9,7 @@ from pydantic import field_validator
 
 from mindspeed import plugins as ms
 from mindspeed.features.zero_bubble.placement import V_CONDITIONS, V_PLACEMENT
-from mindspeed.pipeline.conditions import KEEPS_PASSES
-from mindspeed.pipeline.declarations import LISTED_RECOMPUTE, WAITING_WEIGHTS, ScheduleArgs, full_recompute
+from mindspeed.pipeline.conditions import KEEPS_PASSES, LISTED_RECOMPUTE, WAITING_WEIGHTS, ScheduleArgs, full_recompute
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import LimitTooSmallError, least_limit

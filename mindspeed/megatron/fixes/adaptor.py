@@ -12,8 +12,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, Final
 
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import PlatformError, Problem
+from mindspeed.problems import Fix, PlatformError, Problem
 
 ADAPTOR: Final = "megatron_adaptor"
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any, Final
 
+from mindspeed.engine.resolution.environment import ENGINE, engine_origin
 from mindspeed.files.tables import json_beside
 from mindspeed.megatron.fixes.adaptor import AdaptorGuard, belongs_to_adaptor
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Ref, Set, When, Wrap, hookimpl
+from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Ref, Set, When, World, Wrap, hookimpl
+from mindspeed.problems import Fix, PlatformError, Problem
 
 _HERE: Final = "mindspeed.megatron.fixes"
 TABLES: Final[dict[str, list[Any]]] = json_beside(__file__)
@@ -86,7 +89,6 @@ class MegatronFixes(Feature[FeatureArgs]):
 
     @hookimpl
     def activated(self) -> None:
-        from mindspeed.megatron.fixes.engine import check_engine
 
         check_engine(self.world)
         self._guard = AdaptorGuard()
@@ -96,3 +98,27 @@ class MegatronFixes(Feature[FeatureArgs]):
     def deactivated(self) -> None:
         if self._guard is not None:
             self._guard.remove()
+
+
+def check_engine(world: World) -> None:
+    """Import the Transformer Engine whose layers a job builds, and refuse one that the plan does not know.
+
+    Raises PlatformError with MS339.
+    """
+    planned, replaced = world.is_set("engine_installed"), world.is_set("engine_over_local")
+    if replaced and not planned and (found := engine_origin()) is not None:
+        text = f"the plan was made without Transformer Engine, but it is installed now: {found}"
+        fix = Fix.advise("make the plan again; it then uses Transformer Engine")
+        raise PlatformError([Problem("MS339", text, where=found, fix=fix)])
+    if planned and not replaced and world.is_set("transformer_engine_layers"):
+        _import_engine()
+
+
+def _import_engine() -> None:
+    try:
+        import_module(f"{ENGINE}.pytorch")
+    except Exception as error:  # a build for another device fails by whatever its libraries raise
+        text = "the job builds Transformer Engine's layers, but the installed Transformer Engine cannot be imported"
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        fix = Fix.advise("repair or uninstall Transformer Engine; without it, mindspeed builds compatible layers")
+        raise PlatformError([Problem("MS339", text, chain=(cause,), where=engine_origin() or ENGINE, fix=fix)]) from error

@@ -11,9 +11,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 from mindspeed.megatron.fixes.feature import TABLES
-from mindspeed.plugins.wrapping import Function, wrapper
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import PlatformError, Problem
+from mindspeed.plugins.patches import Function, wrapper
+from mindspeed.problems import PlatformError, Problem, advice
 
 UNGUARDED: Final = frozenset(TABLES["unguarded"])
 """Modules that import triton without asking whether it is there; all others ask."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from megatron.core.utils import get_te_version
 
 from mindspeed.engine.runtime import session
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 HAVE_ENGINE: Final = str(get_te_version() or "0.0.0") != "0.0.0"
 """True if Transformer Engine is there; without it its version is None, since Megatron 0.17 0.0.0."""

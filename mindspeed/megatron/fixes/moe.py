@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mindspeed.megatron.fixes.layers import HAVE_ENGINE
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 
 class RouterGating(torch.autograd.Function):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from megatron.core.optimizer import distrib_optimizer
 
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 _SHARDING = "distrib_optim_sharding_type"
 

@@ -11,7 +11,7 @@ from typing import Any
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from mindspeed.engine.runtime.parent_process import end_with
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 
 @wrapper

@@ -19,8 +19,8 @@ from mindspeed.ops.attention_arguments import AttentionGradientInputs
 from mindspeed.ops.attention_layout import padded_heads
 from mindspeed.ops.attention_scores import AttentionBatch, AttentionScores, Span
 from mindspeed.ops.fusion_attention import by_parts, gradients_by_parts
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.numerics import filled, wide_type
+from mindspeed.ops.registration import Kernel
 
 _NUMBERS: Final = 1 << 20
 """Entries in the mask of one strip, unless that would leave fewer than ``_ROWS`` queries."""

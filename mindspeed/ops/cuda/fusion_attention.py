@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mindspeed.ops.attention_arguments import AttentionGradientInputs, AttentionOptions
 from mindspeed.ops.attention_layout import Ranges, head_view, head_width, heads_like, lengths_of, padded_heads
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.numerics import filled
+from mindspeed.ops.registration import Kernel
 
 _WIDEST: Final = 256
 _ALL: Final = -1

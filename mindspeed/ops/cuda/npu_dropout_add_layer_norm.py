@@ -7,8 +7,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu_dropout_add_layer_norm import NormGradientInputs, NormInputs, _kept
+from mindspeed.ops.registration import Kernel
 from mindspeed.ops.triton import npu_dropout_add_layer_norm as kernels
 from mindspeed.ops.triton.launch import cores, launch, pieces, takes, warps, whole_rows
 from mindspeed.ops.triton.sums import column_sums

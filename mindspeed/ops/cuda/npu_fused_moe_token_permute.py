@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.cuda.npu_fused_moe_token_unpermute import across
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu_fused_moe_token_permute import _topk
+from mindspeed.ops.registration import Kernel
 from mindspeed.ops.triton import npu_fused_moe_token_unpermute as kernels
 from mindspeed.ops.triton.launch import TYPES, launch, pieces
 

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
+from mindspeed.ops.registration import Kernel
 from mindspeed.ops.triton import npu_fused_moe_token_unpermute as kernels
 from mindspeed.ops.triton.launch import launch, pieces, power, takes
 

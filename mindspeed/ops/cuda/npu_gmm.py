@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.group_list import group_ranges
-from mindspeed.ops.kernel import Kernel
+from mindspeed.ops.registration import Kernel
 from mindspeed.ops.triton import npu_gmm as kernels
 from mindspeed.ops.triton.launch import INTERPRETED, cores, launch, pieces, power, takes
 

@@ -7,7 +7,7 @@ from typing import Final
 from torch import Tensor
 
 from mindspeed.ops.cuda.npu_gmm import add_products, ends_on
-from mindspeed.ops.kernel import Kernel
+from mindspeed.ops.registration import Kernel
 from mindspeed.ops.triton.launch import takes
 
 

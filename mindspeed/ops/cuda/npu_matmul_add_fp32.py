@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.cuda.npu_gmm import add_products
-from mindspeed.ops.kernel import Kernel
+from mindspeed.ops.registration import Kernel
 from mindspeed.ops.triton.launch import takes
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.errors import require
-from mindspeed.ops.kernel import Kernel
+from mindspeed.ops.registration import Kernel
 from mindspeed.ops.triton import npu_ring_attention_update as kernels
 from mindspeed.ops.triton.launch import launch, pieces, power, takes, tile, warps
 

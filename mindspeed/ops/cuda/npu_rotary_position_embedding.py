@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu_rotary_position_embedding import INTERLEAVED
+from mindspeed.ops.registration import Kernel
 from mindspeed.ops.triton import npu_rotary_position_embedding as kernels
 from mindspeed.ops.triton.launch import ROW, launch, pieces, power, takes, warps
 

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
+from mindspeed.ops.registration import Kernel
 from mindspeed.ops.triton import rms_norm as kernels
 from mindspeed.ops.triton.launch import ROW, cores, launch, pieces, takes, warps, whole_rows
 from mindspeed.ops.triton.sums import column_sums

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
+from mindspeed.ops.registration import Kernel
 from mindspeed.ops.swiglu import _forward_shape
 from mindspeed.ops.triton import swiglu as kernels
 from mindspeed.ops.triton.launch import launch, pieces, takes, tile, warps

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from mindspeed.ops.activations import GATED
 from mindspeed.ops.ffn import Quantization
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import HALVES, narrow
 from mindspeed.ops.numerics import filled
+from mindspeed.ops.registration import Kernel
 
 _BIASES: Final = {torch.float16: torch.float16, torch.bfloat16: torch.float32, torch.int8: torch.int32}
 _SCALES: Final = {torch.float16: (torch.int64, torch.float32), torch.bfloat16: (torch.bfloat16,)}

@@ -20,9 +20,9 @@ from mindspeed.ops.attention_arguments import AttentionGradientInputs, Attention
 from mindspeed.ops.attention_layout import head_width, heads_like, lengths_of, sizes
 from mindspeed.ops.attention_mask import FULL_MASK_MODES
 from mindspeed.ops.fusion_attention import LANES, UNBOUNDED
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES
 from mindspeed.ops.numerics import filled
+from mindspeed.ops.registration import Kernel
 
 _WIDTH, _WIDTH_V2, _HEADS, _PREFIXES = 768, 512, 256, 32
 _HIDES_ROWS: Final = 2

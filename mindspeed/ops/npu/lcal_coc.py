@@ -15,9 +15,9 @@ from torch import Tensor
 
 from mindspeed.ops import lcal_coc as reference
 from mindspeed.ops import process_groups
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import HALVES, RANKS
 from mindspeed.ops.numerics import filled
+from mindspeed.ops.registration import Kernel
 
 _INNER: Final = range(256, 65535)
 

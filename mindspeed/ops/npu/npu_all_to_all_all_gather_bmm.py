@@ -11,10 +11,10 @@ from typing import Final
 from torch import Tensor
 
 from mindspeed.ops.activations import activate
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu.npu_gmm import by_expert
 from mindspeed.ops.npu_all_to_all_all_gather_bmm import _gathered_rows
 from mindspeed.ops.numerics import rounded, wide
+from mindspeed.ops.registration import Kernel
 
 
 def forward(

@@ -9,9 +9,9 @@ from typing import Final
 
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu.npu_gmm import by_expert
 from mindspeed.ops.npu_bmm_reduce_scatter_all_to_all import _scattered_rows
+from mindspeed.ops.registration import Kernel
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, ep: str, tp: str, shard_type: int) -> Tensor:

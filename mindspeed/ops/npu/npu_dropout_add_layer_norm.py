@@ -11,10 +11,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES
 from mindspeed.ops.npu_dropout_add_layer_norm import NormGradientInputs, NormInputs, _input_gradients, _product, _scales
 from mindspeed.ops.numerics import filled, rounded, wide
+from mindspeed.ops.registration import Kernel
 
 
 def _supports(x: Tensor, *others: Tensor | None) -> bool:

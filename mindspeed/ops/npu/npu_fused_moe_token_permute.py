@@ -10,9 +10,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu_fused_moe_token_permute import _topk
 from mindspeed.ops.numerics import filled
+from mindspeed.ops.registration import Kernel
 
 _CHOICES: Final = 512
 

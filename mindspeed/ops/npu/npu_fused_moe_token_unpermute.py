@@ -12,8 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.numerics import filled
+from mindspeed.ops.registration import Kernel
 
 
 def _supports(rows: Tensor, probs: Tensor | None, padded: bool) -> bool:

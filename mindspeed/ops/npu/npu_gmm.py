@@ -11,10 +11,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel, with_reference
 from mindspeed.ops.npu import TYPES, narrow
 from mindspeed.ops.npu_gmm import GROUPED_ROWS, GROUPED_SUM, _forward
 from mindspeed.ops.numerics import filled
+from mindspeed.ops.registration import Kernel, with_reference
 
 GROUPS: Final = 1024
 _ENDS, _SIZES, _ONE_RESULT = 0, 1, 3

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops import process_groups
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import HALVES, RANKS
 from mindspeed.ops.numerics import filled, rounded, wide
+from mindspeed.ops.registration import Kernel
 
 
 def _supports(x: list[Tensor], weight: list[Tensor], bias: list[Tensor] | None, group: str) -> bool:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops import process_groups
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import HALVES, RANKS
 from mindspeed.ops.npu_mm_all_reduce_add_rms_norm import ProductInputs
 from mindspeed.ops.numerics import filled
+from mindspeed.ops.registration import Kernel
 
 _SCALES: Final = {torch.float16: torch.int64, torch.bfloat16: torch.bfloat16}
 _SMALLEST_GROUP: Final = 32

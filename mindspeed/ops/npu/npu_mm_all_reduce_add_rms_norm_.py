@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu.npu_mm_all_reduce_add_rms_norm import forward, supports
+from mindspeed.ops.registration import Kernel
 
 
 def in_place(x1: Tensor, x2: Tensor, residual: Tensor, *rest: Any) -> Tensor:

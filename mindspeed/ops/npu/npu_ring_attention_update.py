@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES
 from mindspeed.ops.numerics import filled
+from mindspeed.ops.registration import Kernel
 
 _LANES, _PACKED_WIDTH = 8, 64
 _LOWEST: Final = torch.finfo(torch.float32).min

@@ -12,10 +12,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES
 from mindspeed.ops.npu_rotary_position_embedding import HALF
 from mindspeed.ops.numerics import filled, rounded, unflatten
+from mindspeed.ops.registration import Kernel
 
 _MODES: Final = ("half", "interleave")
 _HALF_BROADCASTS: Final = ((), (1,), (2,), (0, 1), (0, 2), (1, 2))

@@ -11,12 +11,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import narrow
 from mindspeed.ops.npu.npu_gmm import GROUPS, kind_of_list
 from mindspeed.ops.npu_gmm import GROUPED_ROWS
 from mindspeed.ops.numerics import filled
 from mindspeed.ops.quant_gmm import QuantizedProduct
+from mindspeed.ops.registration import Kernel
 
 _SCALES: Final = {torch.int8: torch.int64, torch.bfloat16: torch.bfloat16, torch.float16: torch.float32}
 _ONE_RESULT: Final = 3

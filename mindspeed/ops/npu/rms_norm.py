@@ -11,9 +11,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES
 from mindspeed.ops.numerics import filled, rounded, wide
+from mindspeed.ops.registration import Kernel
 
 
 def _supports(x: Tensor) -> bool:

@@ -7,9 +7,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from mindspeed.ops.kernel import Kernel
 from mindspeed.ops.npu import TYPES
 from mindspeed.ops.numerics import filled
+from mindspeed.ops.registration import Kernel
 
 
 def _supports(x: Tensor) -> bool:

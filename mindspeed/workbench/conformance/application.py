@@ -105,7 +105,8 @@ def _apply(subject: Subject) -> Iterator[Outcome]:
         with suppress(ImportError):  # a part of Megatron that cannot be imported here is not patched either
             importlib.import_module(name)
     registry.deactivate()
-    packages = {"megatron", *(name.partition(".")[0] for name in targets)}
+    # of mindspeed itself, which counts activations, the modules with targets alone
+    packages = {"megatron", *(name if name.startswith("mindspeed.") else name.partition(".")[0] for name in targets)}
     before = _identities(packages)
     registry.activate(subject.plan)
     active = _identities(packages)
@@ -135,7 +136,7 @@ def _identities(packages: set[str]) -> Identities:
     """Every module, class and function of the packages by name, with its entries, which are kept alive."""
     found: Identities = {}
     for name, module in list(sys.modules.items()):
-        if not isinstance(module, ModuleType) or name.partition(".")[0] not in packages:
+        if not isinstance(module, ModuleType) or not any(f"{name}.".startswith(f"{package}.") for package in packages):
             continue
         entries = [(key, value) for key, value in vars(module).items() if not isinstance(value, ModuleType)]
         found[name] = (module, entries)

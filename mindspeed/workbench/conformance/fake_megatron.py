@@ -15,7 +15,7 @@ from mindspeed.engine.planning.patch_checks import check_patches, with_sites
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.job.world import World
 from mindspeed.plugins.feature import Feature
-from mindspeed.problems.problem import PatchError
+from mindspeed.problems import PatchError
 
 _TREE: Final = "megatron"
 Names = dict[str, Any]

@@ -7,9 +7,7 @@ from typing import Any
 
 from mindspeed.engine.planning.plan import ActivationPlan, PlannedPatch
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.near_names import near_names, suggestion
-from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError
+from mindspeed.problems import MindSpeedError, Problem, ResolutionError, advice, near_names, suggestion
 from mindspeed.registry import catalog
 from mindspeed.workbench.verification.case import build_case
 

@@ -23,7 +23,7 @@ from mindspeed.plugins.conditions import ConditionError, Loose, conditions, text
 from mindspeed.plugins.discovery import BUILT_IN
 from mindspeed.plugins.hookspecs import HOOKS, PROJECT
 from mindspeed.plugins.manager import FeatureManager
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from mindspeed.registry import catalog
 from mindspeed.workbench.conformance.application import CHECKS as APPLIED
 from mindspeed.workbench.conformance.application import application, import_cost

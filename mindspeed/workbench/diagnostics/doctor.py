@@ -20,7 +20,7 @@ from mindspeed.ops.availability import CPP, standings
 from mindspeed.ops.compiler import find_compiler
 from mindspeed.ops.instruction_sets import missing
 from mindspeed.plugins.discovery import BUILT_IN, discover
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Problem
 from mindspeed.workbench.diagnostics import ascend
 from mindspeed.workbench.diagnostics.finding import Finding
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Problem, advice
 
 
 @dataclass(frozen=True, slots=True)

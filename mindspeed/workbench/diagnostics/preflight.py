@@ -17,8 +17,7 @@ from typing import Any, Final
 from mindspeed.engine.inspection.megatron_copies import megatron_copies, mixed_roots, package_root
 from mindspeed.engine.planning.fingerprint import Content, describe, kind_of
 from mindspeed.engine.planning.lock import Lock, differing, locked_value
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import MindSpeedError, Problem, advice
 from mindspeed.workbench.diagnostics.doctor import probe
 
 GIB: Final = 2**30

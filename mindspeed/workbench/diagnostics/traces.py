@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Fix, Problem, RunError, advice
 
 RowKind = Literal["feature", "operator", "collective", "wait"]
 KINDS: Final[tuple[RowKind, ...]] = ("feature", "operator", "collective", "wait")

@@ -17,8 +17,7 @@ from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.job.fields import FIELDS
 from mindspeed.megatron.configuration import Configuration
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import GivenValue, Problem
+from mindspeed.problems import Fix, GivenValue, Problem
 from mindspeed.workbench.lint.upstream.process import rules_command
 
 _FIELD_OF: Final = {field.built_names[0]: name for name, field in reversed(FIELDS.items()) if field.built_names}

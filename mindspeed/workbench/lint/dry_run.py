@@ -22,32 +22,25 @@ from mindspeed.megatron_lm.given_arguments import KINDS, given_arguments, surfac
 from mindspeed.megatron_lm.training_plan import plan_training
 from mindspeed.megatron_lm.training_request import ScriptRequest, split_own_flags
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Fix, on_command_line
-from mindspeed.problems.problem import GivenValue, Problem, ResolutionError
+from mindspeed.problems import Fix, GivenValue, Problem, ResolutionError, on_command_line
 from mindspeed.workbench.lint.launched_command import COMMAND_LINE, LaunchedCommand
 
 _HIDING: Final = ("MS111", "MS113", "MS301")
 
 
-def plan_command(
-    command: LaunchedCommand,
-    environment: Environment,
-    below: Sequence[Layer] = (),
-    also: Sequence[Layer] = (),
-    registered: Collection[str] = (),
-) -> ActivationPlan:
-    """The plan of a training command, as `read_command` makes it."""
-    return read_command(command, environment, below, also, registered)[1]
+def plan_command(command: LaunchedCommand, environment: Environment) -> ActivationPlan:
+    """The plan of a training command, see `read_and_plan_command`."""
+    return read_and_plan_command(command, environment)[1]
 
 
-def read_command(
+def read_and_plan_command(
     command: LaunchedCommand,
     environment: Environment,
     below: Sequence[Layer] = (),
     also: Sequence[Layer] = (),
     registered: Collection[str] = (),
 ) -> tuple[ScriptRequest, ActivationPlan]:
-    """Read a training command and plan it in an environment, whose ``world_size`` overrides that of the launcher.
+    """Read a training command and plan it for an environment, whose ``world_size`` overrides that of the launcher.
 
     ``below`` and ``also`` are layers below and beside the command, ``registered`` the options of its script. Raises
     ResolutionError with every problem, each with the line of its option where the command has lines.
@@ -60,10 +53,10 @@ def read_command(
     refusals = (dialect.refusal_of(command.program) for dialect in dialects())
     problems[:0] = [problem for problem in refusals if problem is not None]
     size = environment.world_size or command.world_size or smallest_world(words, known)
-    read, in_words = None, on_command_line
+    planned, in_words = None, on_command_line
     for _ in range(2):  # a flag without an equivalent hides what is wrong with the rest
         try:
-            read = plan_training(words, {}, replace(environment, world_size=size), below, also)
+            planned = plan_training(words, {}, replace(environment, world_size=size), below, also)
         except ResolutionError as error:
             problems, in_words = [*problems, *error.problems], error.words
             refused = {option for problem in error.problems if problem.code in _HIDING for option in _given(problem)}
@@ -72,10 +65,10 @@ def read_command(
                 break
         else:
             break
-    if read is None or problems:
+    if planned is None or problems:
         unique = list(dict.fromkeys(located(problem, command, known, catalog) for problem in problems))
         raise ResolutionError(unique, in_words)
-    request, plan = read
+    request, plan = planned
     return request, replace(plan, rows=(*plan.rows, *notes, *_notes(command, environment, size)))
 
 

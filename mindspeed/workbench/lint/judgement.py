@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from mindspeed import registry
 from mindspeed.engine.inspection.cli_arguments import Surface
+from mindspeed.engine.planning.build_plan import manager_of
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.fields import FIELDS
-from mindspeed.job.megatron_arguments import dests_of
+from mindspeed.job.megatron_arguments import dests_of, target_of
 from mindspeed.job.world import PARALLEL_SIZES
+from mindspeed.megatron.parsed_arguments import problems_of_job, refused_values
 from mindspeed.megatron_lm.argument_layers import declared_flags
+from mindspeed.megatron_lm.command_line_fixes import MegatronCommandLine
 from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest, unknown_options
 from mindspeed.megatron_lm.script_options import script_options
 from mindspeed.megatron_lm.training_request import split_own_flags
 from mindspeed.plugins.feature import Category
-from mindspeed.problems.fixes import Fixes
-from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError
-from mindspeed.workbench.lint.dry_run import located, plan_command, smallest_world, without_options
+from mindspeed.problems import Fixes, MindSpeedError, Problem, ResolutionError
+from mindspeed.workbench.lint.dry_run import located, read_and_plan_command, smallest_world, without_options
 from mindspeed.workbench.lint.launched_command import LaunchedCommand
 from mindspeed.workbench.lint.traps import STOPS, Trap, traps_of
 from mindspeed.workbench.lint.upstream.process import Checkout, RulesProcess
-from mindspeed.workbench.lint.upstream.rules import Command, Judging, RulesVerdict
+from mindspeed.workbench.lint.upstream.rules import Command, RulesVerdict, judge
 
 _OF_DEVICES: Final = re.compile(r"(CUDA|NCCL|NVTE|TORCH|PYTORCH|NVSHMEM|UB|HCCL|ASCEND)_\w+")
 """Environment variables that Megatron's rules read."""
@@ -49,7 +51,8 @@ class CheckedJob:
     def judge(self) -> str:
         """The Megatron-LM by which it is checked, and for what devices."""
         if self.checkout is not None:
-            found = f"the rules of Megatron-LM {self.checkout.version or 'of unknown version'} ({self.checkout.source})"
+            version = self.checkout.version or "of unknown version"
+            found = f"the rules of Megatron-LM {version} in {self.checkout.folder} ({self.checkout.source})"
         else:
             known = surface_or_nearest(self.environment.megatron).version
             newest = "" if self.environment.megatron is not None else ", the newest recorded"
@@ -65,48 +68,49 @@ def check_jobs(
     ``layers`` are those of the request, that of the command line last. ``child`` is a process of the first checkout, if it has
     been made.
     """
-    verdicts = _judging(jobs, arch, child)
-    plans = [(_planned(job, layers), _traps_in(job)) for job in jobs]
-    return [
-        (_with_rules(job, plan, verdict, traps, layers), traps)
-        for job, (plan, traps), verdict in zip(jobs, plans, verdicts(), strict=True)
-    ]
+    planned = [_planned(job, layers) for job in jobs]
+    verdicts = _verdicts(jobs, planned, layers, arch, child)
+    checked = []
+    for job, (_, plan), verdict in zip(jobs, planned, verdicts, strict=True):
+        traps = _traps_in(job, plan)
+        checked.append((_with_rules(job, plan, verdict, traps, layers), traps))
+    return checked
 
 
-def _judging(jobs: Sequence[CheckedJob], arch: str | None, child: RulesProcess | None) -> Callable[[], list[RulesVerdict]]:
-    """Begin to run the rules of the checkouts of some commands, those of one checkout in one process, and return what waits.
+Planned = tuple[Sequence[str], ActivationPlan | MindSpeedError]
+"""The arguments that Megatron's parser gets, and the plan, or the error with its problems."""
 
-    ``child`` is the process of the first checkout, where it has been made. No verdict has no problem.
-    """
+
+def _verdicts(
+    jobs: Sequence[CheckedJob],
+    planned: Sequence[Planned],
+    layers: Sequence[Layer],
+    arch: str | None,
+    child: RulesProcess | None,
+) -> list[RulesVerdict]:
+    """Run the rules of the checkouts of some commands, those of one checkout in one process. No verdict has no problem."""
     verdicts = dict.fromkeys(range(len(jobs)), RulesVerdict())
     groups: dict[tuple[Checkout, str | None], list[int]] = {}
     for number, job in enumerate(jobs):
         if job.checkout is not None:
             groups.setdefault((job.checkout, job.environment.megatron), []).append(number)
-
-    def begun(checkout: Checkout, megatron: str | None, numbers: list[int]) -> Judging:
-        known, made = surface_or_nearest(megatron), child if child is not None and child.checkout == checkout.folder else None
-        return Judging(checkout, [_megatron_command(jobs[number], known) for number in numbers], known, arch, made)
-
-    begun_first = [begun(*group, numbers) for group, numbers in list(groups.items())[:1]]
-
-    def wait() -> list[RulesVerdict]:
-        for place, (group, numbers) in enumerate(groups.items()):
-            verdicts.update(zip(numbers, (begun(*group, numbers) if place else begun_first[0]).verdicts(), strict=True))
-        return list(verdicts.values())
-
-    return wait
+    for (checkout, megatron), numbers in groups.items():
+        known, process = surface_or_nearest(megatron), child if child and child.checkout == checkout.folder else None
+        commands = [_megatron_command(jobs[number], *planned[number], known, layers) for number in numbers]
+        verdicts.update(zip(numbers, judge(checkout, commands, known, arch, process), strict=True))
+        child = None if process is not None else child
+    return list(verdicts.values())
 
 
-def _planned(job: CheckedJob, layers: Sequence[Layer]) -> ActivationPlan | MindSpeedError:
-    """The plan of a command, or the error with its problems.
+def _planned(job: CheckedJob, layers: Sequence[Layer]) -> Planned:
+    """The arguments of a command and its plan, or the error with its problems.
 
     What refuses a command of Megatron alone must be a rule of Megatron: problems of features of ours that its arguments bring,
     and of arguments that layers ignore, are warnings then.
     """
-    plan = _plan_or_error(job, job.command, layers)
+    words, plan = _plan_or_error(job, job.command, layers)
     if isinstance(plan, ActivationPlan) or not _is_stock(job, layers):
-        return plan
+        return words, plan
     known = surface_or_nearest(job.environment.megatron)
     given = given_arguments([word.text for word in job.command.arguments], known)
     catalog = registry.catalog_for(())
@@ -115,24 +119,26 @@ def _planned(job: CheckedJob, layers: Sequence[Layer]) -> ActivationPlan | MindS
     ours = {name for name, dest in declared if dest in given}
     ignored = {fact.option for problem in plan.problems if problem.code == "MS605" for fact in problem.facts if fact.option}
     if not ours and not ignored:
-        return plan
+        return words, plan
     ignored |= {given[dest].option for _, dest in declared if dest in given}
     command_line = layers[-1] if layers else Layer("command line")
     fewer = [*layers[:-1], replace(command_line, without=(*command_line.without, *sorted(ours)))]
-    again = _plan_or_error(job, without_options(job.command, ignored), fewer)
+    _, again = _plan_or_error(job, without_options(job.command, ignored), fewer)
     left = again.problems if isinstance(again, MindSpeedError) else ()
     told = [problem for problem in plan.problems if problem not in left]
     if isinstance(again, MindSpeedError):
-        return ResolutionError([problem for problem in plan.problems if problem in left] or left, again.words)
-    return replace(again, rows=(*again.rows, *(PlanNote("warning", "mindspeed", problem.message) for problem in told)))
+        return words, ResolutionError([problem for problem in plan.problems if problem in left] or left, again.words)
+    warnings = (PlanNote("warning", "mindspeed", problem.message) for problem in told)
+    return words, replace(again, rows=(*again.rows, *warnings))
 
 
-def _plan_or_error(job: CheckedJob, command: LaunchedCommand, layers: Sequence[Layer]) -> ActivationPlan | MindSpeedError:
+def _plan_or_error(job: CheckedJob, command: LaunchedCommand, layers: Sequence[Layer]) -> Planned:
     try:
         options = _own_options(job, surface_or_nearest(job.environment.megatron))
-        return plan_command(command, job.environment, layers[:-1], layers[-1:], options)
+        request, plan = read_and_plan_command(command, job.environment, layers[:-1], layers[-1:], options)
     except MindSpeedError as error:
-        return error
+        return split_own_flags([word.text for word in command.arguments], [])[1], error
+    return request.rest, plan
 
 
 def _is_stock(job: CheckedJob, layers: Sequence[Layer]) -> bool:
@@ -154,25 +160,31 @@ def _with_rules(
     traps: Sequence[Trap],
     layers: Sequence[Layer],
 ) -> ActivationPlan | MindSpeedError:
-    """The plan of a command with what the rules of its checkout say of it, or the error with every problem.
-
-    Megatron's rules judge the command as it stands: where features of ours are requested, which change what Megatron does,
-    what it refuses is a warning.
-    """
+    """The plan of a command with what the rules of its checkout say of it, or the error with every problem."""
     command, environment = job.command, job.environment
-    known = surface_or_nearest(environment.megatron)
-    problems = [located(problem, command, known, registry.catalog_for(())) for problem in verdict.problems]
+    known, is_stock = surface_or_nearest(environment.megatron), _is_stock(job, layers)
+    theirs = verdict.problems if is_stock else verdict.refusals
+    problems = [located(problem, command, known, registry.catalog_for(())) for problem in theirs]
     problems += [trap.problem for trap in traps if trap.consequence == STOPS]
     if isinstance(plan, MindSpeedError):
-        return ResolutionError(one_of_each(problems, plan.problems, known), plan.words)
-    if problems and _is_stock(job, layers):
-        return ResolutionError(problems)
+        certain = [problem for problem in problems if is_stock or all(fact.option for fact in problem.facts)]
+        return ResolutionError(one_of_each(certain, plan.problems, known), plan.words)
+    if not problems and not is_stock:
+        problems = [*refused_values(verdict.refused, plan.overrides), *_problems_of_job(verdict, plan)]
+    if problems:
+        return ResolutionError(problems, MegatronCommandLine(environment.megatron))
     notes = list(verdict.notes(job.checkout)) if job.checkout is not None else []
-    notes += [trap.note for trap in traps if trap.consequence != STOPS]
+    notes += [trap.note for trap in traps]
+    notes += [PlanNote("warning", "megatron-lm", problem.message) for problem in verdict.unread]
     if job.unjudged:
         notes.append(PlanNote("not-checked", "megatron-lm", job.unjudged))
-    notes += [PlanNote("warning", "megatron-lm", f"{problem.message} ({problem.where})") for problem in problems]
     return replace(plan, rows=(*plan.rows, *notes))
+
+
+def _problems_of_job(verdict: RulesVerdict, plan: ActivationPlan) -> list[Problem]:
+    """What the ranks of a plan refuse in the job that Megatron-LM makes of the arguments."""
+    features = manager_of(plan, registry.catalog_for(plan.names), registry.base_features(plan.environment["platform"])).features
+    return problems_of_job(verdict.job, plan, features)
 
 
 def one_of_each(theirs: Sequence[Problem], ours: Sequence[Problem], known: Surface) -> list[Problem]:
@@ -203,10 +215,15 @@ def _given(problem: Problem, known: Surface) -> frozenset[str]:
     return frozenset(launched | {argument.dest for argument in options if argument is not None})
 
 
-def _megatron_command(job: CheckedJob, known: Surface) -> Command:
-    _, words = split_own_flags([word.text for word in job.command.arguments], [])
+def _megatron_command(
+    job: CheckedJob, words: Sequence[str], plan: ActivationPlan | MindSpeedError, known: Surface, layers: Sequence[Layer]
+) -> Command:
+    """The command that the rules judge: as its ranks change it, but one of Megatron alone as it stands."""
     size = job.environment.world_size or job.command.world_size or smallest_world(words, known)
-    return Command(words, size, _environ(job.command))
+    environ = _environ(job.command)
+    if isinstance(plan, MindSpeedError) or _is_stock(job, layers):
+        return Command(words, size, environ)
+    return Command(words, size, environ | registry.process_variables(plan, environ), plan)
 
 
 def _own_options(job: CheckedJob, known: Surface) -> frozenset[str]:
@@ -224,10 +241,15 @@ def _environ(command: LaunchedCommand) -> dict[str, str]:
     return inherited | dict(command.environ)
 
 
-def _traps_in(job: CheckedJob) -> list[Trap]:
-    """The traps that a command for CUDA devices falls into, the worst first."""
-    if job.environment.platform != "cuda":
-        return []
+def _traps_in(job: CheckedJob, plan: ActivationPlan | MindSpeedError) -> list[Trap]:
+    """The traps that a command falls into, the worst first, as it stands and with the values of its plan."""
     known = surface_or_nearest(job.environment.megatron)
-    given = given_arguments([word.text for word in job.command.arguments], known)
-    return list(traps_of(given, known, _environ(job.command)))
+    given = {dest: one.value for dest, one in given_arguments([word.text for word in job.command.arguments], known).items()}
+    environ, platform = _environ(job.command), job.environment.platform
+    found = list(traps_of(given, known, environ, platform))
+    if isinstance(plan, MindSpeedError) or not found:
+        return found
+    overrides = {target_of(one.override.argument, given): one.override.value for one in plan.overrides}
+    changed = given | {target.dest: target.as_argument(value) for target, value in overrides.items()}
+    left = list(traps_of(changed, known, environ, platform))
+    return [trap for trap in found if trap in left]

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.megatron_lm.argument_words import whole_number
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import Problem, ResolutionError
+from mindspeed.problems import Fix, Problem, ResolutionError, advice
 from mindspeed.workbench.lint.shell_script import ShellCommand, Word, shell_commands
 from mindspeed.workbench.lint.shell_words import MAX_CHARACTERS, ShellLimit
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -12,9 +12,8 @@ from mindspeed.engine.inspection.cli_arguments import Surface
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.files.tables import table_beside
-from mindspeed.megatron_lm.given_arguments import Given
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem
+from mindspeed.job.fields import PLATFORMS
+from mindspeed.problems import Fix, Problem
 
 STOPS: Final = "would not start"
 CONSEQUENCES: Final = (STOPS, "wrong numbers", "slow", "note")
@@ -34,6 +33,7 @@ class Trap:
     fix: str
     environ: Mapping[str, list[str]] = field(default_factory=dict)
     indivisible: Mapping[str, str] = field(default_factory=dict)
+    platforms: Sequence[str] = PLATFORMS
 
     def catches(self, values: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
         """Return whether arguments and environment variables are those of the trap."""
@@ -63,11 +63,12 @@ def known_traps() -> tuple[Trap, ...]:
     return tuple(sorted((Trap(**row) for row in table_beside(__file__)), key=lambda trap: CONSEQUENCES.index(trap.consequence)))
 
 
-def traps_of(given: Mapping[str, Given], known: Surface, environ: Mapping[str, str]) -> Iterator[Trap]:
-    """The traps that a command line falls into."""
-    values = {dest: arguments[0].default for dest, arguments in known.by_dest.items()}
-    values |= {dest: argument.value for dest, argument in given.items()}
-    return (trap for trap in known_traps() if version_in(known.version, trap.megatron) and trap.catches(values, environ))
+def traps_of(given: Mapping[str, Any], known: Surface, environ: Mapping[str, str], platform: str) -> Iterator[Trap]:
+    """Yield the traps that arguments, by dest, fall into on a platform."""
+    values = {dest: arguments[0].default for dest, arguments in known.by_dest.items()} | dict(given)
+    for trap in known_traps():
+        if version_in(known.version, trap.megatron) and platform in trap.platforms and trap.catches(values, environ):
+            yield trap
 
 
 def _value(name: str, values: Mapping[str, Any]) -> Any:

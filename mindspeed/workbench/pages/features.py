@@ -13,23 +13,29 @@ from pydantic.fields import FieldInfo
 
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON
 from mindspeed.job.world import PLATFORMS, World
-from mindspeed.plugins.answers import implements
-from mindspeed.plugins.conditions import Condition, ModelCondition, Otherwise
-from mindspeed.plugins.constraints import (
+from mindspeed.plugins import (
     After,
+    ArgOverride,
     Before,
     Conflicts,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Numerics,
+    Patch,
+    Ref,
     Requires,
     RequiresAny,
     RequiresCapability,
     RequiresSlot,
     Slot,
+    When,
 )
+from mindspeed.plugins.answers import implements
+from mindspeed.plugins.conditions import Condition, ModelCondition, Otherwise
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
-from mindspeed.plugins.feature import Feature, FeatureArgs, FeatureSpec, Numerics
 from mindspeed.plugins.hookspecs import HOOKS
-from mindspeed.plugins.patches import ArgOverride, Patch, Ref, When
-from mindspeed.problems.fixes import Fix, filled, on_command_line
+from mindspeed.problems import Fix, filled, on_command_line
 from mindspeed.workbench.pages.markdown import code, page, table
 from mindspeed.workbench.pages.readme_sections import Section, sections
 from mindspeed.workbench.pages.together import together
@@ -190,7 +196,9 @@ def _annotation(annotation: Any) -> str:
     if isinstance(annotation, type) and not arguments:
         return annotation.__name__
     if get_origin(annotation) is tuple:
-        return f"list of {' or '.join(map(_annotation, (item for item in arguments if item is not Ellipsis)))}"
+        kinds = [_annotation(item) for item in arguments if item is not Ellipsis]
+        number = "" if Ellipsis in arguments else f"{len(kinds)} "
+        return f"list of {number}{' or '.join(dict.fromkeys(kinds))}"
     if get_args(annotation) and all(isinstance(argument, str | int | float) for argument in arguments):
         return " or ".join(map(str, arguments))
     return " or ".join(map(_annotation, arguments)) or str(annotation)

@@ -16,7 +16,7 @@ from mindspeed.job.world import FIELDS, PLATFORMS
 from mindspeed.megatron.hook_points import CORE_HOOK_POINTS, TRAINING_HOOK_POINTS
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.hookspecs import HOOK_CLASSES, HOOKS, Answers, Caller, TrainState, Unit
-from mindspeed.problems.problem import error_codes
+from mindspeed.problems import error_codes
 from mindspeed.workbench.pages.drift import drift
 from mindspeed.workbench.pages.features import index, settings_table, type_text
 from mindspeed.workbench.pages.markdown import code, page, table

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.world import World
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest, without_option
-from mindspeed.workbench.lint.dry_run import read_command
+from mindspeed.workbench.lint.dry_run import read_and_plan_command
 from mindspeed.workbench.lint.launched_command import LaunchedCommand
 from mindspeed.workbench.lint.shell_script import Word
 from mindspeed.workbench.start.trainer_start import distinct_ranks
@@ -42,13 +41,13 @@ def start(
     """Start the distinct ranks of a command up to the end of their first step, with the Megatron-LM in ``checkout``.
 
     The workers of ``pool`` find it on their path. ``environment`` has the platform of the pool; the other arguments are those
-    of `read_command`. Steps have as many micro-batches as stages. Raises MindSpeedError with what one refuses.
+    of `read_and_plan_command`. Steps have as many micro-batches as stages. Raises MindSpeedError with what one refuses.
     """
     known = surface_or_nearest(environment.megatron)
-    _, plan = read_command(command, environment, below, also, registered)
+    _, plan = read_and_plan_command(command, environment, below, also, registered)
     size = int(plan.world.world_size)
     shorter = _shorter(command, plan.world, environment.megatron)
-    request, plan = read_command(shorter, replace(environment, world_size=size), below, also, registered)
+    request, plan = read_and_plan_command(shorter, replace(environment, world_size=size), below, also, registered)
     words: Sequence[str] = request.rest
     for dest in _FILES:
         words = without_option(words, dest, known)
@@ -62,7 +61,7 @@ def start(
 
 def _shorter(command: LaunchedCommand, world: World, megatron: str | None) -> LaunchedCommand:
     """A command whose step has as many micro-batches as stages, if it has more."""
-    if world.num_micro_batches <= world.pp:
+    if not world.is_set("global_batch_size") or world.num_micro_batches <= world.pp:
         return command
     words: Sequence[str] = [word.text for word in command.arguments]
     for dest in ("global_batch_size", "rampup_batch_size"):

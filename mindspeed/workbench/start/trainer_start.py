@@ -17,7 +17,8 @@ def start(pool: WorkerPool, job: Job) -> None:
     """Start the distinct ranks of a job up to the end of their first step. Raises RunError with what one refuses."""
     with tempfile.TemporaryDirectory(prefix="mindspeed-start-") as folder:
         variables = write_job(job, folder)
-        pool.call_alone(_RANK, "start", distinct_ranks(job.plan), int(job.plan.world.world_size), variables, folder, plan=job.plan)
+        size = int(job.plan.world.world_size)
+        pool.call_alone(_RANK, "start", distinct_ranks(job.plan), size, variables, folder, plan=job.plan)
 
 
 def distinct_ranks(plan: ActivationPlan) -> list[int]:

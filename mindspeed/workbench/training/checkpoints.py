@@ -20,8 +20,7 @@ from pydantic import ConfigDict, NonNegativeInt, PositiveInt, TypeAdapter, Valid
 
 from mindspeed.engine.planning.checkpoint_layers import TRACKER
 from mindspeed.engine.planning.checkpoint_state import _words, keeps_common_file
-from mindspeed.problems.fixes import Fix, Fixes, advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Fix, Fixes, Problem, RunError, advice
 
 FOLDER: Final = "checkpoints"
 MANIFEST: Final = "mindspeed.json"

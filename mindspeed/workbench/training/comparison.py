@@ -20,8 +20,7 @@ from mindspeed.engine.planning.fingerprint import KINDS, Content, diff, installe
 from mindspeed.engine.planning.lock import read_lock
 from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.job.megatron_arguments import world_of
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem, RunError
+from mindspeed.problems import Fix, MindSpeedError, Problem, RunError
 from mindspeed.workbench.training.checkpoints import COMMON, MANIFEST, UNREADABLE, checkpoint_at, read_manifest, saved_steps
 from mindspeed.workbench.training.reporting import LOG
 

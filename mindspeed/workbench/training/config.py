@@ -8,9 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mindspeed.engine.resolution.setting_validation import accepted_value, flag
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.near_names import near_names, suggestion
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Problem, advice, near_names, suggestion
 
 JOB_FILE: Final = "job file"
 

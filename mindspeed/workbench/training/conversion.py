@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.planning.checkpoint_layers import NAMES, TRACKER, LayerKind, layers_of
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Problem, RunError, advice
 from mindspeed.workbench.training.checkpoint_index import INDEX, read_index
 from mindspeed.workbench.training.checkpoints import (
     FOLDER,

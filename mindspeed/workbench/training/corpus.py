@@ -18,8 +18,7 @@ from filelock import FileLock
 
 from mindspeed.files.cache_folder import CACHE_VARIABLE, cache_folder, make_private, require_trusted
 from mindspeed.megatron.indexed_data import Index, bin_path, idx_path, read_index, write_indexed
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Fix, Problem, RunError, advice
 from mindspeed.workbench.training.tokenizer import BYTES, Tokenizer, describe, load_tokenizer
 
 PIECE: Final = 4096

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from mindspeed.engine.runtime.launch import heeded, leave_terminal
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Problem, advice
 from mindspeed.workbench.training.checkpoints import saved_steps
 
 SAVING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)

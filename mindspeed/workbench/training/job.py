@@ -21,8 +21,7 @@ from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.cache_folder import why_unwritable
 from mindspeed.megatron.indexed_data import Index, bin_path, read_index
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import CollectedProblems, Problem, ResolutionError, RunError
+from mindspeed.problems import CollectedProblems, Fix, Problem, ResolutionError, RunError, advice
 from mindspeed.workbench.diagnostics import doctor
 from mindspeed.workbench.training import checkpoints, corpus, request_text, shape
 from mindspeed.workbench.training import resume as resuming

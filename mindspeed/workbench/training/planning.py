@@ -14,8 +14,7 @@ from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.answers import answer
-from mindspeed.problems.fixes import Fix, Fixes
-from mindspeed.problems.problem import CollectedProblems, MindSpeedError, Problem, ResolutionError
+from mindspeed.problems import CollectedProblems, Fix, Fixes, MindSpeedError, Problem, ResolutionError
 from mindspeed.workbench.lint.configuration_rules import ConfigurationRules, installed_rules, rule_problems
 from mindspeed.workbench.training import configurations, shape
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig, train_config

@@ -16,8 +16,7 @@ from mindspeed.job.hybrid_pattern import pattern_of
 from mindspeed.job.world import UnknownValue
 from mindspeed.plugins.conditions import obstacle
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Problem, advice
 from mindspeed.workbench.training import checkpoints
 from mindspeed.workbench.training.config import TrainConfig, train_config
 from mindspeed.workbench.training.shape import PATTERN, given_world

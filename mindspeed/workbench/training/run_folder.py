@@ -10,8 +10,7 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import MindSpeedError, Problem, RunError
+from mindspeed.problems import Fix, MindSpeedError, Problem, RunError, advice
 from mindspeed.workbench.training.checkpoints import saved_steps
 
 LOCK: Final = ".lock"

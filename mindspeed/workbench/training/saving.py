@@ -24,8 +24,7 @@ from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.megatron.hook_wrappers import group_sizes
 from mindspeed.megatron.model_class import point_at_gpt, point_at_hybrid
 from mindspeed.megatron.training_hook_wrappers import LoopState
-from mindspeed.problems.fixes import advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Problem, RunError, advice
 from mindspeed.workbench.training.checkpoints import (
     REQUEST,
     Manifest,

@@ -12,8 +12,7 @@ from mindspeed.files.tables import table_beside
 from mindspeed.job.hybrid_pattern import facts_of_pattern, pattern_of
 from mindspeed.job.world import FIELDS, LATENT_WIDTHS, PARALLEL_SIZES, World
 from mindspeed.megatron.configuration import EXPERT_FIELDS
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import GivenValue, MindSpeedError, Problem
+from mindspeed.problems import Fix, GivenValue, MindSpeedError, Problem, advice
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig, train_config
 
 _TABLES: Final[dict[str, dict[str, Any]]] = table_beside(__file__)

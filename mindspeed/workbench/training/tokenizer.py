@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Fix, Problem, RunError, advice
 
 if TYPE_CHECKING:
     import numpy as np

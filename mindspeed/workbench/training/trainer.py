@@ -22,8 +22,7 @@ from mindspeed.engine.runtime import session
 from mindspeed.job.world import World
 from mindspeed.megatron import gpt
 from mindspeed.megatron.training_hook_wrappers import step_metrics
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Fix, Problem, RunError
 from mindspeed.workbench.training import configurations, saving
 from mindspeed.workbench.training.batches import Batches, build_datasets, largest, over_ranks, run_schedule
 from mindspeed.workbench.training.checkpoints import saved_steps

@@ -14,7 +14,7 @@ from typing import Any
 
 from mindspeed import registry
 from mindspeed.engine.runtime.launch import INTERRUPTED, end_process, end_with_launcher, leave_problems
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 from mindspeed.workbench.training.job import Job, read_job
 from mindspeed.workbench.training.run_folder import disk_problem
 

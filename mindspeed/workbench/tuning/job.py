@@ -17,8 +17,7 @@ from mindspeed.memory_planner.plans import peak_of
 from mindspeed.ops.variants import has_variant
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.fixes import Fix, advice
-from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError
+from mindspeed.problems import Fix, MindSpeedError, Problem, ResolutionError, advice
 from mindspeed.workbench.training.shape import given_world, trainer_request
 from mindspeed.workbench.tuning.layout_jobs import FixedRequest
 from mindspeed.workbench.tuning.measure import telling

@@ -23,8 +23,7 @@ from mindspeed._version import __version__
 from mindspeed.engine.resolution.environment import installed_version
 from mindspeed.files.cache_folder import make_private, require_trusted
 from mindspeed.job import arithmetic
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Fix, Problem, RunError
 from mindspeed.workbench.tuning.search import Configuration
 from mindspeed.workbench.tuning.time import PULL, Machine, exposed, relative_work
 

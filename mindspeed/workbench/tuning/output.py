@@ -12,8 +12,7 @@ import yaml
 
 from mindspeed import registry
 from mindspeed.plugins.constraints import Capability
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Fix, Problem, RunError
 from mindspeed.workbench.tuning.measure import Store
 from mindspeed.workbench.tuning.search import Configuration, Found
 

@@ -24,8 +24,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final, cast
 
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Fix, Problem
 from mindspeed.workbench.verification.job import Answer, WorkerCall
 from mindspeed.workbench.verification.worker import serve
 

@@ -16,7 +16,7 @@ from mindspeed.plugins.answers import implements
 from mindspeed.plugins.conditions import obstacle
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import FeatureArgs, FeatureSpec, Numerics
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from mindspeed.workbench.verification.shape import SHAPES, Recipe, options_of
 from mindspeed.workbench.verification.surroundings import DeclaredSurroundings, required_by, surroundings_of
 

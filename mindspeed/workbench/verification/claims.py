@@ -17,7 +17,7 @@ from typing import Any
 from mindspeed.engine.inspection.megatron_copies import megatron_version, package_root
 from mindspeed.engine.resolution.environment import installed_version
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import MindSpeedError, Problem
 from mindspeed.workbench.verification.case import build_case
 from mindspeed.workbench.verification.harness import verify
 from mindspeed.workbench.verification.pool import WorkerPool

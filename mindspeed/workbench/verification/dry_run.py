@@ -52,7 +52,10 @@ def fake_tensors() -> Iterator[None]:
 
 
 class ComputedIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Compute integer tensors with real values within a mode of fake tensors, and return 0 for reads of fake ones, which have no element that is not zero."""
+    """Compute integer tensors with real values within a mode of fake tensors.
+
+    Reads of fake ones return 0, and none of their elements differs from 0.
+    """
 
     only_watches = True
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from mindspeed.engine.planning.drift import DriftRow, source_tree
 from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.plugins.feature import FeatureSpec
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from mindspeed.workbench.diagnostics.release_comparison import CHANGED, compare_releases
 from mindspeed.workbench.verification.claims_on_checkout import OUT_OF_RANGE, Limits, in_order, verify_on
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed.problems.problem import Problem
+from mindspeed.problems import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ import mindspeed
 from mindspeed.engine.inspection.megatron_copies import megatron_version
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.files.cache_folder import cache_folder, distrust, make_private
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Fix, Problem, RunError
 from mindspeed.workbench.verification.job import Answer, WorkerCall
 from mindspeed.workbench.verification.record import RankResult
 from mindspeed.workbench.verification.shape import Recipe

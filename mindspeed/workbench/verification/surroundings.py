@@ -9,7 +9,7 @@ from typing import Any
 from mindspeed import plugins as ms
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 
 
 @dataclass(frozen=True, slots=True)

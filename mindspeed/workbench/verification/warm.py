@@ -1,4 +1,4 @@
-"""What the fork server of the broker imports first: all that jobs on the cpu platform need, so that workers can be forked.
+"""Import, in the fork server of the broker, all that jobs on the cpu platform need, so that workers can be forked.
 
 To import this module is to warm up. The server ends with the process that started it, and ends at once where a fork would
 not be safe: with more than one thread.

@@ -19,8 +19,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from mindspeed.engine.runtime import parent_process
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem
 from mindspeed.workbench.verification.job import Answer, WorkerCall
 
 PATIENCE: Final = timedelta(seconds=60)

@@ -11,7 +11,7 @@ import pytest
 
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.plugins.patches import Ref, Replace, Set, Wrap
-from mindspeed.problems.problem import PatchError
+from mindspeed.problems import PatchError
 from tests.engine.patching.patch_cases import ATTENTION, STATE, applied, mixin, planned, put, replace, wrap
 from tests.engine.patching.patch_fixtures import fake_megatron  # noqa: F401
 from tests.engine.patching.patch_snapshots import Snapshot

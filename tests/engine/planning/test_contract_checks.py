@@ -13,7 +13,7 @@ from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.files.cache_folder import CACHE_VARIABLE
 from mindspeed.plugins.patches import Wrap, patch_from_json
-from mindspeed.problems.problem import PatchError, ResolutionError
+from mindspeed.problems import PatchError, ResolutionError
 from tests.engine.inspection.megatron_copies import copy_megatron, edit
 
 STATE = "megatron.core.parallel_state"

@@ -6,7 +6,7 @@ import mindspeed
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.job_file import load_job_file
 from mindspeed.engine.resolution.request import layer_from_environment, parse_assignments
-from mindspeed.problems.problem import MindSpeedError, ResolutionError
+from mindspeed.problems import MindSpeedError, ResolutionError
 
 CPU = made_up("cpu", "0.16.1")
 ARGUMENTS = [

@@ -4,7 +4,7 @@ import pytest
 
 import mindspeed
 from mindspeed.engine.resolution.environment import made_up
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 
 TWO = {"pp": 2, "world_size": 2}
 

@@ -2,7 +2,7 @@ import pytest
 
 from mindspeed.engine.resolution.job_file import load_job_file
 from mindspeed.engine.resolution.request import layer_from_environment, parse_assignments
-from mindspeed.problems.problem import MindSpeedError, ResolutionError
+from mindspeed.problems import MindSpeedError, ResolutionError
 
 JOB = """
 features: [tensor-parallel]

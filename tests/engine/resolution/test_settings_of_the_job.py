@@ -4,8 +4,7 @@ import pytest
 
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import Fix, ResolutionError
 from mindspeed.registry import resolve
 
 WORLD = {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 16, "world_size": 2, "tp": 2}

@@ -8,7 +8,7 @@ import time
 import torch.distributed as dist
 
 import mindspeed
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 
 
 def main() -> None:

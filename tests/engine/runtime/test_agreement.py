@@ -18,8 +18,7 @@ from mindspeed.engine.planning import fingerprint
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.runtime import agreement, rendezvous
 from mindspeed.ops import availability
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem, RunError
+from mindspeed.problems import Fix, MindSpeedError, Problem, RunError
 from tests.warm_processes import warm_python
 
 JOB = Path(__file__).with_name("agreement_job.py")

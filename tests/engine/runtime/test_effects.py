@@ -20,7 +20,7 @@ from mindspeed.ops.variants import public_functions
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, hookimpl
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import ArgOverride, Mixin, Patch, Replace, Set, Wrap
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from tests.engine.patching.patch_cases import ATTENTION, STATE, planned
 from tests.engine.patching.patch_fixtures import fake_megatron  # noqa: F401
 

@@ -6,8 +6,7 @@ import pytest
 
 from mindspeed import registry
 from mindspeed.engine.runtime import rendezvous, uncaught
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import Fix, MindSpeedError, Problem
 
 
 @pytest.fixture(autouse=True)

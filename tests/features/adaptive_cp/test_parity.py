@@ -7,7 +7,7 @@ from tests.features.parity import BUCKETS, FULL, TENSOR, Given, cp, given, train
 MASKS: dict[str, dict[str, Any]] = {
     "window": {"kind": "sliding-window", "width": 3},
     "prefix": {"kind": "prefix", "prefix": 7},
-    "interleaved": {"kind": "tests.features.adaptive_cp.masks:interleaved"},
+    "interleaved": {"kind": "interleaved"},
 }
 DYNAMIC = cp(2, **{"adaptive-cp": {"dynamic_mask": True}})
 SETTINGS: tuple[dict[str, Any], ...] = ({}, {"only_reschedule": True}, {"without_coarse": True}, {"coarse": 4})

@@ -5,7 +5,7 @@ import torch
 
 from mindspeed.features.adaptive_cp import plans as module
 from mindspeed.features.adaptive_cp.plans import Plans
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from tests.context_parallel.shards import causal
 from tests.features.adaptive_cp.masks import interleaved, window
 

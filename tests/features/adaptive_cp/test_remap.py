@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mindspeed.context_parallel.attention_mask import MaskRule, make_mask
+from mindspeed.context_parallel.attention_mask import make_mask
 from mindspeed.context_parallel.layout import contiguous
+from mindspeed.context_parallel.mask_rules import MaskRule
 from mindspeed.features.adaptive_cp.attention import best_layout, cost, grid
 from mindspeed.features.adaptive_cp.masks import RuleMask, WholeMask
 from tests.context_parallel.shards import causal

@@ -3,7 +3,7 @@ import pytest
 from mindspeed import registry
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from tests.features.resolving import CATALOG, MODEL
 
 NAME = "adaptive-recompute"

@@ -7,7 +7,7 @@ import pytest
 from mindspeed import registry
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.plugins.active import active_feature
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 from mindspeed.workbench.verification.pool import WorkerPool
 from mindspeed.workbench.verification.shape import GPT, Recipe
 from tests.conftest import Prove, differences

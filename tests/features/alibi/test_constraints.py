@@ -8,8 +8,7 @@ from mindspeed.compat.old_flags.flags import read_old_flags
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.megatron_lm.command_line_fixes import MegatronCommandLine
 from mindspeed.megatron_lm.training_plan import plan_training
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import Fix, MindSpeedError
 from tests.features.resolving import CATALOG, active, ask, refusals
 
 

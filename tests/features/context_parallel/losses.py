@@ -11,7 +11,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from mindspeed.engine.runtime import session
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from mindspeed.workbench.verification.model import build_chunks
 from mindspeed.workbench.verification.shape import Recipe
 from mindspeed.workbench.verification.training import micro_batches

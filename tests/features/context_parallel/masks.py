@@ -6,7 +6,7 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer.enums import AttnMaskType
 
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from mindspeed.workbench.verification.model import build_chunks
 from mindspeed.workbench.verification.shape import Recipe
 

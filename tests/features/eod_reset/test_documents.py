@@ -20,7 +20,7 @@ from mindspeed.features.eod_reset.feature import EodReset, EodResetArgs
 from mindspeed.features.flash_attention.feature import FlashAttentionArgs
 from mindspeed.features.flash_attention.layers import with_flash_attention
 from mindspeed.plugins import World
-from mindspeed.problems.problem import MindSpeedError, ResolutionError
+from mindspeed.problems import MindSpeedError, ResolutionError
 
 EOD = 9
 FEATURE = EodReset(EodResetArgs(), World({}))

@@ -89,7 +89,7 @@ def unsaid(recipe: Recipe) -> str:
     """What a model says that is given a rank's share without the ends of documents."""
     from megatron.core import tensor_parallel
 
-    from mindspeed.problems.problem import MindSpeedError
+    from mindspeed.problems import MindSpeedError
     from mindspeed.workbench.verification.model import build_chunks
 
     tensor_parallel.model_parallel_cuda_manual_seed(1, force_reset_rng=True)

@@ -13,7 +13,7 @@ import torch
 from mindspeed import registry
 from mindspeed.features.profiler.feature import ProfilerArgs
 from mindspeed.features.profiler.window import TraceWindow
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 from mindspeed.workbench.diagnostics.traces import summarize, summarize_folder
 from mindspeed.workbench.verification.pool import WorkerPool
 from mindspeed.workbench.verification.shape import LLAMA, Recipe

@@ -9,11 +9,12 @@ from torch import Tensor
 
 import mindspeed
 from mindspeed.context_parallel import attention_mask
-from mindspeed.context_parallel.attention_mask import MaskRule, mask_of
+from mindspeed.context_parallel.attention_mask import mask_of
+from mindspeed.context_parallel.mask_rules import MaskRule
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.features.shared_attention_mask.feature import one_rank_has_the_sequence
 from mindspeed.job.world import World
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from mindspeed.registry import catalog
 from mindspeed.workbench.verification.pool import WorkerPool
 from mindspeed.workbench.verification.shape import GPT, Recipe
@@ -22,7 +23,7 @@ from tests.conftest import Prove
 pytestmark = pytest.mark.long
 
 NAME = "shared-attention-mask"
-DILATED = "tests.features.shared_attention_mask.masks:dilated"
+DILATED = "dilated"
 KINDS: dict[str, dict[str, Any]] = {
     "causal": {"kind": "causal"},
     "window": {"kind": "sliding-window", "width": 5},
@@ -61,9 +62,9 @@ def test_a_mask_first_made_in_inference_mode_can_be_trained_with() -> None:
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("tests.features.shared_attention_mask.masks:without_shape", "returned torch.bool (4,)"),
-        ("tests.features.shared_attention_mask.masks:numbers", "returned torch.float32 (4, 4)"),
-        ("builtins:str", "returned str"),
+        ("without-shape", "returned torch.bool (4,)"),
+        ("numbers", "returned torch.float32 (4, 4)"),
+        ("text", "returned str"),
     ],
 )
 def test_a_function_that_gives_no_mask_is_refused(kind: str, sentence: str) -> None:
@@ -72,13 +73,13 @@ def test_a_function_that_gives_no_mask_is_refused(kind: str, sentence: str) -> N
     assert str(caught.value) == (
         f"MS332 shared attention mask: {kind} {sentence}, but a mask of type torch.bool and shape (4, 4) is expected, "
         "True where hidden\n"
-        "  fix: name a function of the number of tokens as package.module:function"
+        "  fix: name a function of the number of tokens in the entry-point group mindspeed.masks"
     )
 
 
 def test_a_function_that_is_not_there_is_refused() -> None:
-    with pytest.raises(MindSpeedError, match=r"MS332 .*: no\.such:mask cannot be imported: No module"):
-        mask_of(MaskRule("no.such:mask"), 4, torch.device("cpu"))
+    with pytest.raises(MindSpeedError, match="MS101 absent of masks-of-tests cannot be imported: ModuleNotFoundError"):
+        mask_of(MaskRule("absent"), 4, torch.device("cpu"))
 
 
 def planned(*features: str, kind: str = "causal") -> ActivationPlan:

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from mindspeed.workbench.diagnostics.support_matrix import engine_results
 from tests.conftest import Prove
 from tests.features.resolving import CATALOG

@@ -15,7 +15,7 @@ import torch
 
 import mindspeed
 from mindspeed.engine.resolution.environment import engine_installed
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from tests.features.transformer_engine_layers.saved_keys import build
 from tests.features.transformer_engine_layers.single_rank import single_rank
 

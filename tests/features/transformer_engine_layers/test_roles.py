@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import layer_norm, linear, rms_norm
 
 import mindspeed
-from mindspeed.problems.problem import MindSpeedError
+from mindspeed.problems import MindSpeedError
 from tests.features.transformer_engine_layers.single_rank import single_rank
 
 HIDDEN, WIDTH = 8, 12

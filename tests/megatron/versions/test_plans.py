@@ -6,7 +6,7 @@ import mindspeed
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, made_up, version_in
 from mindspeed.plugins import Ref
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from tests.megatron.versions.cases import FEATURES
 
 VERSIONS = ("0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2", "0.19.1", "0.20.0")

@@ -39,7 +39,7 @@ def test_tp_3_of_16_heads_is_told_once_for_each_rule(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, [*words, "--", *command])
     found = [(problem["message"].rpartition(": ")[2], problem["fix"]) for problem in json.loads(result.stdout)["problems"]]
     assert found == [
-        ("the world does not divide", "--nproc 9, or use smaller parallel sizes"),
+        ("the world does not divide", "--nproc-per-node 9, or use smaller parallel sizes"),
         ("the heads do not divide", "--tensor-model-parallel-size N (a divisor of 16)"),
         ("the groups do not divide", "--tensor-model-parallel-size N (a divisor of 8)"),
     ]

@@ -7,8 +7,7 @@ from importlib import import_module
 import torch
 from triton.runtime.interpreter import GridExecutor
 
-from mindspeed.ops.kernel import with_reference
-from mindspeed.ops.registration import operators
+from mindspeed.ops.registration import operators, with_reference
 from mindspeed.ops.variants import python_variants
 from tests.ops.operator_checks import TOLERANCE, gradients, randn
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from mindspeed import registry
 from mindspeed.cli import main
 from mindspeed.plugins import MindSpeedError, Wrap
-from mindspeed.problems.problem import PatchError
+from mindspeed.problems import PatchError
 from mindspeed.workbench.conformance import suite
 from mindspeed.workbench.conformance.application import application, import_cost
 from mindspeed.workbench.conformance.subjects import rows_of, subjects
@@ -176,6 +176,11 @@ def test_a_feature_that_leaves_something_behind_is_not_reversible(acme):
     leaves = "def around(original):\n    original.__globals__['left_behind'] = object()\n"
     outcome = application([acme(("def around(original):\n", leaves))])[0]
     assert (outcome.state, outcome.text) == ("failed", "not restored: megatron.core.utils")
+
+
+@pytest.mark.long
+def test_a_feature_with_a_target_in_mindspeed_is_reversible():
+    assert [outcome.state for outcome in application(subjects("rms-norm"))] == ["ok", "ok"]
 
 
 def test_without_torch_what_needs_it_says_so(acme, monkeypatch):

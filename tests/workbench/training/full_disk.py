@@ -59,7 +59,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def main() -> None:
     import torch.distributed as dist
 
-    from mindspeed.problems.problem import RunError
+    from mindspeed.problems import RunError
     from mindspeed.workbench.training import saving
     from mindspeed.workbench.training.checkpoints import checkpoint_path, partial_path, saved_steps
     from mindspeed.workbench.training.trainer import Trainer, _seed

@@ -19,7 +19,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.world import World
 from mindspeed.plugins import Category, CheckpointState, Feature, FeatureSpec, hookimpl
 from mindspeed.plugins.discovery import Catalog, DiscoveredFeature
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 from mindspeed.workbench.training.checkpoints import checkpoint_path, find_checkpoint
 from tests.workbench.training.conftest import TINY, Run, losses
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 from mindspeed.workbench.training.checkpoints import (
     MANIFEST,
     Manifest,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mindspeed.megatron.indexed_data import read_index
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 from mindspeed.workbench.training import corpus
 from mindspeed.workbench.training.tokenizer import tokenizer_of
 

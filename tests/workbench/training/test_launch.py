@@ -9,7 +9,7 @@ import time
 import pytest
 
 from mindspeed.engine.runtime.launch import first_host, joined, launch, leave_problems
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Problem, RunError
 
 SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "70001"}
 
@@ -124,7 +124,7 @@ def test_a_rank_that_repeats_why_another_one_failed_is_not_the_first_that_failed
 KILLED = "import os, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\ntime.sleep(60)"
 FAILED = """
 import time
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Problem, RunError
 from mindspeed.engine.runtime.launch import leave_problems
 leave_problems(RunError([Problem("MS606", "the loss is nan")]))
 raise SystemExit(1)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from mindspeed.workbench.training.checkpoints import checkpoint_path
 from mindspeed.workbench.training.job import Job, content_digest, open_data, write_job
 from mindspeed.workbench.training.resume import comparable, of_new_class

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Problem, RunError
 from mindspeed.workbench.training.checkpoints import checkpoint_path
 from mindspeed.workbench.training.run_folder import LOCK, check_free, disk_problem, hold_folder
 

@@ -6,7 +6,7 @@ import pytest
 
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from mindspeed.workbench.tuning.job import SearchJob, make_search
 from mindspeed.workbench.tuning.search import Configuration
 from mindspeed.workbench.tuning.time import DEFAULTS, Machine

@@ -5,7 +5,7 @@ import os
 import signal
 from typing import Any
 
-from mindspeed.plugins.wrapping import Function, wrapper
+from mindspeed.plugins.patches import Function, wrapper
 
 SCALED = "decoder.layers.0.self_attention.linear_qkv.weight"
 """The parameter whose gradient `scaled_gradient` multiplies."""

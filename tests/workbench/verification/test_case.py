@@ -6,7 +6,7 @@ import pytest
 
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from mindspeed.registry import catalog
 from mindspeed.workbench.verification.case import VerificationCase, build_case
 

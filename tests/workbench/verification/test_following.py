@@ -7,7 +7,7 @@ import pytest
 
 from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.plugins.feature import Category, FeatureSpec
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.problems import MindSpeedError, Problem
 from mindspeed.workbench.diagnostics.release_comparison import compare_releases, overlaps
 from mindspeed.workbench.verification import claims_on_checkout
 from mindspeed.workbench.verification.claims_on_checkout import Limits, Verifier, in_order, verify_on

@@ -15,7 +15,7 @@ from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.features.rms_norm.feature import RmsNorm
 from mindspeed.plugins.patches import Wrap
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 from mindspeed.registry import catalog
 from mindspeed.workbench.verification import case as case_module
 from mindspeed.workbench.verification import pool as workers

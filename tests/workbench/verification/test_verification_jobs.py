@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from mindspeed import plan
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 from mindspeed.workbench.verification.case import build_case
 from mindspeed.workbench.verification.pool import WorkerPool
 from mindspeed.workbench.verification.shape import GPT, Recipe

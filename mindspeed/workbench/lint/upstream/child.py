@@ -1,7 +1,9 @@
 """The child process: ``{checkout, facts, seconds}`` is its argument; it reads commands and writes a line of JSON for each.
 
 It imports the rules before it reads. A line has the ``failed``, ``undecided`` and ``held`` sites by their numbers;
-``sites`` are those that no earlier line had, and ``errors`` is what ended the check of the command.
+``sites`` are those that no earlier line had, and ``errors`` is what ended the check of the command. ``refused`` are values of
+the plan that the parsed arguments contradict, ``job`` fields of the job that the validated ones give, with what decides each,
+and ``unjudged`` is what the check of the command lacks here.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ import os
 import signal
 import sys
 import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Final, NoReturn, TextIO
 
+from mindspeed.job.megatron_arguments import put_launch_order, put_values, world_of
 from mindspeed.workbench.lint.upstream.importing import Imports
 from mindspeed.workbench.lint.upstream.rewriting import Rules, place
 from mindspeed.workbench.lint.upstream.stand_ins import ImportStandIn
@@ -34,6 +40,10 @@ _REFUSED: Final = (
 
 class ParserError(Exception):
     """Megatron's parser refuses the command line."""
+
+
+class _WrapperError(Exception):
+    """A feature's wrapper of Megatron's validation cannot be imported without torch."""
 
 
 class TimeLimit(BaseException):
@@ -96,21 +106,25 @@ def main() -> None:
     task, answer, rules, imports = prepared()
     known, broken = 0, _imported(imports, task["seconds"])
     for command in json.loads(sys.stdin.read() or "[]"):
-        errors = broken or _run(command, rules, imports, task["seconds"])
+        made: dict[str, Any] = {"refused": {}, "job": {}, "unjudged": ""}
+        errors = broken or _run(command, rules, imports, task["seconds"], made)
         errors += [failed for failed in imports.failures() if failed not in errors]
         new, known = rules.sites[known:], len(rules.sites)
-        json.dump({"errors": errors, **rules.states(), "sites": list(map(dataclasses.asdict, new))}, answer)
+        json.dump({"errors": errors, **made, **rules.states(), "sites": list(map(dataclasses.asdict, new))}, answer)
         answer.write("\n")
         answer.flush()
 
 
 def _imported(imports: Imports, seconds: float) -> list[str]:
-    """Import the parser and the validation. Return what ended that."""
+    """Import the parser and the validation, and parse once, which reads sources. Return what ended that."""
     name = "megatron.training.arguments"
     ImportStandIn.absent = True
     _start_timer(seconds)
     try:
-        import_module(name)
+        module = import_module(name)
+        with suppress(Exception, SystemExit):
+            sys.argv = ["pretrain_gpt.py"]
+            module.parse_args(ignore_unknown_args=True)
     except TimeLimit:
         return [f"{name}: no result within {seconds:.0f} s"]
     finally:
@@ -118,27 +132,38 @@ def _imported(imports: Imports, seconds: float) -> list[str]:
     return imports.failures() if name in imports.failed else []
 
 
-def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float) -> list[str]:
-    """Run every rule on one command: the parser, the validation, the configurations. Return what ended the run."""
+def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float, made: dict[str, Any]) -> list[str]:
+    """Run every rule on one command: the parser, the validation, the configurations. Return what ended the run.
+
+    What the plan puts into the arguments, and the job that they give, is added to ``made``.
+    """
     os.environ.clear()
     os.environ.update({"RANK": "0", "WORLD_SIZE": str(command["world_size"]), **command["environ"]})
     sys.argv = ["pretrain_gpt.py", *command["words"]]
     rules.forget()
+    imports.overrides = command["of_configurations"]
     _start_timer(seconds)
     try:
         ImportStandIn.absent = True
         module = import_module("megatron.training.arguments")
         arguments = module.parse_args(ignore_unknown_args=True)
         ImportStandIn.absent = False
+        put = put_values(command["overrides"], vars(arguments), command["defaults"])
+        made["refused"] = {argument: dataclasses.asdict(one) for argument, one in put.items() if one.refused}
+        put_launch_order(command["platform"], vars(arguments), os.environ)
         if getattr(arguments, "yaml_cfg", None):
             module, validation = import_module("megatron.training.yaml_arguments"), "validate_yaml"
         else:
             validation = "validate_args"
-        getattr(module, validation)(arguments, {"tokenizer_type": "GPT2BPETokenizer"})
-        module.core_transformer_config_from_args(arguments)
-        _other_configurations(arguments)
+        with _wrapped(command["wraps"]):
+            validated = getattr(module, validation)(arguments, {"tokenizer_type": "GPT2BPETokenizer"})
+            made["job"] = _job_of(vars(arguments if validated is None else validated), rules.unknown)
+            module.core_transformer_config_from_args(arguments)
+            _other_configurations(arguments)
     except ParserError as error:
         return [f"parser: {error}"]
+    except (FileNotFoundError, _WrapperError) as error:
+        made["unjudged"] = str(error)
     except TimeLimit:
         return [f"no result within {seconds:.0f} s"]
     except (Exception, SystemExit) as error:
@@ -147,6 +172,41 @@ def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float
     finally:
         _start_timer(0)
     return []
+
+
+@contextmanager
+def _wrapped(wraps: Sequence[tuple[str, str]]) -> Iterator[None]:
+    """Wrap functions of Megatron, ``(target, wrapper)``, as a plan does."""
+    undone: list[tuple[Any, str, Any]] = []
+    try:
+        for target, wrapper in wraps:
+            module, _, function = target.partition(":")
+            owner, _, name = function.rpartition(".")
+            holder = resolve_name(f"{module}:{owner}") if owner else import_module(module)
+            original = getattr(holder, name)
+            try:
+                wrapped = resolve_name(wrapper)(original)
+            except Exception as error:
+                raise _WrapperError(f"{wrapper} cannot be called without torch ({type(error).__name__}: {error})") from error
+            undone.append((holder, name, original))
+            setattr(holder, name, wrapped)
+        yield
+    finally:
+        for holder, name, original in reversed(undone):
+            setattr(holder, name, original)
+
+
+def _job_of(values: Mapping[str, Any], unknown: Collection[str]) -> dict[str, tuple[Any, Sequence[str]]]:
+    """Return the fields of a job that follow from these arguments, without those of an ``unknown`` one."""
+    known = {dest: value for dest, value in values.items() if dest not in unknown and _is_plain(value)}
+    lacking = values.keys() - known.keys()
+    return {field: found for field, found in world_of(known).items() if lacking.isdisjoint(found[1])}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _other_configurations(arguments: Any) -> None:

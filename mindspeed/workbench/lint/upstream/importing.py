@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -33,11 +34,15 @@ _VERSIONS: Final = re.compile(r"is_\w+_min_version|get_\w+_version")
 
 
 class Imports(MetaPathFinder, Loader):
-    """Find the modules of a checkout; ``rewrite`` turns the source of one with rules into its code."""
+    """Find the modules of a checkout; ``rewrite`` turns the source of one with rules into its code.
+
+    ``overrides`` are put into every configuration that is made, as `mindspeed.megatron.argument_overrides` does.
+    """
 
     def __init__(self, checkout: Path, rewrite: Callable[[str, str], Any]) -> None:
         self.checkout, self.rewrite = checkout, rewrite
         self.failed: dict[str, str] = {}
+        self.overrides: Mapping[str, Any] = {}
 
     def failures(self) -> list[str]:
         """Return each module that could not be run, with the reason."""
@@ -71,8 +76,23 @@ class Imports(MetaPathFinder, Loader):
                 exec(code, module.__dict__)
                 forget = [one for one in vars(module) if _VERSIONS.fullmatch(one)] if name == "megatron.core.utils" else []
                 vars(module).update({one: ImportStandIn(f"{name}.{one}") for one in forget})
+                for made in vars(module).values() if has_rules else ():
+                    if isinstance(made, type) and "__post_init__" in vars(made) and made.__module__ == name:
+                        self._put_overrides_into(made)
             except (Exception, SystemExit) as error:
                 self.failed[name] = f"{type(error).__name__}: {error} (line {_line_in(str(source), error)})"
+
+    def _put_overrides_into(self, configuration: Any) -> None:
+        original = configuration.__post_init__
+
+        def post_init(made: Any, *arguments: Any) -> None:
+            defaults = {field.name: field.default for field in dataclasses.fields(made)}
+            for name in self.overrides.keys() & defaults.keys():
+                if getattr(made, name) == defaults[name]:
+                    setattr(made, name, self.overrides[name])
+            original(made, *arguments)
+
+        configuration.__post_init__ = post_init
 
 
 def _line_in(file: str, error: BaseException) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
 from typing import Any, Final
 
 from mindspeed.engine.inspection.megatron_copies import package_root, version_of
@@ -63,7 +62,6 @@ class RulesProcess:
     def __init__(self, checkout: Path, arch: str | None) -> None:
         command = rules_command("child", checkout, _facts_of(arch))
         self.checkout = checkout
-        self._answers: list[dict[str, Any]] = []
         self._reason = ""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         try:
@@ -71,29 +69,18 @@ class RulesProcess:
         except OSError as error:
             self._reason = str(error)
 
-    def send(self, commands: Sequence[Mapping[str, Any]], timeout: float) -> None:
-        """Send the commands, and read the results while this process continues."""
-        if not self._reason:
-            self._reader = Thread(target=self._talk, args=(json.dumps(commands).encode(), timeout), daemon=True)
-            self._reader.start()
-
-    def answers(self) -> tuple[list[dict[str, Any]], str]:
-        """Wait for the results. Return them, and why there are no more."""
-        if not self._reason:
-            self._reader.join()
-        return self._answers, self._reason
-
-    def _talk(self, task: bytes, timeout: float) -> None:
+    def answers(self, commands: Sequence[Mapping[str, Any]], timeout: float) -> tuple[list[dict[str, Any]], str]:
+        """Send the commands and wait for the results. Return them, and why there are no more."""
+        if self._reason:
+            return [], self._reason
         try:
-            output, errors = self._process.communicate(task, timeout)
+            output, errors = self._process.communicate(json.dumps(commands).encode(), timeout)
         except subprocess.TimeoutExpired:
             self._process.kill()
             output, _ = self._process.communicate()
-            self._reason = f"no result within {timeout:.0f} s"
-        else:
-            said = errors.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-            self._reason = f"the process ended with status {self._process.returncode}: {said[0]}"
-        self._answers = _whole_answers(output)
+            return _whole_answers(output), f"no result within {timeout:.0f} s"
+        said = errors.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+        return _whole_answers(output), f"the process ended with status {self._process.returncode}: {said[0]}"
 
 
 def _whole_answers(output: bytes) -> list[dict[str, Any]]:

@@ -44,9 +44,10 @@ class _Failure:
 
 @dataclass(slots=True)
 class _Statement:
-    """Hold a guarded statement: the numbers of the sites in it, and its own where it is one."""
+    """Hold a guarded statement: the numbers of the sites in it, its own where it is one, and the attributes that it sets."""
 
     sites: range
+    sets: frozenset[str]
     own: int | None = None
     test: ast.expr | None = None
 
@@ -60,6 +61,7 @@ class Rules:
         self.reached: set[int] = set()
         self.failures: dict[int, _Failure] = {}
         self.undecided: dict[int, str] = {}
+        self.unknown: set[str] = set()
         self.raising: set[tuple[str, int]] = set()
         self._locals: dict[str, ast.expr] = {}
 
@@ -72,7 +74,7 @@ class Rules:
             elif isinstance(node, ast.FunctionDef) and (node.name in _COLLECTING or node.name.startswith(_VALIDATING)):
                 first, self._locals = len(self.sites), {}
                 body = self._block(node.body, file, ())
-                number = self._number(_Statement(range(first, len(self.sites))))
+                number = self._number(_Statement(range(first, len(self.sites)), frozenset()))
                 node.body = [_call("__entered__", number, node.body[0]), *body]
         code: CodeType = compile(tree, file, "exec", dont_inherit=True)
         return code
@@ -87,7 +89,7 @@ class Rules:
     def _guarded(self, node: ast.stmt, file: str, tests: tuple[ast.expr, ...]) -> ast.stmt:
         if isinstance(node, _UNGUARDED):
             return node
-        first, own, test = len(self.sites), None, None
+        first, own, test, sets = len(self.sites), None, None, frozenset(_attributes_set(node))
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             self._locals[node.targets[0].id] = node.value
         elif isinstance(node, (ast.Assert, ast.Raise)):
@@ -110,7 +112,7 @@ class Rules:
                 node.body = self._block(body, file, inner)  # type: ignore[attr-defined]
             if orelse := getattr(node, "orelse", None):
                 node.orelse = self._block(orelse, file, inner)  # type: ignore[attr-defined]
-        number = self._number(_Statement(range(first, len(self.sites)), own, test))
+        number = self._number(_Statement(range(first, len(self.sites)), sets, own, test))
         stop, collect = ast.Name("__Stop__", ast.Load()), _call("__failed__", number, node, "__error__")
         handler = ast.fix_missing_locations(ast.copy_location(ast.ExceptHandler(stop, "__error__", [collect]), node))
         return ast.copy_location(ast.Try([node], [handler], [], []), node)
@@ -125,7 +127,7 @@ class Rules:
 
     def forget(self) -> None:
         """Begin another command."""
-        for states in (self.reached, self.failures, self.undecided):
+        for states in (self.reached, self.failures, self.undecided, self.unknown):
             states.clear()
 
     def states(self) -> dict[str, Any]:
@@ -150,6 +152,7 @@ class Rules:
                 self._found(self._new_site(RuleSite(*at, "", ())), error, {}, {}, None)
                 return
         self.undecided |= {site: f"{type(error).__name__}: {error}" for site in statement.sites if site not in self.failures}
+        self.unknown |= statement.sets
 
     def _found(
         self, site: int, error: BaseException, names: dict[str, Any], scope: dict[str, Any], test: ast.expr | None
@@ -180,6 +183,13 @@ def place(error: BaseException) -> tuple[str, int]:
     ):
         trace = trace.tb_next
     return (trace.tb_frame.f_code.co_filename, trace.tb_lineno) if trace is not None else ("", 0)
+
+
+def _attributes_set(node: ast.stmt) -> Iterator[str]:
+    """Yield the names of the attributes that a statement, or one in it, gives a value."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store):
+            yield child.attr
 
 
 def _call(name: str, number: int, node: ast.stmt, *more: str) -> ast.stmt:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.inspection.cli_arguments import Surface
+from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.job.fact import Names
+from mindspeed.job.fields import FIELDS
+from mindspeed.job.megatron_arguments import PutValue, target_of
+from mindspeed.megatron.hook_points import MegatronHookPoints
 from mindspeed.megatron_lm.given_arguments import Given, given_arguments
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import GivenValue, Problem
+from mindspeed.plugins.patches import Wrap
+from mindspeed.problems import Fix, GivenValue, Problem
 from mindspeed.workbench.lint.upstream.process import ARGUMENTS, SECONDS, Checkout, RulesProcess
 
 TIMEOUT: Final = 60.0
@@ -22,26 +27,72 @@ MAX_CHILDREN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Describe a command to judge: its arguments, the number of its processes, and its environment variables."""
+    """Describe a command to judge: its arguments, the number of its processes, and its environment variables.
+
+    With a plan, its changes are made before the rules are asked, as its ranks make them.
+    """
 
     words: Sequence[str]
     world_size: int
     environ: Mapping[str, str] = field(default_factory=dict)
+    plan: ActivationPlan | None = None
+
+    def task(self, known: Surface) -> dict[str, Any]:
+        """Return the command for the child process."""
+        overrides = [planned.override for planned in self.plan.overrides] if self.plan is not None else []
+        given = {dest: argument.value for dest, argument in given_arguments(self.words, known).items()}
+        dests = {target_of(override.argument, given).dest for override in overrides}
+        return {
+            "words": list(self.words),
+            "world_size": self.world_size,
+            "environ": dict(self.environ),
+            "platform": self.plan.world.known().get("platform") if self.plan is not None else None,
+            "overrides": {override.argument: override.value for override in overrides},
+            "of_configurations": {override.argument: override.value for override in overrides if override.only is None},
+            "defaults": {dest: known.by_dest[dest][0].default for dest in dests if dest in known.by_dest},
+            "wraps": list(_wraps_of_rules(self.plan)) if self.plan is not None else [],
+        }
+
+
+_VALIDATIONS: Final = ("megatron.training.arguments:validate_args", "megatron.training.yaml_arguments:validate_yaml")
+
+
+def _wraps_of_rules(plan: ActivationPlan) -> Iterator[tuple[str, str]]:
+    """Yield target and wrapper of the patches with which features accept arguments that Megatron's validation refuses."""
+    for planned in plan.patches:
+        wraps = isinstance(planned.patch, Wrap) and not planned.skipped and planned.owner != MegatronHookPoints.spec.name
+        if wraps and planned.patch.target in _VALIDATIONS:
+            yield planned.patch.target, str(planned.patch.value)
 
 
 @dataclass(frozen=True, slots=True)
 class RulesVerdict:
-    """Hold what the rules say of one command: problems, and the places of the rules.
+    """Hold what the rules say of one command: what they refuse, and the places of the rules.
 
-    Those that are decided, those that could not be, and those of functions that the command does not call.
+    Those that are decided, those that could not be, and those of functions that the command does not call. ``refused`` are
+    values of the plan that the parsed arguments contradict, ``job`` fields of the job that the validated ones give, with what
+    decides each. ``unjudged`` is why the rules could not be asked here, as they can on a rank,
+    ``unread`` that they cannot be run at all.
     """
 
-    problems: tuple[Problem, ...] = ()
+    refusals: tuple[Problem, ...] = ()
     undecided: tuple[str, ...] = ()
     decided: tuple[str, ...] = ()
     unreached: tuple[str, ...] = ()
+    refused: Mapping[str, PutValue] = field(default_factory=dict)
+    job: Mapping[str, tuple[Any, Names]] = field(default_factory=dict)
+    unjudged: str = ""
+    unread: tuple[Problem, ...] = ()
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """All problems: what the rules refuse, and that they cannot be run."""
+        return self.refusals + self.unread
 
     def notes(self, checkout: Checkout) -> Iterator[PlanNote]:
+        if self.unjudged:
+            yield PlanNote("not-checked", "megatron-lm", f"the rules of Megatron-LM: {self.unjudged}")
+            return
         sites = len(self.decided) + len(self.undecided)
         text = f"{len(self.decided)} of {sites} rules of Megatron-LM {checkout.version or ''} ({checkout.source}) were checked"
         yield PlanNote("note", "megatron-lm", text)
@@ -50,49 +101,32 @@ class RulesVerdict:
             yield PlanNote("not-checked", "megatron-lm", text)
 
 
-class Judging:
-    """Commands that the rules of a checkout judge while this process does something else, in ``child`` where there is one.
+def judge(
+    checkout: Checkout,
+    commands: Sequence[Command],
+    known: Surface,
+    arch: str | None = None,
+    child: RulesProcess | None = None,
+) -> list[RulesVerdict]:
+    """Run the rules of a checkout on commands, in ``child`` where there is one, and return what they say of each.
 
     A command that ends the child gets one problem, MS115, with the reason; those behind it are sent to another child. After
     MAX_CHILDREN of them the rest gets that problem.
     """
-
-    def __init__(
-        self,
-        checkout: Checkout,
-        commands: Sequence[Command],
-        known: Surface,
-        arch: str | None = None,
-        child: RulesProcess | None = None,
-    ) -> None:
-        self._checkout, self._commands, self._known, self._arch = checkout, commands, known, arch
-        self._child = self._sent(commands, child)
-
-    def verdicts(self) -> list[RulesVerdict]:
-        """Wait for what the rules say of each command."""
-        found: list[RulesVerdict] = []
-        for number in range(MAX_CHILDREN):
-            rest = self._commands[len(found) :]
-            answers, reason = (self._sent(rest) if number else self._child).answers()
-            sites: list[dict[str, Any]] = []
-            for answer, command in zip(answers, rest, strict=False):
-                sites += answer["sites"]
-                given = given_arguments(command.words, self._known)
-                found.append(_verdict(self._checkout, answer, sites, given, self._known))
-            if len(found) == len(self._commands):
-                return found
-            found.append(RulesVerdict((_unread(self._checkout, reason),)))
-        return found + [RulesVerdict((_unread(self._checkout, reason),)) for _ in self._commands[len(found) :]]
-
-    def _sent(self, commands: Sequence[Command], child: RulesProcess | None = None) -> RulesProcess:
-        child = child or RulesProcess(self._checkout.folder, self._arch)
-        child.send(list(map(asdict, commands)), TIMEOUT + SECONDS * len(commands) / 10)
-        return child
-
-
-def judge(checkout: Checkout, commands: Sequence[Command], known: Surface, arch: str | None = None) -> list[RulesVerdict]:
-    """Run the rules of a checkout on commands, and wait for their verdicts."""
-    return Judging(checkout, commands, known, arch).verdicts()
+    found: list[RulesVerdict] = []
+    tasks = [command.task(known) for command in commands]
+    for number in range(MAX_CHILDREN):
+        rest = tasks[len(found) :]
+        process = child if child is not None and not number else RulesProcess(checkout.folder, arch)
+        answers, reason = process.answers(rest, TIMEOUT + SECONDS * len(rest) / 10)
+        sites: list[dict[str, Any]] = []
+        for answer, task in zip(answers, rest, strict=False):
+            sites += answer["sites"]
+            found.append(_verdict(checkout, answer, sites, given_arguments(task["words"], known), known))
+        if len(found) == len(commands):
+            return found
+        found.append(RulesVerdict(unread=(_unread(checkout, reason),)))
+    return found + [RulesVerdict(unread=(_unread(checkout, reason),)) for _ in commands[len(found) :]]
 
 
 def _verdict(
@@ -103,12 +137,16 @@ def _verdict(
     known: Surface,
 ) -> RulesVerdict:
     problems = [_problem(checkout, {**sites[failed["site"]], **failed}, given, known) for failed in answer["failed"]]
-    problems += [_unread(checkout, text) for text in answer["errors"] if not text.startswith("parser: ")]
+    unread = tuple(_unread(checkout, text) for text in dict.fromkeys(answer["errors"]) if not text.startswith("parser: "))
     undecided = [number for number, _ in answer["undecided"]]
     decided = [*answer["held"], *(failed["site"] for failed in answer["failed"])]
     unreached = sorted(set(range(len(sites))) - {*decided, *undecided})
-    places = (tuple(_place(checkout, sites[number]) for number in group) for group in (undecided, decided, unreached))
-    return RulesVerdict(tuple(dict.fromkeys(problems)), *places)
+    groups = [tuple(_place(checkout, sites[number]) for number in group) for group in (undecided, decided, unreached)]
+    refused = {argument: PutValue(**one) for argument, one in answer["refused"].items()}
+    job = {name: (FIELDS[name].typed(value), tuple(dests)) for name, (value, dests) in answer["job"].items()}
+    return RulesVerdict(
+        tuple(dict.fromkeys(problems)), groups[0], groups[1], groups[2], refused, job, answer["unjudged"], unread
+    )
 
 
 def _problem(checkout: Checkout, site: Mapping[str, Any], given: Mapping[str, Given], known: Surface) -> Problem:

@@ -84,6 +84,10 @@ class ImportStandIn:
     def __iter__(self) -> Iterator[Any]:
         self._undecided()
 
+    @property
+    def __signature__(self) -> Any:
+        self._undecided()
+
     def _undecided(self, *operands: Any) -> NoReturn:
         raise UndecidedError(f"{self._name} is unknown")
 

@@ -16,12 +16,11 @@ import yaml
 from mindspeed import registry
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.problems.problem import MindSpeedError, ResolutionError
+from mindspeed.problems import MindSpeedError, ResolutionError
 from mindspeed.workbench.verification.matrix.cases import MatrixCase
 from mindspeed.workbench.verification.matrix.judge import judge
-from mindspeed.workbench.verification.matrix.minimal import minimal
 from mindspeed.workbench.verification.matrix.reach import Sources
-from mindspeed.workbench.verification.matrix.reduction import same_failure
+from mindspeed.workbench.verification.matrix.reduction import minimal, same_failure
 from mindspeed.workbench.verification.matrix.store import VerdictStore, is_stale
 from mindspeed.workbench.verification.matrix.verdicts import CaseOutcome, CaseResult
 from mindspeed.workbench.verification.pool import WorkerPool

@@ -13,7 +13,7 @@ from mindspeed import registry
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.tables import table_beside
-from mindspeed.problems.problem import ResolutionError
+from mindspeed.problems import ResolutionError
 from mindspeed.workbench.verification.case import VerificationCase, build_case
 
 STEPS: Final = 2

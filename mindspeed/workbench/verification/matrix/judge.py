@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from mindspeed import registry
 from mindspeed.plugins.feature import Numerics
-from mindspeed.problems.problem import MindSpeedError, Problem, ResolutionError
+from mindspeed.problems import MindSpeedError, Problem, ResolutionError
 from mindspeed.workbench.verification.case import VerificationCase, plan_without
 from mindspeed.workbench.verification.comparison import ComparisonResult, Tolerances, compare, first_difference
 from mindspeed.workbench.verification.harness import Verdict, compared

@@ -23,8 +23,7 @@ import mindspeed
 from mindspeed.engine.inspection.megatron_copies import megatron_version
 from mindspeed.engine.inspection.source import Module, find_module, read_text
 from mindspeed.engine.inspection.source_cache import source_cache_of
-from mindspeed.ops.sources import source_digest
-from mindspeed.ops.variants import SOURCES
+from mindspeed.ops.variants import SOURCES, source_digest
 from mindspeed.plugins.discovery import Catalog
 
 _JUDGES: Final = (

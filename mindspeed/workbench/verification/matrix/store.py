@@ -13,8 +13,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from mindspeed.files.cache_folder import cache_folder, make_private, require_trusted
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import Problem, RunError
+from mindspeed.problems import Fix, Problem, RunError
 from mindspeed.workbench.verification.matrix.reach import Sources
 from mindspeed.workbench.verification.matrix.verdicts import CaseResult, key_of, result_from_json
 

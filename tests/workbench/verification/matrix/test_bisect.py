@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from mindspeed.cli import main
-from mindspeed.workbench.verification.matrix.minimal import minimal
+from mindspeed.workbench.verification.matrix.reduction import minimal
 
 
 def asked(items: Collection[int], culprits: Collection[int]) -> tuple[tuple[int, ...], int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed import registry
-from mindspeed.problems.problem import RunError
+from mindspeed.problems import RunError
 from mindspeed.workbench.verification.matrix.cases import (
     FEATURE_LAYOUTS,
     SWITCHES,

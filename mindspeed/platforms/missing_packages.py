@@ -1,0 +1,36 @@
+"""Packages that only CUDA devices have, that Megatron needs and no feature provides. Light."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from mindspeed import plugins as ms
+from mindspeed.engine.resolution.environment import version_in
+
+
+def _builds_local_groups(args: Any, world: ms.World) -> bool:
+    """Return whether Megatron builds its own grouped experts, which it does from 0.17 on only with Transformer Engine."""
+    is_local = world.knows("transformer_engine_layers") and not world.transformer_engine_layers
+    is_grouped = world.is_set("num_experts") and world.is_set("grouped_experts")
+    return is_local and is_grouped and world.knows("megatron") and version_in(world.megatron, "<0.17")
+
+
+GROUPED_EXPERTS: Final = ms.RequiresSlot(
+    ms.Slot.GROUPED_EXPERTS,
+    "Megatron's local grouped experts need the package grouped_gemm, whose kernels need CUDA",
+    _builds_local_groups,
+    fix=(ms.Fix.give_field("grouped_experts", False),),
+)
+
+
+def _updates_on_the_device(args: Any, world: ms.World) -> bool:
+    """Return whether Adam would be that of Transformer Engine, where none is installed."""
+    return not (world.is_set("offloaded_optimizer") or world.is_set("engine_installed"))
+
+
+PRECISION_AWARE: Final = ms.Condition.unset(
+    "precision_aware_optimizer",
+    "the precision-aware optimizer needs FusedAdam of Transformer Engine, which is not installed",
+    (ms.Fix.give_field("precision_aware_optimizer", False),),
+    _updates_on_the_device,
+)
