@@ -1,4 +1,4 @@
-"""Find what the ranks of a Megatron-LM command would refuse: each distinct one starts in a process of its own."""
+"""Find what the ranks of a Megatron-LM command would refuse, by a start of each distinct one in a separate process."""
 
 from __future__ import annotations
 

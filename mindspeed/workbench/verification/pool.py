@@ -213,7 +213,7 @@ class WorkerPool:
         *arguments: Any,
         plan: ActivationPlan | None = None,
     ) -> list[Any]:
-        """The results of a function of a file on some ranks of a job, one after the other; the other ranks are not there.
+        """The results of a function of a file on some ranks of a job, one after the other; the other ranks are missing.
 
         Under ``plan`` the platform's layer and Megatron's groups are there as well. Raises RunError as `run` does.
         """
