@@ -31,10 +31,16 @@ def stages_share_layers(args: PipelineParallelArgs, world: ms.World) -> bool:
     return bool(world.layer_split or world.pipeline_layout or world.is_hybrid or layers % max(1, stages) == 0)
 
 
+def _has_uneven_stages(args: PipelineParallelArgs, world: ms.World) -> bool:
+    """Return whether the first or the last stage has an explicit number of layers."""
+    return world.first_stage_layers > 0 or world.last_stage_layers > 0
+
+
 @ms.condition(
     "first_stage_layers={world.first_stage_layers} and last_stage_layers={world.last_stage_layers} leave {layers} layers for "
     "{stages} other pipeline stages",
     fix=(ms.Fix.together((ms.Fix.give_field("first_stage_layers", 0), ms.Fix.give_field("last_stage_layers", 0))),),
+    when=_has_uneven_stages,
     values=shares,
 )
 def other_stages_have_layers(args: PipelineParallelArgs, world: ms.World) -> bool:

@@ -36,7 +36,13 @@ NOT_BUILT: Final = (
     *(name for name, field in FIELDS.items() if field.has_default and name not in (*PARALLEL_SIZES, *SIZES, PATTERN)),
 )
 """Fields of a world whose models the trainer does not build where they are set, to another value than Megatron's default."""
-_FIXED: Final = {"multi_latent_attention": False, "mtp_num_layers": 0, "zero_centered_norm": False, "optimizer": "adam"}
+_FIXED: Final = {
+    "multi_latent_attention": False,
+    "mtp_num_layers": 0,
+    "transformer_engine_layers": False,
+    "zero_centered_norm": False,
+    "optimizer": "adam",
+}
 """Values of every model that the trainer builds."""
 OTHER_SCRIPT: Final = Fix.advise("train this model with another script: mindspeed run -- pretrain_gpt.py ...")
 VOCABULARY_MULTIPLE: Final = 64
