@@ -99,22 +99,22 @@ def _experts(pick: random.Random, most: int) -> dict[str, Any]:
 
 def _settings(name: str, pick: random.Random) -> Iterator[tuple[str, str]]:
     """Yield values of some settings of a feature, the edges of their ranges among them."""
-    for setting, values in _choices(name).items():
+    for setting, values in choices(name).items():
         if values and pick.random() < 0.4:
             yield setting, pick.choice(values)
 
 
 @cache
-def _choices(name: str) -> dict[str, tuple[str, ...]]:
+def choices(name: str) -> dict[str, tuple[str, ...]]:
     """Return texts that each setting of a feature may have by its type and bounds."""
     found = {}
     for setting, about in registry.catalog().feature(name).Args.model_fields.items():
-        bounds = {key: value for one in about.metadata for key, value in vars_of(one).items()}
+        bounds = {key: value for one in about.metadata for key, value in bounds_of(one).items()}
         found[setting] = tuple(dict.fromkeys(map(_text, _values(about.annotation, bounds, about.default))))
     return found
 
 
-def vars_of(constraint: Any) -> dict[str, Any]:
+def bounds_of(constraint: Any) -> dict[str, Any]:
     """Return the bounds that a constraint of pydantic states."""
     return {key: getattr(constraint, key) for key in ("ge", "gt", "le", "lt", "multiple_of") if hasattr(constraint, key)}
 

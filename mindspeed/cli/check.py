@@ -170,10 +170,10 @@ def _started(checked: list[CheckedCommand], request: Request, rules: RuleOptions
     with Starts(request) as starts:
         for one in checked:
             try:
-                if one.plan is not None and one.command is None:
-                    starts.job(one.plan)
-                elif one.plan is not None and one.command is not None:
-                    starts.command(one.command, one.plan, find_checkout(one.command.program, os.environ, rules.checkout))
+                if one.plan is not None:
+                    program = one.command.program if one.command is not None else ""
+                    checkout = find_checkout(program, os.environ, rules.checkout)
+                    one = replace(one, plan=starts.of(one.plan, one.command, checkout))
                 found.append(one)
             except MindSpeedError as error:
                 found.append(replace(one, problems=error.problems, plan=None))

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed.cli.request_options import Request
-from mindspeed.problems.fixes import Fix
-from mindspeed.problems.problem import MindSpeedError, Problem
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.problems import Fix, Problem, ResolutionError, RunError
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -32,8 +32,22 @@ class Starts:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def job(self, plan: ActivationPlan) -> None:
-        """Start the requested job of ``mindspeed pretrain``. Raises MindSpeedError with what a rank refuses."""
+    def of(self, plan: ActivationPlan, command: LaunchedCommand | None, checkout: Checkout | None) -> ActivationPlan:
+        """Start the job of a plan: a Megatron-LM command, or without one the requested job of ``mindspeed pretrain``.
+
+        Returns the plan, with a row where the job has no plan on the CPU. Raises MindSpeedError with what a rank refuses.
+        """
+        try:
+            if command is None:
+                self._job(plan)
+            else:
+                self._command(command, plan, checkout)
+        except ResolutionError as error:
+            text = f"its ranks are not started, because on a CPU {error.problems[0].message}"
+            return replace(plan, rows=(*plan.rows, PlanNote("not-checked", "start", text)))
+        return plan
+
+    def _job(self, plan: ActivationPlan) -> None:
         from mindspeed.workbench.start import trainer_start
         from mindspeed.workbench.training.config import JOB_FILE
         from mindspeed.workbench.training.job import make_job
@@ -42,14 +56,13 @@ class Starts:
         job = make_job(self._request.layers, {JOB_FILE: self._request.train}, environment)
         trainer_start.start(self._pool(""), job)
 
-    def command(self, command: LaunchedCommand, plan: ActivationPlan, checkout: Checkout | None) -> None:
-        """Start a Megatron-LM command that has this plan. Raises MindSpeedError with what a rank refuses."""
+    def _command(self, command: LaunchedCommand, plan: ActivationPlan, checkout: Checkout | None) -> None:
         from mindspeed.megatron_lm.script_options import script_options
         from mindspeed.workbench.start import script_start
 
         if checkout is None:
             text = "the command cannot be started, because its Megatron-LM is not here"
-            raise MindSpeedError([Problem("MS502", text, fix=Fix.give_option("--checkout", "FOLDER"))])
+            raise RunError([Problem("MS502", text, fix=Fix.give_option("--checkout", "FOLDER"))])
         *below, command_line = self._request.layers
         environment = self._request.environment(int(plan.world.world_size))
         if checkout.version is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -195,8 +195,19 @@ class EffectTracker:
             self._stale = stale if "step" in self._ended else None
         problems = [*self.reported, *stale]
         for feature in features:
-            problems += _problems_of(feature)
+            problems += _problems_of(feature, self._outer_patches(feature.name))
         return EffectReport(self.plan.digest, features, tuple(problems), tuple(self._ended))
+
+    def _outer_patches(self, owner: str) -> dict[str, list[str]]:
+        """The other features that patch a site of a feature outside of it, and may not call what they wrap."""
+        outer: dict[str, list[str]] = {}
+        own: set[str] = set()
+        for planned in self.plan.patches:
+            if planned.owner == owner and not planned.skipped:
+                own.add(planned.site)
+            elif planned.site in own and not planned.skipped:
+                outer.setdefault(planned.site, []).append(planned.owner)
+        return outer
 
     def effects(self) -> dict[str, dict[str, int]]:
         """Count how often the code of each feature did something so far: its sites and operators that can be counted, its hooks
@@ -358,7 +369,7 @@ def _functions_of(planned: PlannedPatch, made: Any) -> list[FunctionType]:
 _KINDS: Final = {"patch": "the patched", "hook": "the hook", "argument": "Megatron's argument", "op": "the operator"}
 
 
-def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
+def _problems_of(feature: FeatureProof, outer: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
     for point in feature.points:
         if point.state == "never reached":
             place = f"{_KINDS.get(point.kind, 'its')} {point.name}"
@@ -366,8 +377,10 @@ def _problems_of(feature: FeatureProof) -> Iterator[Problem]:
                 f"{feature.name} has no effect: {place} was never used in the phase {point.phase} (phases: setup, build = "
                 "build of the model, step = training step, evaluate, checkpoint, teardown)"
             )
-            fix = f"remove {feature.name}, or check whether the model has the part that it changes"
-            yield Problem("MS410", text, (feature.name,), fix=advice(fix))
+            others = outer.get(point.name, ()) if point.kind == "patch" else ()
+            chain = tuple(f"{other} wraps {point.name} outside of {feature.name} and does not call it" for other in others)
+            fix = f"remove {' or '.join((feature.name, *others))}, or check whether the model has the part that it changes"
+            yield Problem("MS410", text, (feature.name, *others), chain, fix=advice(fix))
         elif point.state == "not effective":
             text = f"other code replaced {point.name} after {feature.name} patched it"
             yield Problem(

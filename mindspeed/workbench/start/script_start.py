@@ -41,7 +41,8 @@ def start(
     """Start the distinct ranks of a command up to the end of their first step, with the Megatron-LM in ``checkout``.
 
     The workers of ``pool`` find it on their path. ``environment`` has the platform of the pool; the other arguments are those
-    of `read_and_plan_command`. Steps have as many micro-batches as stages. Raises MindSpeedError with what one refuses.
+    of `read_and_plan_command`. Steps have as many micro-batches as stages. Raises RunError with what one refuses, and
+    ResolutionError for a command without a plan on this platform.
     """
     known = surface_or_nearest(environment.megatron)
     _, plan = read_and_plan_command(command, environment, below, also, registered)

@@ -1,4 +1,4 @@
-"""Find what the ranks of a job of ``mindspeed pretrain`` would refuse, by a start of each distinct one in a separate process."""
+"""Find what the ranks of a ``mindspeed pretrain`` would refuse, by a start of each distinct one in a separate process."""
 
 from __future__ import annotations
 

@@ -40,7 +40,12 @@ def start(fake_megatron: object, said: Said) -> Iterator[Start]:  # noqa: F811
     """Activate one feature ``alpha`` with these patches and hooks on the fake megatron."""
 
     def make(
-        *patches: Patch, strict: bool = False, argument: str = "", ops: tuple[str, ...] = (), **hooks: Any
+        *patches: Patch,
+        strict: bool = False,
+        argument: str = "",
+        ops: tuple[str, ...] = (),
+        outside: tuple[Patch, ...] = (),
+        **hooks: Any,
     ) -> EffectTracker:
         spec = FeatureSpec("alpha", Category.TOOL, ops=ops)
         members = {"spec": spec, **{name: hookimpl(function) for name, function in hooks.items()}}
@@ -48,7 +53,7 @@ def start(fake_megatron: object, said: Said) -> Iterator[Start]:  # noqa: F811
         plan = ActivationPlan(
             features=(PlannedFeature("alpha", "acme", "1", (), {}),),
             world=World({}),
-            patches=tuple(planned("alpha", patch) for patch in patches),
+            patches=(*(planned("alpha", patch) for patch in patches), *(planned("beta", patch) for patch in outside)),
             overrides=(PlannedOverride(("alpha",), ArgOverride(argument, 1, "a test")),) if argument else (),
             strict=strict,
         )
@@ -109,6 +114,14 @@ def test_a_site_that_was_never_reached_is_a_warning_with_the_fix(start: Start, s
             "  fix: remove alpha, or check whether the model has the part that it changes"
         )
     ]
+
+
+def test_a_feature_that_hides_another_is_named(start: Start, said: Said) -> None:
+    hiding = Wrap(f"{STATE}:scale", "glue:alone", "a test")
+    one_step(start(SCALE, outside=(hiding,)), lambda: state().scale(1))
+    (problem,) = [line for line in said if line.startswith("MS410 alpha has no effect")]
+    assert "because: beta wraps megatron.core.state:scale outside of alpha and does not call it" in problem
+    assert "fix: remove alpha or beta, or check" in problem
 
 
 @pytest.mark.budget(8)
