@@ -1,4 +1,4 @@
-"""What Megatron's rules say of the configurations that a job of ours makes: they run in a child process, without torch."""
+"""Judge the configurations that a native job makes by Megatron's rules, which run in a child process without torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIELD_OF: Final = {field.built_names[0]: name for name, field in reversed(FIELD
 
 @dataclass(frozen=True, slots=True)
 class FailedRule:
-    """Hold a rule that a configuration breaks: its place, what it says, the values that it read, and what would satisfy it."""
+    """Hold a rule that a configuration breaks: its place and message, the values that it read, and what would satisfy it."""
 
     file: str
     line: int
@@ -46,7 +46,7 @@ class Verdict:
 
 
 class ConfigurationRules:
-    """A process that judges configurations of the megatron-core in a folder, as often as it is asked."""
+    """A process that judges configurations of the megatron-core in a folder, one after the other."""
 
     def __init__(self, folder: Path) -> None:
         command = rules_command("configuration_child", folder, {})

@@ -82,7 +82,7 @@ def _start_timer(seconds: float) -> None:
 
 
 def prepared() -> tuple[dict[str, Any], TextIO, Rules, Imports]:
-    """Make this process one that imports Megatron's rules. Return its task, where it answers, the rules and their imports."""
+    """Make this process one that imports Megatron's rules. Return its task, the output, the rules and their imports."""
     task = json.loads(sys.argv[-1])
     answer, sys.stdout, sys.stderr = sys.stdout, io.StringIO(), io.StringIO()
     _limit()

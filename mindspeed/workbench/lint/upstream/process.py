@@ -46,7 +46,7 @@ def find_checkout(program: str, environ: Mapping[str, str], given: str | None = 
 
 
 def rules_command(module: str, checkout: Path, facts: Mapping[str, Any]) -> list[str]:
-    """Return the command of a process without site packages, whose ``main`` is that of a module beside this one."""
+    """Return the command of a process without site packages, whose ``main`` is that of another module of this package."""
     folders = [
         Path(__file__).parents[4],
         *(Path(spec.origin).parents[1] for name in ("packaging", "yaml") if (spec := find_spec(name)) and spec.origin),
