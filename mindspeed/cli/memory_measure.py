@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from mindspeed import registry
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_table, wants_json
-from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
+from mindspeed.cli.request_options import COMMAND_LINE, JobCommand, Request, names_argument, request_options
 from mindspeed.memory_planner.plans import repeats, stages_of
+from mindspeed.problems import Fix, Problem, ResolutionError
 
 if TYPE_CHECKING:
     from mindspeed.memory_planner.stages import Stage
@@ -45,8 +46,12 @@ def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bo
     """
     from mindspeed.workbench.verification.case import build_case, with_few_micro_batches
     from mindspeed.workbench.verification.pool import WorkerPool
+    from mindspeed.workbench.verification.shape import not_built
 
     layers = request.layers
+    given = {name: value for layer in layers for name, value in layer.world.items()}
+    if problems := [_not_built(name, given[name]) for name in not_built(given)]:
+        raise ResolutionError(problems)
     case = build_case(names, layers, [], nproc, request.environment())
     if dry:
         case = build_case(names, [*layers, with_few_micro_batches(case.plan.world)], [], nproc, request.environment())
@@ -68,6 +73,11 @@ def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bo
         table = [(name, f"{p:,}", f"{m:,}", f"{p / m - 1:+.1%}") for name, (p, m) in rows.items()]
         print_table(("bytes", "predicted", "dry run" if dry else "measured", "error"), table)
     end(0 if accurate(rows, dry) else PROBLEMS)
+
+
+def _not_built(name: str, value: Any) -> Problem:
+    text = f"{name} is {value}, but mindspeed memory measure cannot build such a model"
+    return Problem("MS301", text, where=COMMAND_LINE, fix=Fix.drop_field(name))
 
 
 def compared(case: VerificationCase, foretold: list[Stage], results: list[tuple[int, int]]) -> dict[str, tuple[int, int]]:

@@ -244,24 +244,12 @@ class Request:
 
         Raises ResolutionError with every problem, those of the section included.
         """
-        from mindspeed.problems import ResolutionError
-
-        lowest, problems = self._of_trainer() if self.train else ((), [])
         request = self.naming(names)
-        try:
-            plan = request.resolve(None, *lowest)
-        except ResolutionError as error:
-            raise ResolutionError([*problems, *error.problems]) from error
-        if problems:
-            raise ResolutionError(problems)
-        return plan
+        if not self.train:
+            return request.resolve()
+        from mindspeed.workbench.training.planning import plan_of_file
 
-    def _of_trainer(self) -> tuple[tuple[Layer], list[Problem]]:
-        """The trainer's own layer, which comes lowest, and what is wrong with the section ``train``."""
-        from mindspeed.workbench.training.shape import trainer_request
-
-        lowest, problems = trainer_request(self.layers, self.train, self.environment())
-        return (lowest,), problems
+        return plan_of_file(request.layers, self.train, self.environment())
 
 
 def gather_options(

@@ -158,6 +158,10 @@ class Fields(ShapeFields):
         "packed samples of different lengths are balanced over context-parallel ranks", "hybrid_context_parallel", since="0.16"
     )
 
+    packed_samples: bool = flag(
+        "attention receives documents that are packed into one sequence, with their lengths", "sft", attributes=()
+    )
+
     # MLP and experts
     clamped_activation: bool = flag(
         "the input of the activation function is clamped", "activation_func_clamp_value", derive=derive.any_given, since="0.15"

@@ -3,52 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-import torch
-import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mindspeed.job.world import FIELDS, World
-
-DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_SHAPE: Final = (
-    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
-    *("normalization", "gated_linear_unit", "linear_bias", "mtp_num_layers"),
-)
-_EXPERTS: Final = (
-    *("num_experts", "moe_ffn_hidden_size", "router_topk", "shared_expert_hidden_size"),
-    *("expert_capacity_factor", "padded_experts", "grouped_experts"),
-)
-"""Values of the world that are put into Megatron's configuration, under the attribute that their declaration names."""
-
-
-def gpt_config(world: World, dropout: float, **values: Any) -> TransformerConfig:
-    """The model's shape as Megatron's configuration, without any size of a layout; ``values`` win."""
-    known, dtype = world.known(), DTYPES[world.dtype]
-    shape = {}
-    for name in (*_SHAPE, *_EXPERTS) if world.num_experts else _SHAPE:
-        if name in known:
-            is_none = FIELDS[name].least == 0 and not known[name]
-            shape[FIELDS[name].built_names[0]] = None if is_none else known[name]
-    fixed = {
-        "activation_func": getattr(F, world.activation),
-        "attention_dropout": dropout,
-        "hidden_dropout": dropout,
-        "masked_softmax_fusion": False,
-        "params_dtype": dtype,
-        "pipeline_dtype": dtype,
-        "bf16": dtype is torch.bfloat16,
-        "fp16": dtype is torch.float16,
-    }
-    if world.is_hybrid:
-        fixed["is_hybrid_model"] = True
-    kind = MLATransformerConfig if world.is_set("multi_latent_attention") else TransformerConfig
-    return kind(**{**shape, **fixed, **values})
+from mindspeed.job.world import World
 
 
 def build_chunks(

@@ -161,6 +161,26 @@ def test_measure_ends_with_1_where_a_prediction_is_off(mindspeed, monkeypatch, m
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("--kv-channels", 32),
+        ("--num-experts", 4, "--moe-ffn-hidden-size", 256),
+        ("--pp", 2, "--num-layers", 4, "--first-stage-layers", 1),
+        ("--multi-latent-attention", "--kv-lora-rank", 64, "--qk-head-dim", 32, "--v-head-dim", 64),
+    ],
+)
+def test_the_model_that_is_asked_for_is_measured(mindspeed, asked):
+    done = mindspeed("memory", "measure", "rms-norm", *asked, "--dry-run", "--platform", "cpu", "--json")
+    assert json.loads(done.stdout)["accurate"], done.stdout
+
+
+def test_a_model_that_cannot_be_measured_is_refused(mindspeed):
+    done = mindspeed("memory", "measure", "swiglu", "--low-precision", "--dry-run", "--platform", "cpu")
+    assert done.stderr.startswith("MS301 low_precision is True, but mindspeed memory measure cannot build such a model")
+
+
+@pytest.mark.long
 def test_the_guide_shows_what_measure_prints_now(mindspeed):
     guide = (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
     command, shown = re.findall(r"```console\n\$ mindspeed (memory measure .*?)\n(.*?)```", guide, re.DOTALL)[0]

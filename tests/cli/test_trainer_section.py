@@ -87,3 +87,13 @@ def test_a_launch_of_too_few_processes_names_the_option_that_starts_more(mindspe
         "MS302 world size 1 is not a multiple of tp x pp x cp = 2 x 1 x 1 = 2\n"
         "  fix: --nproc 2, or --tp 1\n"
     )
+
+
+def test_every_verb_that_reads_the_section_finds_what_a_run_would_find(mindspeed, job):
+    file = job(features=["profiler"], settings={"profiler": {"start": 11, "end": 12}}, train={"train_iters": 3})
+    found = {
+        tuple(verb): mindspeed(*verb, "-f", file, "--platform", "cpu", "--json")
+        for verb in (("check",), ("features", "check"), ("features", "plan"), ("pretrain", "--dry-run"))
+    }
+    texts = {verb: [problem["message"] for problem in json.loads(done.stdout)["problems"]] for verb, done in found.items()}
+    assert set(map(tuple, texts.values())) == {("profiler works in steps 12 to 12, but this run has steps 1 to 3",)}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from mindspeed.engine.resolution.environment import Environment
-from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.resolution.request import Layer, parse_assignments
 from mindspeed.problems import Fix
 
 
@@ -53,7 +53,10 @@ def _give_setting(fix: Fix, request: JobRequest) -> JobRequest | None:
     if fix.value is None:
         return None
     feature, _, name = fix.name.partition(".")
-    return request._replace(layers=_in_highest(request, settings={feature: {name: fix.value}}))
+    given = {feature: {name: fix.value}}
+    if isinstance(fix.value, str):  # as the command line reads it
+        given = parse_assignments([f"{fix.name}={fix.value}"], "--set")
+    return request._replace(layers=_in_highest(request, settings=given))
 
 
 def _drop_setting(fix: Fix, request: JobRequest) -> JobRequest:

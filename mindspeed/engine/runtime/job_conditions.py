@@ -14,6 +14,7 @@ from typing import Any
 from mindspeed.engine.runtime import session
 from mindspeed.plugins import Feature, Fix, Fixes, MindSpeedError, Problem, Requires, UnknownValue, World, report_problem
 from mindspeed.plugins.conditions import ConditionError, ModelCondition, conditions, failure
+from mindspeed.problems import filled
 
 Wrong = tuple[Feature[Any], str, Fixes]
 """A feature, the sentence that says what it cannot run with, and the fix."""
@@ -95,7 +96,8 @@ def _model_failures(features: Iterable[Feature[Any]], subject: str, found: tuple
             if condition.when is not None and not condition.when(feature.args, feature.world):
                 continue
             function: Callable[..., Iterable[str]] = pkgutil.resolve_name(condition.function)
-            yield from ((feature, text, condition.fix) for text in function(feature, *found))
+            fix = filled(condition.fix, feature.spec.name, str)
+            yield from ((feature, text, fix) for text in function(feature, *found))
 
 
 def _decided(wrong: Iterable[Wrong]) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from mindspeed import plugins as ms
@@ -100,6 +101,10 @@ class EodReset(ms.Feature[EodResetArgs]):
             reason="the softmax is summed over the keys of one document instead of over all keys with a mask"
         ),
     )
+
+    @ms.hookimpl
+    def job_values(self) -> Mapping[str, Any]:
+        return {"packed_samples": True}
 
     @ms.hookimpl
     def megatron_args(self) -> list[ms.ArgOverride]:

@@ -40,6 +40,21 @@ NO_LOGGED_LOGITS: Final = ms.Condition.unset(
 )
 
 
+def _differs_between_documents(args: FlashAttentionArgs, world: ms.World) -> bool:
+    """Return whether the first or last document of a sample has another mask than the others."""
+    return args.sparse_mode in (7, 8)
+
+
+@ms.condition(
+    "sparse_mode={args.sparse_mode} is defined for packed samples, but attention receives whole sequences",
+    fix=(ms.Fix.give_setting("sparse_mode", 3), ms.Fix.drop_setting("sparse_mode")),
+    when=_differs_between_documents,
+)
+def samples_are_packed(args: FlashAttentionArgs, world: ms.World) -> bool:
+    """Check that samples are packed documents."""
+    return world.is_set("packed_samples")
+
+
 class FlashAttention(ms.Feature[FlashAttentionArgs]):
     """Compute attention without the score matrix.
 
@@ -65,6 +80,7 @@ class FlashAttention(ms.Feature[FlashAttentionArgs]):
                 "vanilla",
                 "softmax_type is {world.softmax_type}, but the operator computes only the vanilla softmax",
             ),
+            samples_are_packed,
             NO_QK_CLIP,
             NO_LOGGED_LOGITS,
             NO_TRANSFORMER_ENGINE_LAYERS,

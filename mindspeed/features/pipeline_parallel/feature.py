@@ -31,6 +31,24 @@ def stages_share_layers(args: PipelineParallelArgs, world: ms.World) -> bool:
     return bool(world.layer_split or world.pipeline_layout or world.is_hybrid or layers % max(1, stages) == 0)
 
 
+def _has_uneven_stages(args: PipelineParallelArgs, world: ms.World) -> bool:
+    """Return whether the first or the last stage has an explicit number of layers."""
+    return world.first_stage_layers > 0 or world.last_stage_layers > 0
+
+
+@ms.condition(
+    "first_stage_layers={world.first_stage_layers} and last_stage_layers={world.last_stage_layers} leave {layers} layers for "
+    "{stages} other pipeline stages",
+    fix=(ms.Fix.together((ms.Fix.give_field("first_stage_layers", 0), ms.Fix.give_field("last_stage_layers", 0))),),
+    when=_has_uneven_stages,
+    values=shares,
+)
+def other_stages_have_layers(args: PipelineParallelArgs, world: ms.World) -> bool:
+    """Check that layers remain for the stages without an explicit number of them, and none where there is no such stage."""
+    layers, stages = world.equal_share
+    return bool(world.layer_split or world.pipeline_layout or world.is_hybrid or (layers > 0 if stages else layers == 0))
+
+
 class PipelineParallel(ms.Feature[PipelineParallelArgs]):
     """Split layers into pipeline stages (1F1B).
 
@@ -43,7 +61,7 @@ class PipelineParallel(ms.Feature[PipelineParallelArgs]):
         category=ms.Category.MEGATRON,
         level=0,
         sizes={"pp": "size"},
-        constraints=(stages_share_layers, NO_CPU_OFFLOADING),
+        constraints=(stages_share_layers, other_stages_have_layers, NO_CPU_OFFLOADING),
         numerics=ms.Numerics.reordered(
             reason="the first and the last stage sum the gradient of tied embeddings, so the summation order differs from "
             "training in one process"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -56,6 +57,16 @@ class RecomputeArgs(ms.FeatureArgs):
 
 def _takes(args: RecomputeArgs, module: Module) -> bool:
     return args.granularity == "selective" and module in (args.modules or ("core_attn",))
+
+
+def _modules_without(module: Module) -> Callable[[RecomputeArgs, ms.World], dict[str, str]]:
+    """Return a function that gives the value of ``modules`` without one of them."""
+
+    def others(args: RecomputeArgs, world: ms.World) -> dict[str, str]:
+        left = [name for name in args.modules or () if name != module]
+        return {"others": f"[{','.join(left) or 'core_attn'}]"}
+
+    return others
 
 
 def is_full(args: RecomputeArgs, world: ms.World) -> bool:
@@ -118,7 +129,8 @@ def chunks_have_the_layers(args: RecomputeArgs, world: ms.World) -> bool:
 @ms.condition(
     "moe_act recomputes the activation of grouped experts, but the model has none (for other experts and MLPs, "
     "activation-recompute does this)",
-    fix=(ms.Fix.give_setting("modules", note="without moe_act"),),
+    fix=(ms.Fix.give_setting("modules", "{others}"),),
+    values=_modules_without("moe_act"),
     when=_takes_expert_activation,
 )
 def experts_are_grouped(args: RecomputeArgs, world: ms.World) -> bool:
@@ -128,7 +140,8 @@ def experts_are_grouped(args: RecomputeArgs, world: ms.World) -> bool:
 
 @ms.condition(
     "mla_up_proj is part of multi-latent attention, but the model does not use it",
-    fix=(ms.Fix.give_setting("modules", note="without mla_up_proj"),),
+    fix=(ms.Fix.give_setting("modules", "{others}"),),
+    values=_modules_without("mla_up_proj"),
     when=_takes_latent_projection,
 )
 def attention_is_latent(args: RecomputeArgs, world: ms.World) -> bool:

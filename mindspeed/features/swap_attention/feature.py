@@ -52,6 +52,29 @@ def core_attention_is_not_recomputed(args: SwapAttentionArgs, world: ms.World) -
     return not (world.recompute_granularity == "selective" and "core_attn" in world.recompute_modules)
 
 
+def _is_latent(args: SwapAttentionArgs, world: ms.World) -> bool:
+    """Return whether attention is multi-latent attention."""
+    return world.is_set("multi_latent_attention")
+
+
+def parts_of(world: ms.World) -> tuple[str, ...]:
+    """Return the modules of an attention layer by Megatron's names; those of latent attention differ."""
+    if not world.is_set("multi_latent_attention"):
+        return MODULES
+    queries = ("linear_q_down_proj", "linear_q_up_proj") if world.q_lora_rank else ("linear_q_proj",)
+    return ("core_attention", *queries, "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")
+
+
+@ms.condition(
+    "modules={args.modules} has a name that latent attention lacks, such as linear_qkv",
+    fix=(ms.Fix.give_setting("modules", ("core_attention", "linear_proj")), ms.Fix.remove_feature()),
+    when=_is_latent,
+)
+def modules_exist(args: SwapAttentionArgs, world: ms.World) -> bool:
+    """Check that attention has the modules."""
+    return set(args.modules) <= set(parts_of(world))
+
+
 def _offloads_linear_qkv(args: SwapAttentionArgs, world: ms.World) -> bool:
     """Return whether the input of linear_qkv is offloaded."""
     return "linear_qkv" in args.modules
@@ -70,6 +93,7 @@ class SwapAttention(ms.Feature[SwapAttentionArgs]):
         constraints=(
             offloads_attention,
             core_attention_is_not_recomputed,
+            modules_exist,
             ms.Condition.unset(
                 "engine_over_local",
                 "linear_qkv includes the norm, so its input cannot be offloaded: the residual connection needs it too",

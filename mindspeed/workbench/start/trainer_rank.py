@@ -29,7 +29,7 @@ def start(variables: Mapping[str, str], folder: str) -> None:
     data, _ = build_datasets(job.source(), world.seq_length, config.held_out, config.seed, Path(folder))
     with fake_tensors():
         chunks = trainer.build_model(world, config)
-        optimizer = trainer.build_optimizer(chunks, config)
+        optimizer = trainer.build_optimizer(chunks, world, config)
         state = saving.TrainerState(chunks, optimizer, trainer.build_scheduler(optimizer, config))
         batches = Batches(data, world.micro_batch_size, world.global_batch_size, config.seed)
         with session.around("around_train_step", state=state):

@@ -24,6 +24,8 @@ from mindspeed.problems import Fix, Fixes, Problem, RunError, advice
 
 FOLDER: Final = "checkpoints"
 MANIFEST: Final = "mindspeed.json"
+REQUEST: Final = "job.yaml"
+"""The job file of a run; a checkpoint has that of the job which saved it."""
 FORMAT: Final = 1
 ESSENTIAL: Final = ("metadata.json", ".metadata")
 """Files without which Megatron loads no checkpoint."""

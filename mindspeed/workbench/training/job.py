@@ -21,12 +21,12 @@ from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.cache_folder import why_unwritable
 from mindspeed.megatron.indexed_data import Index, bin_path, read_index
-from mindspeed.plugins.answers import answer
 from mindspeed.problems import CollectedProblems, Fix, Problem, ResolutionError, RunError, advice
 from mindspeed.workbench.diagnostics import doctor
 from mindspeed.workbench.training import checkpoints, corpus, request_text, shape
 from mindspeed.workbench.training import resume as resuming
 from mindspeed.workbench.training.config import TrainConfig, train_config
+from mindspeed.workbench.training.planning import RunRequest, plan_run
 from mindspeed.workbench.training.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
 
 JOB_VARIABLE: Final = "MINDSPEED_TRAIN"
@@ -132,8 +132,11 @@ def make_job(
     """
     problems = CollectedProblems()
     saved = problems.collect(lambda: resuming.read_request(resume, registry.catalog_for(()).owners)) if resume else None
+    checkpoint = problems.collect(lambda: checkpoints.find_checkpoint(resume, step)) if resume else None
     notes: list[str] = []
     if saved and resume:
+        if checkpoint and (cut := resuming.check_request(resume, checkpoint, registry.catalog_for(()).owners)):
+            raise ResolutionError(cut)
         saved = replace(saved, layer=resuming.of_new_class(saved.layer, layers))
         kept, notes = resuming.keep_schedule(saved.train, request_text.merged(train))
         train = {resuming.RESUMED: {"run": resume, **kept}, **train}
@@ -149,16 +152,15 @@ def make_job(
         layer, left_out = resuming.leave_out(saved.layer, layers, lowest, catalog, environment)
         below, notes = [layer], [*left_out, *notes]
     layers = [*below, *layers]
-    problems += shape.check_world(shape.given_world([lowest, *layers]), vocab_size, environment.megatron)
-    plan = problems.collect(lambda: registry.resolve([lowest, *layers], environment))
     run = config.run or time.strftime("runs/%Y%m%d-%H%M%S")
-    checkpoint = problems.collect(lambda: checkpoints.find_checkpoint(resume, step)) if resume else None
+    done = checkpoints.step_of(checkpoint) if checkpoint else 0
+    plan, more = plan_run(RunRequest(layers, config, environment, vocab_size, done))
+    problems += more
     problems += _folder_problems(run, resume)
     if plan and data:
         request = request_text.job_file(layers, train)
         job = Job(plan, config, run, data.index.prefix, str(checkpoint or ""), request, tuple(notes))
-        problems += _window_problems(plan, config.train_iters, checkpoints.step_of(checkpoint) if checkpoint else 0)
-        problems += _enough_data(data, config.held_out, plan.world.seq_length)
+        problems += enough_data(data, config.held_out, plan.world.seq_length)
         if checkpoint and resume:
             problems += _checkpoint_problems(job, checkpoint, resume, problems)
     if problems or not (plan and data):
@@ -206,22 +208,6 @@ def _folder_problems(run: str, resume: str | None) -> list[Problem]:
     return [Problem("MS603", text, where=run, fix=Fix.advise("--run FOLDER with a writable folder"))]
 
 
-def _window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem]:
-    """MS301 for every feature that works only in steps which this run does not have."""
-    problems = []
-    classes = registry.feature_classes(plan)
-    for planned in plan.features:
-        name, feature = planned.name, classes[planned.name]
-        window = answer(feature, "working_steps", feature.Args(**planned.args), plan.world)
-        if window is None:
-            continue
-        first, end = window
-        if end <= done or first > last:
-            text = f"{name} works in steps {first} to {end}, but this run has steps {done + 1} to {last}"
-            problems.append(Problem("MS301", text, (name,), fix=Fix.advise(f"change its steps, or remove {name}")))
-    return problems
-
-
 @lru_cache(maxsize=8)
 def content_digest(path: Path) -> str:
     """Hash `HASHED` blocks of a file, evenly spread, and its size."""
@@ -246,7 +232,7 @@ def write_job(job: Job, folder: str | Path | None = None) -> dict[str, str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         registry.write_plan(job.plan, folder / "plan.json")
-        (folder / "job.yaml").write_text(job.request, encoding="utf-8")
+        (folder / checkpoints.REQUEST).write_text(job.request, encoding="utf-8")
         fields = {name: getattr(job, name) for name in ("run", "data", "checkpoint", "request")}
         process = json.dumps({"config": job.config.model_dump(), **fields}, indent=2) + "\n"
         (folder / "process.json").write_text(process, encoding="utf-8")
@@ -263,8 +249,9 @@ def read_job(environ: Mapping[str, str]) -> Job:
     return Job(registry.read_plan(environ[registry.PLAN_VARIABLE]), config, **fields)
 
 
-def _enough_data(data: DataSource, share: float, seq_length: int) -> list[Problem]:
+def enough_data(data: DataSource, share: float, seq_length: int) -> list[Problem]:
     first = data.held_out_from(share)
+    """MS601 for a part of the data that is shorter than one sample."""
     problems = []
     for what, part in (("training", data.index.lengths[:first]), ("held-out", data.index.lengths[first:])):
         tokens = int(part.sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from mindspeed.job.hybrid_pattern import pattern_of
 from mindspeed.job.world import UnknownValue
 from mindspeed.plugins.conditions import obstacle
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems import Problem, advice
+from mindspeed.problems import Fix, Problem, advice
 from mindspeed.workbench.training import checkpoints
 from mindspeed.workbench.training.config import TrainConfig, train_config
 from mindspeed.workbench.training.shape import PATTERN, given_world
@@ -30,9 +31,34 @@ def read_request(run: str, owners: Mapping[str, tuple[str, str | None]]) -> JobF
     ``owners`` are the spellings of parallel sizes (`Catalog.owners`); a size that the file gives in both of them, as
     files of earlier versions do after ``--tp`` overrode a setting, has the value of ``world``.
     """
-    saved = load_job_file(Path(run) / "job.yaml")
+    saved = load_job_file(Path(run) / checkpoints.REQUEST)
     settings, world = merge_spellings([saved.layer], owners)
     return replace(saved, layer=replace(saved.layer, source=RESUMED, settings=settings, world=world))
+
+
+def check_request(run: str, checkpoint: Path, owners: Mapping[str, tuple[str, str | None]]) -> list[Problem]:
+    """MS602 for a job file that lacks values which the one of the checkpoint has: a run never removes any.
+
+    Parallel sizes and the layers of another class of model are left alone, as a run may give them otherwise.
+    """
+    own, recorded = Path(run) / checkpoints.REQUEST, checkpoint / checkpoints.REQUEST
+    if not recorded.is_file():
+        return []
+    changing = {*owners, PATTERN, "num_layers"} | {f"{owner}.{argument}" for owner, argument in owners.values()}
+    missing = _values_in(load_job_file(recorded)) - _values_in(load_job_file(own)) - changing
+    if not missing:
+        return []
+    text = f"{own} lacks values that the run had when {checkpoint.name} was saved: {', '.join(sorted(missing))}"
+    fix = Fix.run_command(f"cp {shlex.quote(str(recorded))} {shlex.quote(str(own))}")
+    return [Problem("MS602", text, where=str(own), fix=fix)]
+
+
+def _values_in(file: JobFile) -> set[str]:
+    """Return the names of what a job file gives, apart from features."""
+    layer = file.layer
+    switches = {name for name in ("level", "strict", "only", "platform") if getattr(layer, name) is not None}
+    settings = {f"{feature}.{name}" for feature, fields in layer.settings.items() for name in fields}
+    return switches | settings | layer.world.keys() | {f"train.{name}" for name in file.train}
 
 
 def merge_spellings(

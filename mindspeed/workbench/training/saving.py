@@ -26,6 +26,7 @@ from mindspeed.megatron.model_class import point_at_gpt, point_at_hybrid
 from mindspeed.megatron.training_hook_wrappers import LoopState
 from mindspeed.problems import Problem, RunError, advice
 from mindspeed.workbench.training.checkpoints import (
+    REQUEST,
     Manifest,
     checkpoint_path,
     damaged,
@@ -68,6 +69,7 @@ def save(job: Job, state: TrainerState, data: str) -> None:
         if first:
             registry.write_plan(job.plan, partial / "plan.json")
             record_of(job.plan, registry.feature_classes(job.plan), registry.content_of(job.plan)).write(partial)
+            (partial / REQUEST).write_text(job.request, encoding="utf-8")
             layout, files = _layout(), file_sizes(partial)
             manifest = Manifest(state.step, state.samples, job.model, job.optimizer, data, layout, job.plan.digest, files)
             manifest.write(partial)

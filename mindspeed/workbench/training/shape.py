@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -10,8 +10,9 @@ from mindspeed.engine.resolution.environment import Environment, version_in
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.tables import table_beside
 from mindspeed.job.hybrid_pattern import facts_of_pattern, pattern_of
-from mindspeed.job.world import FIELDS, PARALLEL_SIZES
-from mindspeed.problems import Fix, MindSpeedError, Problem, advice
+from mindspeed.job.world import FIELDS, LATENT_WIDTHS, PARALLEL_SIZES, World
+from mindspeed.megatron.configuration import EXPERT_FIELDS
+from mindspeed.problems import Fix, GivenValue, MindSpeedError, Problem, advice
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig, train_config
 
 _TABLES: Final[dict[str, dict[str, Any]]] = table_beside(__file__)
@@ -29,9 +30,21 @@ NOT_BUILT: Final = (
     "moe_layers",
     "transformer_engine_layers",
     "transformer_engine_experts",
+    "zero_centered_norm",
+    "q_lora_rank",
+    *LATENT_WIDTHS,
     *(name for name, field in FIELDS.items() if field.has_default and name not in (*PARALLEL_SIZES, *SIZES, PATTERN)),
 )
 """Fields of a world whose models the trainer does not build where they are set, to another value than Megatron's default."""
+_FIXED: Final = {
+    "multi_latent_attention": False,
+    "mtp_num_layers": 0,
+    "transformer_engine_layers": False,
+    "zero_centered_norm": False,
+    "optimizer": "adam",
+}
+"""Values of every model that the trainer builds."""
+OTHER_SCRIPT: Final = Fix.advise("train this model with another script: mindspeed run -- pretrain_gpt.py ...")
 VOCABULARY_MULTIPLE: Final = 64
 """The vocabulary is padded to a multiple of this, whatever the layout, so that every layout has the same model."""
 _FFN_MULTIPLE: Final = 32
@@ -44,7 +57,7 @@ def trainer_layer(config: TrainConfig, layers: Sequence[Layer], platform: str, v
     """
     style = STYLES[config.style]
     given = given_world(layers)
-    world = {**SIZES, **style, "dtype": "fp32" if platform == "cpu" else "bf16"}
+    world = {**SIZES, **style, **_FIXED, "dtype": "fp32" if platform == "cpu" else "bf16"}
     heads, hidden = (_positive(given.get(name), SIZES[name]) for name in ("num_attention_heads", "hidden_size"))
     for name in facts_of_pattern(given[PATTERN], 1) if given.get(PATTERN) else ():
         world.pop(name, None)
@@ -62,12 +75,12 @@ def trainer_layer(config: TrainConfig, layers: Sequence[Layer], platform: str, v
 def trainer_request(layers: Sequence[Layer], train: Mapping[str, Any], environment: Environment) -> tuple[Layer, list[Problem]]:
     """The trainer's own layer for a job file with the section ``train``, and what is wrong with the section and the model."""
     config, problems = train_config({JOB_FILE: train})
-    vocab_size = _vocabulary(config)
+    vocab_size = vocabulary(config)
     lowest = trainer_layer(config, layers, environment.platform, vocab_size)
-    return lowest, problems + check_world(given_world(layers), vocab_size, environment.megatron)
+    return lowest, problems + check_world(given_world([lowest, *layers]), vocab_size, environment.megatron)
 
 
-def _vocabulary(config: TrainConfig) -> int:
+def vocabulary(config: TrainConfig) -> int:
     """Tokens of the vocabulary that the job's data has; 0 when the data or a package to read them are not here."""
     with suppress(ImportError, MindSpeedError):
         from mindspeed.workbench.training.tokenizer import BYTES, load_tokenizer, tokenizer_of
@@ -108,8 +121,8 @@ def check_world(world: Mapping[str, Any], vocab_size: int, megatron: str | None)
     for name in NOT_BUILT:
         if (value := world.get(name)) and value != FIELDS[name].default:
             text = f"{name} is {value}, but mindspeed pretrain does not build such a model"
-            fix = "train this model with another script: mindspeed run -- pretrain_gpt.py ..."
-            problems.append(Problem("MS301", text, fix=advice(fix)))
+            fix = (Fix.drop_field(name), OTHER_SCRIPT)
+            problems.append(Problem("MS301", text, fix=fix))
     if pattern := world.get(PATTERN):
         problems += _check_pattern(pattern, world.get("megatron") or megatron)
     rows = world.get("vocab_size")
@@ -124,6 +137,38 @@ def check_world(world: Mapping[str, Any], vocab_size: int, megatron: str | None)
     if isinstance(batch, int) and isinstance(part, int) and part > 0 and batch % part:
         text = f"global batch size {batch} is not a multiple of micro batch size {part}"
         problems.append(Problem("MS302", text, fix=Fix.give_field("global_batch_size", -(-batch // part) * part)))
+    return problems
+
+
+def without_effect(world: World) -> frozenset[str]:
+    """Return the fields that say nothing of the model that is built."""
+    return frozenset() if world.num_experts else frozenset(EXPERT_FIELDS)
+
+
+def check_layers(world: World, source: Callable[[str], str]) -> list[Problem]:
+    """MS302 for sizes of a planned model with which Megatron cannot build a layer.
+
+    ``source`` says where a field comes from. The fixes are candidates: each of them may break another rule.
+    """
+    problems = []
+
+    def refuse(text: str, names: Sequence[str], *fix: Fix) -> None:
+        facts = tuple(GivenValue(name, getattr(world, name), source(name)) for name in names)
+        problems.append(Problem("MS302", text, fix=fix, facts=facts))
+
+    heads, groups = world.num_attention_heads, world.num_query_groups
+    if heads % groups:
+        divisors = (number for number in range(groups, 0, -1) if heads % number == 0)
+        fixes = [Fix.give_field("num_query_groups", number) for number in (*divisors, heads)]
+        refuse(
+            f"{heads} attention heads are not divisible by {groups} query groups",
+            ("num_attention_heads", "num_query_groups"),
+            *fixes,
+        )
+    if world.num_experts and world.router_topk > world.num_experts:
+        fewer, more = Fix.give_field("router_topk", world.num_experts), Fix.give_field("num_experts", world.router_topk)
+        text = f"router_topk is {world.router_topk}, but a MoE layer has {world.num_experts} experts"
+        refuse(text, ("num_experts", "router_topk"), fewer, more)
     return problems
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_layer_with_transformer_engine_spec
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from mindspeed.engine.runtime import session
@@ -23,7 +23,7 @@ from mindspeed.job.world import World
 from mindspeed.megatron import gpt
 from mindspeed.megatron.training_hook_wrappers import step_metrics
 from mindspeed.problems import Fix, Problem, RunError
-from mindspeed.workbench.training import saving
+from mindspeed.workbench.training import configurations, saving
 from mindspeed.workbench.training.batches import Batches, build_datasets, largest, over_ranks, run_schedule
 from mindspeed.workbench.training.checkpoints import saved_steps
 from mindspeed.workbench.training.config import TrainConfig
@@ -33,43 +33,23 @@ from mindspeed.workbench.training.job import DataSource, Job, write_job
 from mindspeed.workbench.training.reporting import RESULT, Reporter
 from mindspeed.workbench.training.run_folder import hold_folder
 
-INITIAL_LOSS_SCALE: Final = 2.0**16
-"""First loss scale of fp16; Megatron's own, 2**32, costs a small run its first sixteen steps."""
-_OPTIMIZER: Final = {"lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad"}
-
 
 def build_model(world: World, config: TrainConfig) -> list[DistributedDataParallel]:
     """This rank's model chunks, wrapped for their precision and for data parallelism."""
-    shape = gpt.gpt_config(
-        world,
-        config.dropout,
-        layernorm_epsilon=config.norm_epsilon,
-        init_method_std=config.init_std,
-        moe_aux_loss_coeff=config.aux_loss_coeff,
-    )
+    shape = configurations.of_model(world, config).made()
     grouped = bool(world.num_experts and world.grouped_experts)
     if world.is_set("engine_over_local"):
         spec = get_gpt_layer_with_transformer_engine_spec(world.num_experts or None, grouped)
     else:
         spec = get_gpt_layer_local_spec(world.num_experts or None, grouped, normalization=world.normalization)
     chunks = gpt.build_chunks(shape, world, lambda stage: (spec, None), rotary_base=config.rotary_base)
-    return gpt.wrapped(chunks, DistributedDataParallelConfig(grad_reduce_in_fp32=world.dtype != "fp32"))
+    return gpt.wrapped(chunks, configurations.of_data_parallelism(world).made())
 
 
-def build_optimizer(chunks: list[DistributedDataParallel], config: TrainConfig) -> Any:
+def build_optimizer(chunks: list[DistributedDataParallel], world: World, config: TrainConfig) -> Any:
     """Megatron's optimizer of these chunks, and what its schedules read from their configuration."""
     shape = chunks[0].config
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam",
-            **config.model_dump(include=_OPTIMIZER),
-            bf16=shape.bf16,
-            fp16=shape.fp16,
-            params_dtype=shape.params_dtype,
-            initial_loss_scale=INITIAL_LOSS_SCALE,
-        ),
-        chunks,
-    )
+    optimizer = get_megatron_optimizer(configurations.of_optimizer(world, config).made(), chunks)
     shape.grad_scale_func = optimizer.scale_loss
     gpt.connect(chunks)
     return optimizer
@@ -117,7 +97,7 @@ class Trainer:
         world = job.plan.world
         self.seq_length, self.samples_per_step = world.seq_length, world.global_batch_size
         chunks = build_model(world, self.config)
-        optimizer = build_optimizer(chunks, self.config)
+        optimizer = build_optimizer(chunks, world, self.config)
         self.state = saving.TrainerState(chunks, optimizer, build_scheduler(optimizer, self.config))
         notes = saving.load(job, self.state, source) if job.checkpoint else []
         if dist.get_rank() == 0:  # not before the checkpoint is loaded: a run whose resume fails stays as it was

@@ -17,7 +17,7 @@ from mindspeed.plugins.conditions import obstacle
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import FeatureArgs, FeatureSpec, Numerics
 from mindspeed.problems import ResolutionError
-from mindspeed.workbench.verification.shape import SHAPES, Recipe
+from mindspeed.workbench.verification.shape import SHAPES, Recipe, options_of
 from mindspeed.workbench.verification.surroundings import DeclaredSurroundings, required_by, surroundings_of
 
 DROPOUT: Final = 0.1
@@ -149,7 +149,7 @@ class CaseRequest:
         settings = {name: self.world[name] for name in ("dtype", "micro_batch_size", "global_batch_size") if name in self.world}
         sparse = bool(self.world.get("num_experts"))
         for shape in (shape for shape in SHAPES if shape.num_experts or not sparse):
-            shape = shape.changed(self.world).with_options(self.options)
+            shape = shape.changed(self.world).with_options(options_of(self.world) | dict(self.options))
             if self.hybrid or shape.hybrid_layer_pattern:
                 shape = shape.as_hybrid(shape.hybrid_layer_pattern, self.segments)
             shape = replace(shape, dropout=DROPOUT if self.keeps_layout else 0.0)

@@ -20,6 +20,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from mindspeed.engine.runtime import session
 from mindspeed.job.world import World
 from mindspeed.megatron import gpt
+from mindspeed.megatron.configuration import gpt_configuration
 from mindspeed.workbench.verification.placement import fill_weights
 from mindspeed.workbench.verification.shape import LATENT, GptShape, Recipe
 
@@ -38,10 +39,8 @@ def model_config(recipe: Recipe) -> TransformerConfig:
     values: dict[str, Any] = {"perform_initialization": False, "deallocate_pipeline_outputs": True, "moe_aux_loss_coeff": 1e-2}
     if shape.multi_latent_attention:
         values |= LATENT | {"num_query_groups": shape.num_attention_heads}
-    if shape.num_experts:
-        values["moe_ffn_hidden_size"] = shape.ffn_hidden_size
     values |= {name: list(value) if isinstance(value, tuple) else value for name, value in shape.options}
-    return gpt.gpt_config(World(recipe.world()), shape.dropout, **values)
+    return gpt_configuration(World(recipe.world()), shape.dropout, **values).made()
 
 
 def layer_specs(config: TransformerConfig, shape: GptShape, vp_stage: int | None) -> tuple[Any, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from mindspeed.job.hybrid_pattern import EXPERTS, pattern_of
-from mindspeed.job.world import FIELDS, LATENT_WIDTHS, World
+from mindspeed.job.world import FIELDS, LATENT_WIDTHS, PARALLEL_SIZES, World
 
 Options = tuple[tuple[str, Any], ...]
 """Names and values, sorted by name."""
@@ -30,8 +30,9 @@ LATENT: Final = {
 class GptShape:
     """A GPT-like model, by the names of `mindspeed.job.world.FIELDS` where they exist.
 
-    ``dropout`` is used in attention and behind both residual branches. With ``multi_latent_attention`` positions are rotary
-    inside attention, and the key heads are as many as the query heads.
+    ``kv_channels`` 0 is an equal share of the hidden size, ``moe_ffn_hidden_size`` 0 the size of the MLP. ``dropout`` is used
+    in attention and behind both residual branches. With ``multi_latent_attention`` positions are rotary inside attention, and
+    the key heads are as many as the query heads.
     ``options`` are fields of Megatron's TransformerConfig beside those that the shape sets itself.
     """
 
@@ -41,7 +42,9 @@ class GptShape:
     ffn_hidden_size: int = 64
     num_attention_heads: int = 4
     num_query_groups: int = 4
+    kv_channels: int = 0
     num_experts: int = 0
+    moe_ffn_hidden_size: int = 0
     grouped_experts: bool = False
     vocab_size: int = 64
     seq_length: int = 24
@@ -64,13 +67,17 @@ class GptShape:
     def world(self) -> dict[str, Any]:
         """The fields of this shape that a plan's world knows."""
         known = {field.name: getattr(self, field.name) for field in fields(self) if field.name in FIELDS}
+        known["kv_channels"] = self.kv_channels or self.hidden_size // self.num_attention_heads
+        known["moe_ffn_hidden_size"] = self.moe_ffn_hidden_size or (self.ffn_hidden_size if self.num_experts else None)
         latent = LATENT | dict(self.options) if self.multi_latent_attention else {}
         return known | {name: latent[name] or 0 for name in ("q_lora_rank", *LATENT_WIDTHS) if latent}
 
     def changed(self, world: Mapping[str, Any]) -> GptShape:
         """This shape with the values of ``world`` that describe a model."""
         own = {field.name for field in fields(self)} & FIELDS.keys()
-        return replace(self, **{name: value for name, value in world.items() if name in own and value is not None})
+        shape = replace(self, **{name: value for name, value in world.items() if name in own and value is not None})
+        widths = ("q_lora_rank", *LATENT_WIDTHS) if shape.multi_latent_attention else ()
+        return shape.with_options({name: world[name] or None for name in widths if name in world})
 
     def as_hybrid(self, pattern: str = "", chunks: int = 1) -> GptShape:
         """Return the HybridModel with these layers, those of a pattern or the own ones one by one in equal segments."""
@@ -171,8 +178,36 @@ def recipe_of(world: World) -> Recipe:
     """Return the recipe of one step of the model of a world, whose sizes are all known."""
     known = world.known()
     shape = (MOE if known.get("num_experts") else GPT).changed(known)
-    if shape.multi_latent_attention:
-        widths = ("q_lora_rank", *LATENT_WIDTHS)
-        shape = shape.with_options({name: known[name] or None for name in widths if name in known})
     batch = {name: known[name] for name in ("dtype", "micro_batch_size", "global_batch_size")}
     return Recipe(shape, steps=1, **batch)
+
+
+def options_of(world: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of Megatron's configuration for the given values of a world that no `GptShape` has.
+
+    These are the fields that are the value of one attribute. Those that Megatron derives are `not_built`.
+    """
+    return {FIELDS[name].built_names[0]: value for name, value in _beside_shapes(world) if _stands_alone(name)}
+
+
+def not_built(world: Mapping[str, Any]) -> list[str]:
+    """Return the given fields that the tiny model cannot have."""
+    return [name for name, _ in _beside_shapes(world) if not _stands_alone(name)]
+
+
+def _beside_shapes(world: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the given values other than Megatron's default that describe a model, and that no shape has."""
+    known = {field.name for field in fields(GptShape)} | {"q_lora_rank", *LATENT_WIDTHS, *_AROUND, *PARALLEL_SIZES}
+    for name, value in world.items():
+        if name not in known and value is not None and value != FIELDS[name].default:
+            yield name, value
+
+
+def _stands_alone(name: str) -> bool:
+    """Return whether a field is the value of one attribute of a configuration."""
+    field = FIELDS[name]
+    return len(field.built_names) == 1 and field.derive is field.derive_built is None
+
+
+_AROUND: Final = ("world_size", "ranks_per_node", "platform", "megatron", "dtype", "micro_batch_size", "global_batch_size")
+"""Fields that are not of the model."""

@@ -6,7 +6,7 @@ import pytest
 
 from mindspeed import registry
 from mindspeed.plugins import MindSpeedError
-from mindspeed.workbench.training.job import _window_problems
+from mindspeed.workbench.training.planning import window_problems
 from tests.features.resolving import ask, refusals
 
 
@@ -37,7 +37,7 @@ def test_what_means_nothing_here_is_a_row() -> None:
 @pytest.mark.parametrize(("last", "done", "fits"), [(12, 0, True), (11, 11, True), (10, 0, False), (30, 12, False)])
 def test_the_window_is_inside_the_run(last: int, done: int, fits: bool) -> None:
     plan = registry.plan(["profiler"], platform="cpu", world={"world_size": 1})
-    problems = _window_problems(plan, last, done)
+    problems = window_problems(plan, last, done)
     text = f"profiler works in steps 11 to 12, but this run has steps {done + 1} to {last}"
     assert [problem.message for problem in problems] == ([] if fits else [text])
 

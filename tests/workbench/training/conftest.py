@@ -19,7 +19,7 @@ from mindspeed import registry
 from mindspeed.engine.planning.checkpoint_state import record_of
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.registry import probe
-from mindspeed.workbench.training.checkpoints import Manifest, checkpoint_path
+from mindspeed.workbench.training.checkpoints import REQUEST, Manifest, checkpoint_path
 from mindspeed.workbench.training.corpus import prepare
 from mindspeed.workbench.training.job import Job, make_job, write_job
 from tests.warm_processes import warm_python
@@ -139,6 +139,7 @@ def make_run(tmp_path: Path, text: str) -> MakeRun:
             for name in ("metadata.json", "common.pt", ".metadata"):
                 (folder / name).touch()
             Manifest(step, 4 * step, job.model, job.optimizer, job.source().identity, {}, job.plan.digest).write(folder)
+            (folder / REQUEST).write_text(job.request)
             record_of(job.plan, registry.feature_classes(job.plan), registry.content_of(job.plan)).write(folder)
         return run
 

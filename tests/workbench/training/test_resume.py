@@ -103,6 +103,29 @@ def test_fewer_steps_than_the_checkpoint_has_are_a_problem(make_run: MakeRun) ->
     ]
 
 
+def test_a_job_file_that_was_cut_off_is_refused_with_the_fields_that_are_gone(make_run: MakeRun) -> None:
+    run = make_run(Layer("job file", features=("async-ddp",), level=2), lr=0.001, seed=7)
+    file, whole = run / "job.yaml", (run / "job.yaml").read_text()
+    lines = whole.splitlines(keepends=True)
+    for kept in range(lines.index("train:\n") + 1, len(lines)):
+        file.write_text("".join(lines[:kept]))
+        names = {line.partition(":")[0].strip() for line in lines[kept:]}
+        (text,) = refused(run)
+        told = text.splitlines()[0].partition(" was saved: ")[2].split(", ")
+        assert {name.removeprefix("train.") for name in told} == names
+        recorded = checkpoint_path(run, 20) / "job.yaml"
+        assert text.splitlines()[-1] == f"  fix: cp {recorded} {file}"
+        shutil.copy(recorded, file)
+        assert resumed(run).request
+
+
+def test_values_that_a_run_changed_before_it_was_stopped_stay_changed(make_run: MakeRun) -> None:
+    run = make_run(Layer("job file"), lr=0.001)
+    file = run / "job.yaml"
+    file.write_text(file.read_text().replace("lr: 0.001", "lr: 0.002"))
+    assert resumed(run).config.lr == 0.002
+
+
 def test_an_older_checkpoint_is_chosen_by_its_step_and_continued_in_a_folder_of_its_own(make_run: MakeRun) -> None:
     run = make_run(Layer("job file"), steps=(10, 20))
     assert resumed(run).checkpoint == str(checkpoint_path(run, 20))

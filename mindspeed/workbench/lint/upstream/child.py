@@ -25,7 +25,7 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
 from mindspeed.job.megatron_arguments import put_launch_order, put_values, world_of
 from mindspeed.workbench.lint.upstream.importing import Imports
@@ -81,7 +81,8 @@ def _start_timer(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def main() -> None:
+def prepared() -> tuple[dict[str, Any], TextIO, Rules, Imports]:
+    """Make this process one that imports Megatron's rules. Return its task, the output, the rules and their imports."""
     task = json.loads(sys.argv[-1])
     answer, sys.stdout, sys.stderr = sys.stdout, io.StringIO(), io.StringIO()
     _limit()
@@ -98,6 +99,11 @@ def main() -> None:
     for module, function in ((inspect, "getsource"), (ast, "parse")):  # Megatron's parser calls them anew for each command
         setattr(module, function, lru_cache(maxsize=None)(getattr(module, function)))
     sys.addaudithook(_guard)
+    return task, answer, rules, imports
+
+
+def main() -> None:
+    task, answer, rules, imports = prepared()
     known, broken = 0, _imported(imports, task["seconds"])
     for command in json.loads(sys.stdin.read() or "[]"):
         made: dict[str, Any] = {"refused": {}, "job": {}, "unjudged": ""}

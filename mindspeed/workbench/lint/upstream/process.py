@@ -20,7 +20,7 @@ from mindspeed.engine.inspection.megatron_copies import package_root, version_of
 ARGUMENTS: Final = Path("megatron", "training", "arguments.py")
 SECONDS: Final = 10.0
 """Processor time that the rules may take for one command."""
-_PROGRAM: Final = "import sys; sys.path[:0] = {paths!r}; from mindspeed.workbench.lint.upstream.child import main; main()"
+_PROGRAM: Final = "import sys; sys.path[:0] = {paths!r}; from mindspeed.workbench.lint.upstream.{module} import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +45,22 @@ def find_checkout(program: str, environ: Mapping[str, str], given: str | None = 
     return None
 
 
+def rules_command(module: str, checkout: Path, facts: Mapping[str, Any]) -> list[str]:
+    """Return the command of a process without site packages, whose ``main`` is that of another module of this package."""
+    folders = [
+        Path(__file__).parents[4],
+        *(Path(spec.origin).parents[1] for name in ("packaging", "yaml") if (spec := find_spec(name)) and spec.origin),
+    ]
+    program = _PROGRAM.format(paths=list(dict.fromkeys(map(str, folders))), module=module)
+    task = json.dumps({"checkout": str(checkout), "facts": dict(facts), "seconds": SECONDS})
+    return [sys.executable, "-I", "-S", "-B", "-c", program, task]
+
+
 class RulesProcess:
     """A process without site packages that runs the rules of a checkout for devices of a compute capability, as ``9.0``."""
 
     def __init__(self, checkout: Path, arch: str | None) -> None:
-        folders = [
-            Path(__file__).parents[4],
-            *(Path(spec.origin).parents[1] for name in ("packaging", "yaml") if (spec := find_spec(name)) and spec.origin),
-        ]
-        program = _PROGRAM.format(paths=list(dict.fromkeys(map(str, folders))))
-        task = json.dumps({"checkout": str(checkout), "facts": _facts_of(arch), "seconds": SECONDS})
-        command = [sys.executable, "-I", "-S", "-B", "-c", program, task]
+        command = rules_command("child", checkout, _facts_of(arch))
         self.checkout = checkout
         self._reason = ""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
