@@ -112,7 +112,7 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
 
 
 def problems_of(known: Catalog, request: JobRequest, suggestions: Suggestions) -> tuple[Problem, ...]:
-    """Return the problems of a request with these fixes, which nobody has tried; none where it is accepted."""
+    """Return the problems of a request with these fixes, untried; none where it is accepted."""
     try:
         _resolve(request.layers, request.environment, known, suggestions)
     except ResolutionError as error:

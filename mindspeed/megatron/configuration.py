@@ -23,7 +23,7 @@ EXPERT_FIELDS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class BuiltConfiguration:
     """Hold a configuration class, ``module:name``, and its values; ``symbols`` are values by their ``module:name``."""
 
     kind: str
@@ -36,7 +36,7 @@ class Configuration:
         return resolve_name(self.kind)(**self.values, **symbols)
 
 
-def gpt_configuration(world: World, dropout: float, **values: Any) -> Configuration:
+def gpt_configuration(world: World, dropout: float, **values: Any) -> BuiltConfiguration:
     """The model's shape as Megatron's configuration, without any size of a layout; ``values`` win."""
     known = world.known()
     shape = {}
@@ -60,4 +60,4 @@ def gpt_configuration(world: World, dropout: float, **values: Any) -> Configurat
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
     }
-    return Configuration(f"{_CONFIG}:{kind}", {**shape, **fixed, **values}, symbols)
+    return BuiltConfiguration(f"{_CONFIG}:{kind}", {**shape, **fixed, **values}, symbols)

@@ -119,8 +119,7 @@ def test_a_zero_centered_norm_that_no_layer_on_the_cpu_has_is_a_problem(check, m
 @pytest.mark.guards(24)
 def test_a_world_that_is_no_multiple_of_the_sizes_is_a_problem(check):
     assert check("--world-size", 4, "--tp", 3, "--optimization-level", 0) == (
-        "MS302 world size 4 is not a multiple of tp x pp x cp = 3 x 1 x 1 = 3\n"
-        "  fix: --world-size 6, or --tp 2\n"
+        "MS302 world size 4 is not a multiple of tp x pp x cp = 3 x 1 x 1 = 3\n  fix: --world-size 6, or --tp 2\n"
     )
 
 

@@ -84,8 +84,7 @@ def test_one_source_that_asks_for_a_feature_and_takes_it_out_contradicts_itself(
 def test_a_launch_of_too_few_processes_names_the_option_that_starts_more(mindspeed, tmp_path, words):
     done = mindspeed("pretrain", "--tp", 2, "--platform", "cpu", "--run", tmp_path / "run", *words)
     assert done.stderr == (
-        "MS302 world size 1 is not a multiple of tp x pp x cp = 2 x 1 x 1 = 2\n"
-        "  fix: --nproc 2, or --tp 1\n"
+        "MS302 world size 1 is not a multiple of tp x pp x cp = 2 x 1 x 1 = 2\n  fix: --nproc 2, or --tp 1\n"
     )
 
 

@@ -414,7 +414,7 @@ class ResolutionState:
             self.rows += [row] if self.is_single and row not in self.rows else []
 
     def possible(self, fixes: Fixes) -> Fixes:
-        """Remove alternatives that change nothing, and let those that remove a feature remove what brings it in."""
+        """Remove alternatives that change nothing, and let those that remove a feature remove what requests it."""
         steps = tuple(dict.fromkeys(map(self._possible, possible_fix(fixes, self.world))))
         return tuple(fix for fix in steps if not self._is_given(fix)) or steps
 
@@ -442,7 +442,7 @@ class ResolutionState:
         return replace(fix, verb="give-setting", name=f"{owner}.{setting}")
 
     def removal(self, name: str) -> Fix:
-        """Return the fix that takes a feature out: it removes what the request has that brings it in."""
+        """Return the fix that takes a feature out: it removes what the request has for it."""
         steps = tuple(dict.fromkeys(step for root in self._roots_of(name) for step in self._ways_to_remove(root)))
         return Fix.together(steps) if len(steps) > 1 else steps[0] if steps else Fix.remove_feature(name)
 

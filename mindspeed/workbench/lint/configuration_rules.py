@@ -16,7 +16,7 @@ from mindspeed.engine.inspection.megatron_copies import package_root, version_of
 from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.job.fields import FIELDS
-from mindspeed.megatron.configuration import Configuration
+from mindspeed.megatron.configuration import BuiltConfiguration
 from mindspeed.problems import Fix, GivenValue, Problem
 from mindspeed.workbench.lint.upstream.process import rules_command
 
@@ -37,7 +37,7 @@ class FailedRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ConfigurationVerdict:
     """Hold the rules that configurations break, what could not be decided, and the fields of the job that they give."""
 
     broken: Sequence[FailedRule] = ()
@@ -60,7 +60,7 @@ class ConfigurationRules:
         self._process.kill()
         self._process.communicate()
 
-    def judge(self, configurations: Sequence[Configuration], overrides: Mapping[str, Any]) -> Verdict:
+    def judge(self, configurations: Sequence[BuiltConfiguration], overrides: Mapping[str, Any]) -> ConfigurationVerdict:
         """Make configurations with a plan's values in them."""
         task = {"configurations": list(map(asdict, configurations)), "overrides": dict(overrides)}
         try:
@@ -68,10 +68,10 @@ class ConfigurationRules:
             self._process.stdin.flush()  # type: ignore[union-attr]
             answer = json.loads(self._process.stdout.readline())  # type: ignore[union-attr]
         except (OSError, ValueError) as error:
-            return Verdict((), (f"the rules of megatron-core in {self.folder} cannot be run: {error}",))
+            return ConfigurationVerdict((), (f"the rules of megatron-core in {self.folder} cannot be run: {error}",))
         broken = [FailedRule(**{name: one[name] for name in FailedRule.__slots__}) for one in answer["failed"]]
         undecided = [*answer["errors"], *(f"{one['file']}:{one['line']}" for one in answer["undecided"])]
-        return Verdict(broken, undecided, answer["built"])
+        return ConfigurationVerdict(broken, undecided, answer["built"])
 
 
 @lru_cache(maxsize=1)
@@ -89,7 +89,7 @@ def installed_rules(version: str | None) -> ConfigurationRules | None:
 
 
 def rule_problems(
-    rules: ConfigurationRules, plan: ActivationPlan, configurations: Sequence[Configuration], source: Callable[[str], str]
+    rules: ConfigurationRules, plan: ActivationPlan, configurations: Sequence[BuiltConfiguration], source: Callable[[str], str]
 ) -> tuple[list[Problem], list[PlanNote]]:
     """Return a problem for each rule that the configurations of a plan break, and a row for what cannot be decided.
 
@@ -113,7 +113,7 @@ def _ignored(name: str, value: Any, built: Any, source: str) -> Problem:
     return Problem("MS301", text, where=source, fix=Fix.give_field(name, built), facts=(GivenValue(name, value, source),))
 
 
-def _is_put(planned: PlannedOverride, configurations: Sequence[Configuration]) -> bool:
+def _is_put(planned: PlannedOverride, configurations: Sequence[BuiltConfiguration]) -> bool:
     """Return whether a plan's value is put into these configurations, as far as that is known without torch."""
     only = planned.override.only
     values = {name: value for one in configurations for name, value in one.values.items()}

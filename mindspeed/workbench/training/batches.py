@@ -18,7 +18,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import unwrap_model
 
 from mindspeed.megatron.batches import slice_batch
-from mindspeed.workbench.training.job import DataSource
+from mindspeed.workbench.training.data_source import DataSource
 from mindspeed.workbench.training.tokenizer import DatasetTokenizer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mindspeed.job.world import World
-from mindspeed.megatron.configuration import DTYPES, Configuration, gpt_configuration
+from mindspeed.megatron.configuration import DTYPES, BuiltConfiguration, gpt_configuration
 from mindspeed.workbench.training.config import TrainConfig
 
 INITIAL_LOSS_SCALE: Final = 2.0**16
@@ -13,7 +13,7 @@ INITIAL_LOSS_SCALE: Final = 2.0**16
 _OPTIMIZER: Final = {"lr", "min_lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad"}
 
 
-def of_model(world: World, config: TrainConfig) -> Configuration:
+def of_model(world: World, config: TrainConfig) -> BuiltConfiguration:
     """Return the configuration of the model."""
     return gpt_configuration(
         world,
@@ -24,13 +24,13 @@ def of_model(world: World, config: TrainConfig) -> Configuration:
     )
 
 
-def of_data_parallelism(world: World) -> Configuration:
+def of_data_parallelism(world: World) -> BuiltConfiguration:
     """Return the configuration of gradients over data-parallel ranks."""
     kind = "megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig"
-    return Configuration(kind, {"grad_reduce_in_fp32": world.dtype != "fp32"})
+    return BuiltConfiguration(kind, {"grad_reduce_in_fp32": world.dtype != "fp32"})
 
 
-def of_optimizer(world: World, config: TrainConfig) -> Configuration:
+def of_optimizer(world: World, config: TrainConfig) -> BuiltConfiguration:
     """Return the configuration of the optimizer."""
     values = {
         "optimizer": "adam",
@@ -40,9 +40,9 @@ def of_optimizer(world: World, config: TrainConfig) -> Configuration:
         "initial_loss_scale": INITIAL_LOSS_SCALE,
     }
     kind = "megatron.core.optimizer.optimizer_config:OptimizerConfig"
-    return Configuration(kind, values, {"params_dtype": DTYPES[world.dtype]})
+    return BuiltConfiguration(kind, values, {"params_dtype": DTYPES[world.dtype]})
 
 
-def of_job(world: World, config: TrainConfig) -> tuple[Configuration, ...]:
+def of_job(world: World, config: TrainConfig) -> tuple[BuiltConfiguration, ...]:
     """Return every configuration of a job."""
     return of_model(world, config), of_data_parallelism(world), of_optimizer(world, config)

@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_regi
 
 from mindspeed.megatron.batches import slice_batch
 from mindspeed.workbench.training.batches import Batches, over_ranks, run_schedule
-from mindspeed.workbench.training.job import DataSource
+from mindspeed.workbench.training.data_source import DataSource
 
 _COUNTED: Final = 1 << 26
 """Tokens of the held-out part that the entropy is counted over, at most."""

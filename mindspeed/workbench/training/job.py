@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,44 +17,17 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.cache_folder import why_unwritable
-from mindspeed.megatron.indexed_data import Index, bin_path, read_index
+from mindspeed.megatron.indexed_data import bin_path
 from mindspeed.problems import CollectedProblems, Fix, Problem, ResolutionError, RunError, advice
 from mindspeed.workbench.diagnostics import doctor
 from mindspeed.workbench.training import checkpoints, corpus, request_text, shape
 from mindspeed.workbench.training import resume as resuming
 from mindspeed.workbench.training.config import TrainConfig, train_config
+from mindspeed.workbench.training.data_source import DataSource, enough_data, open_data
 from mindspeed.workbench.training.planning import RunRequest, plan_run
-from mindspeed.workbench.training.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
 
 JOB_VARIABLE: Final = "MINDSPEED_TRAIN"
 """Environment variable that names the job file of a training process."""
-HASHED: Final = 64
-"""Blocks of a data file that identify it."""
-BLOCK: Final = 65_536
-"""Bytes of each."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataSource:
-    """Indexed data with its tokenizer."""
-
-    index: Index
-    tokenizer: Tokenizer
-
-    @property
-    def identity(self) -> str:
-        """Identify this data: the tokenizer that made it, its index and its content."""
-        lengths = hashlib.blake2b(self.index.lengths.tobytes(), digest_size=8).hexdigest()
-        return f"{self.tokenizer.name}, {self.index.tokens} tokens, {lengths}, {content_digest(bin_path(self.index.prefix))}"
-
-    def is_that_of(self, identity: str) -> bool:
-        """Return whether a checkpoint's identity is that of this data; those of earlier versions say nothing of the content."""
-        own = self.identity
-        return identity in (own, own.rpartition(", ")[0])
-
-    def held_out_from(self, share: float) -> int:
-        """The first sequence of the held-out part, rounded as Megatron's dataset builder does it."""
-        return round((1 - share) * len(self.index.lengths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,24 +178,6 @@ def _folder_problems(run: str, resume: str | None) -> list[Problem]:
     return [Problem("MS603", text, where=run, fix=Fix.advise("--run FOLDER with a writable folder"))]
 
 
-@lru_cache(maxsize=8)
-def content_digest(path: Path) -> str:
-    """Hash `HASHED` blocks of a file, evenly spread, and its size."""
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        content = hashlib.blake2b(str(size).encode(), digest_size=8)
-        for number in range(HASHED):
-            file.seek(max(0, size - BLOCK) * number // (HASHED - 1))
-            content.update(file.read(BLOCK))
-    return content.hexdigest()
-
-
-def open_data(prefix: str, tokenizer: str | None) -> DataSource:
-    """Indexed data and its tokenizer. Raises RunError with MS601."""
-    index = read_index(prefix)
-    return DataSource(index, load_tokenizer(tokenizer) if tokenizer else tokenizer_of(prefix))
-
-
 def write_job(job: Job, folder: str | Path | None = None) -> dict[str, str]:
     """Write a job into the run folder, or another one; return the variables with which a process finds it there."""
     folder = Path(folder or job.run)
@@ -247,19 +199,6 @@ def read_job(environ: Mapping[str, str]) -> Job:
     fields = json.loads(Path(environ[JOB_VARIABLE]).read_text(encoding="utf-8"))
     config = TrainConfig(**fields.pop("config"))
     return Job(registry.read_plan(environ[registry.PLAN_VARIABLE]), config, **fields)
-
-
-def enough_data(data: DataSource, share: float, seq_length: int) -> list[Problem]:
-    first = data.held_out_from(share)
-    """MS601 for a part of the data that is shorter than one sample."""
-    problems = []
-    for what, part in (("training", data.index.lengths[:first]), ("held-out", data.index.lengths[first:])):
-        tokens = int(part.sum())
-        if tokens <= seq_length:
-            text = f"the {what} part of {data.index.prefix} has {tokens} tokens, but a sample needs {seq_length + 1}"
-            fix = "prepare more text, or change --held-out or --seq-length"
-            problems.append(Problem("MS601", text, where=data.index.prefix, fix=advice(fix)))
-    return problems
 
 
 def _installation() -> list[Problem]:

@@ -69,7 +69,7 @@ def plan_of_file(layers: Sequence[Layer], train: Mapping[str, Any], environment:
     problems += more
     if plan is not None and config.data:
         with suppress(ImportError, MindSpeedError):
-            from mindspeed.workbench.training.job import enough_data, open_data
+            from mindspeed.workbench.training.data_source import enough_data, open_data
 
             problems += enough_data(open_data(config.data, config.tokenizer), config.held_out, plan.world.seq_length)
     if problems or plan is None:

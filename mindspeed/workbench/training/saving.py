@@ -37,9 +37,10 @@ from mindspeed.workbench.training.checkpoints import (
     remove_old,
     saved_steps,
 )
+from mindspeed.workbench.training.data_source import DataSource
 from mindspeed.workbench.training.evaluation import gathered
 from mindspeed.workbench.training.interruption import SAVING_SIGNALS, children_without
-from mindspeed.workbench.training.job import DataSource, Job
+from mindspeed.workbench.training.job import Job
 from mindspeed.workbench.training.resume import comparable
 
 

@@ -27,9 +27,10 @@ from mindspeed.workbench.training import configurations, saving
 from mindspeed.workbench.training.batches import Batches, build_datasets, largest, over_ranks, run_schedule
 from mindspeed.workbench.training.checkpoints import saved_steps
 from mindspeed.workbench.training.config import TrainConfig
+from mindspeed.workbench.training.data_source import DataSource
 from mindspeed.workbench.training.evaluation import generate, held_out_loss, unigram_entropy
 from mindspeed.workbench.training.interruption import StopRequest
-from mindspeed.workbench.training.job import DataSource, Job, write_job
+from mindspeed.workbench.training.job import Job, write_job
 from mindspeed.workbench.training.reporting import RESULT, Reporter
 from mindspeed.workbench.training.run_folder import hold_folder
 

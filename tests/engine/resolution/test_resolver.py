@@ -228,8 +228,7 @@ def test_the_world_size_must_be_a_multiple_of_the_parallel_sizes():
     known = catalog(make("t", args=SizeArgs, sizes={"tp": "size"}), make("p", args=SizeArgs, sizes={"pp": "size"}))
     (problem,) = ask(known, world={"tp": 2, "pp": 2, "world_size": 6}).problems
     assert str(problem) == (
-        "MS302 world size 6 is not a multiple of tp x pp x cp = 2 x 2 x 1 = 4\n"
-        "  fix: --world-size 8, or --tp 1, or --pp 1"
+        "MS302 world size 6 is not a multiple of tp x pp x cp = 2 x 2 x 1 = 4\n  fix: --world-size 8, or --tp 1, or --pp 1"
     )
 
 

@@ -12,7 +12,8 @@ import yaml
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.problems import ResolutionError
 from mindspeed.workbench.training.checkpoints import checkpoint_path
-from mindspeed.workbench.training.job import Job, content_digest, open_data, write_job
+from mindspeed.workbench.training.data_source import content_digest, open_data
+from mindspeed.workbench.training.job import Job, write_job
 from mindspeed.workbench.training.resume import comparable, of_new_class
 from tests.workbench.training.conftest import MakeRun, job_of
 

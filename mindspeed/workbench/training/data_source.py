@@ -1,0 +1,73 @@
+"""Indexed data with its tokenizer: opened, identified and found long enough for a run. Light."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from mindspeed.megatron.indexed_data import Index, bin_path, read_index
+from mindspeed.problems import Problem, advice
+from mindspeed.workbench.training.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
+
+HASHED: Final = 64
+"""Blocks of a data file that identify it."""
+BLOCK: Final = 65_536
+"""Bytes of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """Indexed data with its tokenizer."""
+
+    index: Index
+    tokenizer: Tokenizer
+
+    @property
+    def identity(self) -> str:
+        """Identify this data: the tokenizer that made it, its index and its content."""
+        lengths = hashlib.blake2b(self.index.lengths.tobytes(), digest_size=8).hexdigest()
+        return f"{self.tokenizer.name}, {self.index.tokens} tokens, {lengths}, {content_digest(bin_path(self.index.prefix))}"
+
+    def is_that_of(self, identity: str) -> bool:
+        """Return whether a checkpoint's identity is that of this data; those of earlier versions say nothing of the content."""
+        own = self.identity
+        return identity in (own, own.rpartition(", ")[0])
+
+    def held_out_from(self, share: float) -> int:
+        """The first sequence of the held-out part, rounded as Megatron's dataset builder does it."""
+        return round((1 - share) * len(self.index.lengths))
+
+
+@lru_cache(maxsize=8)
+def content_digest(path: Path) -> str:
+    """Hash `HASHED` blocks of a file, evenly spread, and its size."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        content = hashlib.blake2b(str(size).encode(), digest_size=8)
+        for number in range(HASHED):
+            file.seek(max(0, size - BLOCK) * number // (HASHED - 1))
+            content.update(file.read(BLOCK))
+    return content.hexdigest()
+
+
+def open_data(prefix: str, tokenizer: str | None) -> DataSource:
+    """Indexed data and its tokenizer. Raises RunError with MS601."""
+    index = read_index(prefix)
+    return DataSource(index, load_tokenizer(tokenizer) if tokenizer else tokenizer_of(prefix))
+
+
+def enough_data(data: DataSource, share: float, seq_length: int) -> list[Problem]:
+    first = data.held_out_from(share)
+    """MS601 for a part of the data that is shorter than one sample."""
+    problems = []
+    for what, part in (("training", data.index.lengths[:first]), ("held-out", data.index.lengths[first:])):
+        tokens = int(part.sum())
+        if tokens <= seq_length:
+            text = f"the {what} part of {data.index.prefix} has {tokens} tokens, but a sample needs {seq_length + 1}"
+            fix = "prepare more text, or change --held-out or --seq-length"
+            problems.append(Problem("MS601", text, where=data.index.prefix, fix=advice(fix)))
+    return problems
