@@ -58,6 +58,7 @@ def test_a_feature_needs_fewer_bytes(planned):
     assert saved == sum(one["bytes"] for one in moved) == 16 * 2 * 4096 * (4096 * 2 + 4)
 
 
+@pytest.mark.budget(20)
 def test_a_budget_that_fits_is_accepted_and_another_names_what_makes_it_fit(planned):
     assert planned("--budget-mib", 100_000)[0] == 0
     peak = planned()[1]["stages"][0]["peak"] / 2**20

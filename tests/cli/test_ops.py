@@ -184,7 +184,7 @@ def test_strict_refuses_it(cache, mindspeed):
     (problem,) = json.loads(done.stdout)["problems"]
     assert (done.exit_code, problem["code"]) == (3, "MS515")
     assert problem["message"] == "swiglu: swiglu has only a plain-torch reference on cpu"
-    assert problem["fix"] == "mindspeed ops build, or see mindspeed ops list for the cause"
+    assert problem["fix"] == "mindspeed ops build, or see mindspeed ops list for the cause, or remove swiglu"
 
 
 def test_a_plan_for_another_machine_takes_what_is_declared(cache, mindspeed, monkeypatch):

@@ -167,4 +167,4 @@ def test_the_fixes_of_a_training_command_are_its_own_arguments():
         "MS304": "--swiglu, or remove swiglu"
     }
     fixes = [row["fix"] for row in found if row["features"] == ["sequence-parallel"]]
-    assert "--tensor-model-parallel-size 2 or more, or remove sequence-parallel" in fixes
+    assert "remove sequence-parallel, or --tensor-model-parallel-size 2 or more" in fixes

@@ -83,7 +83,8 @@ def test_one_that_does_not_is_refused_with_those_that_do(other: str, capability:
     needed = f"{NAME} does not support {capability.replace('-', ' ')}, which {other} needs"
     assert problem.message.startswith(needed)
     able = sorted(name for name in CATALOG.usable if capability in CATALOG.specs[name].provides)
-    assert problem.fix_text == f"use {' or '.join(able)} instead, or remove {other} or {NAME}"
+    instead = ", or ".join(f"remove {NAME} and add {one} to the features" for one in able)
+    assert problem.fix_text == f"{instead}, or remove {other} or {NAME}"
 
 
 @pytest.mark.parametrize("other", ["alibi", "eod-reset"])

@@ -84,7 +84,7 @@ def test_an_argument_that_features_cannot_run_with_is_refused_with_its_name(plan
 def test_offloading_by_megatron_is_refused_beside_pipeline_stages(plan):
     assert refusals(plan, f"{PIPELINE} --cpu-offloading-num-layers 1") == [
         "MS304 pipeline-parallel: Megatron offloads activations to host memory, which pipeline-parallel does not support "
-        "| remove --cpu-offloading-num-layers, or remove pipeline-parallel"
+        "| remove --cpu-offloading-num-layers, or --pipeline-model-parallel-size 1"
     ]
 
 
@@ -115,7 +115,7 @@ def test_features_that_need_norms_of_their_own_say_so(plan):
         (
             "MS304 swap-attention: linear_qkv includes the norm, so its input cannot be offloaded: the residual "
             "connection needs it too | --set "
-            "swap-attention.modules=VALUE (without linear_qkv), or --transformer-impl local"
+            "'swap-attention.modules=[core_attention,linear_proj]' (without linear_qkv), or --transformer-impl local"
         )
     ]
     others = "--set swap-attention.modules=['core_attention','linear_proj']"

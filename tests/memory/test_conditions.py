@@ -36,18 +36,18 @@ OF_PARTS: list[tuple[dict[str, Any], str]] = [
         (
             "--recompute-method block recomputes layers as a whole, and leaves 0 of the 8 layers of a model chunk. {name} "
             "works only in layers that are left, and needs at least 1 of them | --recompute-num-layers "
-            "N (at most 7), or remove {name}"
+            "7 (at most 7), or remove {name}"
         ),
     ),
 ]
 MUON = "the optimizer muon does not update each element independently, which {name} needs | --optimizer adam, or remove {name}"
 MLP_TAKEN = (
-    "recompute_modules contains mlp, which already recomputes the activation function | --recompute-modules N (N = your "
-    "list of modules, without mlp), or remove {name}"
+    "recompute_modules contains mlp, which already recomputes the activation function | remove --recompute-modules, or remove "
+    "{name}"
 )
 ATTENTION_TAKEN = (
-    "recompute_modules contains core_attn, which then keeps no activations to offload | --recompute-modules N (N = your "
-    "list of modules, without core_attn), or remove {name}"
+    "recompute_modules contains core_attn, which then keeps no activations to offload | remove --recompute-modules, or remove "
+    "{name}"
 )
 LAST_ATTENTION = (
     "no attention layer can be offloaded: the last one keeps its activations on the device, and the model has no other | "

@@ -25,7 +25,8 @@ def test_it_brings_its_dispatcher_and_grouped_experts(name):
 def test_experts_of_transformer_engine_are_refused_by_the_grouped_experts_that_it_brings(feature):
     field = "transformer_engine_experts"
     assert refusals(feature, **WORLD, **{field: False}) == []
-    assert refusals(feature, **WORLD, **job(field)) == [refusal("moe-grouped-gemm", field)]
+    refused = refusal("moe-grouped-gemm", field).replace("or remove moe-grouped-gemm", f"or remove {feature}")
+    assert refusals(feature, **WORLD, **job(field)) == [refused]
 
 
 def test_shared_experts_hide_transfers_whoever_gives_their_size(name):

@@ -46,7 +46,7 @@ def test_a_fix_of_them_mends(words: str) -> None:
 
 
 def test_grouped_experts_without_the_level_of_their_feature_are_refused() -> None:
-    fix = "add one of moe-grouped-gemm to the features, or remove --moe-grouped-gemm"
+    fix = "remove --moe-grouped-gemm, or add moe-grouped-gemm to the features"
     assert problems("npu", f"{GROUPED} --optimization-level 0") == [(LACKING.format("npu"), fix)]
 
 

@@ -21,5 +21,5 @@ def test_the_allgather_dispatcher_of_experts_is_refused():
     assert planned("alltoall") == []
     assert planned("allgather") == [
         "MS402 Megatron's moe_token_dispatcher_type cannot have two values: expert-parallel sets it to 'allgather' and "
-        "dynamic-shapes sets it to 'alltoall' | remove expert-parallel or dynamic-shapes"
+        "dynamic-shapes sets it to 'alltoall' | remove dynamic-shapes"
     ]

@@ -36,11 +36,11 @@ def is_accepted(drawn: DrawnJob) -> bool:
     return True
 
 
-QUICK = 8
-"""Drawn jobs of the default run; the others are long."""
+QUICK = range(5, 13)
+"""Seeds of the default run; the others are long."""
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed >= QUICK)) for seed in range(300)])
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed not in QUICK)) for seed in range(300)])
 def test_a_drawn_job_that_is_accepted_starts(seed, pool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     drawn = draw(seed, is_accepted)
@@ -98,5 +98,5 @@ def test_a_command_without_its_megatron_cannot_be_started(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     words = ["torchrun", "--nproc-per-node", "2", "pretrain_gpt.py", *TINY]
     done = CliRunner().invoke(main, ["check", "--start", "--static", "--platform", "cpu", "--", *words])
-    assert done.exit_code == 1
+    assert done.exit_code == 3
     assert "MS502 the command cannot be started, because its Megatron-LM is not here\n  fix: --checkout FOLDER" in done.stdout
