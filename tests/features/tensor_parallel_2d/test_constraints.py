@@ -93,7 +93,7 @@ def test_a_layer_needs_the_groups_of_its_grid_and_features_that_y_divides(monkey
     from mindspeed.features.tensor_parallel_2d import layers as module
 
     four, feature = SimpleNamespace(size=lambda: 4), SimpleNamespace(grid=None)
-    monkeypatch.setattr(module, "active_feature", lambda name: feature)
+    monkeypatch.setattr(module.ms, "active_feature", lambda name: feature)
     with pytest.raises(MindSpeedError) as error:
         module._feature_and_grid(four)
     (problem,) = error.value.problems
