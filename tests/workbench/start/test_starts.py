@@ -40,6 +40,7 @@ QUICK = range(5, 13)
 """Seeds of the default run; the others are long."""
 
 
+@pytest.mark.budget(20)
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed not in QUICK)) for seed in range(300)])
 def test_a_drawn_job_that_is_accepted_starts(seed, pool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
