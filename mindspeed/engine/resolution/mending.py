@@ -14,7 +14,7 @@ from mindspeed.problems import Fix, Problem
 Judge = Callable[[JobRequest, Suggestions], Sequence[Problem]]
 """Return the problems of a request, with these fixes; none where it is accepted."""
 Mistake = tuple[object, ...]
-"""What tells a problem from others, also when its values have changed."""
+"""Identity of a problem, which stays when its values change."""
 
 _UNTRIED: Final = ("run-command", "advice", "nothing")
 """Kinds of fixes that change no request."""

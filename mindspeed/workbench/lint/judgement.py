@@ -182,7 +182,7 @@ def _with_rules(
 
 
 def _problems_of_job(verdict: RulesVerdict, plan: ActivationPlan) -> list[Problem]:
-    """What the ranks of a plan refuse in the job that Megatron-LM makes of the arguments."""
+    """Return what the ranks of a plan refuse in the job that Megatron-LM makes of the arguments."""
     features = manager_of(plan, registry.catalog_for(plan.names), registry.base_features(plan.environment["platform"])).features
     return problems_of_job(verdict.job, plan, features)
 

@@ -131,7 +131,7 @@ def _left(request: RunRequest, rules: ConfigurationRules | None, known: Set[tupl
 
 
 def _place(problem: Problem) -> tuple[str, ...]:
-    """What makes a problem the same one after a change of values."""
+    """Return the identity of a problem, which stays when its values change."""
     return problem.code, problem.where, *([fact.name for fact in problem.facts] or [problem.message])
 
 
