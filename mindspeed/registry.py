@@ -30,6 +30,7 @@ from mindspeed.engine.runtime import rendezvous, session, uncaught
 from mindspeed.engine.runtime.effects import EffectReport
 from mindspeed.engine.runtime.session import ActivationReport, DeactivationReport, Surroundings, suspended
 from mindspeed.files.cache_folder import CACHE_VARIABLE
+from mindspeed.files.text_files import replace_text
 from mindspeed.job.world import PLATFORMS, UnknownValue
 from mindspeed.memory_planner.budgets import within_budgets
 from mindspeed.ops.variants import public_functions
@@ -379,4 +380,4 @@ def read_plan(path: str | Path) -> ActivationPlan:
 
 def write_plan(plan: ActivationPlan, path: str | Path) -> None:
     """Write a plan file that `read_plan` reads."""
-    Path(path).write_text(json.dumps(plan.to_json(), indent=2) + "\n", encoding="utf-8")
+    replace_text(Path(path), json.dumps(plan.to_json(), indent=2) + "\n")

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
@@ -27,12 +27,19 @@ if TYPE_CHECKING:
     from mindspeed.workbench.training.job import Job
 
 
+UNFINISHED: Final = os.EX_TEMPFAIL
+"""Exit status of a run with ``--auto-resume`` that a signal ended after it had saved."""
+_FURTHER_SPELLINGS: Final = {"run": ["--run-folder"]}
+"""Spellings that torchrun leaves alone where it takes a flag for the beginning of one of its own."""
+
+
 def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add one option per field of `TrainConfig`; the command gets those that were given as one argument ``train``."""
     options = {}
     for name, field in TrainConfig.model_fields.items():
         text = str(field.description) + ("" if field.default is None else f"  [default: {field.default}]")
-        options[name] = click.Option([flag(name), name], type=_click_type(field.annotation), help=text)
+        spellings = [flag(name), *_FURTHER_SPELLINGS.get(name, ()), name]
+        options[name] = click.Option(spellings, type=_click_type(field.annotation), help=text)
     return gather_options(command, options, "train", lambda values: {k: v for k, v in values.items() if v is not None})
 
 
@@ -50,6 +57,12 @@ def _click_type(annotation: Any) -> Any:
 @click.option(
     "--step", type=click.IntRange(1), metavar="N", help="With --resume: use the checkpoint after step N instead of the newest"
 )
+@click.option(
+    "--auto-resume",
+    metavar="RUN",
+    help="Folder of a run: continue it from its newest complete checkpoint, or start it there if it has none. The command can "
+    "be repeated until the run has ended. Exit status 75: a signal ended the run, and its last step is saved",
+)
 @click.option("--dry-run", is_flag=True, help="Check everything and print the plan, but start and write nothing")
 @train_options
 @request_options
@@ -62,6 +75,7 @@ def pretrain(
     train: dict[str, Any],
     resume: str | None,
     step: int | None,
+    auto_resume: str | None,
     dry_run: bool,
 ) -> None:
     """Train a GPT model, Llama-like or GPT-2-like, dense or MoE.
@@ -74,13 +88,20 @@ def pretrain(
     """
     if step is not None and resume is None:
         raise click.UsageError("--step selects a checkpoint of the run that --resume continues")
+    if auto_resume is not None and (resume is not None or "run" in train):
+        raise click.UsageError("--auto-resume names the run folder; remove --resume and --run")
     from mindspeed.engine.runtime.launch import joined
     from mindspeed.problems import MindSpeedError
+    from mindspeed.workbench.training.checkpoints import newest_complete
     from mindspeed.workbench.training.job import make_job
 
     request = request.naming(names)
     rank = joined(os.environ)
     environment = request.environment(int(rank["WORLD_SIZE"]) if rank else processes.world_size)
+    if auto_resume is not None:
+        train = {**train, "run": auto_resume}
+        step = newest_complete(auto_resume)
+        resume = auto_resume if step is not None else None
     try:
         job = make_job(request.layers, {JOB_FILE: request.train, COMMAND_LINE: train}, environment, resume, step)
         if lock is not None:
@@ -89,8 +110,10 @@ def pretrain(
             _show_dry_run(job)
             end(OK)
         if rank is None:
-            end(_start(job, processes))
-        _join(job, rank)
+            status = _start(job, processes)
+            end(UNFINISHED if auto_resume is not None and status == OK and _result(job)["interrupted"] else status)
+        result = _join(job, rank)
+        end(UNFINISHED if auto_resume is not None and result["interrupted"] else OK)
     except MindSpeedError as error:
         if rank is None:
             raise
@@ -136,17 +159,20 @@ def _modified(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-def _join(job: Job, rank: dict[str, str]) -> None:
-    """Train in this process as one rank of the job that it belongs to."""
+def _join(job: Job, rank: dict[str, str]) -> dict[str, Any]:
+    """Train in this process as one rank of the job that it belongs to. Returns the result."""
+    from mindspeed.engine.runtime.launch import end_with_launcher
     from mindspeed.workbench.training.worker import work
 
     _check_shared_folder(job)
+    end_with_launcher()
     os.environ.update(rank)
     if rank["RANK"] == "0" and not wants_json():
         click.echo("".join(f"{line}\n" for line in _changes(job)), nl=False)
-    work(job, os.environ)
+    result = work(job, os.environ)
     if rank["RANK"] == "0":
         _print_result(job)
+    return result
 
 
 def _show_dry_run(job: Job) -> None:
@@ -177,8 +203,13 @@ def _check_shared_folder(job: Job) -> None:
         raise MindSpeedError([Problem("MS301", text, fix=Fix.give_option("--run", "FOLDER"))])
 
 
+def _result(job: Job) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((Path(job.run) / "result.json").read_text(encoding="utf-8"))
+    return result
+
+
 def _print_result(job: Job, *launching: str) -> None:
-    result = json.loads((Path(job.run) / "result.json").read_text(encoding="utf-8"))
+    result = _result(job)
     if wants_json():
         keys = ("initial_loss", "heldout_loss", "unigram_entropy", "world_size", "digest", "run")
         print_alone(json.dumps({key: result[key] for key in keys}))

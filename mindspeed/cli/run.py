@@ -80,7 +80,7 @@ def run(request: Request, processes: Processes, lock: str | None, is_module: boo
 def _run(plan: ActivationPlan, words: tuple[str, ...], processes: Processes, job: dict[str, str] | None, alone: bool) -> int:
     """Become the program in this process, or start processes that do. Returns their exit status."""
     from mindspeed.cli import bootstrap
-    from mindspeed.engine.runtime.launch import JobError, launch
+    from mindspeed.engine.runtime.launch import JobError, end_with_launcher, launch
     from mindspeed.registry import PLAN_VARIABLE, process_variables, write_plan
 
     with tempfile.TemporaryDirectory(prefix="mindspeed-run-") as folder:
@@ -88,6 +88,7 @@ def _run(plan: ActivationPlan, words: tuple[str, ...], processes: Processes, job
         write_plan(plan, path)
         variables = process_variables(plan)
         if job is not None and not (alone and variables):  # variables of a process are there from its start
+            end_with_launcher()
             os.environ.update(job | {PLAN_VARIABLE: str(path)})
             bootstrap.run_program(words)
         command = [sys.executable, "-m", "mindspeed.cli.bootstrap", *words]

@@ -10,6 +10,13 @@ from pathlib import Path
 from mindspeed.problems import PlatformError, Problem, advice
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that a reader finds it complete, whenever the writing process ends. Raises OSError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
+
+
 def write_files(texts: Mapping[Path, str], fix: str = "") -> None:
     """Write every text to a temporary file next to its place, then rename all of them; missing folders are made.
 

@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, digest_of
+from mindspeed.engine.runtime.meeting import AGREED, MOVED, VERDICT, MovedError
 from mindspeed.engine.runtime.presence import do_without
 from mindspeed.problems import Fix, Problem, RunError, advice
 
@@ -34,7 +35,6 @@ REPORTED: Final = 10.0
 SHOWN: Final = 12
 """Differences and missing ranks that a message lists at most."""
 
-_VERDICT: Final = "verdict"
 _FAILED: Final = "failed"
 
 
@@ -42,7 +42,7 @@ def agree(store: Store, rank: int, size: int, content: Content) -> None:
     """Return when all ``size`` ranks have written equal content.
 
     Raises RunError: MS610 when contents differ, MS611 when a rank does not come in time, MS612 when one has failed.
-    All ranks raise the same.
+    All ranks raise the same. Raises MovedError where the ranks meet elsewhere.
     """
     seconds = patience()
     digest = digest_of(content)
@@ -52,14 +52,14 @@ def agree(store: Store, rank: int, size: int, content: Content) -> None:
     if rank == 0:
         problem = _gather(store, size, seconds)
         if problem is not None:
-            store.compare_set(_VERDICT, "", json.dumps(problem.to_json()))
-            verdict = _read(store, _VERDICT)
+            store.compare_set(VERDICT, "", json.dumps(problem.to_json()))
+            verdict = _read(store, VERDICT)
             wait_until_told(store, size, TOLD)
             raise RunError([verdict or problem])
-        store.compare_set(_VERDICT, "", "agreed")
+        store.compare_set(VERDICT, "", AGREED)
     else:
         _wait_for_verdict(store, size, seconds + SLACK)
-    verdict = _read(store, _VERDICT)
+    verdict = _read(store, VERDICT)
     if verdict is not None:
         acknowledge(store)
         raise RunError([verdict])
@@ -68,7 +68,7 @@ def agree(store: Store, rank: int, size: int, content: Content) -> None:
 def publish_failure(store: Store, problem: Problem, size: int, serving: bool) -> None:
     """Tell the other ranks why this one ends; ``serving``: the store ends with this process, so stay until they know."""
     text = json.dumps(problem.to_json())
-    store.compare_set(_VERDICT, "", text)
+    store.compare_set(VERDICT, "", text)
     store.compare_set(_FAILED, "", text)
     do_without(store)
     if serving:
@@ -163,8 +163,8 @@ def _gather(store: Store, size: int, seconds: float) -> Problem | None:
     keys = [f"rank/{rank}" for rank in range(size)]
     begin, pause, is_reported = time.monotonic(), 0.005, False
     while not store.check(keys):
-        if store.check([_VERDICT]):
-            return _read(store, _VERDICT)
+        if store.check([VERDICT]):
+            return _read(store, VERDICT)
         waited = time.monotonic() - begin
         absent = [rank for rank, key in enumerate(keys) if not store.check([key])] if waited > min(REPORTED, seconds) else []
         if waited > seconds:
@@ -188,7 +188,7 @@ def _gather(store: Store, size: int, seconds: float) -> Problem | None:
 
 def _wait_for_verdict(store: Store, size: int, seconds: float) -> None:
     try:
-        store.wait([_VERDICT], timedelta(seconds=seconds))
+        store.wait([VERDICT], timedelta(seconds=seconds))
     except RuntimeError as error:
         absent = [rank for rank in range(size) if not store.check([f"rank/{rank}"])]
         raise RunError([missing(absent or [0], size, seconds)]) from error
@@ -208,10 +208,18 @@ def missing(ranks: Sequence[int], size: int, seconds: float) -> Problem:
     return Problem("MS611", text, fix=advice(fix))
 
 
+def replaced() -> Problem:
+    """MS611 of a rank 0 whose job has been started again while it waited."""
+    text = "the job was started again, and this rank 0 belongs to the start before"
+    return Problem("MS611", text, fix=Fix.advise("end the processes of the earlier start"))
+
+
 def _read(store: Store, key: str) -> Problem | None:
     text = store.get(key).decode()
-    if text == "agreed":
+    if text == AGREED:
         return None
+    if text == MOVED:
+        raise MovedError
     return Problem.from_json(json.loads(text))
 
 

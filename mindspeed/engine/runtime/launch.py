@@ -125,7 +125,13 @@ def first_host(nodes: str) -> str:
 
 
 def end_with_launcher() -> None:
-    """Have the kernel kill this process when its launcher ends, also by SIGKILL; on other systems than Linux do nothing."""
+    """Have the kernel kill this process when its launcher ends, also by SIGKILL; on other systems than Linux do nothing.
+
+    A rank without its torchrun would go on training with the others, and keep its device and the run folder.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and error_file.LAUNCHED not in os.environ:
+        parent_process.end_with(os.getppid())
+        return
     launcher = os.environ.get(error_file.LAUNCHED, "")
     if launcher == str(os.getppid()) or (launcher.isdigit() and os.getppid() == 1 and not _runs(launcher)):
         parent_process.end_with(int(launcher))
@@ -210,8 +216,7 @@ def _tell_other_nodes(lost: JobError, rank: int, arguments: Any) -> None:
     """Publish a lost rank in the store that node 0 keeps, for ranks that wait for it before their first process group."""
     place = {"RANK": str(rank), "WORLD_SIZE": str(int(arguments.nnodes) * int(arguments.nproc_per_node))}
     place |= {"MASTER_ADDR": arguments.master_addr, "MASTER_PORT": str(arguments.master_port)}
-    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": arguments.rdzv_id}
-    rendezvous.report_failure(lost, {**place, **agent})
+    rendezvous.report_failure(lost, {**place, "TORCHELASTIC_USE_AGENT_STORE": str(True)})
 
 
 def _problems(rank: int, failure: ProcessFailure) -> list[Problem]:

@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, urlparse
 from mindspeed.engine.planning.fingerprint import Content
 from mindspeed.engine.runtime import agreement
 from mindspeed.engine.runtime.error_file import LAUNCHED, leave_problems
+from mindspeed.engine.runtime.meeting import MovedError, find_meeting, meeting, newest, open_meeting
 from mindspeed.engine.runtime.presence import Presence
 from mindspeed.problems import MindSpeedError, Problem, RunError
 
@@ -39,7 +40,7 @@ _NO_STORE: Final = ("mpi", "fake")
 class RankAddress:
     """This process's place in a job, and the address where its ranks meet.
 
-    ``kept``: the launcher keeps the store; else rank 0 does. ``attempt`` tells restarts of one job apart.
+    ``kept``: the launcher keeps the store; else rank 0 does. ``restarts``: the launcher may start failed ranks again.
     """
 
     host: str
@@ -47,7 +48,7 @@ class RankAddress:
     rank: int
     size: int
     kept: bool = False
-    attempt: str = "0"
+    restarts: bool = False
 
     @property
     def serves(self) -> bool:
@@ -57,7 +58,7 @@ class RankAddress:
     @property
     def name(self) -> str:
         """The name that helper processes of this rank inherit."""
-        return f"{self.host}:{self.port}/{self.attempt}/{self.rank}"
+        return f"{self.host}:{self.port}/{self.rank}"
 
 
 def place_in(environ: Mapping[str, str]) -> RankAddress | None:
@@ -70,8 +71,7 @@ def place_in(environ: Mapping[str, str]) -> RankAddress | None:
     if size < 2:
         return None
     kept = environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-    attempt = f"{environ.get('TORCHELASTIC_RUN_ID', '')}.{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return RankAddress(host, port, rank, size, kept, attempt)
+    return RankAddress(host, port, rank, size, kept, environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0")
 
 
 class Rendezvous:
@@ -85,6 +85,7 @@ class Rendezvous:
         self.agreed = False
         self.presence: Presence | None = None
         self._store: Store | None = None
+        self._meeting: int | None = None
         self._told = threading.Event()
         self._stop = threading.Event()
         self._watch: threading.Thread | None = None
@@ -97,16 +98,35 @@ class Rendezvous:
     def meet(self, place: RankAddress) -> None:
         """Agree in the store of a place, and watch it for ranks that fail or end. Raises RunError."""
         self.place = place
+        while not self.agreed:
+            self._store = self._enter(place)
+            self.presence = self._join(self._store, place)
+            watch = (place, self.presence)
+            self._watch = threading.Thread(target=self._watch_ranks, args=watch, name="mindspeed-setup", daemon=True)
+            self._watch.start()
+            atexit.register(self.end)
+            try:
+                self.agree(self._store, place.rank, place.size)
+            except MovedError as moved:
+                self._leave()
+                if place.rank == 0:
+                    raise RunError([agreement.replaced()]) from moved
+
+    def _enter(self, place: RankAddress) -> Store:
+        """Connect to the store of a place and find the meeting of this start in it. Raises RunError."""
+        seconds = timedelta(seconds=agreement.patience())
         try:
-            self._store = self._connect(place, GRACE if place.kept else timedelta(seconds=agreement.patience()))
+            store = self._connect(place, GRACE if place.kept else seconds)
         except RuntimeError as error:
             raise RunError([agreement.unreachable(place.host, place.port, str(error))]) from error
-        self.presence = self._join(self._store, place)
-        watch = (place, self.presence)
-        self._watch = threading.Thread(target=self._watch_ranks, args=watch, name="mindspeed-setup", daemon=True)
-        self._watch.start()
-        atexit.register(self.end)
-        self.agree(self._store, place.rank, place.size)
+        try:
+            if place.rank == 0:
+                self._meeting = open_meeting(store)
+            else:
+                self._meeting = find_meeting(store, seconds, GRACE if place.restarts else timedelta(milliseconds=1))
+        except RuntimeError as error:
+            raise RunError([agreement.missing([0], place.size, agreement.patience())]) from error
+        return meeting(store, self._meeting)
 
     def _join(self, store: Store, place: RankAddress) -> Presence:
         presence = Presence(place.rank, place.size, place.host)
@@ -135,7 +155,7 @@ class Rendezvous:
         if place is None:
             return None
         try:
-            return agreement.reporter(self._store or self._connect(place, ASKING), place.rank, str(error))
+            return agreement.reporter(self._store or self._connect_to_meeting(place, ASKING), place.rank, str(error))
         except Exception:  # without the others each rank prints
             return place.rank
 
@@ -146,7 +166,7 @@ class Rendezvous:
             return
         self._told.set()
         try:
-            store = self._store or self._connect(place, GRACE)
+            store = self._store or self._connect_to_meeting(place, GRACE)
             agreement.publish_failure(store, agreement.failed_rank(place.rank, error), place.size, place.serves)
         except Exception as unreachable:  # what this rank died of matters more
             print(f"mindspeed: the other ranks could not be notified of the failure: {unreachable}", file=sys.stderr)
@@ -161,26 +181,51 @@ class Rendezvous:
     def end(self) -> None:
         """The plan is withdrawn, or the process ends: other ranks no longer hear of this one."""
         self._told.set()
-        self._stop.set()
         self._store = None
+        self._leave()
+
+    def _leave(self) -> None:
+        """Close the presence of this rank in a meeting, and its watch."""
+        self._stop.set()
         if self.presence is not None and self._watch is not None and self._watch is not threading.current_thread():
             self.presence.wake()
             self._watch.join()
             self.presence.leave()
             atexit.unregister(self.end)
             self.presence = self._watch = None
+            self._stop.clear()
+
+    def store_of_later_start(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the store, rank and size with which a later start in one store makes its process group.
+
+        torch would read the addresses that ranks of the earlier start have left under the same keys.
+        """
+        place, address = self.place, given.get("init_method") or "env://"
+        if place is None or not place.kept or not self._meeting or given.get("store") is not None or address != "env://":
+            return {}
+        from torch.distributed import PrefixStore, TCPStore, constants  # type: ignore[attr-defined]
+
+        timeout = given.get("timeout") or constants.default_pg_timeout
+        store = TCPStore(place.host, place.port, None, False, timeout, wait_for_workers=False)
+        return {"store": PrefixStore(f"start/{self._meeting}", store), "rank": place.rank, "world_size": place.size}
 
     def _connect(self, place: RankAddress, timeout: timedelta) -> Store:
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         store = TCPStore(place.host, place.port, None, place.serves, timeout, wait_for_workers=False, multi_tenant=place.serves)
-        return PrefixStore(f"mindspeed/{place.attempt}/{place.size}/{self._number}", store)
+        return PrefixStore(f"mindspeed/{place.size}/{self._number}", store)
+
+    def _connect_to_meeting(self, place: RankAddress, timeout: timedelta) -> Store:
+        """Return a further connection to the meeting of this rank, or, before it has one, to the newest."""
+        store = self._connect(place, timeout)
+        return meeting(store, newest(store) if self._meeting is None else self._meeting)
 
     def _watch_ranks(self, place: RankAddress, presence: Presence) -> None:
         """Look for ranks that fail, in the store, and for ranks that end; in the set-up end the process when there is one."""
         try:
-            store: Store | None = self._connect(place, GRACE)  # its own, because a client waits for one answer at a time
-            while store is not None and not self._told.is_set():
+            # a connection of its own, because a client waits for one answer at a time
+            store: Store | None = self._connect_to_meeting(place, GRACE)
+            while store is not None and not self._told.is_set() and not self._stop.is_set():
                 self._watch_set_up(place, presence, store)
         except RuntimeError as error:
             if not self._stop.wait(1) and not self._told.is_set() and self.agreed:
@@ -301,7 +346,7 @@ def around_init(create: Callable[..., Any], given: dict[str, Any]) -> Any:
     try:
         if not setup.agreed:
             _meet_at_init(setup, given)
-        result = create(**given)
+        result = create(**given | setup.store_of_later_start(given))
     except Exception as error:  # whatever it is, the other ranks are told before it ends this one
         setup.report_failure(error)
         raise

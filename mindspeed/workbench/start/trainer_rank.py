@@ -26,7 +26,7 @@ def start(variables: Mapping[str, str], folder: str) -> None:
         active.proof.say = None  # what other ranks reach cannot be asked
     config, world = job.config, job.plan.world
     trainer.seed_generators(config.seed)
-    data, _ = build_datasets(job.source(), world.seq_length, config.held_out, config.seed, Path(folder))
+    data, _ = build_datasets(job.source(), world.seq_length, config.held_out, config.seed, Path(folder) / "index")
     with fake_tensors():
         chunks = trainer.build_model(world, config)
         optimizer = trainer.build_optimizer(chunks, world, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,7 +37,13 @@ class Batch:
 
 
 def build_datasets(source: DataSource, seq_length: int, held_out: float, seed: int, cache: Path) -> tuple[Any, Any]:
-    """Make an epoch of training and one of held-out samples; collective, the first rank writes their index to ``cache``."""
+    """Make an epoch of training and one of held-out samples; collective, the first rank writes their index to ``cache``.
+
+    An index that a rank did not finish is written again: Megatron would read it as it is.
+    """
+    complete, first = cache / "complete", dist.get_rank() == 0
+    if first and not complete.exists():
+        shutil.rmtree(cache, ignore_errors=True)
     config = GPTDatasetConfig(
         random_seed=seed,
         sequence_length=seq_length,
@@ -50,6 +57,8 @@ def build_datasets(source: DataSource, seq_length: int, held_out: float, seed: i
         create_attention_mask=False,
     )
     train, valid, _ = BlendedMegatronDatasetBuilder(GPTDataset, [None, None, None], lambda: True, config).build()
+    if first:
+        complete.touch()
     return train, valid
 
 

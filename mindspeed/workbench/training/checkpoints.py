@@ -99,6 +99,20 @@ def find_checkpoint(run: str | Path, step: int | None = None) -> Path:
     return checkpoint_path(run, steps[-1] if step is None else step)
 
 
+def newest_complete(run: str | Path) -> int | None:
+    """Return the step of the newest checkpoint of a run that has all its files, or None."""
+    return next((step for step in reversed(saved_steps(run)) if is_complete(checkpoint_path(run, step))), None)
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Return whether a checkpoint has all its files, at the sizes that were saved."""
+    try:
+        read_manifest(checkpoint)
+    except RunError:
+        return False
+    return True
+
+
 def checkpoint_at(path: str | Path, step: int | None = None) -> Path:
     """Return the checkpoint that a path names: itself, or one of a run or of a folder of Megatron-LM's.
 

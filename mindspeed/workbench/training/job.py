@@ -17,6 +17,7 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.cache_folder import why_unwritable
+from mindspeed.files.text_files import replace_text
 from mindspeed.megatron.indexed_data import bin_path
 from mindspeed.problems import CollectedProblems, Fix, Problem, ResolutionError, RunError, advice
 from mindspeed.workbench.diagnostics import doctor
@@ -184,10 +185,10 @@ def write_job(job: Job, folder: str | Path | None = None) -> dict[str, str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         registry.write_plan(job.plan, folder / "plan.json")
-        (folder / checkpoints.REQUEST).write_text(job.request, encoding="utf-8")
+        replace_text(folder / checkpoints.REQUEST, job.request)
         fields = {name: getattr(job, name) for name in ("run", "data", "checkpoint", "request")}
         process = json.dumps({"config": job.config.model_dump(), **fields}, indent=2) + "\n"
-        (folder / "process.json").write_text(process, encoding="utf-8")
+        replace_text(folder / "process.json", process)
     except OSError as error:
         text = f"the folder {folder} is not writable: {error.strerror}"
         raise RunError([Problem("MS603", text, fix=Fix.advise("--run FOLDER with a writable folder"))]) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -118,10 +119,15 @@ class Reporter:
 
 
 def open_log(run: Path, first: int) -> TextIO:
-    """Open the log of a run that continues from step ``first``; what an earlier run from step 0 logged is moved aside."""
+    """Open the log of a run that continues from step ``first``; what an earlier run from step 0 logged is moved aside.
+
+    A last row that a process did not finish is removed.
+    """
     path = run / LOG
     if first == 0 and path.exists():
         path.replace(path.with_name(FORMER_LOG))
+    if path.exists() and (rest := len(path.read_bytes().rpartition(b"\n")[2])):
+        os.truncate(path, path.stat().st_size - rest)
     return path.open("a", encoding="utf-8")
 
 

@@ -159,7 +159,7 @@ def check_folder(resume: str, run: str, step: int) -> list[Problem]:
     steps = checkpoints.saved_steps(run)
     if Path(resume).resolve() != Path(run).resolve():
         return [checkpoints.folder_in_use(run)] if steps else []
-    later = [str(saved) for saved in steps if saved > step]
+    later = [str(saved) for saved in steps if saved > step and checkpoints.is_complete(checkpoints.checkpoint_path(run, saved))]
     if not later:
         return []
     text = f"{run} contains later checkpoints than step {step}, of step {', '.join(later)}, which would be replaced"

@@ -74,6 +74,7 @@ def save(job: Job, state: TrainerState, data: str) -> None:
             layout, files = _layout(), file_sizes(partial)
             manifest = Manifest(state.step, state.samples, job.model, job.optimizer, data, layout, job.plan.digest, files)
             manifest.write(partial)
+            shutil.rmtree(path, ignore_errors=True)  # an incomplete one
             partial.rename(path)
             remove_old(job.run, job.config.keep)
         dist.barrier()

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from mindspeed import registry
 from mindspeed.engine.planning import fingerprint
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.runtime import agreement, rendezvous
+from mindspeed.engine.runtime.meeting import AGREED, VERDICT, MovedError, find_meeting, meeting, newest, open_meeting
 from mindspeed.ops import availability
 from mindspeed.problems import Fix, MindSpeedError, Problem, RunError
 from tests.warm_processes import warm_python
@@ -59,8 +61,9 @@ def job():
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 port = free.getsockname()[1]
-        started.extend(Rank(number, port, *rank) for number, rank in enumerate(ranks))
-        return [rank.done() for rank in started]
+        new = [Rank(number, port, *rank) for number, rank in enumerate(ranks)]
+        started.extend(new)
+        return [rank.done() for rank in new]
 
     yield run
     for rank in started:
@@ -233,6 +236,40 @@ def test_equal_ranks_go_on(job, launcher_store):
     store, variables = launcher_store
     ended = job((request(), [], variables), (request(), [], variables), port=store.port)
     assert [(rank.said, rank.err) for rank in ended] == [("rank 0 is ready\n", ""), ("rank 1 is ready\n", "")]
+
+
+@pytest.mark.budget(12)
+@pytest.mark.guards(52, processes=True)
+@pytest.mark.parametrize("counts", [("0", "1"), ("1", "0")])
+def test_ranks_of_a_later_start_meet_whatever_their_agents_count(job, launcher_store, counts):
+    """After a failure on one node its agent counts a restart, and the other agent counts none."""
+    store, variables = launcher_store
+    variables |= {"TORCHELASTIC_MAX_RESTARTS": "3"}
+    for first, second in (("0", "0"), counts):
+        ranks = [(request(group=False), [], variables | {"TORCHELASTIC_RESTART_COUNT": count}) for count in (first, second)]
+        ended = job(*ranks, port=store.port)
+        assert [(rank.said, rank.err) for rank in ended] == [("rank 0 is ready\n", ""), ("rank 1 is ready\n", "")]
+
+
+def test_a_rank_of_a_later_start_waits_for_its_rank_0(store):
+    """The agreement of an earlier start says nothing of this one, and a meeting that rank 0 left is left by the others."""
+    none = timedelta(milliseconds=1)
+    assert (open_meeting(store), find_meeting(store, none, none)) == (0, 0)
+    meeting(store, 0).set(VERDICT, AGREED)
+    with pytest.raises(RuntimeError):
+        find_meeting(store, none, none)
+    assert (open_meeting(store), find_meeting(store, none, none)) == (1, 1)
+    rank_of(meeting(store, 1), 1, {})
+    assert open_meeting(store) == 2
+    with pytest.raises(MovedError):
+        agreement.agree(meeting(store, 1), 1, 2, {})
+    assert find_meeting(store, none, none) == 2
+
+
+def test_a_failure_before_rank_0_came_is_that_of_its_meeting(store):
+    none = timedelta(milliseconds=1)
+    agreement.publish_failure(meeting(store, newest(store)), Problem("MS612", "rank 1 failed"), 2, serving=False)
+    assert (open_meeting(store), find_meeting(store, none, none)) == (0, 0)
 
 
 @pytest.fixture
