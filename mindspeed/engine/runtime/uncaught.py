@@ -8,12 +8,14 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from traceback import extract_tb
 from types import TracebackType
 from typing import Any, Final
 
 from mindspeed.engine.runtime import rendezvous
 from mindspeed.engine.runtime.agreement import name_ranks
+from mindspeed.engine.runtime.effects import REPORT_VARIABLE
 from mindspeed.engine.runtime.error_file import leave_problems
 from mindspeed.problems import Fix, MindSpeedError, Problem
 from mindspeed.process.providers import provider_of
@@ -54,10 +56,22 @@ def _author(error: BaseException) -> str:
     return author
 
 
+_folders: list[Path] = []
+"""The folder of the run of this process, which outlives its node."""
+
+
+def keep_tracebacks_in(folder: Path) -> None:
+    """Have tracebacks written to the folder of a run from here on."""
+    _folders[:] = [folder]
+
+
 def _keep(error: BaseException) -> str:
     """Write a traceback into a file of its own, and return the name; '' where nothing can be written."""
+    beside = os.environ.get(REPORT_VARIABLE)
+    folder = next(iter(_folders), Path(beside).parent if beside else None)
+    rank = f"rank{os.environ['RANK']}-" if "RANK" in os.environ else ""
     with suppress(OSError):
-        number, name = tempfile.mkstemp(prefix="mindspeed-", suffix=".traceback.txt")
+        number, name = tempfile.mkstemp(".traceback.txt", f"mindspeed-{rank}", folder)
         with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
             traceback.print_exception(error, file=file)
         return name
@@ -101,12 +115,16 @@ def show(kind: type[BaseException], error: BaseException, trace: TracebackType |
     else:
         (_before or sys.__excepthook__)(kind, error, trace)
     if isinstance(error, Exception):
-        if isinstance(error, RuntimeError) and (lost := rendezvous.lost_ranks(_CLOSING)):
-            print(_lost(lost), file=sys.stderr, flush=True)
+        if (lost := lost_peer(error)) is not None:
+            print(lost, file=sys.stderr, flush=True)
         rendezvous.report_failure(error)
 
 
-def _lost(ranks: list[int]) -> Problem:
+def lost_peer(error: BaseException) -> Problem | None:
+    """Return MS604 where other ranks had ended when a collective raised an error, else None."""
+    ranks = rendezvous.lost_ranks(_CLOSING) if isinstance(error, RuntimeError) and not isinstance(error, MindSpeedError) else []
+    if not ranks:
+        return None
     fix = Fix.advise(f"check the log of {name_ranks(ranks)}; after a SIGKILL, see the kernel log of the node")
     return Problem("MS604", f"{name_ranks(ranks)} ended without an error message before this rank failed", fix=fix)
 

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from mindspeed import registry
 from mindspeed.engine.planning.checkpoint_state import CheckpointManifest, read_record, record_of, unreadable_format
 from mindspeed.engine.runtime import session
+from mindspeed.engine.runtime.uncaught import lost_peer
 from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.megatron.hook_wrappers import group_sizes
 from mindspeed.megatron.model_class import point_at_gpt, point_at_hybrid
@@ -83,6 +84,8 @@ def save(job: Job, state: TrainerState, data: str) -> None:
         dist.broadcast_object_list(reason, src=0)  # every rank has the exception
         raise _not_saved(job, state.step, reason[0]) from error
     except (OSError, RuntimeError) as error:
+        if (lost := lost_peer(error)) is not None:
+            raise RunError([lost]) from error
         raise _not_saved(job, state.step, str(error)) from error
 
 

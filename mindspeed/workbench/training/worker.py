@@ -10,10 +10,12 @@ import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from mindspeed import registry
 from mindspeed.engine.runtime.launch import INTERRUPTED, end_process, end_with_launcher, leave_problems
+from mindspeed.engine.runtime.uncaught import keep_tracebacks_in, lost_peer
 from mindspeed.problems import RunError
 from mindspeed.workbench.training.job import Job, read_job
 from mindspeed.workbench.training.run_folder import disk_problem
@@ -38,6 +40,7 @@ def main() -> None:
 def work(job: Job, environ: Mapping[str, str]) -> dict[str, Any]:
     """Train as the rank in ``environ`` (RANK, WORLD_SIZE, LOCAL_RANK and the rendezvous). Returns the result."""
     warnings.filterwarnings("ignore", module=r"megatron\.|torch\.")
+    keep_tracebacks_in(Path(job.run))
     registry.activate(job.plan)
 
     import torch.distributed as dist
@@ -51,7 +54,7 @@ def work(job: Job, environ: Mapping[str, str]) -> dict[str, Any]:
     try:
         result = train(job)
     except Exception as error:
-        if (problem := disk_problem(error, job.run)) is not None:
+        if (problem := lost_peer(error) or disk_problem(error, job.run)) is not None:
             raise RunError([problem]) from error
         raise
     dist.destroy_process_group()
