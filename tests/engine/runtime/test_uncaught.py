@@ -74,3 +74,31 @@ def test_a_hook_of_others_that_was_installed_since_stays(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", others := lambda *_: None)
     uncaught.uninstall()
     assert sys.excepthook is others
+
+
+def test_a_traceback_lies_in_the_folder_of_the_run(monkeypatch, tmp_path):
+    """A node's own folder for temporary files goes with the node."""
+    (run := tmp_path / "run").mkdir()
+    monkeypatch.setattr(uncaught, "_folders", [])
+    monkeypatch.setenv("RANK", "3")
+    uncaught.keep_tracebacks_in(run)
+    problem = uncaught.unforeseen(OSError("the disk is gone"))
+    (file,) = run.glob("mindspeed-rank3-*.traceback.txt")
+    assert problem.fix_text == f"report it with the traceback in {file}"
+
+
+def test_without_a_known_run_it_lies_beside_the_report(monkeypatch, tmp_path):
+    monkeypatch.setattr(uncaught, "_folders", [])
+    monkeypatch.setenv("MINDSPEED_REPORT", str(tmp_path / "run.json"))
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    uncaught.unforeseen(OSError("the disk is gone"))
+    assert list(tmp_path.glob("mindspeed-*.traceback.txt"))
+
+
+def test_an_error_of_a_collective_after_a_rank_has_ended_names_the_rank(monkeypatch):
+    monkeypatch.setattr(rendezvous, "lost_ranks", lambda seconds: [1])
+    assert str(uncaught.lost_peer(RuntimeError("reset by peer"))) == (
+        "MS604 rank 1 ended without an error message before this rank failed\n"
+        "  fix: check the log of rank 1; after a SIGKILL, see the kernel log of the node"
+    )
+    assert uncaught.lost_peer(ValueError("mine")) is None
