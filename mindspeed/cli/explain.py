@@ -36,6 +36,7 @@ def _show_symptoms(text: str) -> None:
     for symptom in symptoms:
         lines.append(textwrap.fill(symptom.cause, width=100))
         lines.append(textwrap.fill(symptom.fix, width=100, initial_indent="  fix: ", subsequent_indent="       "))
+        lines.append(f"  source: {symptom.source}")
     print_result({"symptoms": symptoms}, lines)
 
 

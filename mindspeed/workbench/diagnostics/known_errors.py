@@ -11,11 +11,16 @@ from mindspeed.files.tables import table_beside
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """A text that others print (a regular expression), its usual cause, and what to do."""
+    """A text that others print (a regular expression), its usual cause, and what to do.
+
+    ``example`` is such a text, and ``source`` the page of a public report, or of the code that prints it.
+    """
 
     pattern: str
     cause: str
     fix: str
+    example: str
+    source: str
 
 
 SYMPTOMS: Final = tuple(Symptom(**row) for row in table_beside(__file__))
