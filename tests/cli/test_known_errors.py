@@ -6,6 +6,7 @@ import pytest
 
 from mindspeed.workbench.diagnostics.known_errors import SYMPTOMS, symptoms_in
 
+
 @pytest.mark.guards(37)
 @pytest.mark.parametrize("symptom", SYMPTOMS, ids=range(len(SYMPTOMS)))
 def test_a_text_as_it_was_printed_is_told_from_the_others(symptom):
@@ -37,7 +38,7 @@ def test_another_text_stays_unknown(text):
 @pytest.mark.parametrize(
     ("text", "in_cause"),
     [
-        ("RuntimeError: Gloo connectFullMesh failed with [pair.cc:152] timed out connecting", "has started"),
+        ("RuntimeError: Gloo connectFullMesh failed with [pair.cc:152] timed out connecting", "has started these ranks again"),
         ("exitcode  : -11 (pid: 6421)\n  traceback : Signal 11 (SIGSEGV) received by PID 6421", "crashed in compiled code"),
         ("  exitcode  : -9 (pid: 3309)\n  error_file: <N/A>", "killed from outside"),
     ],
