@@ -41,6 +41,7 @@ def kill(kind: str, node: Node, other: Node, run: Path, chance: random.Random) -
 
 
 @pytest.mark.long
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("seed", range(5))
 def test_ten_kills_at_random_places_do_not_keep_a_run_from_its_end(tmp_path, text, seed):
     undisturbed, run, chance = tmp_path / "undisturbed", tmp_path / "run", random.Random(seed)
@@ -62,7 +63,7 @@ def test_ten_kills_at_random_places_do_not_keep_a_run_from_its_end(tmp_path, tex
                 if kinds and kinds[-1] == "rendezvous":  # while the ranks that are started now look for each other
                     due = 0
                     time.sleep(chance.uniform(2, 6))
-            time.sleep(0.2)
+            time.sleep(0.3)
     finally:
         printed = [node.end() for node in nodes]
     (tmp_path / "killed.txt").write_text("\n".join(killed))
