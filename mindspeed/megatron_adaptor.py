@@ -14,10 +14,11 @@ from dataclasses import replace
 from pkgutil import resolve_name
 
 from mindspeed import registry
+from mindspeed.engine.planning.fingerprint import numeric_variables
 from mindspeed.engine.planning.lock import LOCK_VARIABLE, read_lock, require_match
 from mindspeed.engine.runtime import rendezvous, session, uncaught
 from mindspeed.engine.runtime.session import ActivationReport
-from mindspeed.megatron_lm.given_arguments import argument_facts
+from mindspeed.megatron_lm.given_arguments import argument_facts, compared_arguments
 from mindspeed.megatron_lm.training_plan import plan_training, report_beside
 from mindspeed.problems import MindSpeedError
 
@@ -36,14 +37,14 @@ def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
         request, plan = plan_training(argv[1:], os.environ, environment)
         if file := os.environ.get(LOCK_VARIABLE):
             arguments = argument_facts(argv[1:], environment.megatron)
-            require_match(read_lock(file), registry.content_of(plan, {}) | arguments, file)
+            require_match(read_lock(file), registry.content_of(plan, numeric_variables(os.environ)) | arguments, file)
     except MindSpeedError as error:
         rendezvous.report_failure(error)
         raise
     argv[1:] = request.rest
     if plan.names:
         report_beside(request, os.environ)
-    report = registry.activate(plan)
+    report = registry.activate(plan, compared_arguments(argv[1:], environment.megatron))
     if os.environ.get("RANK", "0") == "0":
         print(report.summary(), *(f"mindspeed: {row.text}" for row in request.notes), sep="\n", file=sys.stderr)
     return report

@@ -216,6 +216,10 @@ def content_of(plan: ActivationPlan, environ: Mapping[str, str] = os.environ) ->
     return fingerprint.content_of(plan, catalog_for(plan.names), kinds, environ)
 
 
+def _with_facts(plan: ActivationPlan, facts: Mapping[str, str]) -> dict[str, str]:
+    return content_of(plan) | dict(facts)
+
+
 def feature_classes(plan: ActivationPlan) -> dict[str, type[Feature[Any]]]:
     """The class of every feature of a plan that is installed here, by name."""
     known = catalog_for(plan.names)
@@ -293,8 +297,10 @@ def plan(
 
 
 @watched()
-def activate(plan: ActivationPlan) -> ActivationReport:
+def activate(plan: ActivationPlan, facts: Mapping[str, str] | None = None) -> ActivationReport:
     """Patch this process with the plan. Idempotent for an equal plan, refuses a different one (MS405).
+
+    ``facts`` are further facts of this process that must be equal on all ranks: ``{"option lr": "0.001"}``.
 
     In a job of several ranks nothing stays patched unless all of them activate equal plans: at once where the launcher
     keeps a store, as torchrun does, else in ``init_process_group`` (MS610 to MS612).
@@ -314,7 +320,7 @@ def activate(plan: ActivationPlan) -> ActivationReport:
             wrong := variable_problems(_variables_of(plan, {f.spec.name: type(f) for f in manager.features}), os.environ)
         ):
             raise MindSpeedError(wrong)
-        content = partial(content_of, plan)
+        content = partial(_with_facts, plan, dict(facts or {}))
         report = session.start(plan, manager, Surroundings(content, activate_child, public_functions))
         if not was_active:
             rendezvous.begin(content)
@@ -351,10 +357,10 @@ def step() -> Iterator[None]:
     session.enter(None)
 
 
-def activate_from_environment() -> ActivationReport | None:
-    """Activate the plan in the file that ``MINDSPEED_PLAN`` names; None when it is not set."""
+def activate_from_environment(facts: Mapping[str, str] | None = None) -> ActivationReport | None:
+    """Activate the plan in the file that ``MINDSPEED_PLAN`` names; None when it is not set. ``facts`` as in `activate`."""
     path = os.environ.get(PLAN_VARIABLE)
-    return activate(read_plan(path)) if path else None
+    return activate(read_plan(path), facts) if path else None
 
 
 def activate_child(plan: str, path: Sequence[str]) -> None:

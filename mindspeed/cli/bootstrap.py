@@ -41,7 +41,7 @@ def run_program(words: Sequence[str]) -> NoReturn:
     from mindspeed.registry import activate_from_environment
 
     set_import_path(words)
-    report = activate_from_environment()
+    report = activate_from_environment(_facts(words))
     first = os.environ.get("RANK", "0") == "0"
     if first and report is not None and report.features:
         print(report.summary(), file=sys.stderr)
@@ -49,6 +49,18 @@ def run_program(words: Sequence[str]) -> NoReturn:
     if first:
         report_unused_arguments()
     sys.exit(0)
+
+
+def _facts(words: Sequence[str]) -> dict[str, str]:
+    """Return what all ranks must have equal of the arguments of a Megatron-LM script; nothing for another program."""
+    from mindspeed.engine.inspection.megatron_copies import megatron_version
+    from mindspeed.megatron_lm.given_arguments import compared_arguments
+    from mindspeed.megatron_lm.training_plan import is_training_script
+
+    script, *arguments = words
+    if script == MODULE or not is_training_script(script):
+        return {}
+    return compared_arguments(arguments, megatron_version())
 
 
 def set_import_path(words: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -52,11 +53,13 @@ lock_option = click.option(
 
 
 def hold_to_lock(file: str, plan: ActivationPlan, arguments: Mapping[str, str] | None = None) -> None:
-    """Raise MindSpeedError with MS618 unless a plan, and the arguments of a script as facts, are those of the lock file."""
+    """Raise MindSpeedError with MS618 unless a plan, and what else decides the numbers of a run, are those of the lock file."""
     from mindspeed import registry
+    from mindspeed.engine.planning.fingerprint import numeric_variables
     from mindspeed.engine.planning.lock import read_lock, require_match
 
-    require_match(read_lock(file), registry.content_of(plan, {}) | dict(arguments or {}), file)
+    here = registry.content_of(plan, numeric_variables(os.environ)) | dict(arguments or {})
+    require_match(read_lock(file), here, file)
 
 
 def end_rank(error: MindSpeedError, environ: Mapping[str, str]) -> NoReturn:

@@ -42,14 +42,16 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
     import yaml
 
     from mindspeed import registry
-    from mindspeed.engine.planning.fingerprint import kind_of
+    from mindspeed.engine.planning.fingerprint import kind_of, numeric_variables
     from mindspeed.engine.planning.lock import Lock, facts_of, facts_to_lock
+    from mindspeed.files.data_digest import data_facts
     from mindspeed.job.world import PARALLEL_SIZES
     from mindspeed.megatron_lm.given_arguments import argument_facts
     from mindspeed.ops.availability import can_run
     from mindspeed.problems import MindSpeedError, Problem
     from mindspeed.workbench.lint.launched_command import command_of_file, command_of_words
     from mindspeed.workbench.lint.locked_command import COMMAND, importable, locked_command
+    from mindspeed.workbench.training.config import JOB_FILE, OPERATION, train_config, training_facts
     from mindspeed.workbench.training.request_text import job_file
 
     behind: list[str] | None = click.get_current_context().meta.get(WORDS)
@@ -67,7 +69,7 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
             raise MindSpeedError(
                 [Problem("MS502", text, fix=Fix.advise("--megatron 0.16.1, or the version that the job uses"))]
             )
-        here = registry.content_of(plan, {})
+        here = registry.content_of(plan, numeric_variables(os.environ))
     if not has_megatron:
         here = {key: value for key, value in here.items() if kind_of(key) != "target"}
     job = yaml.safe_load(job_file(request.layers, {"job file": request.train})) or {}
@@ -82,6 +84,9 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
     if command is not None:
         job[COMMAND] = locked_command(command, plan)
         content |= argument_facts(job[COMMAND]["arguments"], plan.environment["megatron"])
+    else:
+        config, _ = train_config({JOB_FILE: request.train})
+        content |= training_facts(config, OPERATION) | (data_facts([config.data]) if config.data else {})
     made = Lock(job, plan, content)
     made.write(output)
     files = len(facts_of(made.content, "source") | facts_of(made.content, "target"))

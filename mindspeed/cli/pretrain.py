@@ -105,7 +105,7 @@ def pretrain(
     try:
         job = make_job(request.layers, {JOB_FILE: request.train, COMMAND_LINE: train}, environment, resume, step)
         if lock is not None:
-            hold_to_lock(lock, job.plan if is_of_trainer(lock) else _asked_plan(job.request, environment))
+            hold_to_lock(lock, job.plan if is_of_trainer(lock) else _asked_plan(job.request, environment), job.locked_facts())
         if dry_run:
             _show_dry_run(job)
             end(OK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,6 +15,7 @@ from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.engine.planning.fingerprint import text_of
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
+from mindspeed.files.data_digest import data_facts
 from mindspeed.megatron_lm.argument_words import ArgumentWords, Count
 from mindspeed.plugins.feature import MegatronFlag
 from mindspeed.problems import GivenValue
@@ -125,6 +127,24 @@ def argument_facts(arguments: Sequence[str], version: str | None) -> dict[str, s
     given, others = arguments_and_others(arguments, surface_or_nearest(version))
     facts = {f"option {dest}": text_of(argument.value) for dest, argument in given.items()}
     return facts | ({"option others": join(others)} if others else {})
+
+
+_DATA: Final = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+_OF_PROCESS: Final = frozenset({"rank", "local_rank", "world_size"})
+
+
+def compared_arguments(arguments: Sequence[str], version: str | None) -> dict[str, str]:
+    """The arguments of a command line that all ranks must have equal, as facts: without paths, but with the data's content."""
+    given, others = arguments_and_others(arguments, surface_or_nearest(version))
+    values = {dest: text_of(argument.value) for dest, argument in given.items() if dest not in _OF_PROCESS}
+    values |= {"others": join(others)} if others else {}
+    words = [str(word) for dest in _DATA if dest in given for word in flattened(given[dest].value)]
+    return {f"option {dest}": text for dest, text in values.items() if os.sep not in text} | data_facts(words)
+
+
+def flattened(value: Any) -> list[Any]:
+    """Return the words of an argument's value: itself, or the words of a list."""
+    return [word for part in value for word in flattened(part)] if isinstance(value, list | tuple) else [value]
 
 
 @lru_cache(maxsize=8)

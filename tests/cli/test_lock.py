@@ -152,6 +152,40 @@ def test_the_locked_job_of_the_trainer_starts_whatever_the_trainer_adds(mindspee
     assert (done.exit_code, done.stderr) == (7, "")
 
 
+TRAINER = "features: [rms-norm]\nworld: {normalization: RMSNorm}\nplatform: cpu\n"
+
+
+@pytest.mark.parametrize("train", ["", "train: {train_iters: 20}\n"])
+def test_a_training_option_that_the_locked_job_does_not_have_is_refused(mindspeed, tmp_path, monkeypatch, train):
+    path, file = tmp_path / "job.lock", tmp_path / "job.yaml"
+    file.write_text(TRAINER + train)
+    assert mindspeed("lock", "-o", path, "-f", file).exit_code == 0
+    monkeypatch.setattr("mindspeed.engine.runtime.launch.launch", lambda *words: 7)
+    start = ("pretrain", "--lock", path, "-f", file, "--run", tmp_path / "run")
+    assert mindspeed(*start, "--log-interval", "3").exit_code == 7
+    file.write_text(TRAINER + (train.replace("}", ", lr: 0.5}") or "train: {lr: 0.5}\n"))
+    done = mindspeed(*start)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("MS618 this job differs from the locked one: it has train.lr=0.5, the lock has 0.003")
+
+
+def test_a_variable_that_changes_numbers_is_locked(mindspeed, tmp_path, monkeypatch):
+    path, file = tmp_path / "job.lock", tmp_path / "job.yaml"
+    file.write_text(TRAINER)
+    for name in ("NCCL_ALGO", "NVIDIA_TF32_OVERRIDE"):
+        monkeypatch.delenv(name, raising=False)
+    assert mindspeed("lock", "-o", path, "-f", file).exit_code == 0
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    done = mindspeed("pretrain", "--lock", path, "-f", file, "--run", tmp_path / "run")
+    assert done.stderr.startswith(
+        "MS618 this job differs from the locked one: it has NVIDIA_TF32_OVERRIDE=1, the lock has no NVIDIA_TF32_OVERRIDE"
+    )
+    report = mindspeed("preflight", "--lock", path, "--free-disk", "0", "--free-shm", "0")
+    (line,) = [line for line in report.stdout.splitlines() if "NVIDIA_TF32_OVERRIDE" in line]
+    assert line.startswith("FAIL  variable-NVIDIA_TF32_OVERRIDE ")
+    assert line.endswith("fix: unset NVIDIA_TF32_OVERRIDE")
+
+
 SCRIPT = """
 MODEL="--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
 torchrun --nproc-per-node 2 pretrain_gpt.py $MODEL --micro-batch-size 1 --lr 1e-4 --tensor-model-parallel-size 2 --own 3

@@ -290,3 +290,26 @@ def test_the_platforms_values_reach_whoever_parses_megatron_lms_arguments(tmp_pa
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(ROOT)])}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.splitlines() == ["False True gloo local", "False gloo"], done.stderr
+
+
+def test_arguments_that_ranks_compare_have_no_paths_but_the_content_of_the_data(tmp_path):
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"text{suffix}").write_bytes(b"content")
+    words = [
+        "--lr",
+        "0.001",
+        "--save",
+        "/checkpoints",
+        "--local-rank",
+        "3",
+        "--data-path",
+        "0.3",
+        str(tmp_path / "text"),
+        "--own",
+        "5",
+    ]
+    facts = compared_arguments(words, "0.16.1")
+    assert facts["option lr"] == "0.001"
+    assert facts["data 1"].startswith("7 bytes, ")
+    assert facts["option others"] == "--own 5"
+    assert facts.keys() == {"option lr", "data 1", "option others"}

@@ -35,8 +35,19 @@ def compared_variables() -> dict[str, str]:
     Left out on purpose is what may differ between nodes: network interfaces, addresses, devices, debug output, allocators,
     and OMP_NUM_THREADS, which follows the number of cores.
     """
-    table: dict[str, str] = table_beside(__file__)
-    return table
+    return {name: meaning for group in _groups_of_variables().values() for name, meaning in group.items()}
+
+
+@cache
+def _groups_of_variables() -> dict[str, dict[str, str]]:
+    groups: dict[str, dict[str, str]] = table_beside(__file__)
+    return groups
+
+
+def numeric_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables that are set here and change the numbers of a run."""
+    patterns = _groups_of_variables()["numerics"]
+    return {name: value for name, value in environ.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 OWN_VARIABLES: Final = (
@@ -49,7 +60,7 @@ _PACKAGES: Final = {"torch": "torch", "torch_npu": "torch-npu", "transformer_eng
 _OF_PLAN: Final = ("mindspeed", "megatron")
 """Packages whose version a plan is made for; the versions of the others, and Python's, are facts of a machine."""
 KINDS: Final = (
-    *("version", "operator", "feature", "setting", "level", "world", "model", "training", "argument", "option"),
+    *("version", "operator", "feature", "setting", "level", "world", "model", "training", "data", "argument", "option"),
     *("variable", "source", "target", "patch", "order", "plan"),
 )
 """Kinds of facts in the order in which their differences are told."""
@@ -132,9 +143,9 @@ def kind_of(key: str) -> str:
 
 
 def is_of_machine(key: str) -> bool:
-    """Return whether a fact belongs to a machine, not to the plan: a version of torch, the variant of an operator."""
+    """Return whether a fact belongs to a machine, not to the plan, such as a version of torch or the variant of an operator."""
     kind, _, name = key.partition(" ")
-    return kind == "operator" or (kind == "version" and name not in _OF_PLAN)
+    return kind in ("operator", "variable") or (kind == "version" and name not in _OF_PLAN)
 
 
 def describe(key: str, value: str | None) -> str:
@@ -149,6 +160,7 @@ def describe(key: str, value: str | None) -> str:
         "operator": f"the operator {name} as {value}",
         "feature": f"{name} of {value}",
         "argument": f"Megatron argument {name}={value}",
+        "training": f"train.{name}={value}",
         "patch": f"{name}: {value}",
         "level": f"optimization level {value}",
         "order": f"the features {value or 'none'}",

@@ -69,15 +69,16 @@ def differing(lock: Lock, here: Content) -> list[str]:
     """List the facts in which a process differs from a lock, the most telling first.
 
     Facts that the lock does not know may be anything: those of a machine where it was made on one that cannot run the job,
-    the content of Megatron's files where it was made without them, sizes, such as the number of processes, and the arguments
-    of a script where it was not made from a command.
+    the content of Megatron's files or of the data where it was made without them, sizes, such as the number of processes, and
+    the arguments of a script where it was not made from a command. A process that trains nothing itself, or does not read
+    the data, is not compared in these.
     """
-    free = {"world"} if facts_of(lock.content, "option") else {"world", "option"}
+    free = {"world"} | {kind for kind in ("option", "training", "data", "target") if not facts_of(lock.content, kind)}
     if not any(map(is_of_machine, lock.content)):
-        free |= {"version", "operator"}
-    if not facts_of(lock.content, "target"):
-        free.add("target")
-    return [key for key in diff(here, lock.content) if key in lock.content or kind_of(key) not in free]
+        free |= {"version", "operator", "variable"}
+    absent = {kind for kind in ("training", "data") if not facts_of(here, kind)}
+    keys = [key for key in diff(here, lock.content) if kind_of(key) not in absent]
+    return [key for key in keys if key in lock.content or kind_of(key) not in free]
 
 
 def require_match(lock: Lock, here: Content, where: str) -> None:
@@ -95,7 +96,8 @@ def require_match(lock: Lock, here: Content, where: str) -> None:
 
 def locked_value(lock: Lock, key: str, here: Content) -> str:
     """Describe the value of a fact in a lock, briefly where this process has the fact too."""
-    return describe(key, lock.content.get(key)) if key not in here else describe_value(key, lock.content.get(key))
+    locked = lock.content.get(key)
+    return describe(key, locked) if locked is None or key not in here else describe_value(key, locked)
 
 
 def facts_of(content: Mapping[str, str], kind: str) -> dict[str, str]:

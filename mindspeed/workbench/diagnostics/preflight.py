@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.inspection.megatron_copies import megatron_copies, mixed_roots, package_root
-from mindspeed.engine.planning.fingerprint import Content, describe, kind_of
+from mindspeed.engine.planning.fingerprint import Content, describe, kind_of, numeric_variables
 from mindspeed.engine.planning.lock import Lock, differing, locked_value
 from mindspeed.problems import MindSpeedError, Problem, advice
 from mindspeed.workbench.diagnostics.doctor import probe
@@ -28,7 +28,7 @@ LOCKED: Final = "MS618"
 
 SHOWN: Final = 12
 """Differences of one kind that are listed at most."""
-_GROUPS: Final = {"source": "patch-contents", "target": "megatron-contents", "version": "", "operator": ""}
+_GROUPS: Final = {"source": "patch-contents", "target": "megatron-contents", "version": "", "operator": "", "variable": ""}
 _OPERATORS_FIX: Final = "mindspeed ops build, or install the missing packages; see mindspeed ops list"
 _SAME_PACKAGES: Final = "install the packages that the lock file was made with, or lock the job again"
 
@@ -72,6 +72,7 @@ def checks(lock: Lock, run: str, free_disk: float, free_shm: float) -> Iterator[
     yield from _megatron()
     yield from _versions(lock, here, keys)
     yield from _contents_and_plan(lock, here, keys, refusals)
+    yield from (_difference(lock, key, here) for key in keys if kind_of(key) == "variable")
     yield from _operators(lock, here, keys)
     yield _data_helpers()
     yield _sample_numbers(lock)
@@ -96,14 +97,15 @@ def _facts_here(lock: Lock) -> tuple[Content, list[PreflightCheck]]:
     from mindspeed.workbench.lint.locked_command import COMMAND, importable, plan_of_locked
 
     plan, refusals = lock.plan, list[PreflightCheck]()
-    arguments = {key: value for key, value in lock.content.items() if kind_of(key) == "option"}
+    of_job = {key: value for key, value in lock.content.items() if kind_of(key) in ("option", "training", "data")}
+    variables = numeric_variables(os.environ)
     with importable(lock.job[COMMAND]["program"]) if COMMAND in lock.job else nullcontext():
         try:
             plan = plan_of_locked(lock.job)
         except MindSpeedError as error:
             wanted = f"plan {lock.plan.digest}"
             refusals = [PreflightCheck("plan", False, f"{p.code} {p.message}", wanted, p.fix_text) for p in error.problems]
-        return registry.content_of(plan, {}) | arguments, refusals
+        return registry.content_of(plan, variables) | of_job, refusals
 
 
 def _versions(lock: Lock, here: Content, keys: Sequence[str]) -> Iterator[PreflightCheck]:
@@ -149,6 +151,8 @@ def _fix(key: str, locked: str | None) -> str:
         return _OPERATORS_FIX
     if kind == "version" and locked is not None:
         return f"use the image with {name} {locked}" if name in ("python", "megatron") else f"pip install {name}=={locked}"
+    if kind == "variable":
+        return f"unset {name}" if locked is None else f"export {name}={locked}"
     if kind == "feature" and locked is not None and not locked.startswith("mindspeed "):
         return f"pip install {locked.replace(' ', '==')}"
     return _SAME_PACKAGES

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mindspeed.engine.planning.fingerprint import text_of
 from mindspeed.engine.resolution.setting_validation import accepted_value, flag
 from mindspeed.problems import Fix, Problem, advice, near_names, suggestion
 
@@ -76,6 +77,20 @@ class TrainConfig(BaseModel):
         description="Number of most likely tokens from which the next one is drawn, for the text at the end of training. "
         "With 1 it is always the most likely (greedy)",
     )
+
+
+OPERATION: Final = frozenset(
+    {"run", "log_interval", "save_interval", "keep", "eval_interval", "eval_iters", "prompt", "sample_tokens", "top_k"}
+)
+"""Fields that change no number of the training."""
+_PATHS: Final = frozenset({"run", "data", "tokenizer"})
+"""Fields that may differ between nodes; the content of the data counts instead."""
+
+
+def training_facts(config: TrainConfig, without: frozenset[str] = frozenset()) -> dict[str, str]:
+    """Return the fields of a configuration as facts, but paths and the fields in ``without``."""
+    values = config.model_dump(exclude=set(_PATHS | without))
+    return {f"training {name}": text_of(value) for name, value in values.items()}
 
 
 def train_config(sources: Mapping[str, Mapping[str, Any]]) -> tuple[TrainConfig, list[Problem]]:

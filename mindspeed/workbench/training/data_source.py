@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import Final
 
+from mindspeed.files.data_digest import content_digest
 from mindspeed.megatron.indexed_data import Index, bin_path, read_index
 from mindspeed.problems import Problem, advice
 from mindspeed.workbench.training.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
-
-HASHED: Final = 64
-"""Blocks of a data file that identify it."""
-BLOCK: Final = 65_536
-"""Bytes of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +32,6 @@ class DataSource:
     def held_out_from(self, share: float) -> int:
         """The first sequence of the held-out part, rounded as Megatron's dataset builder does it."""
         return round((1 - share) * len(self.index.lengths))
-
-
-@lru_cache(maxsize=8)
-def content_digest(path: Path) -> str:
-    """Hash `HASHED` blocks of a file, evenly spread, and its size."""
-    with open(path, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        content = hashlib.blake2b(str(size).encode(), digest_size=8)
-        for number in range(HASHED):
-            file.seek(max(0, size - BLOCK) * number // (HASHED - 1))
-            content.update(file.read(BLOCK))
-    return content.hexdigest()
 
 
 def open_data(prefix: str, tokenizer: str | None) -> DataSource:

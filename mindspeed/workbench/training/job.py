@@ -17,13 +17,14 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.cache_folder import why_unwritable
+from mindspeed.files.data_digest import data_facts
 from mindspeed.files.text_files import replace_text
 from mindspeed.megatron.indexed_data import bin_path
 from mindspeed.problems import CollectedProblems, Fix, Problem, ResolutionError, RunError, advice
 from mindspeed.workbench.diagnostics import doctor
 from mindspeed.workbench.training import checkpoints, corpus, request_text, shape
 from mindspeed.workbench.training import resume as resuming
-from mindspeed.workbench.training.config import TrainConfig, train_config
+from mindspeed.workbench.training.config import OPERATION, TrainConfig, train_config, training_facts
 from mindspeed.workbench.training.data_source import DataSource, enough_data, open_data
 from mindspeed.workbench.training.planning import RunRequest, plan_run
 
@@ -59,6 +60,15 @@ class Job:
             return []
         classes, content = registry.feature_classes(self.plan), registry.content_of(self.plan)
         return checkpoint_state.changes(record, self.plan, classes, content, folder)
+
+    def facts(self) -> dict[str, str]:
+        """List what all ranks must have equal besides the plan: options, data, and the step that they continue from."""
+        step = {"training step": str(checkpoints.step_of(Path(self.checkpoint)))} if self.checkpoint else {}
+        return training_facts(self.config) | data_facts([self.data]) | step
+
+    def locked_facts(self) -> dict[str, str]:
+        """List what decides the numbers of the run besides the plan."""
+        return training_facts(self.config, OPERATION) | (data_facts([self.data]) if self.config.data else {})
 
     @property
     def optimizer(self) -> str:

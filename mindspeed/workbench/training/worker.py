@@ -41,7 +41,7 @@ def work(job: Job, environ: Mapping[str, str]) -> dict[str, Any]:
     """Train as the rank in ``environ`` (RANK, WORLD_SIZE, LOCAL_RANK and the rendezvous). Returns the result."""
     warnings.filterwarnings("ignore", module=r"megatron\.|torch\.")
     keep_tracebacks_in(Path(job.run))
-    registry.activate(job.plan)
+    registry.activate(job.plan, job.facts())
 
     import torch.distributed as dist
 

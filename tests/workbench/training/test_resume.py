@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from mindspeed.engine.resolution.request import Layer
+from mindspeed.files.data_digest import content_digest
 from mindspeed.problems import ResolutionError
 from mindspeed.workbench.training.checkpoints import checkpoint_path
-from mindspeed.workbench.training.data_source import content_digest, open_data
+from mindspeed.workbench.training.data_source import open_data
 from mindspeed.workbench.training.job import Job, write_job
 from mindspeed.workbench.training.resume import comparable, of_new_class
 from tests.workbench.training.conftest import MakeRun, job_of
@@ -267,3 +268,12 @@ def test_a_transformer_and_a_hybrid_of_its_layers_are_one_model() -> None:
     other = {"num_layers": 3, "layers": "*--"}
     assert comparable(transformer, other) == (transformer, other, there)
     assert comparable(hybrid, hybrid) == (hybrid, hybrid, "")
+
+
+def test_facts_that_ranks_compare_are_options_data_and_step_but_no_path(make_run: MakeRun, text: str) -> None:
+    job = resumed(make_run(Layer("job file")), lr=0.02)
+    facts = job.facts()
+    assert (facts["training lr"], facts["training step"], facts["training save_interval"]) == ("0.02", "20", "null")
+    assert facts["data 0"].startswith(f"{Path(text + '.bin').stat().st_size} bytes, ")
+    assert not [value for value in facts.values() if os.sep in value]
+    assert {"training save_interval", "training step"}.isdisjoint(job.locked_facts())
