@@ -21,6 +21,7 @@ from mindspeed.megatron.training_hook_wrappers import (
     validate_args,
     validate_args_for_platform,
 )
+from mindspeed.megatron_lm.given_arguments import compared_arguments
 from mindspeed.plugins import ArgOverride, MindSpeedError, World
 from mindspeed.registry import catalog
 from tests.megatron_lm import stub
@@ -295,19 +296,8 @@ def test_the_platforms_values_reach_whoever_parses_megatron_lms_arguments(tmp_pa
 def test_arguments_that_ranks_compare_have_no_paths_but_the_content_of_the_data(tmp_path):
     for suffix in (".bin", ".idx"):
         (tmp_path / f"text{suffix}").write_bytes(b"content")
-    words = [
-        "--lr",
-        "0.001",
-        "--save",
-        "/checkpoints",
-        "--local-rank",
-        "3",
-        "--data-path",
-        "0.3",
-        str(tmp_path / "text"),
-        "--own",
-        "5",
-    ]
+    words = ["--lr", "0.001", "--save", "/checkpoints", "--local-rank", "3", "--own", "5"]
+    words += ["--data-path", "0.3", str(tmp_path / "text")]
     facts = compared_arguments(words, "0.16.1")
     assert facts["option lr"] == "0.001"
     assert facts["data 1"].startswith("7 bytes, ")
