@@ -48,6 +48,8 @@ _NEEDS: Final = (
     _Need("moe_enable_deepep", (True,), "deep_ep", "DeepEP"),
     _Need("moe_flex_dispatcher_backend", ("deepep", "hybridep"), "deep_ep", "DeepEP"),
     _Need("optimizer", ("muon", "dist_muon", "adaptive_muon", "soap"), "emerging_optimizers", "Emerging Optimizers"),
+    _Need("enable_ft_package", (True,), "nvidia_resiliency_ext", "nvidia-resiliency-ext"),
+    _Need("inprocess_restart", (True,), "nvidia_resiliency_ext", "nvidia-resiliency-ext"),
     _Need("experimental_attention_variant", ("gated_delta_net",), "fla", "flash-linear-attention"),
     _Need("linear_attention_type", ("gated_delta_net",), "fla", "flash-linear-attention"),
 )

@@ -144,6 +144,14 @@ def test_every_trap_is_tested_both_ways_and_has_a_source():
         assert all(dest in known.by_dest for names in trap.when for dest in names.split(" * "))
 
 
+@pytest.mark.parametrize(
+    ("launcher", "found"), [("torchrun", ["fault-tolerance-without-its-launcher"]), ("ft_launcher", []), ("", [])]
+)
+def test_a_trap_of_a_launcher_is_one_under_it_alone(launcher, found):
+    traps = traps_of({"enable_ft_package": True}, surface("0.16.1"), {}, "cuda", launcher)
+    assert [trap.name for trap in traps if trap.launchers] == found
+
+
 def test_a_plan_warns_of_the_traps_of_its_script():
     script = (
         "export CUDA_DEVICE_MAX_CONNECTIONS=1\ntorchrun --nproc-per-node 2 pretrain_gpt.py --num-layers 2 --hidden-size 64 "

@@ -246,10 +246,10 @@ def _traps_in(job: CheckedJob, plan: ActivationPlan | MindSpeedError) -> list[Tr
     known = surface_or_nearest(job.environment.megatron)
     given = {dest: one.value for dest, one in given_arguments([word.text for word in job.command.arguments], known).items()}
     environ, platform = _environ(job.command), job.environment.platform
-    found = list(traps_of(given, known, environ, platform))
+    found = list(traps_of(given, known, environ, platform, job.command.launcher))
     if isinstance(plan, MindSpeedError) or not found:
         return found
     overrides = {target_of(one.override.argument, given): one.override.value for one in plan.overrides}
     changed = given | {target.dest: target.as_argument(value) for target, value in overrides.items()}
-    left = list(traps_of(changed, known, environ, platform))
+    left = list(traps_of(changed, known, environ, platform, job.command.launcher))
     return [trap for trap in found if trap in left]

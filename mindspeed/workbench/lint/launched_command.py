@@ -28,7 +28,8 @@ class LaunchedCommand:
     """Describe a training command: its program, its arguments with their lines, and the number of processes of its launcher.
 
     ``source`` is the file that it stands in, or ``command line``, and ``line`` that of its program; ``others`` are the lines of
-    other commands of the file. ``world_size`` is None where the launch does not say it.
+    other commands of the file. ``world_size`` is None where the launch does not say it. ``launcher`` is the name of the program
+    that starts the processes, if there is one.
     """
 
     program: str
@@ -39,6 +40,7 @@ class LaunchedCommand:
     others: tuple[int, ...] = ()
     environ: tuple[tuple[str, str], ...] = ()
     line: int = 0
+    launcher: str = ""
 
     def line_of(self, flag: str) -> int | None:
         """The line of the last occurrence of an option; None when it is missing, or there are no lines."""
@@ -118,7 +120,8 @@ def _trainings(commands: Sequence[ShellCommand], source: str, strict: bool = Tru
         if strict and options.isdisjoint(_TRAINS):
             continue
         size, (name, line) = _world_size([word.text for word in words[:program]]), (words[program].text, words[program].line)
-        yield LaunchedCommand(name, arguments, size, source, command.unset, (), command.environ, line)
+        launcher = words[0].text.rpartition("/")[2] if program else ""
+        yield LaunchedCommand(name, arguments, size, source, command.unset, (), command.environ, line, launcher)
 
 
 _NO_LAUNCHERS: Final = frozenset({"echo", "cat", "cp", "mv", "sed", "grep", "rm", "chmod", "ls", "vim", "source", "."})

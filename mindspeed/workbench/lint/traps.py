@@ -34,9 +34,12 @@ class Trap:
     environ: Mapping[str, list[str]] = field(default_factory=dict)
     indivisible: Mapping[str, str] = field(default_factory=dict)
     platforms: Sequence[str] = PLATFORMS
+    launchers: Sequence[str] = ()
 
-    def catches(self, values: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
-        """Return whether arguments and environment variables are those of the trap."""
+    def catches(self, values: Mapping[str, Any], environ: Mapping[str, str], launcher: str) -> bool:
+        """Return whether arguments, environment variables and the program that starts the ranks are those of the trap."""
+        if self.launchers and launcher not in self.launchers:
+            return False
         set_so = all(environ.get(name) in wanted for name, wanted in self.environ.items())
         odd = all(_is_odd(values.get(number), values.get(divisor)) for number, divisor in self.indivisible.items())
         return set_so and odd and all(_holds(_value(name, values), wanted) for name, wanted in self.when.items())
@@ -63,11 +66,13 @@ def known_traps() -> tuple[Trap, ...]:
     return tuple(sorted((Trap(**row) for row in table_beside(__file__)), key=lambda trap: CONSEQUENCES.index(trap.consequence)))
 
 
-def traps_of(given: Mapping[str, Any], known: Surface, environ: Mapping[str, str], platform: str) -> Iterator[Trap]:
-    """Yield the traps that arguments, by dest, fall into on a platform."""
+def traps_of(
+    given: Mapping[str, Any], known: Surface, environ: Mapping[str, str], platform: str, launcher: str = ""
+) -> Iterator[Trap]:
+    """Yield the traps that arguments, by dest, fall into on a platform under a launcher."""
     values = {dest: arguments[0].default for dest, arguments in known.by_dest.items()} | dict(given)
     for trap in known_traps():
-        if version_in(known.version, trap.megatron) and platform in trap.platforms and trap.catches(values, environ):
+        if version_in(known.version, trap.megatron) and platform in trap.platforms and trap.catches(values, environ, launcher):
             yield trap
 
 

@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass
 
 from mindspeed.files.data_digest import content_digest
-from mindspeed.megatron.indexed_data import Index, bin_path, read_index
-from mindspeed.problems import Problem, advice
+from mindspeed.megatron.indexed_data import Index, bin_path, idx_path, read_index
+from mindspeed.problems import Problem, RunError, advice
 from mindspeed.workbench.training.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
 
 
@@ -36,6 +36,10 @@ class DataSource:
 
 def open_data(prefix: str, tokenizer: str | None) -> DataSource:
     """Indexed data and its tokenizer. Raises RunError with MS601."""
+    if len(words := prefix.split()) > 1 and not idx_path(prefix).is_file():
+        text = f"the data {prefix!r} names {len(words)} words, but mindspeed pretrain reads one indexed data set"
+        fix = "give one prefix; mindspeed run with Megatron-LM's script mixes several by weight (--data-path)"
+        raise RunError([Problem("MS601", text, fix=advice(fix))])
     index = read_index(prefix)
     return DataSource(index, load_tokenizer(tokenizer) if tokenizer else tokenizer_of(prefix))
 

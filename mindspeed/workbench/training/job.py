@@ -179,6 +179,10 @@ def _replaced_data(job: Job, manifest: checkpoints.Manifest, resume: str) -> lis
 
 def _folder_problems(run: str, resume: str | None) -> list[Problem]:
     """MS603 for a run folder that cannot be made or read, and MS602 for one that another run is in."""
+    if "://" in run:
+        text = f"the run folder {run} is not in a file system, and mindspeed pretrain does not write to object storage"
+        fix = "mount the storage on every node, and give --run its mounted folder"
+        return [Problem("MS603", text, where=run, fix=advice(fix))]
     try:
         reason = why_unwritable(Path(run))
         if not reason:

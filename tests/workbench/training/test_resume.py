@@ -11,7 +11,7 @@ import yaml
 
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.data_digest import content_digest
-from mindspeed.problems import ResolutionError
+from mindspeed.problems import ResolutionError, RunError
 from mindspeed.workbench.training.checkpoints import checkpoint_path
 from mindspeed.workbench.training.data_source import open_data
 from mindspeed.workbench.training.job import Job, write_job
@@ -277,3 +277,20 @@ def test_facts_that_ranks_compare_are_options_data_and_step_but_no_path(make_run
     assert facts["data 0"].startswith(f"{Path(text + '.bin').stat().st_size} bytes, ")
     assert not [value for value in facts.values() if os.sep in value]
     assert {"training save_interval", "training step"}.isdisjoint(job.locked_facts())
+
+
+def test_a_run_folder_in_object_storage_is_refused(text: str) -> None:
+    with pytest.raises(ResolutionError) as caught:
+        job_of(Layer("command line", world={"num_layers": 2}), {"data": text, "run": "s3://bucket/job"})
+    assert str(caught.value).startswith(
+        "MS603 the run folder s3://bucket/job is not in a file system, and mindspeed pretrain does not write to object storage"
+    )
+
+
+def test_several_data_sets_are_refused_with_the_way_to_mix_them() -> None:
+    with pytest.raises(RunError) as caught:
+        open_data("0.3 a 0.7 b", None)
+    assert str(caught.value) == (
+        "MS601 the data '0.3 a 0.7 b' names 4 words, but mindspeed pretrain reads one indexed data set\n"
+        "  fix: give one prefix; mindspeed run with Megatron-LM's script mixes several by weight (--data-path)"
+    )
