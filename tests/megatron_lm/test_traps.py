@@ -123,6 +123,10 @@ CASES += [
     *((name, "0.16.1", words, {}, caught) for name, wrong, right in PAIRS for words, caught in ((wrong, True), (right, False))),
     ("num-layers-with-a-hybrid-pattern", "0.19.0", "--hybrid-layer-pattern M*M- --num-layers 4", {}, True),
     ("num-layers-with-a-hybrid-pattern", "0.19.0", "--hybrid-layer-pattern M*M-", {}, False),
+    ("fault-tolerance-without-its-launcher", "0.16.1", "--enable-ft-package", {}, True),
+    ("fault-tolerance-without-its-launcher", "0.16.1", "", {}, False),
+    ("restart-in-process-under-one-agent", "0.16.1", "--inprocess-restart", {}, True),
+    ("restart-in-process-under-one-agent", "0.16.1", "", {}, False),
 ]
 
 
@@ -130,7 +134,7 @@ CASES += [
 def test_a_trap_catches_what_its_source_is_about(name, version, words, environ, caught):
     known = surface_or_nearest(version)
     given = {dest: argument.value for dest, argument in given_arguments(words.split(), known).items()}
-    names = [trap.name for trap in traps_of(given, known, environ, "cuda")]
+    names = [trap.name for trap in traps_of(given, known, environ, "cuda", "torchrun")]
     assert (name in names) is caught
 
 
@@ -140,7 +144,7 @@ def test_every_trap_is_tested_both_ways_and_has_a_source():
         assert {caught for name, *_, caught in CASES if name == trap.name} == {True, False}
         assert trap.source.startswith("https://github.com/")
         assert trap.consequence in CONSEQUENCES
-        known = surface_or_nearest("0.16.1" if trap.megatron.startswith((">=0.14", ">=0.16")) else "0.19.0")
+        known = surface_or_nearest("0.16.1" if trap.megatron.startswith((">=0.10", ">=0.13", ">=0.14", ">=0.16")) else "0.19.0")
         assert all(dest in known.by_dest for names in trap.when for dest in names.split(" * "))
 
 
@@ -148,7 +152,7 @@ def test_every_trap_is_tested_both_ways_and_has_a_source():
     ("launcher", "found"), [("torchrun", ["fault-tolerance-without-its-launcher"]), ("ft_launcher", []), ("", [])]
 )
 def test_a_trap_of_a_launcher_is_one_under_it_alone(launcher, found):
-    traps = traps_of({"enable_ft_package": True}, surface("0.16.1"), {}, "cuda", launcher)
+    traps = traps_of({"enable_ft_package": True}, surface_or_nearest("0.16.1"), {}, "cuda", launcher)
     assert [trap.name for trap in traps if trap.launchers] == found
 
 
