@@ -13,7 +13,7 @@ import pytest
 
 from mindspeed.workbench.training.checkpoints import newest_complete
 from tests.workbench.training.conftest import TINY, Run, losses
-from tests.workbench.training.torchrun_nodes import Node, free_port
+from tests.workbench.training.torchrun_nodes import Node, agent, free_port
 
 MINDSPEED = str(Path(sys.executable).with_name("mindspeed"))
 STEPS = 66
@@ -48,8 +48,8 @@ def test_ten_kills_at_random_places_do_not_keep_a_run_from_its_end(tmp_path, tex
     Run("--nproc", 2, *job(text, STEPS), "--run", undisturbed).done()
     kinds = ["worker", "agent", "node", "save", "rendezvous"] * 2
     chance.shuffle(kinds)
-    port, command = free_port(), [MINDSPEED, "pretrain", *job(text, STEPS), "--auto-resume", str(run)]
-    nodes = [Node(number, port, tmp_path / f"node{number}.log", command) for number in range(2)]
+    command = agent(free_port(), [MINDSPEED, "pretrain", *job(text, STEPS), "--auto-resume", str(run)])
+    nodes = [Node(tmp_path / f"node{number}.log", command) for number in range(2)]
     newest, due, killed, end = 0, 4, list[str](), time.monotonic() + 2400
     try:
         while sum(node.look() for node in nodes) < len(nodes):

@@ -21,16 +21,22 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+def agent(port: int, command: list[str], nodes: str = "2") -> list[str]:
+    """Return the command of torchrun for one of several nodes with a rank each."""
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job", "--max-restarts=20"]
+    rendezvous += ["--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3", "--monitor-interval=0.5"]
+    return [str(TORCHRUN), f"--nnodes={nodes}", "--nproc-per-node=1", *rendezvous, *command]
+
+
 class Node:
     """A node: its agent, and the scheduler that starts the agent again."""
 
-    def __init__(self, number: int, port: int, log: Path, command: list[str], nodes: str = "2", **variables: str) -> None:
-        rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job", "--max-restarts=20"]
-        rendezvous += ["--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3", "--monitor-interval=0.5"]
-        self.command = [str(TORCHRUN), f"--nnodes={nodes}", "--nproc-per-node=1", *rendezvous, *command]
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("MINDSPEED_", "SLURM_", "RANK"))}
-        self.environ = kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | variables
-        self.number, self.log, self.starts = number, log, 0
+    def __init__(self, log: Path, command: list[str], **variables: str) -> None:
+        left_out = ("MINDSPEED_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_", "PET_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+        path = f"{TORCHRUN.parent}{os.pathsep}{os.environ['PATH']}"
+        self.environ = kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": path} | variables
+        self.command, self.log, self.starts = command, log, 0
         self._file: IO[str] = log.open("w")
         self.start()
 
@@ -51,6 +57,12 @@ class Node:
             for process in family:
                 with suppress(psutil.Error):
                     process.kill()
+
+    def restart(self) -> None:
+        """Lose the node, and start its agent again."""
+        self.lose()
+        self.agent.wait()
+        self.start()
 
     def look(self) -> bool:
         """Start the agent again if it has failed; return whether it has ended well."""
