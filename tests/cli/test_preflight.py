@@ -67,7 +67,7 @@ def test_the_node_on_which_the_job_was_locked_passes(node):
     assert list(rows) == [
         *("megatron-copies", "version-mindspeed", "version-python", "version-megatron", "version-torch"),
         *("patch-contents", "megatron-contents", "plan", "operators", "data-helpers", "token-numbers", "build-locks"),
-        *("disk", "shared-memory"),
+        *("disk", "shared-memory", "saving-time"),
     ]
     assert rows["operators"]["found"].split(", ")[-1] == "swiglu C++"
     assert rows["data-helpers"]["found"].endswith(" loads")
@@ -228,3 +228,11 @@ def test_token_numbers_beyond_32_bits_need_helpers_that_count_further(node, tmp_
     monkeypatch.setattr(preflight, "_counts_in_64_bits", lambda: False)
     rows = node(3)
     assert (failed(rows), rows["token-numbers"]["fix"]) == (["token-numbers"], "use Megatron 0.8 or newer")
+
+
+@pytest.mark.parametrize(("seconds", "found"), [("110", "110 s"), (None, "30 s")])
+def test_the_time_to_save_after_a_signal_is_said(node, monkeypatch, seconds, found):
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+    if seconds is not None:
+        monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", seconds)
+    assert node(0)["saving-time"]["found"].startswith(f"under torchrun ranks have {found} to save after SIGTERM")

@@ -29,8 +29,9 @@ INTERRUPTED: Final = SIGNALLED + signal.SIGINT
 """Exit status of a job that Ctrl-C stopped."""
 UNWRITTEN: Final = 120
 """Exit status of Python where the last output cannot be written."""
-SAVING_TIME: Final = "600"
-"""Seconds that processes have to save and end after Ctrl-C, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT says otherwise."""
+SAVING_TIME: Final = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""Environment variable: seconds that torchrun leaves processes to save and end after a signal; its default is 30."""
+_SECONDS_TO_SAVE: Final = "600"
 _HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """Signals of which the first is handed on to the processes."""
 _SLURM: Final = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID")
@@ -59,7 +60,7 @@ def launch(command: Sequence[str], nproc: int, env: Mapping[str, str], passthrou
     arguments = parse_args([*where, "--nproc-per-node", str(nproc), "--no-python", "command"])  # type: ignore[no-untyped-call]
     arguments.training_script, *arguments.training_script_args = command  # its own words are not for torchrun
     arguments.signals_to_handle = ""  # torchrun's own handlers give up waiting at a second signal
-    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SAVING_TIME}
+    defaults = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // nproc)), SAVING_TIME: _SECONDS_TO_SAVE}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     with _restored({**defaults, **os.environ, "PATH": path, **env, error_file.LAUNCHED: str(os.getpid())}):
         _hand_on_first(heeded(_HANDLED))

@@ -17,6 +17,7 @@ from typing import Any, Final
 from mindspeed.engine.inspection.megatron_copies import megatron_copies, mixed_roots, package_root
 from mindspeed.engine.planning.fingerprint import Content, describe, kind_of, numeric_variables
 from mindspeed.engine.planning.lock import Lock, differing, locked_value
+from mindspeed.engine.runtime.launch import SAVING_TIME
 from mindspeed.problems import MindSpeedError, Problem, advice
 from mindspeed.workbench.diagnostics.doctor import probe
 
@@ -80,6 +81,14 @@ def checks(lock: Lock, run: str, free_disk: float, free_shm: float) -> Iterator[
     yield _space("disk", _existing(Path(run)), free_disk, "free some space, or give another --run FOLDER")
     if SHARED_MEMORY.is_dir():
         yield _space("shared-memory", SHARED_MEMORY, free_shm, "start the container with a larger --shm-size")
+    yield _saving_time()
+
+
+def _saving_time() -> PreflightCheck:
+    """Name the time that torchrun gives ranks to save after a signal."""
+    seconds = os.environ.get(SAVING_TIME)
+    given = f"{seconds} s to save after SIGTERM" if seconds else f"30 s to save after SIGTERM unless {SAVING_TIME} is set"
+    return PreflightCheck("saving-time", True, f"under torchrun ranks have {given}", "any")
 
 
 def _megatron() -> Iterator[PreflightCheck]:
