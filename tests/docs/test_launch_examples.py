@@ -75,7 +75,7 @@ def locked_job(folder):
     (folder / "job").mkdir()
     (folder / "runs").mkdir()
     (folder / "job" / "job.yaml").write_text(JOB)
-    command = [sys.executable, "-m", "mindspeed", "lock", "-f", "job.yaml", "-o", "mindspeed.lock"]
+    command = [sys.executable, "-m", "mindspeed", "lock", "-f", "job.yaml", "-o", "mindspeed.lock", "--world-size", "2"]
     subprocess.run(command, cwd=folder / "job", check=True, stdout=subprocess.DEVNULL)
 
 

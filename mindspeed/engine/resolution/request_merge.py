@@ -79,6 +79,9 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
         merged.only = layer.only if layer.only is not None else merged.only
         world, settings = _unify_size_spellings(layer, catalog, merged.problems)
         for name, value in world.items():
+            if name == "world_size" and (sizes := _range_of(value)) is not None:
+                merged.problems += _outside(sizes, environment.world_size, layer.source)
+                continue
             if name == "world_size" and environment.world_size not in (None, value):
                 text = f"{layer.source} sets world size {value}, but the job of this process has {environment.world_size} ranks"
                 fix = (Fix.drop_field(name, layer.source), Fix.advise(f"start {value} processes"))
@@ -100,6 +103,21 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
         )
         merged.level = 2
     return merged
+
+
+def _range_of(value: object) -> range | None:
+    """Return the numbers of processes of an elastic job, ``"2-8"``; None for another value."""
+    first, _, last = value.partition("-") if isinstance(value, str) else ("", "", "")
+    return range(int(first), int(last) + 1) if first.isdigit() and last.isdigit() else None
+
+
+def _outside(sizes: range, found: int | None, source: str) -> list[Problem]:
+    """MS306 for a job with a number of processes that its range does not have."""
+    if found is None or found in sizes:
+        return []
+    text = f"{source} allows {sizes.start} to {sizes.stop - 1} processes, but the job of this process has {found} ranks"
+    fix = Fix.advise(f"start {sizes.start} to {sizes.stop - 1} processes, or change world_size in the job file")
+    return [Problem("MS306", text, where=LAUNCH, fix=(fix,))]
 
 
 def _put_facts_of_pattern(merged: MergedRequest, catalog: Catalog) -> None:

@@ -294,3 +294,14 @@ def test_several_data_sets_are_refused_with_the_way_to_mix_them() -> None:
         "MS601 the data '0.3 a 0.7 b' names 4 words, but mindspeed pretrain reads one indexed data set\n"
         "  fix: give one prefix; mindspeed run with Megatron-LM's script mixes several by weight (--data-path)"
     )
+
+
+def test_a_range_of_processes_is_that_of_an_elastic_job(make_run: MakeRun) -> None:
+    elastic = Layer("job file", world={"world_size": "1-2"})
+    run = make_run(elastic, world_size=2)
+    assert resumed(run, world_size=1).plan.world.known()["world_size"] == 1
+    with pytest.raises(ResolutionError) as caught:
+        resumed(run, layer=elastic, world_size=4)
+    assert str(caught.value).startswith(
+        "MS306 job file allows 1 to 2 processes, but the job of this process has 4 ranks\n  where: launch"
+    )
