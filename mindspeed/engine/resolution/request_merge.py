@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from mindspeed.engine.resolution.environment import Environment
@@ -63,6 +63,9 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
     if environment.engine:
         merged.world["engine_installed"] = Value(True, environment.source)
     for layer in layers:
+        if (sizes := _range_of(layer.world.get("world_size"))) is not None:
+            merged.problems += _outside(sizes, environment.world_size, layer.source)
+            layer = replace(layer, world={name: value for name, value in layer.world.items() if name != "world_size"})
         merged.notes += [note for note in layer.notes if note not in merged.notes]
         for name in layer.without:
             if name in merged.requested and not merged.requested[name].option:
@@ -79,9 +82,6 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
         merged.only = layer.only if layer.only is not None else merged.only
         world, settings = _unify_size_spellings(layer, catalog, merged.problems)
         for name, value in world.items():
-            if name == "world_size" and (sizes := _range_of(value)) is not None:
-                merged.problems += _outside(sizes, environment.world_size, layer.source)
-                continue
             if name == "world_size" and environment.world_size not in (None, value):
                 text = f"{layer.source} sets world size {value}, but the job of this process has {environment.world_size} ranks"
                 fix = (Fix.drop_field(name, layer.source), Fix.advise(f"start {value} processes"))

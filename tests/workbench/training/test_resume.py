@@ -303,5 +303,5 @@ def test_a_range_of_processes_is_that_of_an_elastic_job(make_run: MakeRun) -> No
     with pytest.raises(ResolutionError) as caught:
         resumed(run, layer=elastic, world_size=4)
     assert str(caught.value).startswith(
-        "MS306 job file allows 1 to 2 processes, but the job of this process has 4 ranks\n  where: launch"
+        "MS306 job file allows 1 to 2 processes, but the job of this process has 4 ranks\n  where: WORLD_SIZE"
     )
