@@ -30,8 +30,9 @@ def patches() -> None:
     help="Megatron to compare: a version that mindspeed has recorded (such as 0.16.1), a checkout or an unpacked wheel  "
     "[default: the installed one]",
 )
+@click.option("-f", "--file", metavar="JOB.yaml", help="Job file: compare only what its plan patches, and list what differs")
 @json_option
-def drift(megatron: str | None) -> None:
+def drift(megatron: str | None, file: str | None) -> None:
     """Compare the patch targets in a Megatron with the version that features are written for.
 
     A patch target is a function, class or value of Megatron that a feature patches. For each target, the verdict is same,
@@ -49,13 +50,16 @@ def drift(megatron: str | None) -> None:
     targets = megatron_targets(catalog)
     with _tree(megatron) as tree:
         rows = measure_drift(targets, tree)
+    if file is not None:
+        patched = _patched_by(file)
+        rows = [row for row in rows if (row.feature, row.target) in patched]
     if wants_json():
         keys = ("feature", "target", "verdict", "near")
         print_json({"megatron": tree.version, "targets": [{key: getattr(row, key) for key in keys} for row in rows]})
     else:
         where = f" in {tree.root}" if tree.root is not None else ""
         click.echo(f"megatron-core {tree.version or 'of unknown version'}{where}, against {BASELINE}")
-        _print_rows(rows)
+        _print_rows(rows, only_different=file is not None)
     end(PROBLEMS if any(row.verdict in FAILED for row in rows) else OK)
 
 
@@ -181,9 +185,24 @@ def _tree(megatron: str | None) -> AbstractContextManager[Tree]:
     return source_tree(Path(megatron)) if Path(megatron).exists() else nullcontext(recorded_tree(megatron))
 
 
-def _print_rows(rows: Sequence[DriftRow]) -> None:
+def _patched_by(file: str) -> set[tuple[str, str]]:
+    """Return feature and target of every patch in the plan of a job file, for the release that features are written for."""
+    from mindspeed import registry
+    from mindspeed.engine.inspection.contracts import BASELINE
+    from mindspeed.engine.resolution.environment import made_up
+    from mindspeed.engine.resolution.job_file import load_job_file
+
+    layer = load_job_file(file).layer
+    environment = made_up(layer.platform or registry.probe().platform, BASELINE)
+    plan = registry.resolve([layer], environment)
+    return {(planned.owner, planned.patch.target) for planned in plan.patches if not planned.skipped}
+
+
+def _print_rows(rows: Sequence[DriftRow], only_different: bool) -> None:
     """The table, the rows that say more than their verdict below it, and the number of rows of each verdict."""
-    print_table(("FEATURE", "VERDICT", "TARGET"), [(row.feature, row.verdict, row.target) for row in rows])
+    shown = [row for row in rows if not (only_different and row.verdict == "same")]
+    if shown:
+        print_table(("FEATURE", "VERDICT", "TARGET"), [(row.feature, row.verdict, row.target) for row in shown])
     for row in rows:
         if reasons := [*filter(None, [row.why]), *([f"now {' or '.join(row.near)}"] if row.near else [])]:
             click.echo(f"\n{row.feature}: {row.verdict}: {row.target}")

@@ -162,3 +162,18 @@ def test_a_folder_without_megatron_is_not_followed(mindspeed, tmp_path: Path) ->
         f"MS502 {tmp_path} does not contain megatron/core\n"
         "  fix: give the folder that contains megatron/, or a Megatron version (mindspeed docs drift lists them)\n"
     )
+
+
+def test_a_job_file_limits_the_report_to_what_its_plan_patches(mindspeed, checkout, tmp_path):
+    """Patches of other features are of no interest to the job."""
+    (job := tmp_path / "job.yaml").write_text("features: [rms-norm]\nworld: {normalization: RMSNorm}\nplatform: cpu\n")
+    edit(checkout / "megatron/core/parallel_state.py", "def destroy_model_parallel():", "def destroy_model_parallel(now):")
+    every = json.loads(mindspeed("patches", "drift", "--megatron", checkout, "--json").stdout)["targets"]
+    done = mindspeed("patches", "drift", "--megatron", checkout, "-f", job, "--json")
+    rows = json.loads(done.stdout)["targets"]
+    assert done.exit_code == 1
+    assert 0 < len(rows) < len(every)
+    assert {row["feature"] for row in rows} < {row["feature"] for row in every}
+    lines = mindspeed("patches", "drift", "--megatron", checkout, "-f", job).stdout.splitlines()
+    assert [line.split()[-1] for line in lines if " changed " in line] == [f"{STATE}:destroy_model_parallel"]
+    assert not [line for line in lines if " same " in line and ":" in line]
