@@ -241,8 +241,11 @@ def _compare_record(active: session.Session, folder: Path) -> None:
     if record is None:
         return
     found = checkpoint_state.changes(record, active.plan, active.classes, _content(active), folder)
-    if refused := checkpoint_state.refusals(found, str(folder)):
+    if refused := checkpoint_state.refusals(found, str(folder), _KEEPING):
         raise RunError(refused)
+
+
+_KEEPING: Final = "--no-load-optim --no-load-rng to keep this job, which then loads the weights alone"
 
 
 def _content(active: session.Session) -> Content:

@@ -184,15 +184,15 @@ def other_layers(folder: Path, plan: ActivationPlan) -> list[Change]:
     return [Change("", what, "refused", "their parameters have different names", before, after, conversion(folder, after))]
 
 
-def refusals(found: list[Change], where: str) -> list[Problem]:
-    """MS613 for every change after which the checkpoint cannot be resumed."""
+def refusals(found: list[Change], where: str, keeping: str = "") -> list[Problem]:
+    """MS613 for every change after which the checkpoint cannot be resumed; ``keeping`` is a fix that keeps the new job."""
     return [
         Problem(
             "MS613",
             f"{change.what}: {change.reason}",
             (change.feature,) if change.feature else (),
             where=where,
-            fix=advice(change.fix),
+            fix=(*advice(change.fix), *advice(keeping)),
         )
         for change in found
         if change.verdict == "refused"

@@ -215,6 +215,8 @@ def test_refused_differences_come_first_and_say_how_to_go_back():
         "MS613 averages was removed: it keeps averages of the weights\n  where: run/checkpoints/step-2\n"
         "  fix: --features averages --set averages.decay=0.9"
     ]
+    (problem,) = states.refusals(found, "run/checkpoints/step-2", "--no-load-optim to keep this job")
+    assert problem.fix_text == "--features averages --set averages.decay=0.9, or --no-load-optim to keep this job"
 
 
 def test_a_checkpoint_with_a_file_per_rank_is_not_convertible(tmp_path):
