@@ -17,6 +17,7 @@ from mindspeed import registry
 from mindspeed.engine.planning.fingerprint import numeric_variables
 from mindspeed.engine.planning.lock import LOCK_VARIABLE, read_lock, require_match
 from mindspeed.engine.runtime import rendezvous, session, uncaught
+from mindspeed.engine.runtime.launch import end_with_launcher
 from mindspeed.engine.runtime.session import ActivationReport
 from mindspeed.megatron_lm.given_arguments import argument_facts, compared_arguments
 from mindspeed.megatron_lm.training_plan import plan_training, report_beside
@@ -31,6 +32,7 @@ def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
     """
     if session.current() is not None:
         return None
+    end_with_launcher()
     environment = registry.probe()
     environment = replace(environment, world_size=environment.world_size or 1)
     try:
