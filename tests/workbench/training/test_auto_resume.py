@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -10,9 +11,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
+from torch.distributed.run import get_args_parser
 
-from mindspeed.workbench.training.checkpoints import newest_complete
-from tests.workbench.training.conftest import TINY, Run, losses
+from mindspeed.cli import main
+from mindspeed.cli.pretrain import pretrain
+from mindspeed.cli.run import run as run_command
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.workbench.training.checkpoints import checkpoint_path, newest_complete
+from tests.workbench.training.conftest import TINY, MakeRun, Run, job_of, losses
 from tests.workbench.training.torchrun_nodes import Node, agent, free_port
 
 MINDSPEED = str(Path(sys.executable).with_name("mindspeed"))
@@ -70,3 +77,49 @@ def test_ten_kills_at_random_places_do_not_keep_a_run_from_its_end(tmp_path, tex
     assert len(killed) == 10, (killed, printed[0][-3000:])
     assert losses(run) == losses(undisturbed)
     assert newest_complete(run) == STEPS
+
+
+@pytest.mark.long
+def test_a_run_goes_on_with_other_numbers_of_ranks(tmp_path, text):
+    """A signal ends a start after it has saved, with status 75; the next one may have fewer or more ranks."""
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    words = [*job(text, 60), "--auto-resume"]
+    Run("--nproc", 1, *words, alone).done()
+    for ranks, step in ((4, 6), (2, 12)):
+        start = Run("--nproc", ranks, *words, run, cold=True)
+        start.wait_for_step(run, step)
+        start.process.terminate()
+        start.done(75)
+        assert newest_complete(run) == max(losses(run))
+    Run("--nproc", 4, *words, run).done()
+    assert losses(run) == pytest.approx(losses(alone), rel=1e-4)
+
+
+def test_the_newest_checkpoint_with_all_its_files_is_continued(make_run: MakeRun) -> None:
+    """What a start that was killed has left is neither continued nor in the way."""
+    run = make_run(Layer("job file"), steps=(20, 24, 28))
+    (checkpoint_path(run, 28) / "metadata.json").unlink()
+    (run / "checkpoints" / ".step-00000032.partial").mkdir()
+    assert newest_complete(run) == 24
+    train = {"run": str(run), "train_iters": 40}
+    assert job_of(Layer("command line"), train, resume=str(run), step=24).checkpoint.endswith("step-00000024")
+    for step in (20, 24):
+        shutil.rmtree(checkpoint_path(run, step))
+    assert newest_complete(run) is None
+
+
+@pytest.mark.parametrize("more", [["--run", "elsewhere"], ["--resume", "elsewhere"]])
+def test_the_run_folder_is_named_once(more):
+    done = CliRunner().invoke(main, ["pretrain", "--auto-resume", "runs/job", *more])
+    assert done.exit_code == 2
+    assert "--auto-resume names the run folder; remove --resume and --run" in done.stderr
+
+
+def test_torchrun_leaves_every_option_alone_or_a_second_spelling_of_it():
+    """On Python before 3.12 torchrun refuses an option behind the program that begins like several of its own spellings."""
+    theirs = get_args_parser()._option_string_actions
+    for command in (pretrain, run_command):
+        for option in command.params:
+            spellings = [*option.opts, *option.secondary_opts]
+            refused = [word for word in spellings if word not in theirs and sum(name.startswith(word) for name in theirs) > 1]
+            assert refused != spellings or not spellings, option.name
