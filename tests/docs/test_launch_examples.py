@@ -86,7 +86,7 @@ def test_the_command_of_a_manifest_starts_is_killed_and_reaches_its_end(tmp_path
     locked_job(tmp_path)
     command, environ = pod(file, tmp_path)
     port, run = free_port(), tmp_path / "runs" / "job"
-    pods = [Node(tmp_path / f"pod{number}.log", command, **environ, **scheduled(file, number, port)) for number in range(2)]
+    pods = [Node(tmp_path / f"pod{number}.log", command, **(environ | scheduled(file, number, port))) for number in range(2)]
     killed, end = False, time.monotonic() + 1500
     try:
         while sum(pod.look() for pod in pods) < len(pods):
