@@ -33,21 +33,20 @@ def checkpoint() -> None:
 @click.argument("run", metavar="RUN")
 @json_option
 def list_(run: str) -> None:
-    """List the checkpoints of a run, oldest first.
+    """List the checkpoints of a run, or of a folder of Megatron-LM, oldest first.
 
     The column state shows ok when every file of the checkpoint exists and has the size that it was saved with. To check
     the contents too, use mindspeed checkpoint verify.
     """
     from mindspeed.problems import RunError
-    from mindspeed.workbench.training.checkpoints import checkpoint_path, find_checkpoint, read_manifest, saved_steps
+    from mindspeed.workbench.training.checkpoints import checkpoints_in, manifest_of
 
-    find_checkpoint(run)
     rows = []
-    for step in saved_steps(run):
-        folder = checkpoint_path(run, step)
+    for step, folder in checkpoints_in(run).items():
         row: dict[str, Any] = {"step": step, "checkpoint": str(folder), "state": "ok", "layout": ""}
         try:
-            row["layout"] = _layout(read_manifest(folder))
+            manifest = manifest_of(folder)
+            row["layout"] = _layout(manifest) if manifest is not None else ""
         except RunError as error:
             row["state"] = "; ".join(error.problems[0].chain or (error.problems[0].message,))
         size = sum(path.stat().st_size for path in folder.iterdir())
@@ -137,10 +136,10 @@ def verify(path: str, step: int | None) -> None:
     or a tensor is damaged, and the output names each of them.
     """
     from mindspeed.problems import RunError
-    from mindspeed.workbench.training.checkpoints import checkpoint_at, damaged, damages, file_sizes, read_manifest
+    from mindspeed.workbench.training.checkpoints import checkpoint_at, damaged, damages, file_sizes, manifest_of
 
     folder = checkpoint_at(path, step)
-    read_manifest(folder)
+    manifest_of(folder)
     if reasons := list(damages(folder)):
         raise RunError([damaged(folder, reasons)])
     sizes = file_sizes(folder)

@@ -99,6 +99,16 @@ def find_checkpoint(run: str | Path, step: int | None = None) -> Path:
     return checkpoint_path(run, steps[-1] if step is None else step)
 
 
+def checkpoints_in(path: str | Path) -> dict[int, Path]:
+    """Return the checkpoints of a run, or of a folder of Megatron-LM, by step, oldest first. Raises RunError with MS602."""
+    folder = Path(path)
+    if (folder / TRACKER).is_file():
+        names = ((entry.name.removeprefix("iter_"), entry) for entry in folder.glob("iter_*") if entry.is_dir())
+        return dict(sorted((int(number), entry) for number, entry in names if number.isdigit()))
+    find_checkpoint(folder)
+    return {step: checkpoint_path(folder, step) for step in saved_steps(folder)}
+
+
 def newest_complete(run: str | Path) -> int | None:
     """Return the step of the newest checkpoint of a run that has all its files, or None."""
     return next((step for step in reversed(saved_steps(run)) if is_complete(checkpoint_path(run, step))), None)
@@ -150,14 +160,26 @@ def read_manifest(checkpoint: Path) -> Manifest:
         why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {_words(error)}"
         text = f"{checkpoint} is not a checkpoint of mindspeed pretrain: {MANIFEST} {why}"
         raise RunError([Problem("MS602", text, where=str(checkpoint), fix=_way_back(checkpoint))]) from error
+    _require_files(checkpoint, manifest.files)
+    return manifest
+
+
+def manifest_of(checkpoint: Path) -> Manifest | None:
+    """Read what a checkpoint is of; None for one of Megatron-LM, which does not say. Raises RunError with MS602 as above."""
+    if not (checkpoint.parent / TRACKER).is_file():
+        return read_manifest(checkpoint)
+    _require_files(checkpoint, {})
+    return None
+
+
+def _require_files(checkpoint: Path, sizes_saved: Mapping[str, int]) -> None:
     sizes = file_sizes(checkpoint)
-    needed = [*ESSENTIAL, *([COMMON] if keeps_common_file(checkpoint) else []), *manifest.files]
+    needed = [*ESSENTIAL, *([COMMON] if keeps_common_file(checkpoint) else []), *sizes_saved]
     reasons = [f"{name} is missing" for name in dict.fromkeys(needed) if name not in sizes]
-    cut = (item for item in manifest.files.items() if sizes.get(*item) != item[1])
+    cut = (item for item in sizes_saved.items() if sizes.get(*item) != item[1])
     reasons += [f"{name} has {sizes[name]} of {size} bytes" for name, size in cut]
     if reasons:
         raise RunError([damaged(checkpoint, reasons)])
-    return manifest
 
 
 def _parsed(checkpoint: Path) -> Manifest:

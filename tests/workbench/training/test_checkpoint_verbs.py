@@ -59,6 +59,22 @@ def test_checkpoints_are_listed_with_what_is_wrong_with_them(run: Path) -> None:
     assert invoke("list", run).stdout.splitlines()[0].split() == ["step", "saved", "MiB", "layout", "state"]
 
 
+def test_checkpoints_of_megatron_lm_are_listed_and_verified(run: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "megatron"
+    for step in (2, 4):
+        shutil.copytree(checkpoint_path(run, 2), saved / f"iter_{step:07d}")
+        (saved / f"iter_{step:07d}" / MANIFEST).unlink()
+    (saved / "latest_checkpointed_iteration.txt").write_text("4")
+    (saved / "iter_0000002" / ".metadata").unlink()
+    rows = answer("list", saved)["checkpoints"]
+    assert [(row["step"], row["state"]) for row in rows] == [(2, ".metadata is missing"), (4, "ok")]
+    assert invoke("verify", saved).stdout.startswith(f"{saved / 'iter_0000004'}: ")
+    (file,) = (saved / "iter_0000004").glob("*.distcp")
+    file.write_bytes(file.read_bytes()[:-100])
+    done = CliRunner().invoke(main, ["checkpoint", "verify", str(saved)])
+    assert done.exit_code == 1
+
+
 def test_a_checkpoint_says_what_it_is_of(run: Path) -> None:
     found = answer("inspect", run)
     assert (found["step"], found["samples"], found["optimizer"]) == (2, 8, "plain")
