@@ -100,14 +100,17 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     environment = environment or probe(platform)
     if platform is not None and platform != environment.platform:
         environment = replace(environment, platform=platform)
+
+    def problems_of(request: JobRequest, suggestions: Suggestions) -> tuple[Problem, ...]:
+        return judge(request, suggestions, known)[1]
+
     try:
         return _resolve(layers, environment, known)
     except ResolutionError as error:
         from mindspeed.engine.resolution.applied_fixes import JobRequest
         from mindspeed.engine.resolution.mending import with_tried_fixes
 
-        request = JobRequest(tuple(layers), environment)
-        error.problems = tuple(with_tried_fixes(error.problems, request, lambda *trial: judge(*trial, known=known)[1]))
+        error.problems = tuple(with_tried_fixes(error.problems, JobRequest(tuple(layers), environment), problems_of))
         raise
 
 
