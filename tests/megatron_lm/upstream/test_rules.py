@@ -58,11 +58,10 @@ def test_every_rule_that_fails_is_told_with_its_place_and_values(checkout: Path)
 
 
 def test_rules_that_the_same_changes_mend_are_one_problem(tmp_path: Path) -> None:
-    text = ARGUMENTS.replace(
-        "        assert not args.fp16", "        assert not (args.bf16 and args.fp16), 'both'\n        assert not args.fp16", 1
-    )
-    (problem,) = verdict(make(tmp_path, text), "--bf16 --fp16").problems
-    assert problem.message.endswith("both") and problem.fix_text == "remove --bf16 or --fp16"
+    both = "        assert not (args.bf16 and args.fp16), 'both'\n"
+    folder = make(tmp_path, ARGUMENTS.replace("    if args.bf16:\n", f"    if args.bf16:\n{both}"))
+    (problem,) = verdict(folder, "--bf16 --fp16").problems
+    assert (problem.message.rpartition(": ")[2], problem.fix_text) == ("both", "remove --bf16 or --fp16")
     assert problem.chain[-1].startswith("also refused at megatron/training/arguments.py:")
 
 
