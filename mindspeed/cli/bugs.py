@@ -41,7 +41,7 @@ def bugs(megatron: str | None, platform: str | None, command: tuple[str, ...]) -
     if command:
         known, launched = surface_or_nearest(version), command_of_words(command)
         given = {dest: one.value for dest, one in given_arguments([word.text for word in launched.arguments], known).items()}
-        caught = set(traps_of(given, known, launched.environ, environment.platform))
+        caught = set(traps_of(given, known, dict(launched.environ), environment.platform))
         found = [bug for bug in found if bug in caught]
     rows, lines = [], [f"megatron-core {version}: {len(found)} known bugs{' that hit this command' if command else ''}"]
     for bug in found:

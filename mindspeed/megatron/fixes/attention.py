@@ -44,5 +44,5 @@ def sinks_in_shares(init: Function, core: Any, *args: Any, **kwargs: Any) -> Non
     """``DotProductAttention.__init__``: learnable attention sinks are those of a rank's heads, so all count in the norm."""
     init(core, *args, **kwargs)
     sinks = getattr(core, "softmax_offset", None)
-    if getattr(sinks, "requires_grad", False):
+    if sinks is not None and sinks.requires_grad:
         sinks.tensor_model_parallel = True

@@ -62,9 +62,8 @@ class Trap:
     @property
     def problem(self) -> Problem:
         """The trap as a mistake, where the command would not start."""
-        return Problem(
-            "MS115", f"Megatron-LM fails at the first step: {self.text}", where=self.source, fix=Fix.advise(self.fix)
-        )
+        text = f"Megatron-LM accepts this command and then fails: {self.text}"
+        return Problem("MS115", text, where=self.source, fix=Fix.advise(self.fix))
 
     @property
     def note(self) -> PlanNote:
