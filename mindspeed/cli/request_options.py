@@ -210,7 +210,7 @@ class Request:
         return replace(self, layers=(*lower, replace(command_line, features=(*command_line.features, *names))))
 
     def of_dense(self) -> Request:
-        """The same request, whose model has no experts where nothing says how many."""
+        """The same request, for a dense model where no number of experts is given."""
         from mindspeed.engine.resolution.request import Layer
 
         return replace(self, layers=(Layer("a dense model", world={"num_experts": 0}), *self.layers))
