@@ -1,5 +1,6 @@
 """The log of a run whose folder has that of an earlier one."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,11 @@ def test_the_first_step_is_shown_before_the_first_interval_has_passed(
     for step in (21, 22):
         reporter.step(step, 5.25, 0.1, None, 1.5, {})
     assert [line for line in capsys.readouterr().err.splitlines() if line] == ["step 21/40  loss 5.2500  took 1.5 s"]
+
+
+def test_a_row_that_a_killed_process_did_not_finish_is_removed(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
+    with open_log(tmp_path, 1) as file:
+        file.write('{"step": 2, "loss": 1.5}\n')
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
