@@ -128,9 +128,10 @@ def first_host(nodes: str) -> str:
 def end_with_launcher() -> None:
     """Have the kernel kill this process when its launcher ends, also by SIGKILL; on other systems than Linux do nothing.
 
-    A rank without its torchrun would go on training with the others, and keep its device and the run folder.
+    A rank without its torchrun would go on training with the others, and keep its device and the run folder. The launcher of a
+    process that a rank has started is not torchrun.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ and error_file.LAUNCHED not in os.environ:
+    if "TORCHELASTIC_RUN_ID" in os.environ and not {error_file.LAUNCHED, rendezvous.JOINED} & os.environ.keys():
         parent_process.end_with(os.getppid())
         return
     launcher = os.environ.get(error_file.LAUNCHED, "")

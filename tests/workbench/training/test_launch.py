@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from mindspeed.engine.runtime.launch import first_host, joined, launch, leave_problems
@@ -38,6 +39,30 @@ def test_a_process_whose_launcher_ended_while_it_started_ends():
         command = ["sh", "-c", start.replace("$PPID_OF_RANK", launcher)]
         done = subprocess.run(command, env=os.environ | {"CODE": code}, capture_output=True, text=True, check=True)
         assert (done.stdout, done.stderr) == (expected, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends a process with its launcher on Linux")
+@pytest.mark.parametrize(("variables", "ends"), [({}, True), ({"MINDSPEED_JOINED": "rank 1"}, False)])
+def test_a_rank_ends_with_its_torchrun_and_what_a_rank_has_started_does_not(tmp_path, variables, ends):
+    rank = tmp_path / "rank.py"
+    rank.write_text(
+        "import os, time\nfrom mindspeed.engine.runtime.launch import end_with_launcher\nend_with_launcher()\n"
+        "print(os.getpid(), flush=True)\ntime.sleep(60)\n"
+    )
+    agent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, {str(rank)!r}]); time.sleep(60)"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MINDSPEED_")}
+    environ |= {"TORCHELASTIC_RUN_ID": "job"} | variables
+    launcher = subprocess.Popen([sys.executable, "-c", agent], env=environ, stdout=subprocess.PIPE, text=True)
+    process = psutil.Process(int(launcher.stdout.readline()))
+    launcher.kill()
+    launcher.wait()
+    try:
+        process.wait(timeout=2)
+    except psutil.TimeoutExpired:
+        process.kill()
+        assert not ends
+    else:
+        assert ends
 
 
 def test_a_process_ends_after_its_threads_and_handlers_and_without_its_modules():
