@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from mindspeed.workbench.training.job import Job
 
 
-UNFINISHED: Final = os.EX_TEMPFAIL
-"""Exit status of a run with ``--auto-resume`` that a signal ended after it had saved."""
+UNFINISHED: Final = 75
+"""Exit status of a run with ``--auto-resume`` that a signal ended after it had saved: EX_TEMPFAIL of sysexits.h."""
 _FURTHER_SPELLINGS: Final = {"run": ["--run-folder"]}
 """Spellings that torchrun leaves alone where it takes a flag for the beginning of one of its own."""
 
