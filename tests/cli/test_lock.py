@@ -224,7 +224,7 @@ def test_the_lock_of_a_training_command_holds_its_arguments(mindspeed, megatron_
     [
         ([], None),
         (["--lr", "2e-4"], "it has option lr 0.0002, the lock has 0.0001"),
-        (["--bf16"], "it has dtype=bf16, the lock has fp32\n  because: option bf16 true, the lock has none"),
+        (["--bf16"], "it has dtype=bf16, the lock has fp32\n  because: option bf16 true, the lock has no option bf16"),
         (["--own", "4"], "it has option others --own 3 --own 4, the lock has --own 3"),
     ],
 )
