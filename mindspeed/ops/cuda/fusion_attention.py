@@ -32,7 +32,9 @@ class AttentionWindow(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _device_takes(device: torch.device) -> bool:
-    """Return whether torch has a flash kernel for this GPU: compute capability 8 or more."""
+    """Return whether torch has a flash kernel for this GPU: compute capability 8 or more. Other devices only ask beforehand."""
+    if device.type != "cuda":
+        return True
     return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
