@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, Literal
 
 from mindspeed import plugins as ms
@@ -89,6 +90,15 @@ class FlashAttention(ms.Feature[FlashAttentionArgs]):
             reason="the softmax is summed block by block. Attention dropout uses other random numbers"
         ),
     )
+
+    @ms.hookimpl
+    def notes(self) -> Iterable[str]:
+        if self.world.platform != "cuda" or self.world.cp > 1:
+            return []
+        return [
+            "calls with an attention mask run the plain-torch reference on cuda. Causal layers need no mask: "
+            "--no-create-attention-mask-in-dataloader"
+        ]
 
     @ms.hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:

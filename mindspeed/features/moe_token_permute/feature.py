@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mindspeed import plugins as ms
 from mindspeed.plugins.shared_conditions import has_experts
 
@@ -30,6 +32,12 @@ class MoeTokenPermute(ms.Feature[ms.FeatureArgs]):
             "type of the outputs, such as bf16, and rounds after each addition"
         ),
     )
+
+    @ms.hookimpl
+    def notes(self) -> Iterable[str]:
+        if self.world.platform == "cpu" or not self.world.padded_experts:
+            return []
+        return ["npu_fused_moe_token_unpermute runs its plain-torch reference, because experts are padded to their capacity"]
 
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:
