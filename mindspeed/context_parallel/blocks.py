@@ -103,6 +103,9 @@ class Running:
         results: Sequence[Tensor] = (out, *found)
         if not first:
             results = merge(views[0], Statistics(*views[1:]), out, found, seen)
+            if views[0].shape == self.out.shape:
+                self.out, self.statistics = results[0], Statistics(*results[1:])
+                return
         for view, result in zip(views, results, strict=True):
             if result is not view:
                 view.copy_(result)

@@ -87,4 +87,4 @@ def add_gradients(
         here, there = slice(*part.tile.rows), slice(*part.tile.columns)
         shares = gradients(scoring, part, dout, query, key, value, out, found)
         for total, share, place in zip(sums, shares, (here, there, there), strict=True):
-            total[place, part.batch] += share
+            total[place, part.batch].add_(share)  # += would copy the slice onto itself

@@ -421,6 +421,7 @@ def _backward_shapes(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     *results, state = output
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # else zeros are made for each of them
     ctx.of_pse = ctx.needs_input_grad[3]
     ctx.options = inputs[5:]
     ctx.save_for_backward(*inputs[:5], state if state.numel() else None, *results)
