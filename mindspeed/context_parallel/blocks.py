@@ -3,7 +3,7 @@
 Tensors are [tokens, batch, heads, width], as Megatron has them. The running result is kept in fp32 (fp64 for fp64 input)
 with the maximum m and the sum s of the softmax, in the repetitions that the device's kernel makes; a block of keys is merged by
 
-    m = max(m_a, m_b),    s = s_a exp(m_a - m) + s_b exp(m_b - m),    out = out_a s_a exp(m_a - m) / s + out_b s_b exp(m_b - m) / s
+    m = max(m_a, m_b),    t_i = s_i exp(m_i - m),    s = t_a + t_b,    out = out_a t_a / s + out_b t_b / s
 
 (Milakov and Gimelshein, arXiv 1805.02867; Liu et al., arXiv 2310.01889). Backward needs only the final ``lse = m + log(s)``.
 """
@@ -153,9 +153,7 @@ def accumulate_block(running: Running, scoring: Scoring, part: BlockCall, q: Ten
     return replace(part, state=state)
 
 
-def attend(
-    scoring: Scoring, part: BlockCall, q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, Statistics, Tensor | None]:
+def attend(scoring: Scoring, part: BlockCall, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Statistics, Tensor | None]:
     """Give the result of a part, [its rows, its batch, heads, width], its statistics and its random state."""
     here, there = slice(*part.tile.rows), slice(*part.tile.columns)
     inputs = [_laid_out(x[tokens, part.batch], part) for x, tokens in ((q, here), (k, there), (v, there))]
@@ -167,9 +165,7 @@ def attend(
     return out[:, None], Statistics(*(x.transpose(0, 1)[None] for x in (maximum, total))), state
 
 
-def merge(
-    out: Tensor, found: Statistics, new_out: Tensor, new: Statistics, seen: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def merge(out: Tensor, found: Statistics, new_out: Tensor, new: Statistics, seen: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Give the merged result, perhaps written over ``out``, with its maximum and sum.
 
     ``seen``: each row was seen by one side or both. A row that neither side saw stays zero.

@@ -19,7 +19,7 @@ TO_DEVICE = "to device"
 class HostBuffers:
     """Buffers on the host, page-locked where the device is another one, kept for the next use.
 
-    At most twice the bytes that were in use at a time are held. Beyond that, the sizes that were not used for longest are freed.
+    At most twice the bytes that were in use at a time are held. Beyond that, sizes that were not used for longest are freed.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,9 @@ class OnHost(Source):
 
     def _pairs(self, storages: Sequence[UntypedStorage]) -> list[tuple[Tensor, Tensor]]:
         """The used part of each buffer with the bytes of its storage."""
-        return [(buffer[: storage.nbytes()], bytes_of(storage)) for storage, buffer in zip(storages, self._buffers, strict=True)]
+        return [
+            (buffer[: storage.nbytes()], bytes_of(storage)) for storage, buffer in zip(storages, self._buffers, strict=True)
+        ]
 
 
 def bytes_of(storage: UntypedStorage) -> Tensor:

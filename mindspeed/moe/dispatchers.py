@@ -26,7 +26,7 @@ class OncePerRankCall(AllToAllCall):
     probabilities_first = True
 
     def __init__(self, place: Placement, routing_map_TE: Tensor, topk: int) -> None:
-        """A token has at most ``topk`` experts. ``place`` has no tensor ranks: these would gather pairs whose rows nobody has counted."""
+        """A token has at most ``topk`` experts. ``place`` has no tensor ranks, for these would gather uncounted pairs."""
         self.place, self.tokens, self.topk, self.capacity = place, routing_map_TE.shape[0], topk, None
         self._chosen = place.in_rows(routing_map_TE)
         self._map = place.by_part(self._chosen).any(-1).flatten(1)

@@ -41,10 +41,10 @@ class RowIndex:
     operator has found them, indices from R on being none.
     """
 
-    map_TE: Tensor
+    map_TE: Tensor  # noqa: N815 - named by its shape
     positions: Tensor
     topk: int | None
-    slot_TK: Tensor | None = None
+    slot_TK: Tensor | None = None  # noqa: N815
 
     @property
     def tokens(self) -> int:

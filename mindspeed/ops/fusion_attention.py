@@ -199,8 +199,8 @@ def fusion_attention(
 
     ``pse_type`` 0 and 1 take ``pse`` as a bias [B | 1, N, S | 1, keys] or its last 1024 rows (causal modes), 2 and 3 take
     fp32 slopes [N] or [B, N] of the distance ``-slope |i + q_start - j - kv_start|`` and of its root. ``seed`` and ``offset``
-    are what the dropout mask is made from (0 without dropout). ``inner_precise``, ``gen_mask_parallel`` and ``sync`` change nothing.
-    Raises OperatorError for other shapes, types, layouts and modes.
+    are what the dropout mask is made from (0 without dropout). ``inner_precise``, ``gen_mask_parallel`` and ``sync`` change
+    nothing. Raises OperatorError for other shapes, types, layouts and modes.
     """
     options = _options(
         (head_num, input_layout.upper(), scale, keep_prob, pre_tokens, next_tokens),
@@ -255,7 +255,8 @@ def fusion_attention_grad(
     """Gradients of query, key, value and, if there is an external one, of the bias; what context parallelism calls per block.
 
     ``dy`` and the result ``attention_in`` are like the result of `fusion_attention`, the statistics, ``seed`` and ``offset`` as
-    it gave them. All three may come from more keys than ``key`` has: the gradients are then this block's share. Raises OperatorError.
+    it gave them. All three may come from more keys than ``key`` has: the gradients are then this block's share. Raises
+    OperatorError.
     """
     options = _options(
         (head_num, input_layout.upper(), scale_value, keep_prob, pre_tokens, next_tokens),
@@ -432,9 +433,7 @@ def _gradient(ctx: Any, dout: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     return dq, dk, dv, dpse if ctx.of_pse else None, None, *(None for _ in ctx.options)
 
 
-def _forward_operations(
-    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, *rest: Any
-) -> int:
+def _forward_operations(query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, *rest: Any) -> int:
     """Count ``Q K^T`` and ``P V`` of the pairs that mask and sparse mode let see."""
     options = AttentionOptions(*rest)
     groups = heads_like(key, options.layout, query, options.heads)

@@ -36,7 +36,13 @@ def _mask(m: Make, mode: int, queries: int, keys: int) -> Tensor:
 
 
 def _attention(
-    layout: str, mode: int | None, pse_type: int | None = None, pse_shape: str = "BNSS", longer: bool = False, value: int = 8, keep: float = 1.0
+    layout: str,
+    mode: int | None,
+    pse_type: int | None = None,
+    pse_shape: str = "BNSS",
+    longer: bool = False,
+    value: int = 8,
+    keep: float = 1.0,
 ) -> Callable[[Make], Call]:
     """A call with rows that see nothing wherever the mode can have them; without ``mode`` there is no mask."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from mindspeed import plugins as ms
 from mindspeed.plugins.shared_conditions import has_experts
@@ -32,6 +33,13 @@ class MoeTokenPermute(ms.Feature[ms.FeatureArgs]):
             "type of the outputs, such as bf16, and rounds after each addition"
         ),
     )
+
+    topk = 0
+    """The most experts per token of the configurations that were created."""
+
+    @ms.hookimpl
+    def config_ready(self, config: Any) -> None:
+        self.topk = max(self.topk, config.moe_router_topk or 0)
 
     @ms.hookimpl
     def notes(self) -> Iterable[str]:

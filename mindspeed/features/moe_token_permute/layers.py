@@ -91,13 +91,10 @@ def sum_rows(rows_RH: Tensor, index: RowIndex) -> Tensor:
 
 
 def _most_experts(routing_map: Tensor, rows: int) -> int:
-    """The most experts that a token goes to: those that the job's routers choose, unless padding for quantization adds some."""
+    """The most experts that a token goes to: those that routers choose, unless padding for quantization adds some."""
     tokens, experts = routing_map.shape
-    feature = ms.active_feature("moe-token-permute")
-    if feature is None or not feature.world.knows("moe_router_topk"):
-        return experts
-    topk = int(feature.world.moe_router_topk)
-    return min(topk, experts) if rows <= tokens * topk else experts
+    topk = getattr(ms.active_feature("moe-token-permute"), "topk", 0)
+    return min(topk, experts) if topk and rows <= tokens * topk else experts
 
 
 def _of_choices(probs: Tensor, routing_map: Tensor, topk: int) -> Tensor:

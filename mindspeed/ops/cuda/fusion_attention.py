@@ -158,7 +158,7 @@ def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     drawn = query.new_empty(2, dtype=torch.uint64) if state is None else state.view(torch.uint64)
     generator = (drawn, query.new_empty((), dtype=torch.uint64))
     forward = (sides[0], *call[:3], sides[1], logsumexp, *call.ends, *call.longest)
-    grads = torch.ops.aten._flash_attention_backward(*forward, 0.0, call.causal, *generator, **call.sides)
+    grads = torch.ops.aten._flash_attention_backward(*forward, dropped, call.causal, *generator, **call.sides)
     groups = heads_like(key, options.layout, query, options.heads)
     widths = [head_width(x, options.layout, n) for x, n in ((query, options.heads), (key, groups), (value, groups))]
     dq, dk, dv = (_in_layout(x, width, options.layout) for x, width in zip(grads, widths, strict=True))

@@ -1,8 +1,9 @@
 """`npu_ring_attention_update` by ``npu_ring_attention_update`` of torch_npu.
 
-That one makes "not a number" of a row that neither side saw (-inf minus -inf), so unseen rows go in with the lowest finite
-maximum and sum 1, which weigh nothing beside a row that was seen, and come out as unseen; not where the call promises none. Other types than fp32 for the
-statistics, other than 8 repetitions, and packed heads whose width is no multiple of 64 run the reference.
+That one makes "not a number" of a row that neither side saw (-inf minus -inf). Unless the call promises that there is none,
+unseen rows go in with the lowest finite maximum and sum 1, which weigh nothing beside a row that was seen, and come out as
+unseen. Other types than fp32 for the statistics, other than 8 repetitions, and packed heads whose width is no multiple of 64
+run the reference.
 """
 
 from __future__ import annotations

@@ -68,9 +68,7 @@ class Judgement:
         return {device: {"share": counted.share, "notes": self.notes[device]} for device, counted in self.calls.items()}
 
 
-def judge(
-    name: str, pool: WorkerPool, also: Iterable[str] = (), world: Mapping[str, Any] | None = None
-) -> Judgement:
+def judge(name: str, pool: WorkerPool, also: Iterable[str] = (), world: Mapping[str, Any] | None = None) -> Judgement:
     """Train a small bf16 job with a feature and dropout on the CPU, and judge its calls by the kernels of other devices.
 
     Judged are the operators that the feature declares, or every operator of the job where it declares none. ``also`` are

@@ -88,6 +88,18 @@ def test_stand_ins_take_what_megatrons_functions_take(name):
     assert parameters[0][: len(parameters[1])] == parameters[1]  # newer releases have further ones
 
 
+@pytest.mark.parametrize("case", ["two experts each", "local experts", "uneven"])
+def test_choices_are_those_of_routers_unless_there_are_more_rows(case, monkeypatch):
+    """Padding for quantization adds rows, of which a token then may have any number."""
+    routing = ROUTINGS[case][0]
+    added = routing | (torch.arange(TOKENS)[:, None] < 2)
+    monkeypatch.setattr(layers.ms, "active_feature", lambda name: SimpleNamespace(topk=2))
+    assert layers.permute(torch.zeros(TOKENS, WIDTH), added)[2].shape[1] == added.shape[1]
+    if case != "uneven":
+        assert layers.permute(torch.zeros(TOKENS, WIDTH), routing)[2].shape[1] == 2
+        assert torch.equal(*(there_and_back(f, routing, False, False, torch.float32)[0] for f in (layers, moe_utils)))
+
+
 def test_in_bf16_the_rows_of_a_token_are_rounded_once():
     routing = torch.ones(1, 8, dtype=torch.bool)
     rows = torch.tensor([256.0] + [1.0] * 7).bfloat16()[:, None]

@@ -23,9 +23,7 @@ def blocks_of(q, k, v, size):
     for first in [*range(0, LENGTH, size)][::-1]:
         keys = slice(first, first + size)
         mask = torch.ones(LENGTH, size, dtype=torch.bool).triu(1 - first)
-        out, *found, _, _, _, _ = fusion_attention(
-            q, k[keys], v[keys], N, "SBH", scale=0.5, atten_mask=mask, sparse_mode=1
-        )
+        out, *found, _, _, _, _ = fusion_attention(q, k[keys], v[keys], N, "SBH", scale=0.5, atten_mask=mask, sparse_mode=1)
         yield out.view(LENGTH, -1, N, WIDTH), Statistics(*found)
 
 
