@@ -62,13 +62,13 @@ def local_attention(
 
 def gradients_of(scoring: Scoring, work: Sequence[BlockCall], dout: Tensor, *saved: Tensor) -> list[Tensor]:
     """Gradients of query, key and value, in their types; ``saved`` are query, key, value, result and denominators."""
-    *tensors, lse = saved
+    query, key, value, out, lse = saved
     found = statistics(lse)
-    if len(work) == 1 and work[0].covers(*tensors[:2]):
-        return [*gradients(scoring, work[0], dout, *tensors, found)]
-    sums = [torch.zeros_like(x, dtype=lse.dtype) for x in tensors[:3]]
-    add_gradients(sums, scoring, work, dout, *tensors, found)
-    return [total.to(x.dtype) for total, x in zip(sums, tensors[:3], strict=True)]
+    if len(work) == 1 and work[0].covers(query, key):
+        return [*gradients(scoring, work[0], dout, query, key, value, out, found)]
+    sums = [torch.zeros_like(x, dtype=lse.dtype) for x in (query, key, value)]
+    add_gradients(sums, scoring, work, dout, query, key, value, out, found)
+    return [total.to(x.dtype) for total, x in zip(sums, (query, key, value), strict=True)]
 
 
 def add_gradients(

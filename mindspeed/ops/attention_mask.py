@@ -136,7 +136,7 @@ def compressed_mask(device: torch.device, with_prefix: bool = False) -> Tensor:
     ``with_prefix``: the mask of mode 6, [3072, 2048], in which 1024 rows follow of which the right half is hidden. A fake mask,
     which has no contents, is kept by its mode.
     """
-    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)  # type: ignore[attr-defined]
+    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     fake = {} if mode is None else vars(mode).setdefault("_compressed_masks", {})
     real = _COMPRESSED if mode is None or mode.allow_non_fake_inputs else {}
     for masks in (fake, real):

@@ -348,7 +348,7 @@ def _out_like(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptio
 
 
 def _stats_like(query: Tensor, options: AttentionOptions, repetitions: int) -> Tensor:
-    rows = query.shape[:2]
+    rows: tuple[int, ...] = tuple(query.shape[:2])
     if options.layout != "TND":
         batch, length = sizes(query, options.layout)
         rows = (batch, options.heads, length)
@@ -378,8 +378,8 @@ def by_parts(write: Callable[[AttentionBatch], None], *args: Any) -> tuple[Tenso
         state[1] = 0
     for part in _parts([query, out], [key, value], [maximum, total], (pse, mask, state), options):
         write(part)
-    repeated = (stat.expand(*stat.shape[:-1], lanes(query.device)).contiguous() for stat in (maximum, total))
-    return out, *repeated, state
+    shape = (*maximum.shape[:-1], lanes(query.device))
+    return out, maximum.expand(shape).contiguous(), total.expand(shape).contiguous(), state
 
 
 def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -67,7 +67,7 @@ def test_attention_of_one_rank_is_one_call(ends: tuple[tuple[int, ...], ...]) ->
 
 
 def test_a_block_of_a_ring_is_merged_by_one_call() -> None:
-    """What a block of keys costs after the first one: the wide running result is written once more."""
+    """What a block of keys costs: its result and its gradients are added to wide sums, and no more."""
     scoring, whole = Scoring(0.1, attention_visibility(causal=False)), [(0, LENGTH)]
     q, k, v = (x.detach() for x in made())
     running = start(q, WIDTH)
@@ -79,4 +79,4 @@ def test_a_block_of_a_ring_is_merged_by_one_call() -> None:
     assert_within(second, 1, 0.3)
     dout, out = torch.randn_like(q), running.out.to(q.dtype)
     found, sums = statistics(running.statistics.lse), [torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v)]
-    assert_within(count(lambda: add_gradients(sums, scoring, [part], dout, q, k, v, out, found)), 3, 1.0)
+    assert_within(count(lambda: add_gradients(sums, scoring, [part], dout, q, k, v, out, found)), 3, 1.1)

@@ -1,9 +1,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed.ops import attention, fusion_attention, fusion_attention_grad, npu_fusion_attention, npu_ring_attention_update
+from mindspeed.ops.attention_mask import compressed_mask, forget_compressed_masks
 from mindspeed.ops.attention_scores import Dropout
 from mindspeed.ops.npu_ring_attention_update import sequence_major
 from tests.ops.attention_calls import KERNELS, assert_agrees, check_dense, choose, logsumexp, options, seen_by
@@ -410,6 +412,27 @@ def test_the_operators_are_registered_as_pytorch_wants_it():
     packed = (N, "TND", 0.5, 1.0, 2, 1, None, *lengths, 8, 1, 0, 0)
     inputs = [x.float().detach().requires_grad_() for x in packed_qkv()]
     torch.library.opcheck(op, (*inputs, None, MASKS[8], *packed))
+
+
+def test_a_mask_that_was_made_of_fake_tensors_is_not_kept():
+    forget_compressed_masks()
+    device = torch.device("cpu")
+    with FakeTensorMode():
+        assert isinstance(compressed_mask(device), FakeTensor)
+        assert compressed_mask(device) is compressed_mask(device)
+    real = compressed_mask(device)
+    assert not isinstance(real, FakeTensor)
+    assert compressed_mask(device) is real
+    with FakeTensorMode():
+        assert isinstance(compressed_mask(device), FakeTensor)
+
+
+def test_the_mask_of_prefixes_ends_with_the_keys_behind_them():
+    mask = compressed_mask(torch.device("cpu"), with_prefix=True)
+    assert mask.shape == (3072, 2048)
+    assert torch.equal(mask[:2048], compressed_mask(torch.device("cpu")))
+    assert mask[2048:, 1024:].all()
+    assert not mask[2048:, :1024].any()
 
 
 def test_the_name_of_mindspeed_is_the_same_function():

@@ -40,9 +40,9 @@ def permute(
         return rows, None if probs is None else _of_rows(probs, token_EC), token_EC.flatten()
     routing_map = routing_map.bool()
     count = int(routing_map.sum() if num_out_tokens is None else num_out_tokens)
-    index = RowIndex(routing_map, positions_of(routing_map, count), _most_experts(routing_map, count))
-    rows = take_rows(tokens, index)
-    return rows, None if probs is None else probabilities_of(probs, index.positions), index.slot_TK
+    index = RowIndex(routing_map, positions_of(routing_map, count), None)
+    rows, slot_TK = _by_slots(tokens, index, _most_experts(routing_map, count))
+    return rows, None if probs is None else probabilities_of(probs, index.positions), slot_TK
 
 
 def unpermute(
@@ -60,13 +60,15 @@ def unpermute(
     ``sorted_indices`` is the third result of `permute`; ``probs`` need the same ``routing_map``. Rows are never padded for
     quantization, so that ``pad_offsets`` say nothing.
     """
-    weighed = probs is not None and routing_map is not None
+    weights = None
     if sorted_indices.dim() == 2:
-        weights = _of_choices(probs, routing_map.bool(), sorted_indices.shape[1]) if weighed else None
+        if probs is not None and routing_map is not None:
+            weights = _of_choices(probs, routing_map.bool(), sorted_indices.shape[1])
         return npu_fused_moe_token_unpermute(
             permuted_tokens, sorted_indices.flatten(), weights, restore_shape=tuple(restore_shape)
         )
-    weights = _of_rows(probs, sorted_indices.view(routing_map.shape[1], -1)) if weighed else None
+    if probs is not None and routing_map is not None:
+        weights = _of_rows(probs, sorted_indices.view(routing_map.shape[1], -1))
     return npu_fused_moe_token_unpermute(
         permuted_tokens, sorted_indices, weights, padded_mode=True, restore_shape=tuple(restore_shape)
     )
@@ -76,9 +78,7 @@ def take_rows(x_TH: Tensor, index: RowIndex) -> Tensor:
     """The rows [R, H] of tokens in the place of `mindspeed.moe.routing.take_rows`; their gradients are summed in fp32."""
     if index.topk is None:
         return npu_fused_moe_token_permute(x_TH, index.token_R, padded_mode=True)[0]
-    expert_TK = index.expert_TK(index.topk)
-    rows, slots = npu_fused_moe_token_permute(x_TH, expert_TK, len(index.positions) - expert_TK.numel())
-    index.slot_TK = slots.view_as(expert_TK)
+    rows, index.slot_TK = _by_slots(x_TH, index, index.topk)
     return rows
 
 
@@ -88,6 +88,13 @@ def sum_rows(rows_RH: Tensor, index: RowIndex) -> Tensor:
     if index.slot_TK is None:
         return npu_fused_moe_token_unpermute(rows_RH, index.token_R, padded_mode=True, restore_shape=shape)
     return npu_fused_moe_token_unpermute(rows_RH, index.slot_TK.flatten(), restore_shape=shape)
+
+
+def _by_slots(x_TH: Tensor, index: RowIndex, topk: int) -> tuple[Tensor, Tensor]:
+    """The rows [R, H] of tokens, and the rows [T, K] of each token."""
+    expert_TK = index.expert_TK(topk)
+    rows, slots = npu_fused_moe_token_permute(x_TH, expert_TK, len(index.positions) - expert_TK.numel())
+    return rows, slots.view_as(expert_TK)
 
 
 def _most_experts(routing_map: Tensor, rows: int) -> int:

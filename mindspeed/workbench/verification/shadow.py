@@ -33,7 +33,7 @@ def judge(recipe: Recipe) -> Calls:
 
     Statistics of attention have the repetitions of an NPU; kernels of a GPU take any number.
     """
-    with patch.dict(LANES_OF, cpu=LANES), ShadowMode() as mode:  # type: ignore[no-untyped-call]
+    with patch.dict(LANES_OF, cpu=LANES), ShadowMode() as mode:
         training.train(recipe)
     return dict(mode.calls)
 
