@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -51,7 +51,7 @@ def problems_of(request: JobRequest) -> tuple[Problem, ...]:
     return ()
 
 
-def followed(request: JobRequest) -> Outcome:
+def followed(request: JobRequest, problems_of: Callable[[JobRequest], Sequence[Problem]] = problems_of) -> Outcome:
     """Apply the first alternative of every problem, and again, until the request is accepted or says that nothing mends it."""
     trail: list[str] = []
     mended: set[Mistake] = set()
@@ -85,14 +85,14 @@ def left_by_alternatives(request: JobRequest) -> list[str]:
             changed = [one for one in (applied(fix, request), applied(fix, after)) if one is not None]
             if changed and all(mistake(problem) in map(mistake, untried(one)) for one in changed):
                 left.append(f"{problem.code} {problem.message} | {fix}")
-        if problem.fix:
-            after = next(filter(None, (applied(with_value(fix), after) for fix in problem.fix)), after)
+        first = next((fix for fix in map(with_value, problem.fix) if applied(fix, request) is not None), None)
+        after = (applied(first, after) if first is not None else None) or after
     return left
 
 
 def untried(request: JobRequest) -> tuple[Problem, ...]:
     """Return the problems of a request without fixes."""
-    return registry.problems_of(registry.catalog_for(request.layers[-1].features), request, "none")
+    return registry.judge(request, "none")[1]
 
 
 def with_value(fix: Fix) -> Fix:
