@@ -17,7 +17,7 @@ namespace {
 
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 using Update = Three(const Tensor &, const Tensor &, const Tensor &, const Tensor &, const Tensor &, const Tensor &,
-                     const std::optional<Tensor> &, c10::string_view);
+                     const std::optional<Tensor> &, c10::string_view, bool);
 
 const auto &update_op() {
   static const auto op = find_operator<Update>("mindspeed::npu_ring_attention_update");
@@ -140,12 +140,12 @@ bool takes(const Tensor &out, const Tensor &statistics, const std::optional<Tens
 }
 
 Three update(const Tensor &out1_, const Tensor &max1_, const Tensor &sum1_, const Tensor &out2_, const Tensor &max2_,
-             const Tensor &sum2_, const std::optional<Tensor> &ends, c10::string_view layout) {
+             const Tensor &sum2_, const std::optional<Tensor> &ends, c10::string_view layout, bool seen) {
   std::vector<Segment> segments;
   if (takes(out1_, max1_, ends))
     segments = layout == "SBH" ? batch_segments(out1_, max1_) : packed_segments(out1_, max1_.size(2), ends);
   if (segments.empty())
-    return call_reference(update_op(), out1_, max1_, sum1_, out2_, max2_, sum2_, ends, layout);
+    return call_reference(update_op(), out1_, max1_, sum1_, out2_, max2_, sum2_, ends, layout, seen);
   const Tensor out1 = out1_.contiguous(), out2 = out2_.contiguous(), max1 = max1_.contiguous(),
                sum1 = sum1_.contiguous(), max2 = max2_.contiguous(), sum2 = sum2_.contiguous();
   Tensor out = fresh(out1.sizes(), out1.options());

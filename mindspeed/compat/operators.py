@@ -60,30 +60,25 @@ class _CoCOperations:
 
     def pure_matmul(self, input1: Tensor, input2: Tensor, output: Tensor, bias: Tensor | None = None) -> Tensor:
         """Write ``input1 input2 + bias``."""
-        lcal_coc.pure_matmul(input1, input2, output, bias=bias)
-        return output
+        return lcal_coc.pure_matmul(input1, input2, output, bias=bias)
 
     def matmul_all_reduce(self, input1: Tensor, input2: Tensor, output: Tensor, bias: Tensor | None = None) -> Tensor:
         """Write the sum over ranks of ``input1 input2``, plus bias."""
-        lcal_coc.matmul_all_reduce(input1, input2, output, _tensor_parallel_group(), bias=bias)
-        return output
+        return lcal_coc.matmul_all_reduce(input1, input2, output, _tensor_parallel_group(), bias=bias)
 
     def all_gather_matmul(self, input1: Tensor, input2: Tensor, output: Tensor, bias: Tensor | None = None) -> Tensor:
         """Write the product of ``input1`` of all ranks with ``input2``, plus bias."""
-        lcal_coc.all_gather_matmul(input1, input2, output, _tensor_parallel_group(), bias=bias)
-        return output
+        return lcal_coc.all_gather_matmul(input1, input2, output, _tensor_parallel_group(), bias=bias)
 
     def all_gather_matmul_v2(
         self, input1: Tensor, input2: Tensor, output: Tensor, comm_output: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Write `all_gather_matmul`, and the gathered ``input1``."""
-        lcal_coc.all_gather_matmul_v2(input1, input2, output, comm_output, _tensor_parallel_group(), bias=bias)
-        return output, comm_output
+        return lcal_coc.all_gather_matmul_v2(input1, input2, output, comm_output, _tensor_parallel_group(), bias=bias)
 
     def matmul_reduce_scatter(self, input1: Tensor, input2: Tensor, output: Tensor, bias: Tensor | None = None) -> Tensor:
         """Write this rank's rows of the sum over ranks of ``input1 input2``, plus bias."""
-        lcal_coc.matmul_reduce_scatter(input1, input2, output, _tensor_parallel_group(), bias=bias)
-        return output
+        return lcal_coc.matmul_reduce_scatter(input1, input2, output, _tensor_parallel_group(), bias=bias)
 
 
 coc_ops = _CoCOperations()

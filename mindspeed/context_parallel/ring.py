@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import BlockCall, Scoring, accumulate_block, parts, start
+from mindspeed.context_parallel.blocks import BlockCall, Scoring, accumulate_block, parts, start, statistics
 from mindspeed.context_parallel.costs import Keep
 from mindspeed.context_parallel.exchange import Exchange, pack, unpack
 from mindspeed.context_parallel.layout import Layout, check_shares, contiguous, zigzag
@@ -101,7 +101,8 @@ def ring_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scoring = Scoring(scale, attention_visibility(causal, mask, ends), slopes, dropout, dist.get_rank())
     plan = _Plan(scoring, layout, Rounds(group.size(), window), Exchange(group, second_group), keep)
-    result: Tensor = _Ring.apply(query, key, value, plan)  # type: ignore[no-untyped-call]
+    with scoring.own_numbers(query.device):
+        result: Tensor = _Ring.apply(query, key, value, plan)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -139,12 +140,12 @@ class _Ring(torch.autograd.Function):
             for hop in plan.rounds.hops(rank, step):
                 arriving[hop.due] = plan.exchange.post(block, hop.to, hop.source)
             k, v = unpack(block, [key, value])
-            for part in [*work[step], *(work[-1] if step == 0 else [])]:
-                accumulate_block(running, plan.scoring, part, query, k, v)
+            for calls in [work[step], work[-1]] if step == 0 else [work[step]]:
+                calls[:] = [accumulate_block(running, plan.scoring, part, query, k, v) for part in calls]
             del k, v  # views of the block, which would outlive it
         out = running.out.to(query.dtype)
         ctx.plan, ctx.work = plan, work
-        ctx.save_for_backward(query, key, value, out, running.lse, *kept)
+        ctx.save_for_backward(query, key, value, out, running.statistics.lse, *kept)
         return out
 
     @staticmethod
@@ -154,12 +155,12 @@ class _Ring(torch.autograd.Function):
         rank, ranks = plan.exchange.group.rank(), plan.rounds.ranks
         like = [key, value]
         sent = {"none": like, "half": [value], "full": []}[plan.keep]
-        wide = lse.dtype
+        wide, found = lse.dtype, statistics(lse)
         dq = torch.zeros_like(query, dtype=wide)
         own = torch.zeros(key.numel() + value.numel(), dtype=wide, device=query.device)
 
         def add(step: int, k: Tensor, v: Tensor, total: Tensor) -> None:
-            add_gradients([dq, *unpack(total, like)], plan.scoring, work[step], dout, query, k, v, out, lse)
+            add_gradients([dq, *unpack(total, like)], plan.scoring, work[step], dout, query, k, v, out, found)
 
         block = pack(sent) if sent else None
         arriving: dict[int, PendingCollective] = {}

@@ -49,6 +49,27 @@ def tiles(
     return _joined(found) if join else found
 
 
+def together(found: Sequence[Tile], packed: bool, biased: bool) -> Iterator[tuple[Tile, tuple[list[int], list[int]] | None]]:
+    """Give what one call of attention computes: a tile, or where documents are ``packed`` all tiles that follow one another.
+
+    Beside packed tiles the ends of their documents are given, of queries and of keys, from the start of the first one.
+    With a bias by position (``biased``) they begin at one distance of query and key.
+    """
+    groups: list[list[Tile]] = []
+    for tile in found:
+        last = groups[-1][-1] if groups else None
+        follows = last and (last.rows[1], last.columns[1], last.causal) == (tile.rows[0], tile.columns[0], tile.causal)
+        if packed and last and follows and (not biased or last.start == tile.start):
+            groups[-1].append(tile)
+        else:
+            groups.append([tile])
+    for group in groups:
+        first, last = group[0], group[-1]
+        whole = first._replace(rows=(first.rows[0], last.rows[1]), columns=(first.columns[0], last.columns[1]))
+        ends = [tile.rows[1] - first.rows[0] for tile in group], [tile.columns[1] - first.columns[0] for tile in group]
+        yield whole, ends if len(group) > 1 else None
+
+
 _Pair = tuple[Span, Span, bool]
 """Global queries, global keys, and whether the diagonal ends in their last corner."""
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.moe.overlap import ExpertCall, InFlight, send
-from mindspeed.moe.routing import expert_indices, local_choices, positions_of, probabilities_of, sum_rows, take_rows
+from mindspeed.moe.routing import RowIndex, expert_indices, local_choices, positions_of, probabilities_of, sum_rows, take_rows
 from mindspeed.moe.transfer import all_gather, reduce_scatter
 from mindspeed.ops.process_groups import PendingCollective, post_all_gather
 
@@ -55,13 +55,13 @@ class AllGatherCall:
         return positions_of(self._local[0], rows)
 
     @cached_property
-    def token_R(self) -> Tensor:  # noqa: N802 - named by its shape
-        """Token of each row, among those of all ranks."""
-        return self.positions % self._local[0].shape[0]
+    def index(self) -> RowIndex:
+        """The rows of each token, among those of all ranks."""
+        return RowIndex(self._local[0], self.positions, self._chosen_TK.shape[1])
 
     def permute(self, tokens: Tensor) -> Tensor:
         """The rows [R, H] of the tokens [N, H] of all ranks."""
-        return take_rows(tokens, self.token_R)
+        return take_rows(tokens, self.index)
 
     def permute_probabilities(self, probs_NK: Tensor) -> Tensor:
         """The probability [R] of each row."""
@@ -71,7 +71,7 @@ class AllGatherCall:
 
     def unpermute(self, answers: Tensor) -> Tensor:
         """Sum the expert outputs of each token: [N, H]."""
-        return sum_rows(answers, self.token_R, self._local[0].shape[0])
+        return sum_rows(answers, self.index)
 
     def gather(self, rows: Tensor) -> InFlight:
         """Post rows of this rank to all."""

@@ -16,7 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.moe.routing import chunk_order, padded_positions, positions_of, probabilities_of, reorder, sum_rows, take_rows
+from mindspeed.moe.routing import (
+    RowIndex,
+    chunk_order,
+    padded_positions,
+    positions_of,
+    probabilities_of,
+    reorder,
+    sum_rows,
+    take_rows,
+)
 from mindspeed.moe.transfer import TokenTransfer, all_to_all
 from mindspeed.ops.process_groups import PendingCollective, post_all_gather
 
@@ -73,9 +82,12 @@ class AllToAllCall:
     probabilities_first = False
     """True where `arrange_probabilities` tells `arrange` what to do."""
 
-    def __init__(self, place: Placement, routing_map_TE: Tensor, rows: int | None = None, capacity: int | None = None) -> None:
-        """``rows`` are given where they do not depend on the routing, ``capacity`` where experts are padded to it."""
-        self.place, self.tokens, self.capacity = place, routing_map_TE.shape[0], capacity
+    def __init__(
+        self, place: Placement, routing_map_TE: Tensor, topk: int, rows: int | None = None, capacity: int | None = None
+    ) -> None:
+        """A token has at most ``topk`` experts. ``rows`` are given where they do not depend on the routing, ``capacity`` where
+        experts are padded to it."""
+        self.place, self.tokens, self.topk, self.capacity = place, routing_map_TE.shape[0], topk, capacity
         self._map = place.in_rows(routing_map_TE)
         counts = self._map.sum(0) if capacity is None else torch.full_like(self._map[0], capacity, dtype=torch.int64)
         self._rows = place.experts * capacity if capacity is not None else rows
@@ -120,13 +132,18 @@ class AllToAllCall:
         return positions_of(self._map, rows)
 
     @cached_property
+    def index(self) -> RowIndex:
+        """The rows of each token; padding gives a token any number."""
+        return RowIndex(self._map, self.positions, self.topk if self.capacity is None else None)
+
+    @cached_property
     def token_R(self) -> Tensor:  # noqa: N802 - named by its shape
         """Token of each row."""
-        return self.positions % self.tokens
+        return self.index.token_R
 
     def permute(self, x_TH: Tensor) -> Tensor:
         """The rows [R, H] of tokens."""
-        return take_rows(x_TH, self.token_R)
+        return take_rows(x_TH, self.index)
 
     def permute_probabilities(self, probs_TE: Tensor) -> Tensor:
         """The probability [R] of each row."""
@@ -134,7 +151,7 @@ class AllToAllCall:
 
     def unpermute(self, rows_RH: Tensor) -> Tensor:
         """Sum the rows of each token: [T, H]."""
-        return sum_rows(rows_RH, self.token_R, self.tokens)
+        return sum_rows(rows_RH, self.index)
 
     def parts_of(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Cut rows into parts."""
@@ -175,8 +192,9 @@ class AllToAllCall:
         return self._of_part(part).sum((0, 1))
 
     def forget(self) -> None:
-        """Drop what forward alone needs: backward keeps a call that sends rows again."""
-        for name in ("_map", "_chosen", "_gathered", "_numbers", "counts", "positions"):
+        """Drop what forward alone needs: backward keeps a call that sends rows again, and for that `token_R`."""
+        self.token_R  # noqa: B018
+        for name in ("_map", "_chosen", "_gathered", "_numbers", "counts", "positions", "index"):
             self.__dict__.pop(name, None)
 
     def _of_part(self, part: int) -> Tensor:

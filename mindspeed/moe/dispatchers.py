@@ -12,7 +12,7 @@ from torch import Tensor
 from mindspeed.moe.allgather import AllGatherCall, GatheredCall
 from mindspeed.moe.alltoall import AllToAllCall, Placement, Splits
 from mindspeed.moe.overlap import OverlappedCall, send
-from mindspeed.moe.routing import positions_of, probabilities_of, sum_rows, take_rows
+from mindspeed.moe.routing import RowIndex, positions_of, probabilities_of, sum_rows, take_rows
 from mindspeed.ops.process_groups import post_all_gather
 from mindspeed.problems import Fix, MindSpeedError, Problem
 
@@ -25,13 +25,13 @@ class OncePerRankCall(AllToAllCall):
 
     probabilities_first = True
 
-    def __init__(self, place: Placement, routing_map_TE: Tensor) -> None:
-        """``place`` has no tensor ranks: these would gather pairs whose rows nobody has counted."""
-        self.place, self.tokens, self.capacity = place, routing_map_TE.shape[0], None
+    def __init__(self, place: Placement, routing_map_TE: Tensor, topk: int) -> None:
+        """A token has at most ``topk`` experts. ``place`` has no tensor ranks, for these would gather uncounted pairs."""
+        self.place, self.tokens, self.topk, self.capacity = place, routing_map_TE.shape[0], topk, None
         self._chosen = place.in_rows(routing_map_TE)
         self._map = place.by_part(self._chosen).any(-1).flatten(1)
         self._gathered = post_all_gather(place.everyone, torch.cat([self._chosen.sum(0), self._map.sum(0)]))
-        self._places: dict[int, Tensor] = {}
+        self._indices: dict[int, RowIndex] = {}
 
     @cached_property
     def _numbers(self) -> Tensor:
@@ -74,17 +74,18 @@ class OncePerRankCall(AllToAllCall):
 
     def arrange_probabilities(self, received: Tensor, part: int) -> Tensor:
         """The probability [R] of each row, by the order of experts; finds the rows that `arrange` copies."""
-        positions = positions_of(received >= 0, self._on_host[1][part])
-        self._places[part] = positions % max(1, len(received))
+        chosen = received >= 0
+        positions = positions_of(chosen, self._on_host[1][part])
+        self._indices[part] = RowIndex(chosen, positions, self.topk)
         return probabilities_of(received, positions)
 
     def arrange(self, received: Tensor, part: int) -> Tensor:
         """Copy what a part received for each of its experts: [R, H]. `arrange_probabilities` comes first."""
-        return take_rows(received, self._places[part])
+        return take_rows(received, self._indices[part])
 
     def disarrange(self, answers: Tensor, part: int, dtype: torch.dtype) -> Tensor:
         """Sum the outputs of each received pair: [P, H]."""
-        return sum_rows(answers, self._places[part], sum(self.on_host[part].received))
+        return sum_rows(answers, self._indices[part])
 
 
 class AllToAllDispatch:
@@ -109,16 +110,16 @@ class AllToAllDispatch:
 
     def make_call(self: Any, routing_map: Tensor) -> AllToAllCall:
         """Begin a call; the number of rows follows from the map alone where tokens can be dropped."""
-        config, tokens = self.config, routing_map.shape[0]
+        config, tokens, topk = self.config, routing_map.shape[0], self.config.moe_router_topk
         if self.once_per_rank and self.ep_size > 1:
-            return OncePerRankCall(placement(self), routing_map)
+            return OncePerRankCall(placement(self), routing_map, topk)
         factor = config.moe_expert_capacity_factor
         if config.moe_pad_expert_input_to_capacity:
             from megatron.core.transformer.moe.moe_utils import get_capacity
 
-            capacity = get_capacity(tokens * config.moe_router_topk, config.num_moe_experts, factor)
-            return AllToAllCall(placement(self), routing_map, capacity=capacity)
-        return AllToAllCall(placement(self), routing_map, rows=None if factor is not None else tokens * config.moe_router_topk)
+            capacity = get_capacity(tokens * topk, config.num_moe_experts, factor)
+            return AllToAllCall(placement(self), routing_map, topk, capacity=capacity)
+        return AllToAllCall(placement(self), routing_map, topk, rows=None if factor is not None else tokens * topk)
 
     def token_dispatch(self: Any, rows: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         """Send rows and probabilities to the ranks of their experts."""

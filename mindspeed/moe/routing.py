@@ -5,6 +5,8 @@ T tokens, E experts, R rows (one per token and expert that it goes to, expert af
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,15 +33,45 @@ def probabilities_of(probs_TE: Tensor, positions: Tensor) -> Tensor:
     return probs_TE.t().reshape(-1).index_select(0, positions)
 
 
-def take_rows(x_TH: Tensor, token_R: Tensor) -> Tensor:
-    """The rows [R, H] of tokens, each copied as often as it stands in ``token_R``."""
-    return x_TH.index_select(0, token_R)
+@dataclass(eq=False)
+class RowIndex:
+    """Say which token each row is of, by the map [T, E] and the positions [R] of its rows.
+
+    A token has at most ``topk`` rows, or any number where that is None. ``slot_TK`` are the rows of each token where an
+    operator has found them, indices from R on being none.
+    """
+
+    map_TE: Tensor  # noqa: N815 - named by its shape
+    positions: Tensor
+    topk: int | None
+    slot_TK: Tensor | None = None  # noqa: N815
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self.map_TE.shape[0]
+
+    @cached_property
+    def token_R(self) -> Tensor:  # noqa: N802 - named by its shape
+        """Token of each row."""
+        return self.positions % max(1, self.tokens)
+
+    def expert_TK(self, topk: int) -> Tensor:  # noqa: N802
+        """The experts of each token in ascending order, E where it has fewer."""
+        experts = self.map_TE.shape[1]
+        expert_TK = expert_indices(self.map_TE, min(topk, experts))
+        return torch.where(expert_TK < 0, experts, expert_TK)
 
 
-def sum_rows(rows_RH: Tensor, token_R: Tensor, tokens: int) -> Tensor:
+def take_rows(x_TH: Tensor, index: RowIndex) -> Tensor:
+    """The rows [R, H] of tokens, each copied as often as it has rows."""
+    return x_TH.index_select(0, index.token_R)
+
+
+def sum_rows(rows_RH: Tensor, index: RowIndex) -> Tensor:
     """Sum the rows of each token: [T, H], in the order of the rows."""
-    empty = torch.zeros((tokens, rows_RH.shape[1]), dtype=rows_RH.dtype, device=rows_RH.device)
-    return empty.scatter_add(0, token_R.unsqueeze(1).expand(-1, rows_RH.shape[1]), rows_RH)
+    empty = torch.zeros((index.tokens, rows_RH.shape[1]), dtype=rows_RH.dtype, device=rows_RH.device)
+    return empty.scatter_add(0, index.token_R.unsqueeze(1).expand(-1, rows_RH.shape[1]), rows_RH)
 
 
 def chunk_order(counts_SE: Tensor, rows: int) -> tuple[Tensor, Tensor]:

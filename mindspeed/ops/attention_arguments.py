@@ -34,7 +34,7 @@ class AttentionGradientInputs(NamedTuple):
     value: Tensor
     pse: Tensor | None
     mask: Tensor | None
-    seed: Tensor | None
+    state: Tensor | None
     out: Tensor
     maximum: Tensor
     total: Tensor

@@ -31,6 +31,11 @@ def lengths_of(query: Tensor, key: Tensor, options: AttentionOptions) -> Ranges:
     return [(queries, sizes(key, options.layout)[1])] * batch
 
 
+def probabilities(query: Tensor, key: Tensor, options: AttentionOptions) -> int:
+    """Count the elements of the score matrices of a call."""
+    return options.heads * sum(queries * keys for queries, keys in lengths_of(query, key, options))
+
+
 def head_view(x: Tensor, layout: str, heads: int) -> Tensor:
     """``x`` of a dense layout as [B, N, S, D]; a view where x is contiguous, so that it can be written through."""
     if layout == "BNSD":

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -125,11 +125,36 @@ def attention_visibility(
     return AttentionVisibility(last=0 if causal and mask is None else None, mask=mask, ends=tuple(map(tuple, ends)))
 
 
-@lru_cache(maxsize=8)
-def compressed_mask(device: torch.device) -> Tensor:
-    """The one mask of all causal modes, [2048, 2048], True hidden: 4 MiB, made once for each device."""
+_SIDE: Final = 2048
+_PREFIX_ROWS: Final = 1024
+_COMPRESSED: Final[dict[tuple[torch.device, bool], Tensor]] = {}
+
+
+def compressed_mask(device: torch.device, with_prefix: bool = False) -> Tensor:
+    """The one mask of all causal modes, [2048, 2048], True hidden: 4 MiB, made once for each device.
+
+    ``with_prefix``: the mask of mode 6, [3072, 2048], in which 1024 rows follow of which the right half is hidden. A fake mask,
+    which has no contents, is kept by its mode.
+    """
+    mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    fake = {} if mode is None else vars(mode).setdefault("_compressed_masks", {})
+    real = _COMPRESSED if mode is None or mode.allow_non_fake_inputs else {}
+    for masks in (fake, real):
+        if (device, with_prefix) in masks:
+            kept: Tensor = masks[device, with_prefix]
+            return kept
     with torch.inference_mode(False):  # one that is made in inference mode could not be used in training
-        return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu_(1)
+        mask = torch.ones(_SIDE, _SIDE, dtype=torch.bool, device=device).triu_(1)
+        if with_prefix:
+            mask = F.pad(mask, (0, 0, 0, _PREFIX_ROWS))
+            mask[_SIDE:, _SIDE // 2 :] = True
+    (fake if isinstance(mask, FakeTensor) else _COMPRESSED)[device, with_prefix] = mask
+    return mask
+
+
+def forget_compressed_masks() -> None:
+    """Drop the masks, so that the bytes of the next job include those that it makes."""
+    _COMPRESSED.clear()
 
 
 def visible_pairs(query: Tensor, key: Tensor, mask: Tensor | None, options: AttentionOptions) -> int:

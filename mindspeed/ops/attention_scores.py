@@ -26,6 +26,8 @@ Span = tuple[int, int]
 class Dropout:
     """A mask that is a function of the seed, the row and the column: any block of it can be made at any time.
 
+    ``first`` is the number of rows of earlier sequences.
+
     Rows and columns are hashed in 64 bits, which is little work; what is done for every element has 32.
     """
 

@@ -3,7 +3,10 @@
 ``P = softmax(masked logits)``, logits ``scale (Q K^T + pse)`` for type 1 and ``scale Q K^T + pse`` otherwise,
 ``out = dropout(P) V``; a query that sees no key gives zeros, maximum -inf and sum 0. Computed in fp32 (fp64 for fp64 input) in
 strips of queries and rounded once. Saved for backward: query, key, value, bias, mask, the result, the maximum and the sum
-of each row, and the seed of the dropout mask; never probabilities or the mask of the dropout.
+of each row, and the random state of the dropout mask; never probabilities or the mask of the dropout.
+
+The statistics of the operator have the lanes of the device's kernel, equal numbers: see `lanes`. With ``keep_prob`` below 1 it
+draws from the generator of the device, and its last result (int64, a seed and an offset) makes the mask again in backward.
 """
 
 from __future__ import annotations
@@ -16,7 +19,16 @@ from torch import Tensor
 
 from mindspeed.ops.attention_arguments import AttentionGradientInputs, AttentionOptions
 from mindspeed.ops.attention_checks import check_call, check_results
-from mindspeed.ops.attention_layout import head_view, head_width, heads_like, lengths_of, ranges_of, sequence_view, sizes
+from mindspeed.ops.attention_layout import (
+    head_view,
+    head_width,
+    heads_like,
+    lengths_of,
+    probabilities,
+    ranges_of,
+    sequence_view,
+    sizes,
+)
 from mindspeed.ops.attention_mask import compressed_mask, sequence_at_edge, visible_pairs
 from mindspeed.ops.attention_scores import AttentionBatch, AttentionScores, Dropout, Span, scores_of
 from mindspeed.ops.autocast import in_autocast_type
@@ -109,7 +121,17 @@ def backward(part: AttentionBatch, dbias: Tensor | None) -> None:
 _CAUSAL: Final = 3
 """Sparse mode in which the last query sees every key."""
 LANES = 8
+"""Repetitions in the statistics of the public functions."""
 UNBOUNDED = 2147483647
+
+
+LANES_OF: Final = {"npu": LANES}
+"""Repetitions in the statistics of the operator by type of device: as many as its kernel makes and reads."""
+
+
+def lanes(device: torch.device) -> int:
+    """Return the repetitions in the statistics of the operator on a device; one, unless its kernel has more."""
+    return LANES_OF.get(device.type, 1)
 
 
 def attention(
@@ -161,7 +183,7 @@ def fusion_attention(
     q_start_idx: Sequence[int] | None = None,
     kv_start_idx: Sequence[int] | None = None,
     softmax_layout: str = "",
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | int, int, int]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | int, Tensor | int, int]:
     """Give ``(out, softmax_max, softmax_sum, reserved, seed, offset, numels)``.
 
     Layouts: SBH and BSH with H = N D, BSND, BNSD, and TND of packed sequences with cumulative ``actual_seq_qlen`` and
@@ -176,9 +198,9 @@ def fusion_attention(
     not read the mask: it may be the compressed one of [2048, 2048] (6: [3072, 2048]) or full.
 
     ``pse_type`` 0 and 1 take ``pse`` as a bias [B | 1, N, S | 1, keys] or its last 1024 rows (causal modes), 2 and 3 take
-    fp32 slopes [N] or [B, N] of the distance ``-slope |i + q_start - j - kv_start|`` and of its root. ``seed`` is what the
-    dropout mask is made from (0 without dropout). ``inner_precise``, ``gen_mask_parallel`` and ``sync`` change nothing.
-    Raises OperatorError for other shapes, types, layouts and modes.
+    fp32 slopes [N] or [B, N] of the distance ``-slope |i + q_start - j - kv_start|`` and of its root. ``seed`` and ``offset``
+    are what the dropout mask is made from (0 without dropout). ``inner_precise``, ``gen_mask_parallel`` and ``sync`` change
+    nothing. Raises OperatorError for other shapes, types, layouts and modes.
     """
     options = _options(
         (head_num, input_layout.upper(), scale, keep_prob, pre_tokens, next_tokens),
@@ -187,16 +209,15 @@ def fusion_attention(
         (q_start_idx, kv_start_idx),
     )
     check_call(query, key, value, pse, atten_mask, padding_mask, softmax_layout, options)
-    dropping = keep_prob < 1
-    seed = torch.randint(1 << 62, (), dtype=torch.int64, device=query.device) if dropping else None
     mask = None if atten_mask is None else atten_mask.bool()
-    out, maximum, total = torch.ops.mindspeed.fusion_attention(query, key, value, pse, mask, seed, *options)
-    stats = [stat[..., None].expand(*stat.shape, LANES).contiguous() for stat in (maximum, total)]
+    out, maximum, total, state = torch.ops.mindspeed.fusion_attention(query, key, value, pse, mask, *options)
+    stats = [stat.expand(*stat.shape[:-1], LANES).contiguous() for stat in (maximum, total)]
     if options.layout == "TND" and softmax_layout == "":
         stats = [sequence_major(stat, options.q_ends or []) for stat in stats]
     reserved = query.new_empty(0)
-    numels = head_num * sum(queries * keys for queries, keys in lengths_of(query, key, options)) if dropping else 0
-    return out, stats[0], stats[1], reserved, 0 if seed is None else seed, 0, numels
+    if keep_prob == 1:
+        return out, stats[0], stats[1], reserved, 0, 0, 0
+    return out, stats[0], stats[1], reserved, state[0], state[1], probabilities(query, key, options)
 
 
 npu_fusion_attention = fusion_attention
@@ -221,6 +242,7 @@ def fusion_attention_grad(
     pre_tokens: int = UNBOUNDED,
     next_tokens: int = UNBOUNDED,
     seed: Tensor | int = 0,
+    offset: Tensor | int = 0,
     prefix: Sequence[int] | None = None,
     actual_seq_qlen: Sequence[int] | Tensor | None = None,
     actual_seq_kvlen: Sequence[int] | Tensor | None = None,
@@ -232,8 +254,9 @@ def fusion_attention_grad(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of query, key, value and, if there is an external one, of the bias; what context parallelism calls per block.
 
-    ``dy`` and the result ``attention_in`` are like the result of `fusion_attention`, the statistics and ``seed`` as it gave
-    them. All three may come from more keys than ``key`` has: the gradients are then this block's share. Raises OperatorError.
+    ``dy`` and the result ``attention_in`` are like the result of `fusion_attention`, the statistics, ``seed`` and ``offset`` as
+    it gave them. All three may come from more keys than ``key`` has: the gradients are then this block's share. Raises
+    OperatorError.
     """
     options = _options(
         (head_num, input_layout.upper(), scale_value, keep_prob, pre_tokens, next_tokens),
@@ -246,11 +269,14 @@ def fusion_attention_grad(
     stats = [softmax_max, softmax_sum]
     if options.layout == "TND" and softmax_layout == "":
         stats = [token_major(stat, torch.tensor(options.q_ends)) for stat in stats]
-    made_from = torch.as_tensor(seed, dtype=torch.int64, device=query.device) if keep_prob < 1 else None
+    state = torch.stack([torch.as_tensor(number, dtype=torch.int64) for number in (seed, offset)]) if keep_prob < 1 else None
     mask, of_pse = None if atten_mask is None else atten_mask.bool(), pse is not None and pse_type < 2
-    lean = [stat[..., 0] for stat in stats]
+    # the keys of this call may be visible to a row that saw none of all keys, which then has no gradient
+    unseen = stats[1] == 0
+    stats = [stats[0].masked_fill(unseen, torch.finfo(stats[0].dtype).max), stats[1].masked_fill(unseen, 1.0)]
+    made = [stat[..., : lanes(query.device)].contiguous() for stat in stats]
     dq, dk, dv, dpse = torch.ops.mindspeed.fusion_attention_backward(
-        dy, query, key, value, pse, mask, made_from, attention_in, *lean, of_pse, *options
+        dy, query, key, value, pse, mask, state, attention_in, *made, of_pse, *options
     )
     return dq, dk, dv, dpse if of_pse else None
 
@@ -283,9 +309,11 @@ def _parts(
 ) -> Iterator[AttentionBatch]:
     """Views of the query and key side tensors and of the statistics, with the scores: one part, or one per packed sequence.
 
-    ``optional`` are bias, mask and seed.
+    ``optional`` are bias, mask and the random state of dropout.
     """
-    pse, mask, seed = optional
+    pse, mask, state = optional
+    seed = None if state is None or options.keep_prob == 1 else state[0].to(query_side[0].device)
+    stats = [stat[..., 0] for stat in stats]
     heads, layout = options.heads, options.layout
     groups = heads_like(key_side[0], layout, query_side[0], heads)
     split = (groups, heads // groups)
@@ -319,27 +347,39 @@ def _out_like(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptio
     return query.new_empty((*query.shape[:-1], last))
 
 
-def _stats_like(query: Tensor, options: AttentionOptions) -> Tensor:
-    if options.layout == "TND":
-        return query.new_empty(query.shape[:2], dtype=wide_type(query.dtype))
-    batch, length = sizes(query, options.layout)
-    return query.new_empty((batch, options.heads, length), dtype=wide_type(query.dtype))
+def _stats_like(query: Tensor, options: AttentionOptions, repetitions: int) -> Tensor:
+    rows: tuple[int, ...] = tuple(query.shape[:2])
+    if options.layout != "TND":
+        batch, length = sizes(query, options.layout)
+        rows = (batch, options.heads, length)
+    return query.new_empty((*rows, repetitions), dtype=wide_type(query.dtype))
 
 
-def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Reference: the result and lean statistics, [B, N, S] or [T, N]."""
+def state_like(query: Tensor, options: AttentionOptions) -> Tensor:
+    """Make an empty random state, without elements where nothing is dropped. That of an NPU's kernels is on the host."""
+    device = torch.device("cpu") if query.device.type == "npu" else query.device
+    return query.new_empty(2 if options.keep_prob < 1 else 0, dtype=torch.int64, device=device)
+
+
+def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Reference: the result, the statistics, [B, N, S, lanes] or [T, N, lanes], and the random state."""
     return by_parts(forward, *args)
 
 
-def by_parts(write: Callable[[AttentionBatch], None], *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the result and lean statistics, [B, N, S] or [T, N], which ``write`` fills for each batch of equal sequences."""
-    query, key, value, *optional = args[:6]
-    options = AttentionOptions(*args[6:])
-    out, maximum = _out_like(query, key, value, options), _stats_like(query, options)
+def by_parts(write: Callable[[AttentionBatch], None], *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Give the result, statistics and random state; ``write`` fills the first ones for each batch of equal sequences."""
+    query, key, value, pse, mask = args[:5]
+    options = AttentionOptions(*args[5:])
+    out, maximum = _out_like(query, key, value, options), _stats_like(query, options, 1)
     total = torch.empty_like(maximum)
-    for part in _parts([query, out], [key, value], [maximum, total], optional, options):
+    state = state_like(query, options)
+    if state.numel():
+        state[0] = torch.randint(1 << 62, (), dtype=torch.int64, device=query.device)
+        state[1] = 0
+    for part in _parts([query, out], [key, value], [maximum, total], (pse, mask, state), options):
         write(part)
-    return out, maximum, total
+    shape = (*maximum.shape[:-1], lanes(query.device))
+    return out, maximum.expand(shape).contiguous(), total.expand(shape).contiguous(), state
 
 
 def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -351,11 +391,11 @@ def gradients_by_parts(
     write: Callable[[AttentionBatch, Tensor | None], None], *args: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Give the gradients of `_backward`, which ``write`` fills for each batch, that of a bias being added to the second."""
-    dout, query, key, value, pse, mask, seed, out, maximum, total, of_pse, options = AttentionGradientInputs.of(*args)
+    dout, query, key, value, pse, mask, state, out, maximum, total, of_pse, options = AttentionGradientInputs.of(*args)
     dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
     dpse = None if pse is None or not of_pse else pse.new_zeros(pse.shape, dtype=wide_type(pse.dtype))
     query_side, key_side = [query, out, dout, dq], [key, value, dk, dv]
-    for n, part in enumerate(_parts(query_side, key_side, [maximum, total], (pse, mask, seed), options)):
+    for n, part in enumerate(_parts(query_side, key_side, [maximum, total], (pse, mask, state), options)):
         dbias = None
         if dpse is not None:
             own = dpse[n : n + 1] if options.layout == "TND" and dpse.shape[0] > 1 else dpse
@@ -364,10 +404,11 @@ def gradients_by_parts(
     return dq, dk, dv, query.new_empty(0) if pse is None or dpse is None else dpse.to(pse.dtype)
 
 
-def _forward_shapes(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    options = AttentionOptions(*rest[3:])
-    maximum = _stats_like(query, options)
-    return _out_like(query, key, value, options), maximum, maximum.new_empty(maximum.shape)
+def _forward_shapes(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    options = AttentionOptions(*rest[2:])
+    maximum = _stats_like(query, options, lanes(query.device))
+    out = _out_like(query, key, value, options)
+    return out, maximum, maximum.new_empty(maximum.shape), state_like(query, options)
 
 
 def _backward_shapes(
@@ -378,21 +419,21 @@ def _backward_shapes(
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape), dpse
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    *results, state = output
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # else zeros are made for each of them
     ctx.of_pse = ctx.needs_input_grad[3]
-    ctx.options = inputs[6:]
-    ctx.save_for_backward(*inputs[:6], *output)
+    ctx.options = inputs[5:]
+    ctx.save_for_backward(*inputs[:5], state if state.numel() else None, *results)
 
 
 def _gradient(ctx: Any, dout: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     dq, dk, dv, dpse = torch.ops.mindspeed.fusion_attention_backward(dout, *ctx.saved_tensors, ctx.of_pse, *ctx.options)
-    return dq, dk, dv, dpse if ctx.of_pse else None, None, None, *(None for _ in ctx.options)
+    return dq, dk, dv, dpse if ctx.of_pse else None, None, *(None for _ in ctx.options)
 
 
-def _forward_operations(
-    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
-) -> int:
+def _forward_operations(query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, *rest: Any) -> int:
     """Count ``Q K^T`` and ``P V`` of the pairs that mask and sparse mode let see."""
     options = AttentionOptions(*rest)
     groups = heads_like(key, options.layout, query, options.heads)
@@ -402,7 +443,7 @@ def _forward_operations(
 
 def _backward_operations(dout: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> int:
     """Count two products for each of the forward pass; scores that kernels compute again are no recomputation of a layer."""
-    return 2 * _forward_operations(query, key, value, *rest[:3], *rest[7:])
+    return 2 * _forward_operations(query, key, value, *rest[:2], *rest[7:])
 
 
 _OPTIONS = (
@@ -411,16 +452,17 @@ _OPTIONS = (
 )
 
 define(
-    "fusion_attention(Tensor query, Tensor key, Tensor value, Tensor? pse, Tensor? mask, Tensor? seed, "
-    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"fusion_attention(Tensor query, Tensor key, Tensor value, Tensor? pse, Tensor? mask, {_OPTIONS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _forward_shapes,
     _save,
     _gradient,
     _forward_operations,
+    draws=True,
 )
 define(
-    "fusion_attention_backward(Tensor dout, Tensor query, Tensor key, Tensor value, Tensor? pse, Tensor? mask, Tensor? seed, "
+    "fusion_attention_backward(Tensor dout, Tensor query, Tensor key, Tensor value, Tensor? pse, Tensor? mask, Tensor? state, "
     f"Tensor out, Tensor maximum, Tensor total, bool of_pse, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _backward_shapes,

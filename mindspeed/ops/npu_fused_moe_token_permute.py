@@ -62,6 +62,7 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, int, bool], output: tuple[Tens
     tokens, indices, _, ctx.padded = inputs
     ctx.tokens, ctx.topk = tokens.shape[0], 1 if ctx.padded else _topk(indices)
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1])
 
 

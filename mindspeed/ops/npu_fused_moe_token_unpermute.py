@@ -84,6 +84,12 @@ def _forward(rows: Tensor, indices: Tensor, probs: Tensor | None, tokens: int, t
     return out.to(rows.dtype)
 
 
+def inverse(indices: Tensor) -> Tensor:
+    """The inverse of a permutation: the slot of each row."""
+    slots = torch.arange(indices.numel(), device=indices.device)
+    return torch.empty_like(slots).scatter_(0, indices.long(), slots)
+
+
 def _backward(
     dout: Tensor, rows: Tensor | None, indices: Tensor, probs: Tensor | None, count: int, topk: int, padded: bool
 ) -> tuple[Tensor, Tensor]:
@@ -92,7 +98,7 @@ def _backward(
     if padded:
         slot, token = torch.arange(count, device=dout.device), indices
     else:
-        slot = torch.empty_like(indices).scatter_(0, indices, torch.arange(indices.numel(), device=dout.device))[:count]
+        slot = inverse(indices)[:count]
         token = slot // topk if topk else slot
     drows = dout[token] if probs is None else (wide(dout[token]) * wide(probs).reshape(-1)[slot, None]).to(dout.dtype)
     if rows is None or probs is None:

@@ -29,13 +29,15 @@ def npu_ring_attention_update(
     actual_seq_qlen: Tensor | Sequence[int] | None = None,
     layout: str = "SBH",
     softmax_layout: str = "",
+    seen: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Merge ``cur`` into ``prev`` and give ``(attn_out, softmax_max, softmax_sum)``, all new tensors.
 
     ``layout`` SBH: outputs [S, B, H], statistics [B, N, S, 8]. TND: outputs [T, N, D], statistics [T, N, 8]; with
     ``softmax_layout`` "TND" in that order, with "" the memory of each sub-sequence holds [N, length, 8] instead, and
     ``actual_seq_qlen`` gives the cumulative lengths, a leading 0 being allowed. The last dimension of statistics is a
-    repetition and may have any size but 0. Raises OperatorError for other shapes, types or layouts.
+    repetition and may have any size but 0. ``seen`` promises that each row was seen by one side or both, which saves the
+    work for others. Raises OperatorError for other shapes, types or layouts.
     """
     op, layout = "npu_ring_attention_update", layout.upper()
     outs, stats = (prev_attn_out, cur_attn_out), (prev_softmax_max, prev_softmax_sum, cur_softmax_max, cur_softmax_sum)
@@ -60,7 +62,7 @@ def npu_ring_attention_update(
         require(actual_seq_qlen is not None, op, "the layout TND needs actual_seq_qlen, unless softmax_layout is TND")
         ends = torch.as_tensor(actual_seq_qlen, dtype=torch.int64)
     out, maximum, total = torch.ops.mindspeed.npu_ring_attention_update(
-        prev_attn_out, prev_softmax_max, prev_softmax_sum, cur_attn_out, cur_softmax_max, cur_softmax_sum, ends, layout
+        prev_attn_out, prev_softmax_max, prev_softmax_sum, cur_attn_out, cur_softmax_max, cur_softmax_sum, ends, layout, seen
     )
     return out, maximum, total
 
@@ -84,14 +86,23 @@ def sequence_major(stats: Tensor, ends: Sequence[int]) -> Tensor:
 
 
 def _forward(
-    out1: Tensor, max1: Tensor, sum1: Tensor, out2: Tensor, max2: Tensor, sum2: Tensor, ends: Tensor | None, layout: str
+    out1: Tensor,
+    max1: Tensor,
+    sum1: Tensor,
+    out2: Tensor,
+    max2: Tensor,
+    sum2: Tensor,
+    ends: Tensor | None,
+    layout: str,
+    seen: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     maximum = torch.maximum(max1, max2)
-    seen = maximum > -torch.inf
     # exp(-inf - -inf) is not a number: where neither side saw a key, both shares are zero
-    shares = [torch.where(seen, total * torch.exp(m - maximum), 0) for m, total in ((max1, sum1), (max2, sum2))]
+    base = maximum if seen else maximum.masked_fill(maximum == -torch.inf, 0)
+    shares = [total * torch.exp(m - base) for m, total in ((max1, sum1), (max2, sum2))]
     total = shares[0] + shares[1]
-    weights = [torch.where(total > 0, share / total, 0)[..., :1] for share in shares]
+    divisor = total if seen else total.masked_fill(total == 0, 1)
+    weights = [(share / divisor)[..., :1] for share in shares]
     if layout == "SBH":
         weights = [w.permute(2, 0, 1, 3) for w in weights]
     elif ends is not None:
@@ -104,7 +115,7 @@ def _forward(
 
 define(
     "npu_ring_attention_update(Tensor out1, Tensor max1, Tensor sum1, Tensor out2, Tensor max2, Tensor sum2, "
-    "Tensor? ends, str layout) -> (Tensor, Tensor, Tensor)",
+    "Tensor? ends, str layout, bool seen) -> (Tensor, Tensor, Tensor)",
     _forward,
     like(0, 1, 1),
     gradient=no_gradient("npu_ring_attention_update"),

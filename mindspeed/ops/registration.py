@@ -52,12 +52,14 @@ def define(
     save: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
     gradient: Callable[..., Any] | None = None,
     operations: Callable[..., int] | None = None,
+    draws: bool = False,
 ) -> None:
     """Make ``torch.ops.mindspeed.<name>`` from a schema such as ``"swiglu(Tensor x, int dim) -> Tensor"``.
 
     ``reference`` runs on every device without a kernel of its own; ``shapes`` gives empty outputs for tracing;
     ``save(ctx, inputs, output)`` and ``gradient(ctx, *grads)`` make it differentiable. ``operations`` counts from the arguments
     of a call the floating-point operations of its matrix products, for torch's counter; an operator without products has none.
+    ``draws`` says that it draws random numbers.
 
     A file ``mindspeed/ops/<platform>/<module of the reference>.py`` holds kernels for a platform: a table ``KERNELS``
     from schema name to `Kernel`. It is imported at the first call on that platform; calls that the kernel does not support
@@ -66,7 +68,7 @@ def define(
     operator = schema.partition("(")[0]
     name = f"mindspeed::{operator}"
     _REFERENCES[operator] = reference
-    _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
+    _LIBRARY.define(schema, tags=(torch.Tag.nondeterministic_seeded,) if draws else ())  # type: ignore[no-untyped-call]
     _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     module = reference.__module__.rpartition(".")[2]
     for platform, key in _KEYS.items():

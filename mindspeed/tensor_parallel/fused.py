@@ -49,19 +49,13 @@ class FusedScatteredProducts:
         self, g_RN: Tensor, x_TK: Tensor, weight: Tensor, weight_gradient: WeightGradient
     ) -> tuple[Tensor, Tensor | None]:
         """The gradient that the call gathers is used again for the gradient of the weight."""
-        g_TN = g_RN.new_empty(x_TK.shape[0], g_RN.shape[1])
-        grad_input = g_RN.new_empty(x_TK.shape)
-        lcal_coc.all_gather_matmul_v2(g_RN, weight, grad_input, g_TN, self.group)
+        grad_input, g_TN = lcal_coc.all_gather_matmul_v2(g_RN, weight, None, None, self.group)
         return grad_input, weight_gradient(g_TN, x_TK)
 
 
 def _gathered(x_RK: Tensor, w_KN: Tensor, group: dist.ProcessGroup) -> Tensor:
-    y_TN = x_RK.new_empty(x_RK.shape[0] * group.size(), w_KN.shape[1])
-    lcal_coc.all_gather_matmul(x_RK, w_KN, y_TN, group)
-    return y_TN
+    return lcal_coc.all_gather_matmul(x_RK, w_KN, None, group)
 
 
 def _scattered(x_TK: Tensor, w_KN: Tensor, group: dist.ProcessGroup) -> Tensor:
-    y_RN = x_TK.new_empty(x_TK.shape[0] // group.size(), w_KN.shape[1])
-    lcal_coc.matmul_reduce_scatter(x_TK, w_KN, y_RN, group)
-    return y_RN
+    return lcal_coc.matmul_reduce_scatter(x_TK, w_KN, None, group)

@@ -2,7 +2,7 @@
 
 from mindspeed.registry import catalog
 from mindspeed.workbench.diagnostics.support_matrix import version_results
-from mindspeed.workbench.pages.support import NOT_RUN, result_table
+from mindspeed.workbench.pages.support import NOT_RUN, kernel_table, result_table
 from tools.docs.results import PASSED, reason, with_versions
 
 NAMES = sorted(catalog(frozenset()).specs)
@@ -14,6 +14,14 @@ def test_every_feature_has_a_cell_for_every_version() -> None:
     assert header.count("|") == len(version_results()) + hybrid + 3  # and the column of Transformer Engine's layers
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == NAMES
     assert not [row for row in rows if "|  |" in row]
+
+
+def test_every_feature_has_a_share_of_its_calls_on_every_device_and_says_why_it_is_not_all() -> None:
+    _, _, *rows = kernel_table(NAMES)
+    cells = [[cell.strip() for cell in row.strip("| ").split(" | ")] for row in rows]
+    assert [row[0] for row in cells] == NAMES
+    assert not [row for row in cells if NOT_RUN in row]
+    assert not [row for row in cells if not {"-", "100%"}.issuperset(row[1:3]) and len(row) < 4]
 
 
 def test_results_of_a_version_take_the_place_of_what_it_had() -> None:

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mindspeed.ops.attention_scores import Dropout
+
 _LARGEST = torch.finfo(torch.float32).max
 _FAR = 2147483647
 
@@ -18,6 +20,10 @@ class Given(NamedTuple):
     pse: Tensor | None = None
     atten_mask: Tensor | None = None
     scale: float = 1.0
+    keep_prob: float = 1.0
+    seed: int = 0
+    offset: int = 0
+    numels: int = 0
     pre_tockens: int = _FAR
     next_tockens: int = _FAR
     inner_precise: int = 0
@@ -41,7 +47,6 @@ _BY_PLACE = (
 
 def _given(head_num: int, input_layout: str, more: dict[str, Any], by_place: tuple[Any, ...] = ()) -> Given:
     more = dict(zip(_BY_PLACE, by_place, strict=False)) | {_NAMES.get(name, name): value for name, value in more.items()}
-    assert more.get("keep_prob", 1) == 1
     assert more.get("padding_mask") is None
     return Given(head_num, input_layout, **{name: value for name, value in more.items() if name in Given._fields})
 
@@ -101,13 +106,14 @@ def _hidden(how: Given, n: int, queries: int, keys: int, edge: int) -> Tensor:
 
 
 class Part(NamedTuple):
-    """One sequence: queries, keys and values [N, S, D] in fp32, masked logits and what is hidden."""
+    """One sequence: queries, keys and values [N, S, D] in fp32, masked logits, what is hidden and the factors of dropout."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     logits: Tensor
     hidden: Tensor
+    factors: Tensor
 
 
 def _parts(query: Tensor, key: Tensor, value: Tensor, how: Given) -> Iterator[Part]:
@@ -116,11 +122,22 @@ def _parts(query: Tensor, key: Tensor, value: Tensor, how: Given) -> Iterator[Pa
     ks, vs = (_sequences(x, groups, how.input_layout, how.actual_seq_kvlen) for x in (key, value))
     filled = [n for n, q in enumerate(qs) if q.shape[1]] or [0]
     edge = filled[0] if how.sparse_mode == 8 else filled[-1]
+    first = 0
     for n, (q, k, v) in enumerate(zip(qs, ks, vs, strict=True)):
         q, k, v = (x.float().repeat_interleave(how.head_num // x.shape[0], 0) for x in (q, k, v))
         products, bias = q @ k.transpose(1, 2), _bias(how, n, q.shape[1], k.shape[1])
         logits = (products + bias) * how.scale if how.pse_type == 1 else products * how.scale + bias
-        yield Part(q, k, v, logits, _hidden(how, n, q.shape[1], k.shape[1], edge))
+        yield Part(q, k, v, logits, _hidden(how, n, q.shape[1], k.shape[1], edge), _factors(how, logits.shape, first))
+        first += logits.numel() if how.input_layout == "TND" else q.shape[0] * q.shape[1]
+
+
+def _factors(how: Given, shape: torch.Size, first: int) -> Tensor:
+    """The dropout of our reference, so that values can be compared; ``first`` counts the rows of earlier sequences."""
+    if how.keep_prob == 1:
+        return torch.ones(())
+    heads, queries, keys = shape
+    drop = Dropout(how.keep_prob, torch.tensor(how.seed), first, (1, heads, 1, queries, keys))
+    return drop.factors((0, queries), (0, keys), torch.float32)[0, :, 0]
 
 
 def _bias(how: Given, n: int, queries: int, keys: int) -> Tensor:
@@ -148,7 +165,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, how: Given) -> tuple[Ten
         maximum = logits.amax(-1, keepdim=True) if logits.numel() else logits.sum(-1, keepdim=True)
         exponents = (logits - maximum).exp()
         total = exponents.sum(-1, keepdim=True)
-        result, unseen = exponents @ part.v / total, maximum == -torch.inf
+        result, unseen = exponents * part.factors @ part.v / total, maximum == -torch.inf
         if how.inner_precise == 2:
             result = result.masked_fill(unseen, 0)
             maximum, total = maximum.masked_fill(unseen, -_LARGEST), total.masked_fill(unseen, _LARGEST)
@@ -175,8 +192,9 @@ def _backward(query: Tensor, key: Tensor, value: Tensor, dy: Tensor, how: Given,
         maximum, total = (_statistic(more[name], how, n) for name in ("softmax_max", "softmax_sum"))
         # a hidden logit is a very small number, not -inf: what such a row makes depends on its statistics
         p = (part.logits.masked_fill(part.hidden, -_LARGEST / 2) - maximum).exp() / total
-        ds = p * (dout @ part.v.transpose(1, 2) - (dout * out).sum(-1, keepdim=True))
-        shared = [ds @ part.k * how.scale, ds.transpose(1, 2) @ part.q * how.scale, p.transpose(1, 2) @ dout]
+        ds = p * (dout @ part.v.transpose(1, 2) * part.factors - (dout * out).sum(-1, keepdim=True))
+        kept = (p * part.factors).transpose(1, 2)
+        shared = [ds @ part.k * how.scale, ds.transpose(1, 2) @ part.q * how.scale, kept @ dout]
         for place, grad, count in zip(places, shared, heads, strict=True):
             place[n].copy_(grad.unflatten(0, (count, -1)).sum(1))
         if how.pse is not None and how.pse_type < 2:
@@ -198,7 +216,10 @@ def npu_fusion_attention(
     query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, *by_place: Any, **more: Any
 ) -> Any:
     how = _given(head_num, input_layout, more, by_place)
-    return (*_forward(query, key, value, how), query.new_empty(0), 0, 0, 0)
+    if how.keep_prob < 1:
+        how = how._replace(seed=int(torch.randint(1 << 62, ())))
+    numels = sum(part.logits.numel() for part in _parts(query, key, value, how)) if how.keep_prob < 1 else 0
+    return (*_forward(query, key, value, how), query.new_empty(0), how.seed, how.offset, numels)
 
 
 npu_fusion_attention_v2 = npu_fusion_attention
@@ -209,7 +230,10 @@ def _gradients(
     query: Tensor, key: Tensor, value: Tensor, dy: Tensor, head_num: int, input_layout: str, more: dict[str, Any]
 ) -> list[Tensor]:
     stats = {name: more.pop(name) for name in _STATISTICS}
-    return _backward(query, key, value, dy, _given(head_num, input_layout, more), stats)
+    how = _given(head_num, input_layout, more)
+    if how.keep_prob < 1:
+        assert how.numels == sum(part.logits.numel() for part in _parts(query, key, value, how))
+    return _backward(query, key, value, dy, how, stats)
 
 
 def npu_fusion_attention_grad(

@@ -36,7 +36,13 @@ def _mask(m: Make, mode: int, queries: int, keys: int) -> Tensor:
 
 
 def _attention(
-    layout: str, mode: int | None, pse_type: int | None = None, pse_shape: str = "BNSS", longer: bool = False, value: int = 8
+    layout: str,
+    mode: int | None,
+    pse_type: int | None = None,
+    pse_shape: str = "BNSS",
+    longer: bool = False,
+    value: int = 8,
+    keep: float = 1.0,
 ) -> Callable[[Make], Call]:
     """A call with rows that see nothing wherever the mode can have them; without ``mode`` there is no mask."""
 
@@ -52,7 +58,7 @@ def _attention(
         ]
         if packed:
             queries, keys = (max(b - a for a, b in zip((0, *e), e, strict=False)) for e in (q_ends, kv_ends))
-        more: dict[str, Any] = {"scale": 0.4}
+        more: dict[str, Any] = {"scale": 0.4, "keep_prob": keep}
         if mode is not None:
             full = _mask(m, 0 if packed and mode == 1 else mode, queries, keys)
             more |= {"atten_mask": full, "sparse_mode": mode, "pre_tokens": 3, "next_tokens": 2}
@@ -67,7 +73,12 @@ def _attention(
             more["pse"] = m.leaf(*shape[pse_shape])
         if pse_type is not None:
             more["pse_type"] = pse_type
-        return lambda: ops.fusion_attention(*tensors, SIZES["heads"], layout, **more)
+
+        def call() -> Any:
+            torch.manual_seed(7)
+            return ops.fusion_attention(*tensors, SIZES["heads"], layout, **more)
+
+        return call
 
     return case
 
@@ -114,6 +125,9 @@ def attention_cases() -> list[Case]:
                 Case("fusion_attention", f"{layout} pse {kind}", _attention(layout, 2, kind), *(v1 if kind == 1 else v2))
                 for kind in (0, 1, 2, 3)
             ]
+    for layout in ("SBH", "BNSD", "TND"):
+        found.append(Case("fusion_attention", f"{layout} dropout", _attention(layout, 3, keep=0.6), *v1))
+    found.append(Case("fusion_attention", "dropout with slopes", _attention("BSH", 2, 2, keep=0.6), *v2))
     for mode in (3, 6):
         found.append(Case("fusion_attention", f"more queries, mode {mode}", _attention("BNSD", mode, longer=True), *v1))
     for shape in ("1NSS", "1N1S"):

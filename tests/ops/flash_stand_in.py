@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+from mindspeed.ops.attention_scores import Dropout
+
 
 def _window(causal, left, right, keys):
     left = -1 if left is None or left >= keys else left
@@ -33,14 +35,27 @@ def _logits(q, k, scale, window):
     return logits.masked_fill(_hidden(q.shape[0], k.shape[0], *window), -torch.inf)
 
 
-def _check(q, k, v, cum_q, cum_k, dropout):
+def _factors(state, dropout, logits, first):
+    """What probabilities [N, S, T] are multiplied by; ``first`` counts the rows of earlier sequences."""
+    if not dropout:
+        return 1.0
+    heads, queries, keys = logits.shape
+    drop = Dropout(1 - dropout, state.view(torch.int64)[0], first, (1, heads, 1, queries, keys))
+    return drop.factors((0, queries), (0, keys), logits.dtype)[0, :, 0]
+
+
+def _rows(logits, packed):
+    """By how much the rows of the next sequence are counted on, as `Dropout` does."""
+    return logits.numel() if packed is not None else logits.shape[0] * logits.shape[1]
+
+
+def _check(q, k, v, cum_q, cum_k):
     assert all(x.stride(-1) == 1 and x.shape[-1] == q.shape[-1] for x in (q, k, v))
     assert q.shape[-1] % 8 == 0
     assert q.shape[-1] <= 256
     assert q.dtype in (torch.bfloat16, torch.float16)
     assert q.dim() == (4 if cum_q is None else 3)
     assert cum_q is None or cum_q.dtype == cum_k.dtype == torch.int32
-    assert dropout == 0
 
 
 def _sequences(cum_q, cum_k, *tensors):
@@ -55,40 +70,47 @@ def _sequences(cum_q, cum_k, *tensors):
 def forward(
     q, k, v, cum_q, cum_k, max_q, max_k, dropout, causal, debug, *, scale=None, window_size_left=None, window_size_right=None
 ):
-    _check(q, k, v, cum_q, cum_k, dropout)
+    _check(q, k, v, cum_q, cum_k)
     window, outs, stats = _window(causal, window_size_left, window_size_right, max_k), [], []
+    state, first = torch.zeros(2, dtype=torch.int64), 0
+    if dropout:
+        state[0] = torch.randint(1 << 62, (), dtype=torch.int64)
     for one_q, one_k, one_v in _sequences(cum_q, cum_k, q, k, v):
         logits = _logits(one_q, one_k, scale, window)
         values = one_v.float().repeat_interleave(q.shape[-2] // k.shape[-2], 1)
-        outs.append(torch.einsum("nst,tnd->snd", logits.softmax(-1), values))
+        kept = logits.softmax(-1) * _factors(state, dropout, logits, first)
+        outs.append(torch.einsum("nst,tnd->snd", kept, values))
         stats.append(logits.logsumexp(-1))
+        first += _rows(logits, cum_q)
     join = torch.stack if cum_q is None else torch.cat
     out, stat = torch.empty_like(q), torch.stack(stats) if cum_q is None else torch.cat(stats, 1)
     out.copy_(join(outs))
-    return out, stat, torch.empty(2, dtype=torch.uint64), torch.empty((), dtype=torch.uint64), q.new_empty(0)
+    return out, stat, state.view(torch.uint64), torch.empty((), dtype=torch.uint64), q.new_empty(0)
 
 
 def backward(
     dout, q, k, v, out, stat, cum_q, cum_k, max_q, max_k, dropout, causal, state, unused, *, scale=None, window_size_left=None,
     window_size_right=None,
 ):  # fmt: skip
-    _check(q, k, v, cum_q, cum_k, dropout)
+    _check(q, k, v, cum_q, cum_k)
     assert dout.shape == out.shape == q.shape
     window, grads = _window(causal, window_size_left, window_size_right, max_k), [torch.empty_like(x) for x in (q, k, v)]
     stats = stat if cum_q is None else stat.t()
     stats = stats if cum_q is None else stats[:, :, None]
-    parts = _sequences(cum_q, cum_k, q, k, v, out, dout, stats)
+    parts, first = _sequences(cum_q, cum_k, q, k, v, out, dout, stats), 0
     for n, (one_q, one_k, one_v, o, do, lse) in enumerate(parts):
         lse = lse if cum_q is None else lse[..., 0].t()
         group = q.shape[-2] // k.shape[-2]
-        p = torch.exp(_logits(one_q, one_k, scale, window) - lse[..., None])
+        logits = _logits(one_q, one_k, scale, window)
+        p, factors = torch.exp(logits - lse[..., None]), _factors(state, dropout, logits, first)
+        first += _rows(logits, cum_q)
         keys, values = (x.float().repeat_interleave(group, 1) for x in (one_k, one_v))
-        dp = torch.einsum("snd,tnd->nst", do.float(), values)
+        dp = torch.einsum("snd,tnd->nst", do.float(), values) * factors
         ds = p * (dp - (do.float() * o.float()).sum(-1).t()[..., None])
         found = (
             torch.einsum("nst,tnd->snd", ds, keys) * scale,
             torch.einsum("nst,snd->tnd", ds, one_q.float()).unflatten(1, (-1, group)).sum(2) * scale,
-            torch.einsum("nst,snd->tnd", p, do.float()).unflatten(1, (-1, group)).sum(2),
+            torch.einsum("nst,snd->tnd", p * factors, do.float()).unflatten(1, (-1, group)).sum(2),
         )
         if cum_q is None:
             for grad, value in zip(grads, found, strict=True):

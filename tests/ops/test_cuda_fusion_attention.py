@@ -42,12 +42,14 @@ def laid_out(layout, batch, length, heads, width, seed, dtype=torch.bfloat16):
 
 def both_ways(q, k, v, mask, opts, **calls):
     """Results and gradients of the kernel of CUDA and of the reference, the gradients from one result and its statistics."""
-    out, maximum, total = FORWARD(q, k, v, calls.get("pse"), mask, calls.get("seed"), *opts)
-    expected, m, s = _forward(q, k, v, calls.get("pse"), mask, calls.get("seed"), *opts)
+    torch.manual_seed(3)
+    out, maximum, total, state = FORWARD(q, k, v, calls.get("pse"), mask, *opts)
+    torch.manual_seed(3)
+    expected, m, s, drawn = _forward(q, k, v, calls.get("pse"), mask, *opts)
     dout = randn(*out.shape, seed=9, grad=False).to(out.dtype)
-    saved = (calls.get("pse"), mask, calls.get("seed"), expected)
-    grads = BACKWARD(dout, q, k, v, *saved, maximum, total, False, *opts)
-    wanted = _backward(dout, q, k, v, *saved, m, s, False, *opts)
+    before = (dout, q, k, v, calls.get("pse"), mask)
+    grads = BACKWARD(*before, state if opts.keep_prob < 1 else None, expected, maximum, total, False, *opts)
+    wanted = _backward(*before, drawn if opts.keep_prob < 1 else None, expected, m, s, False, *opts)
     return (out, maximum + total.log(), *grads[:3]), (expected, m + s.log(), *wanted[:3])
 
 
@@ -94,8 +96,8 @@ def test_elements_that_are_not_side_by_side_are_copied(flash):
 def test_a_row_that_saw_no_key_anywhere_gets_no_gradient(flash):
     q, k, v = (laid_out("BNSD", 1, 4, 1, 8, seed) for seed in (1, 2, 3))
     opts = options("BNSD", 1)
-    out, maximum, total = FORWARD(q, k, v, None, None, None, *opts)
-    maximum[..., 1], total[..., 1] = -torch.inf, 0
+    out, maximum, total, _ = FORWARD(q, k, v, None, None, *opts)
+    maximum[:, :, 1], total[:, :, 1] = -torch.inf, 0
     dq, dk, dv, _ = BACKWARD(torch.ones_like(out), q, k, v, None, None, None, out, maximum, total, False, *opts)
     assert not dq[:, :, 1].any()
     assert dq[:, :, 0].any()
@@ -110,7 +112,7 @@ def heads(*, keys=7, dtype=torch.bfloat16, width=8):
 REFERENCE = {
     "fp32": (heads(dtype=torch.float32), None, options("BNSD", 2), {}),
     "a bias": (heads(), None, options("BNSD", 2), {"pse": torch.zeros(1, 2, 7, 7).bfloat16()}),
-    "dropout": (heads(), None, options("BNSD", 2, keep=0.5), {"seed": torch.tensor(3)}),
+    "dropout of everything": (heads(), None, options("BNSD", 2, keep=0.0), {}),
     "a mask that is read": (heads(), torch.zeros(7, 7, dtype=torch.bool), options("BNSD", 2, 1), {}),
     "mode 2 with more keys": (heads(keys=9), MASK, options("BNSD", 2, 2), {}),
     "more queries than keys": (heads(keys=5), MASK, options("BNSD", 2, 3), {}),
@@ -128,13 +130,21 @@ def test_the_reference_runs_for(flash, name):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_the_reference_runs_on_a_gpu_without_flash_kernels():
+def test_the_reference_runs_on_a_gpu_without_flash_kernels(monkeypatch):
     tensors = heads()
+    monkeypatch.setattr(cuda, "_device_takes", lambda device: False)
     with flash_on_cpu() as called:
-        cuda._device_takes.cache_clear()
-        out, *_ = FORWARD(*tensors, None, None, None, *options("BNSD", 2))
+        out, *_ = FORWARD(*tensors, None, None, *options("BNSD", 2))
     assert called == []
-    assert torch.equal(out, _forward(*tensors, None, None, None, *options("BNSD", 2))[0])
+    assert torch.equal(out, _forward(*tensors, None, None, *options("BNSD", 2))[0])
+
+
+@pytest.mark.parametrize("layout", ["SBH", "TND"])
+def test_dropout_has_one_mask_in_both_directions(flash, layout):
+    """The stand-in draws its mask as the reference does, so that both give the same values."""
+    ends = [10, 20] if layout == "TND" else None
+    q, k, v = (laid_out(layout, 2, 10, 2, 8, seed) for seed in (1, 2, 3))
+    assert_flash_is_right(flash, q, k, v, MASK, options(layout, 2, 3, q_ends=ends, kv_ends=ends, keep=0.6))
 
 
 @pytest.mark.parametrize(("layout", "ends"), [("SBH", None), ("TND", [3, 10])])
@@ -143,8 +153,8 @@ def test_the_calls_fit_the_operators_of_this_torch(layout, ends, monkeypatch):
     monkeypatch.setattr(cuda, "_device_takes", lambda device: True)
     q, k, v = (laid_out(layout, 1, 10, 2, 8, seed).to("meta") for seed in (1, 2, 3))
     opts = options(layout, 2, 4, 2, 2, ends, ends)
-    out, maximum, total = FORWARD(q, k, v, None, MASK, None, *opts)
+    out, maximum, total, _ = FORWARD(q, k, v, None, MASK, *opts)
     grads = BACKWARD(out, q, k, v, None, MASK, None, out, maximum, total, False, *opts)
     assert out.shape == q.shape
-    assert maximum.shape == total.shape == ((10, 2) if layout == "TND" else (1, 2, 10))
+    assert maximum.shape == total.shape == ((10, 2, 1) if layout == "TND" else (1, 2, 10, 1))
     assert [g.shape for g in grads[:3]] == [q.shape, k.shape, v.shape]

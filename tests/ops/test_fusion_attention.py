@@ -1,9 +1,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed.ops import attention, fusion_attention, fusion_attention_grad, npu_fusion_attention, npu_ring_attention_update
+from mindspeed.ops.attention_mask import compressed_mask, forget_compressed_masks
 from mindspeed.ops.attention_scores import Dropout
 from mindspeed.ops.npu_ring_attention_update import sequence_major
 from tests.ops.attention_calls import KERNELS, assert_agrees, check_dense, choose, logsumexp, options, seen_by
@@ -354,7 +356,7 @@ def test_backward_keeps_inputs_results_and_statistics_alone():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         fusion_attention(q, k, v, N, "BNSD", keep_prob=0.9, **options(2))
     shapes = [tuple(t.shape) for t in saved if t.dtype not in (torch.bool, torch.int64)]
-    assert sorted(shapes) == sorted([*(tuple(x.shape) for x in (q, k, v)), (B, N, S, 6), (B, N, S), (B, N, S)])
+    assert sorted(shapes) == sorted([*(tuple(x.shape) for x in (q, k, v)), (B, N, S, 6), (B, N, S, 1), (B, N, S, 1)])
 
 
 @pytest.mark.parametrize("layout", ["SBH", "TND"])
@@ -398,18 +400,39 @@ def test_dropout_compiles_without_a_graph_break():
 def test_the_operators_are_registered_as_pytorch_wants_it():
     q, k, v = (to_layout(x.detach().float(), "SBH") for x in qkv())
     how = (N, "SBH", 0.5, 0.5, 2, 1, None, None, None, 2, 1, 0, 0)
-    pse, seed = randn(1, N, S, T, dtype=torch.float32), torch.tensor(3)
+    pse = randn(1, N, S, T, dtype=torch.float32)
     op = torch.ops.mindspeed.fusion_attention.default
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-    torch.library.opcheck(op, (*inputs, pse, MASKS[2], seed, *how))
+    torch.library.opcheck(op, (*inputs, pse, MASKS[2], *how))
     pse = pse.detach()
-    results = op(q, k, v, pse, MASKS[2], seed, *how)
+    *results, state = op(q, k, v, pse, MASKS[2], *how)
     backward = torch.ops.mindspeed.fusion_attention_backward.default
-    torch.library.opcheck(backward, (torch.ones_like(results[0]), q, k, v, pse, MASKS[2], seed, *results, True, *how))
+    torch.library.opcheck(backward, (torch.ones_like(results[0]), q, k, v, pse, MASKS[2], state, *results, True, *how))
     lengths = ends(Q_LENGTHS), ends(KV_LENGTHS)
     packed = (N, "TND", 0.5, 1.0, 2, 1, None, *lengths, 8, 1, 0, 0)
     inputs = [x.float().detach().requires_grad_() for x in packed_qkv()]
-    torch.library.opcheck(op, (*inputs, None, MASKS[8], None, *packed))
+    torch.library.opcheck(op, (*inputs, None, MASKS[8], *packed))
+
+
+def test_a_mask_that_was_made_of_fake_tensors_is_not_kept():
+    forget_compressed_masks()
+    device = torch.device("cpu")
+    with FakeTensorMode():
+        assert isinstance(compressed_mask(device), FakeTensor)
+        assert compressed_mask(device) is compressed_mask(device)
+    real = compressed_mask(device)
+    assert not isinstance(real, FakeTensor)
+    assert compressed_mask(device) is real
+    with FakeTensorMode():
+        assert isinstance(compressed_mask(device), FakeTensor)
+
+
+def test_the_mask_of_prefixes_ends_with_the_keys_behind_them():
+    mask = compressed_mask(torch.device("cpu"), with_prefix=True)
+    assert mask.shape == (3072, 2048)
+    assert torch.equal(mask[:2048], compressed_mask(torch.device("cpu")))
+    assert mask[2048:, 1024:].all()
+    assert not mask[2048:, :1024].any()
 
 
 def test_the_name_of_mindspeed_is_the_same_function():

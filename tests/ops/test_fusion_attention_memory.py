@@ -30,11 +30,11 @@ def peak_bytes(function: Callable[[], Any]) -> tuple[int, Any]:
 def peak_of_training(length: int, mode: int, keep: float = 1.0) -> int:
     """Of one forward or one backward call, beside their inputs."""
     q, k, v, dout = (torch.randn(1, 1, length, WIDTH) for _ in range(4))
-    seed = torch.tensor(5) if keep < 1 else None
     how = AttentionOptions(1, "BNSD", 0.3, keep, BEFORE, 0, None, None, None, mode, 1, 0, 0)
     ops = torch.ops.mindspeed
-    forward, results = peak_bytes(lambda: ops.fusion_attention(q, k, v, None, MASKS[2], seed, *how))
-    inputs = (dout, q, k, v, None, MASKS[2], seed, *results, False, *how)
+    forward, results = peak_bytes(lambda: ops.fusion_attention(q, k, v, None, MASKS[2], *how))
+    *results, state = results
+    inputs = (dout, q, k, v, None, MASKS[2], state if keep < 1 else None, *results, False, *how)
     backward, _ = peak_bytes(lambda: ops.fusion_attention_backward(*inputs))
     return max(forward, backward)
 

@@ -1,4 +1,4 @@
-"""Take over what long tests found for the support table: ``python -m tools.docs.results versions|engine|pythons FOLDER``.
+"""Take over what long tests found for the support tables: ``python -m tools.docs.results KIND FOLDER``, see `KINDS`.
 
 The tests leave a JSON file for each version, feature or Python in a folder. Results of before that are not in it are kept.
 """
@@ -14,7 +14,12 @@ from typing import Any, Final
 
 from packaging.version import Version
 
-from mindspeed.workbench.diagnostics.support_matrix import ENGINE_RESULTS, PYTHON_RESULTS, VERSION_RESULTS
+from mindspeed.workbench.diagnostics.support_matrix import (
+    ENGINE_RESULTS,
+    KERNEL_RESULTS,
+    PYTHON_RESULTS,
+    VERSION_RESULTS,
+)
 
 PASSED: Final = "passed"
 Results = dict[str, Any]
@@ -51,8 +56,8 @@ def reason(problems: Sequence[str], name: str = "") -> str:
     return needed[0] if needed else f"refused: {refused[0]}" if refused else f"fails: {lines[0]}"
 
 
-def with_engine(results: Results, found: Mapping[str, Any]) -> Results:
-    """Return results on Transformer Engine's layers with those that were found in the place of what features had."""
+def with_features(results: Results, found: Mapping[str, Any]) -> Results:
+    """Return results of features with those that were found in the place of what they had."""
     return dict(sorted({**results, **found}.items()))
 
 
@@ -79,7 +84,8 @@ def _row(checks: Mapping[str, str], claims: Mapping[str, str]) -> dict[str, str]
 
 KINDS: Final[Mapping[str, tuple[Path, Callable[[Results, Mapping[str, Any]], Results]]]] = {
     "versions": (VERSION_RESULTS, with_versions),
-    "engine": (ENGINE_RESULTS, with_engine),
+    "engine": (ENGINE_RESULTS, with_features),
+    "kernels": (KERNEL_RESULTS, with_features),
     "pythons": (PYTHON_RESULTS, with_pythons),
 }
 

@@ -8,14 +8,14 @@ holds is a `Layout`, in order or as `best_layout` finds it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import BlockCall, Running, Scoring, accumulate_block, merge, seed, start
+from mindspeed.context_parallel.blocks import BlockCall, Scoring, accumulate_block, start, statistics
 from mindspeed.context_parallel.layout import Layout, check_shares, contiguous
 from mindspeed.context_parallel.local_attention import add_gradients
 from mindspeed.context_parallel.tiles import Tile
@@ -258,7 +258,8 @@ def adaptive_attention(
     )
     chosen = query.shape[-1] ** -0.5 if scale is None else scale
     scoring = Scoring(chosen, AttentionVisibility(), dropout_p=dropout, rank=dist.get_rank())
-    result: Tensor = _Adaptive.apply(query, key, value, scoring, group, plan)  # type: ignore[no-untyped-call]
+    with scoring.own_numbers(query.device):
+        result: Tensor = _Adaptive.apply(query, key, value, scoring, group, plan)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -268,7 +269,7 @@ def _part(tile: Tensor) -> BlockCall:
     tile = tile[slice(*rows), slice(*columns)]
     causal = tile.shape[0] == tile.shape[1] and torch.equal(tile, torch.ones_like(tile).triu_(1))
     mask = compressed_mask(tile.device) if causal else tile.contiguous() if bool(tile.any()) else None
-    return BlockCall(Tile(rows, columns, causal, 0), slice(None), mask, None)
+    return BlockCall(Tile(rows, columns, causal, 0), slice(None), mask)
 
 
 def _around(marked: Tensor) -> tuple[int, int]:
@@ -289,20 +290,22 @@ class _Adaptive(torch.autograd.Function):
             q = arrived[0] if block.moves_queries else own[0]
             k, v = arrived if block.moves_keys else own[1:]
             into = start(q, value.shape[-1]) if block.moves_queries else running
-            parts[block] = replace(plan.part(block, query.device), seed=seed(scoring, query.device))
-            accumulate_block(into, scoring, parts[block], q, k, v)
-            return _both(into)
+            parts[block] = accumulate_block(into, scoring, plan.part(block, query.device), q, k, v)
+            return [into.out, into.statistics.lse] if block.moves_queries else []
 
         def take(_: Block, results: Tensors) -> None:
-            merge(running.out, running.lse, *results)
+            running.add(slice(None), (0, query.shape[0]), results[0], statistics(results[1]))
+
+        def sums(_: Block) -> Tensors:
+            return [running.out, running.statistics.maximum[..., 0]]
 
         def given(block: Block) -> Tensors:
             return own[1:] if block.moves_keys else own[:1]
 
-        run(plan.rounds, group, Work(given, compute, lambda _: _both(running), take), lambda block: block.moves_queries)
+        run(plan.rounds, group, Work(given, compute, sums, take), lambda block: block.moves_queries)
         out = running.out.to(query.dtype)
         ctx.scoring, ctx.group, ctx.plan, ctx.parts = scoring, group, plan, parts
-        ctx.save_for_backward(*own, out, running.lse)
+        ctx.save_for_backward(*own, out, running.statistics.lse)
         return out
 
     @staticmethod
@@ -312,11 +315,11 @@ class _Adaptive(torch.autograd.Function):
         dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (query, key, value))
 
         def compute(block: Block, arrived: Tensors) -> Tensors:
-            q, o, do, statistics = arrived if block.moves_queries else (query, out, dout, lse)
+            q, o, do, denominators = arrived if block.moves_queries else (query, out, dout, lse)
             k, v = arrived if block.moves_keys else (key, value)
             foreign = [torch.zeros_like(x) for x in sums(block)]
             into = [dq, *foreign] if block.moves_keys else [*foreign, dk, dv] if block.moves_queries else [dq, dk, dv]
-            add_gradients(into, ctx.scoring, [ctx.parts[block]], do, q, k, v, o, statistics)
+            add_gradients(into, ctx.scoring, [ctx.parts[block]], do, q, k, v, o, statistics(denominators))
             return foreign
 
         def sums(block: Block) -> Tensors:
@@ -331,7 +334,3 @@ class _Adaptive(torch.autograd.Function):
 
         run(ctx.plan.rounds, ctx.group, Work(given, compute, sums, take), lambda block: block.query != block.key)
         return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, None, None
-
-
-def _both(running: Running) -> Tensors:
-    return [running.out, running.lse]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -154,6 +155,12 @@ class Alibi(ms.Feature[AlibiArgs]):
         ),
         reference={"fused": False},
     )
+
+    @ms.hookimpl
+    def notes(self) -> Iterable[str]:
+        if self.world.platform != "cuda" or not self.args.fused:
+            return []
+        return ["attention with a position bias runs the plain-torch reference on cuda, whose flash kernel adds none"]
 
     @ms.hookimpl
     def megatron_args(self) -> list[ms.ArgOverride]:

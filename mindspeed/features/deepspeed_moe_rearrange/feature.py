@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from mindspeed import plugins as ms
@@ -30,6 +31,14 @@ class DeepspeedMoeRearrange(ms.Feature[ms.FeatureArgs]):
         ),
         verify_with=ms.VerifyWith(features=("deepspeed-moe",), settings={"deepspeed-moe": {"groups": 4}}),
     )
+
+    @ms.hookimpl
+    def notes(self) -> Iterable[str]:
+        if self.world.platform == "cpu":
+            return []
+        return [
+            "npu_fused_moe_token_unpermute runs its plain-torch reference: the sums of a layer with a capacity have no kernel"
+        ]
 
     @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:

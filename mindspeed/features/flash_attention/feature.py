@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, Literal
 
 from mindspeed import plugins as ms
@@ -91,8 +92,18 @@ class FlashAttention(ms.Feature[FlashAttentionArgs]):
     )
 
     @ms.hookimpl
+    def notes(self) -> Iterable[str]:
+        if self.world.platform != "cuda" or self.world.cp > 1:
+            return []
+        return [
+            "calls with an attention mask run the plain-torch reference on cuda. Causal layers need no mask: "
+            "--no-create-attention-mask-in-dataloader"
+        ]
+
+    @ms.hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors | None:
-        """Count queries, keys and values without copies for each group, and two numbers of each row of scores."""
+        """Count queries, keys and values without copies for each group, and two numbers of each row of scores, which the
+        kernel of an NPU makes eight times."""
         if self.world.cp > 1:
             return None
         world = self.world
@@ -100,7 +111,7 @@ class FlashAttention(ms.Feature[FlashAttentionArgs]):
         width = world.hidden_size // heads * (heads + 2 * world.num_query_groups) // world.tp
         sizes = {
             "attention: queries, keys, values": tokens * width * (4 if world.dtype == "fp32" else 2),
-            "attention: softmax": 8 * heads // world.tp * tokens,
+            "attention: softmax": (64 if world.platform == "npu" else 8) * heads // world.tp * tokens,
         }
         return resized(tensors, sizes | {"attention: softmax dropout": 0, "attention: score buffer": 0})
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindspeed.context_parallel.blocks import BlockCall, Scoring, accumulate_block, parts, start
+from mindspeed.context_parallel.blocks import BlockCall, Scoring, accumulate_block, parts, start, statistics
 from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.exchange import pack, unpack
 from mindspeed.context_parallel.layout import Layout, check_shares, contiguous, zigzag
@@ -47,7 +47,8 @@ def kv_allgather_attention(
     check_shares("kv_allgather_attention", query, key, value, mask, ends, layout, group.size())
     chosen = query.shape[-1] ** -0.5 if scale is None else scale
     scoring = Scoring(chosen, attention_visibility(causal, mask, ends), slopes, dropout, dist.get_rank())
-    result: Tensor = _Gathered.apply(query, key, value, _Plan(scoring, layout, group))  # type: ignore[no-untyped-call]
+    with scoring.own_numbers(query.device):
+        result: Tensor = _Gathered.apply(query, key, value, _Plan(scoring, layout, group))  # type: ignore[no-untyped-call]
     return result
 
 
@@ -81,13 +82,12 @@ class _Plan:
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Plan) -> Tensor:
-        ctx.plan, ctx.work = plan, plan.work(query)
         running = start(query, value.shape[-1])
         keys, values = plan.gather(key, value)
-        for part in ctx.work:
-            accumulate_block(running, plan.scoring, part, query, keys, values)
+        ctx.plan = plan
+        ctx.work = [accumulate_block(running, plan.scoring, part, query, keys, values) for part in plan.work(query)]
         out = running.out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, out, running.lse)
+        ctx.save_for_backward(query, key, value, out, running.statistics.lse)
         return out
 
     @staticmethod
@@ -95,7 +95,7 @@ class _Gathered(torch.autograd.Function):
         query, key, value, out, lse = ctx.saved_tensors
         keys, values = ctx.plan.gather(key, value)
         dq, dk, dv = (torch.zeros_like(x, dtype=lse.dtype) for x in (query, keys, values))
-        add_gradients([dq, dk, dv], ctx.plan.scoring, ctx.work, dout, query, keys, values, out, lse)
+        add_gradients([dq, dk, dv], ctx.plan.scoring, ctx.work, dout, query, keys, values, out, statistics(lse))
         own_dk, own_dv = ctx.plan.scatter(dk, dv)
         return dq.to(query.dtype), own_dk.to(key.dtype), own_dv.to(value.dtype), None
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from mindspeed import plugins as ms
 from mindspeed.plugins.shared_conditions import has_experts
 
@@ -30,6 +33,19 @@ class MoeTokenPermute(ms.Feature[ms.FeatureArgs]):
             "type of the outputs, such as bf16, and rounds after each addition"
         ),
     )
+
+    topk = 0
+    """The most experts per token of the configurations that were created."""
+
+    @ms.hookimpl
+    def config_ready(self, config: Any) -> None:
+        self.topk = max(self.topk, config.moe_router_topk or 0)
+
+    @ms.hookimpl
+    def notes(self) -> Iterable[str]:
+        if self.world.platform == "cpu" or not self.world.padded_experts:
+            return []
+        return ["npu_fused_moe_token_unpermute runs its plain-torch reference, because experts are padded to their capacity"]
 
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:

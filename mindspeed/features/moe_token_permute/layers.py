@@ -1,6 +1,6 @@
 """Stand-ins for Megatron's permute and unpermute, with their signatures.
 
-T tokens, E experts, K experts per token, R rows: one per token and expert that it goes to, expert after expert.
+T tokens, E experts, K experts per token at most, R rows: one per token and expert that it goes to, expert after expert.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed import plugins as ms
+from mindspeed.moe.routing import RowIndex, expert_indices, positions_of, probabilities_of
 from mindspeed.ops.npu_fused_moe_token_permute import npu_fused_moe_token_permute
 from mindspeed.ops.npu_fused_moe_token_unpermute import npu_fused_moe_token_unpermute
 
@@ -27,23 +29,20 @@ def permute(
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Give the rows [R, H] of ``tokens`` [T, H], their probabilities [R], and what `unpermute` needs to go back.
 
-    ``routing_map`` and ``probs`` are [T, E]. The third result is [T, K], the row of each token and choice, where all
-    tokens go to equally many experts, and [R], the token of each row, where not. With ``drop_and_pad`` every expert has
-    ``num_out_tokens / E`` rows, those that no token was sent to being filled with any tokens.
+    ``routing_map`` and ``probs`` are [T, E]. The third result is [T, K], the row of each token and choice, indices from R on
+    being none, K the most experts that a token goes to. With ``drop_and_pad`` every expert has ``num_out_tokens / E`` rows,
+    those that no token was sent to being filled with any tokens, and the third result is [R], the token of each row.
+    The device is read only where ``num_out_tokens`` is not given.
     """
     if drop_and_pad and num_out_tokens is not None:
         token_EC = _capacity_first(routing_map, int(num_out_tokens) // routing_map.shape[1])
         rows, _ = npu_fused_moe_token_permute(tokens, token_EC, padded_mode=True)
         return rows, None if probs is None else _of_rows(probs, token_EC), token_EC.flatten()
     routing_map = routing_map.bool()
-    of_rows = None if probs is None else probs.t().masked_select(routing_map.t())
-    expert_TK = _experts_of_tokens(routing_map)
-    if expert_TK is not None:
-        rows, row_of_slot = npu_fused_moe_token_permute(tokens, expert_TK)
-        return rows, of_rows, row_of_slot.view_as(expert_TK)
-    token_R = routing_map.t().nonzero()[:, 1]
-    rows, _ = npu_fused_moe_token_permute(tokens, token_R, padded_mode=True)
-    return rows, of_rows, token_R
+    count = int(routing_map.sum() if num_out_tokens is None else num_out_tokens)
+    index = RowIndex(routing_map, positions_of(routing_map, count), None)
+    rows, slot_TK = _by_slots(tokens, index, _most_experts(routing_map, count))
+    return rows, None if probs is None else probabilities_of(probs, index.positions), slot_TK
 
 
 def unpermute(
@@ -61,41 +60,54 @@ def unpermute(
     ``sorted_indices`` is the third result of `permute`; ``probs`` need the same ``routing_map``. Rows are never padded for
     quantization, so that ``pad_offsets`` say nothing.
     """
+    weights = None
     if sorted_indices.dim() == 2:
-        weights = None if probs is None or routing_map is None else probs[routing_map.bool()].view_as(sorted_indices)
+        if probs is not None and routing_map is not None:
+            weights = _of_choices(probs, routing_map.bool(), sorted_indices.shape[1])
         return npu_fused_moe_token_unpermute(
             permuted_tokens, sorted_indices.flatten(), weights, restore_shape=tuple(restore_shape)
         )
-    weights = None
     if probs is not None and routing_map is not None:
-        token_EC = sorted_indices.view(routing_map.shape[1], -1) if drop_and_pad else None
-        weights = probs.t().masked_select(routing_map.bool().t()) if token_EC is None else _of_rows(probs, token_EC)
+        weights = _of_rows(probs, sorted_indices.view(routing_map.shape[1], -1))
     return npu_fused_moe_token_unpermute(
         permuted_tokens, sorted_indices, weights, padded_mode=True, restore_shape=tuple(restore_shape)
     )
 
 
-def take_rows(x_TH: Tensor, token_R: Tensor) -> Tensor:
+def take_rows(x_TH: Tensor, index: RowIndex) -> Tensor:
     """The rows [R, H] of tokens in the place of `mindspeed.moe.routing.take_rows`; their gradients are summed in fp32."""
-    return npu_fused_moe_token_permute(x_TH, token_R, padded_mode=True)[0]
+    if index.topk is None:
+        return npu_fused_moe_token_permute(x_TH, index.token_R, padded_mode=True)[0]
+    rows, index.slot_TK = _by_slots(x_TH, index, index.topk)
+    return rows
 
 
-def sum_rows(rows_RH: Tensor, token_R: Tensor, tokens: int) -> Tensor:
+def sum_rows(rows_RH: Tensor, index: RowIndex) -> Tensor:
     """Sum the rows of each token, [T, H], in fp32, in the place of `mindspeed.moe.routing.sum_rows`."""
-    shape = (tokens, rows_RH.shape[1])
-    return npu_fused_moe_token_unpermute(rows_RH, token_R, padded_mode=True, restore_shape=shape)
+    shape = (index.tokens, rows_RH.shape[1])
+    if index.slot_TK is None:
+        return npu_fused_moe_token_unpermute(rows_RH, index.token_R, padded_mode=True, restore_shape=shape)
+    return npu_fused_moe_token_unpermute(rows_RH, index.slot_TK.flatten(), restore_shape=shape)
 
 
-def _experts_of_tokens(routing_map: Tensor) -> Tensor | None:
-    """The experts of each token [T, K], ascending; None where tokens go to different numbers of experts."""
-    tokens = routing_map.shape[0]
-    token, expert = routing_map.nonzero(as_tuple=True)
-    topk = token.shape[0] // max(tokens, 1)
-    if topk == 0 or topk * tokens != token.shape[0]:
-        return None
-    every = torch.arange(tokens, device=token.device)
-    equal = torch.equal(token[::topk], every) and torch.equal(token[topk - 1 :: topk], every)
-    return expert.view(tokens, topk) if equal else None
+def _by_slots(x_TH: Tensor, index: RowIndex, topk: int) -> tuple[Tensor, Tensor]:
+    """The rows [R, H] of tokens, and the rows [T, K] of each token."""
+    expert_TK = index.expert_TK(topk)
+    rows, slots = npu_fused_moe_token_permute(x_TH, expert_TK, len(index.positions) - expert_TK.numel())
+    return rows, slots.view_as(expert_TK)
+
+
+def _most_experts(routing_map: Tensor, rows: int) -> int:
+    """The most experts that a token goes to: those that routers choose, unless padding for quantization adds some."""
+    tokens, experts = routing_map.shape
+    topk = getattr(ms.active_feature("moe-token-permute"), "topk", 0)
+    return min(topk, experts) if topk and rows <= tokens * topk else experts
+
+
+def _of_choices(probs: Tensor, routing_map: Tensor, topk: int) -> Tensor:
+    """The probabilities [T, K] of the experts of each token, 0 where it has fewer."""
+    expert_TK = expert_indices(routing_map, topk)
+    return probs.gather(1, expert_TK.clamp(min=0)) * (expert_TK >= 0)
 
 
 def _capacity_first(routing_map: Tensor, capacity: int) -> Tensor:

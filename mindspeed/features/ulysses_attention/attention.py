@@ -65,7 +65,8 @@ class Fetch:
 
 def attention_of_heads(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, fetch: Fetch) -> Tensor:
     """Attention by heads, of tensors with a share of the tokens and all heads, to such a tensor; differentiable."""
-    out: Tensor = _Fetched.apply(query, key, value, scoring, fetch)  # type: ignore[no-untyped-call]
+    with scoring.own_numbers(query.device):
+        out: Tensor = _Fetched.apply(query, key, value, scoring, fetch)  # type: ignore[no-untyped-call]
     return heads_to_tokens(out, fetch.group)
 
 

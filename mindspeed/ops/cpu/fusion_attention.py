@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from mindspeed.ops.attention_arguments import AttentionGradientInputs
+from mindspeed.ops.attention_arguments import AttentionGradientInputs, AttentionOptions
 from mindspeed.ops.attention_layout import padded_heads
 from mindspeed.ops.attention_scores import AttentionBatch, AttentionScores, Span
 from mindspeed.ops.fusion_attention import by_parts, gradients_by_parts
@@ -89,8 +89,8 @@ def _added(rows: Span, columns: Span, scores: AttentionScores, dtype: torch.dtyp
     return added if added.dim() == 2 else added.flatten(1, 2)
 
 
-def _supports(query: Tensor, key: Tensor, value: Tensor, seed: Tensor | None) -> bool:
-    return seed is None and filled(query, key, value)
+def _supports(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> bool:
+    return options.keep_prob == 1 and filled(query, key, value)
 
 
 def _padded(tensors: list[Tensor]) -> list[Tensor]:
@@ -162,13 +162,13 @@ def _backward_part(part: AttentionBatch, dbias: Tensor | None) -> None:
         grad.copy_(sum_)
 
 
-def _supports_forward(query: Tensor, key: Tensor, value: Tensor, pse: Any, mask: Any, seed: Tensor | None, *rest: Any) -> bool:
-    return _supports(query, key, value, seed)
+def _supports_forward(query: Tensor, key: Tensor, value: Tensor, pse: Any, mask: Any, *rest: Any) -> bool:
+    return _supports(query, key, value, AttentionOptions(*rest))
 
 
 def _supports_backward(*args: Any) -> bool:
     inputs = AttentionGradientInputs.of(*args)
-    return not inputs.of_pse and _supports(inputs.query, inputs.key, inputs.value, inputs.seed)
+    return not inputs.of_pse and _supports(inputs.query, inputs.key, inputs.value, inputs.options)
 
 
 KERNELS: Final[dict[str, Kernel]] = {

@@ -1,13 +1,14 @@
 """`fusion_attention` on CUDA by torch's flash attention: no score matrix, no repeated key heads, packed sequences in one call.
 
 Taken: bf16 and fp16, heads up to 256 wide, and what a query sees being a window: everything (no mask), or sparse modes 2, 3
-and 4 with a mask, from queries that are not more than the keys. Dropout, biases and other masks run the reference.
-Statistics are ``(logsumexp, 1)``. The kernel rounds the probabilities to the type of its inputs.
+and 4 with a mask, from queries that are not more than the keys. Biases and other masks run the reference. Dropout has the
+random state that torch's kernel draws. Statistics are ``(logsumexp, 1)``. The kernel rounds the probabilities to the type of
+its inputs.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -15,12 +16,19 @@ from torch import Tensor
 
 from mindspeed.ops.attention_arguments import AttentionGradientInputs, AttentionOptions
 from mindspeed.ops.attention_layout import Ranges, head_view, head_width, heads_like, lengths_of, padded_heads
+from mindspeed.ops.fusion_attention import state_like
 from mindspeed.ops.numerics import filled
 from mindspeed.ops.registration import Kernel
 
 _WIDEST: Final = 256
 _ALL: Final = -1
 """A side of the window without a bound."""
+
+
+@cache
+def _drops() -> bool:
+    """Return whether torch's kernel gives its random state as one tensor, as from 2.7 on."""
+    return any(argument.name == "rng_state" for argument in torch.ops.aten._flash_attention_backward.default._schema.arguments)
 
 
 class AttentionWindow(NamedTuple):
@@ -32,7 +40,9 @@ class AttentionWindow(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _device_takes(device: torch.device) -> bool:
-    """Return whether torch has a flash kernel for this GPU: compute capability 8 or more."""
+    """Return whether torch has a flash kernel for this GPU: compute capability 8 or more. Other devices only ask beforehand."""
+    if device.type != "cuda":
+        return True
     return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -66,11 +76,11 @@ class KernelInputs(NamedTuple):
     sides: dict[str, Any]
 
 
-def _supports(
-    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
-) -> bool:
+def _supports(query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, *rest: Any) -> bool:
     options = AttentionOptions(*rest)
-    if query.dtype not in (torch.bfloat16, torch.float16) or pse is not None or seed is not None:
+    if query.dtype not in (torch.bfloat16, torch.float16) or pse is not None:
+        return False
+    if options.keep_prob < 1 and not (options.keep_prob and _drops()):
         return False
     if not filled(query, key, value) or not _device_takes(query.device):
         return False
@@ -79,7 +89,7 @@ def _supports(
 
 
 def _supports_backward(dout: Tensor, *args: Any) -> bool:
-    return _supports(*args[:6], *args[10:])
+    return _supports(*args[:5], *args[10:])
 
 
 def _widths(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> list[int]:
@@ -122,30 +132,33 @@ def _in_layout(x: Tensor, width: int, layout: str) -> Tensor:
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The result and lean statistics, [B, N, S] or [T, N]."""
+    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The result, statistics, [B, N, S, 1] or [T, N, 1], and the random state."""
     options = AttentionOptions(*rest)
-    call = _call(query, key, value, mask, options)
-    out, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
-        call.query, call.key, call.value, *call.ends, *call.longest, 0.0, call.causal, False, **call.sides
+    call, dropped = _call(query, key, value, mask, options), 1 - options.keep_prob
+    out, logsumexp, state, *_ = torch.ops.aten._flash_attention_forward(
+        call.query, call.key, call.value, *call.ends, *call.longest, dropped, call.causal, False, **call.sides
     )
     width = head_width(value, options.layout, heads_like(key, options.layout, query, options.heads))
-    logsumexp = (logsumexp.t() if options.layout == "TND" else logsumexp).contiguous()
-    return _in_layout(out, width, options.layout), logsumexp, torch.ones_like(logsumexp)
+    logsumexp = (logsumexp.t() if options.layout == "TND" else logsumexp)[..., None].contiguous()
+    drawn = state.view(torch.int64) if dropped else state_like(query, options)
+    return _in_layout(out, width, options.layout), logsumexp, torch.ones_like(logsumexp), drawn
 
 
 def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key and value; the statistics may be any whose ``maximum + log(sum)`` is the logsumexp."""
-    dout, query, key, value, _, mask, _, out, maximum, total, _, options = AttentionGradientInputs.of(*args)
-    call = _call(query, key, value, mask, options)
+    dout, query, key, value, _, mask, state, out, maximum, total, _, options = AttentionGradientInputs.of(*args)
+    call, dropped = _call(query, key, value, mask, options), 1 - options.keep_prob
+    maximum, total = maximum[..., 0], total[..., 0]
     # exp(logit - inf) is zero: a row that saw no key among all of which this is a block has no gradient
     logsumexp = torch.where(total > 0, maximum + total.log(), torch.inf)
     logsumexp = (logsumexp.t() if options.layout == "TND" else logsumexp).contiguous()
     sides = [padded_heads(_view(x, options.layout, options.heads), call.query.shape[-1]) for x in (dout, out)]
-    generator = (query.new_empty(2, dtype=torch.uint64), query.new_empty((), dtype=torch.uint64))
+    drawn = query.new_empty(2, dtype=torch.uint64) if state is None else state.view(torch.uint64)
+    generator = (drawn, query.new_empty((), dtype=torch.uint64))
     forward = (sides[0], *call[:3], sides[1], logsumexp, *call.ends, *call.longest)
-    grads = torch.ops.aten._flash_attention_backward(*forward, 0.0, call.causal, *generator, **call.sides)
+    grads = torch.ops.aten._flash_attention_backward(*forward, dropped, call.causal, *generator, **call.sides)
     groups = heads_like(key, options.layout, query, options.heads)
     widths = [head_width(x, options.layout, n) for x, n in ((query, options.heads), (key, groups), (value, groups))]
     dq, dk, dv = (_in_layout(x, width, options.layout) for x, width in zip(grads, widths, strict=True))

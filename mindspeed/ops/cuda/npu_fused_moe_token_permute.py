@@ -18,6 +18,8 @@ _COPIED: Final = (*TYPES, torch.float64, torch.int8, torch.uint8, torch.int16, t
 
 def forward(tokens: Tensor, indices: Tensor, rows: int, padded: bool) -> tuple[Tensor, Tensor]:
     """``(permuted, slots)``."""
+    if padded:
+        return tokens.index_select(0, indices.flatten()), indices.flatten().to(torch.int32)
     flat, topk, width = indices.flatten(), _topk(indices), tokens.shape[1]
     order = torch.argsort(flat, stable=True)
     places = torch.arange(flat.numel(), dtype=torch.int32, device=flat.device)
@@ -31,5 +33,5 @@ def forward(tokens: Tensor, indices: Tensor, rows: int, padded: bool) -> tuple[T
 
 
 KERNELS: Final[dict[str, Kernel]] = {
-    "npu_fused_moe_token_permute": Kernel(forward, lambda tokens, indices, rows, padded: not padded and tokens.dtype in _COPIED)
+    "npu_fused_moe_token_permute": Kernel(forward, lambda tokens, indices, rows, padded: tokens.dtype in _COPIED)
 }

@@ -18,9 +18,17 @@ def _supports(out1: Tensor, max1: Tensor, *_: Any) -> bool:
 
 
 def forward(
-    out1: Tensor, max1: Tensor, sum1: Tensor, out2: Tensor, max2: Tensor, sum2: Tensor, ends: Tensor | None, layout: str
+    out1: Tensor,
+    max1: Tensor,
+    sum1: Tensor,
+    out2: Tensor,
+    max2: Tensor,
+    sum2: Tensor,
+    ends: Tensor | None,
+    layout: str,
+    seen: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``(out, maximum, sum)``."""
+    """``(out, maximum, sum)``; the kernel masks rows that neither side saw at no cost."""
     heads, (first, second, last) = max1.shape[1], out1.shape
     rows, width = (first * second * heads, last // heads) if layout == "SBH" else (first * second, last)
     order, starts, lengths = 0 if layout == "SBH" else 1, max1, max1

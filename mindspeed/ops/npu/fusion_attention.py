@@ -1,12 +1,15 @@
 """`fusion_attention` by ``npu_fusion_attention`` and its ``_grad``, or by ``_v2`` and ``_grad_v2`` for bias types 0, 2 and 3.
 
 Masks: modes 0, 1 and 5 hand over the mask, with the window of 0 and the prefixes of 5 drawn into it; the others get the
-compressed mask of their own shape, whatever mask the call came with. Statistics of packed sequences are asked for in the
-order of tokens, and one of their eight repetitions is kept. Where rows may be hidden ``inner_precise`` is 2, and their
-statistics become (-inf, 0); in backward they go in as (largest, 1), so that every probability of theirs is 0.
+compressed mask of their own shape, whatever mask the call came with. Statistics have their eight repetitions, those of packed
+sequences in the order of tokens. Where rows may be hidden ``inner_precise`` is 2, and their statistics become (-inf, 0); in
+backward they go in as (largest, 1), so that every probability of theirs is 0.
 
-Dropout runs the reference: torch_npu draws its mask from two numbers of the host's generator that our schema does not
-carry. So do fp64, empty tensors, values wider than keys, and what the documentation of torch_npu excludes (`_supports`).
+torch_npu draws a seed and an offset for dropout from the generator of the device, whose state is on the host. They are the
+random state of the call, which backward hands over again.
+
+The reference runs a dropout of everything, fp64, empty tensors, values wider than keys, and what the documentation of torch_npu
+excludes (`_supports`).
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ import torch
 from torch import Tensor
 
 from mindspeed.ops.attention_arguments import AttentionGradientInputs, AttentionOptions
-from mindspeed.ops.attention_layout import head_width, heads_like, lengths_of, sizes
-from mindspeed.ops.attention_mask import FULL_MASK_MODES
-from mindspeed.ops.fusion_attention import LANES, UNBOUNDED
+from mindspeed.ops.attention_layout import head_width, heads_like, lengths_of, probabilities, sizes
+from mindspeed.ops.attention_mask import FULL_MASK_MODES, compressed_mask
+from mindspeed.ops.fusion_attention import UNBOUNDED, state_like
 from mindspeed.ops.npu import TYPES
 from mindspeed.ops.numerics import filled
 from mindspeed.ops.registration import Kernel
@@ -28,7 +31,6 @@ _WIDTH, _WIDTH_V2, _HEADS, _PREFIXES = 768, 512, 256, 32
 _HIDES_ROWS: Final = 2
 _UNSEEN: Final = -1e30
 _LARGEST: Final = torch.finfo(torch.float32).max
-_SIDE, _PREFIX_ROWS = 2048, 1024
 
 
 class MaskArguments(NamedTuple):
@@ -43,11 +45,9 @@ class MaskArguments(NamedTuple):
     statistics: str
 
 
-def _supports(
-    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, seed: Tensor | None, options: AttentionOptions
-) -> bool:
+def _supports(query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, options: AttentionOptions) -> bool:
     """Return whether torch_npu documents the call."""
-    if seed is not None or query.dtype not in TYPES or not filled(query, key, value):
+    if options.keep_prob == 0 or query.dtype not in TYPES or not filled(query, key, value):
         return False
     groups = heads_like(key, options.layout, query, options.heads)
     width = head_width(query, options.layout, options.heads)
@@ -58,16 +58,6 @@ def _supports(
     if any((queries and not keys) or (pse is not None and not queries) for queries, keys in lengths):
         return False
     return options.mode not in (5, 6) or len(lengths) <= _PREFIXES
-
-
-def _compressed_mask(with_prefix: bool, device: torch.device) -> Tensor:
-    """True above the diagonal, [2048, 2048]; for prefixes 1024 rows follow of which the right half is True."""
-    mask = torch.ones(_SIDE, _SIDE, dtype=torch.bool, device=device).triu(1)
-    if not with_prefix:
-        return mask
-    half = torch.zeros(_PREFIX_ROWS, _SIDE, dtype=torch.bool, device=device)
-    half[:, _SIDE // 2 :] = True
-    return torch.cat((mask, half))
 
 
 def _full_mask(mask: Tensor, lengths: list[tuple[int, int]], options: AttentionOptions) -> Tensor:
@@ -91,7 +81,7 @@ def mask_arguments(query: Tensor, key: Tensor, mask: Tensor | None, options: Att
         return MaskArguments(None, 0, UNBOUNDED, UNBOUNDED, None, 0, statistics)
     mode, lengths = options.mode, lengths_of(query, key, options)
     by_formula = mode not in FULL_MASK_MODES
-    mask = _compressed_mask(mode == 6, query.device) if by_formula else _full_mask(mask, lengths, options)
+    mask = compressed_mask(query.device, mode == 6) if by_formula else _full_mask(mask, lengths, options)
     prefix = None
     if options.prefix is not None and mode in (5, 6):
         prefix = [max(p, k - q) for p, (q, k) in zip(options.prefix, lengths, strict=True)]
@@ -106,24 +96,22 @@ def _spread(pse: Tensor | None, query: Tensor, options: AttentionOptions) -> Ten
     return pse.expand(sizes(query, options.layout)[0], -1, -1, -1).contiguous()
 
 
-def _supports_forward(
-    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
-) -> bool:
-    return _supports(query, key, value, pse, seed, AttentionOptions(*rest))
+def _supports_forward(query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Any, *rest: Any) -> bool:
+    return _supports(query, key, value, pse, AttentionOptions(*rest))
 
 
 def _supports_backward(*args: Any) -> bool:
     inputs = AttentionGradientInputs.of(*args)
-    return _supports(inputs.query, inputs.key, inputs.value, inputs.pse, inputs.seed, inputs.options)
+    return _supports(inputs.query, inputs.key, inputs.value, inputs.pse, inputs.options)
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, seed: Tensor | None, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, pse: Tensor | None, mask: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     options = AttentionOptions(*rest)
     masking, bias = mask_arguments(query, key, mask, options), _spread(pse, query, options)
     if bias is None or options.pse_type == 1:
-        out, *stats = torch.ops.npu.npu_fusion_attention(
+        out, maximum, total, _, seed, offset, _ = torch.ops.npu.npu_fusion_attention(
             query,
             key,
             value,
@@ -132,6 +120,7 @@ def forward(
             pse=bias,
             atten_mask=masking.mask,
             scale=options.scale,
+            keep_prob=options.keep_prob,
             pre_tockens=masking.before,
             next_tockens=masking.after,
             inner_precise=masking.precise,
@@ -140,9 +129,9 @@ def forward(
             actual_seq_kvlen=options.kv_ends,
             sparse_mode=masking.mode,
             softmax_layout=masking.statistics,
-        )[:3]
+        )
     else:
-        out, *stats = torch.ops.npu.npu_fusion_attention_v2(
+        out, maximum, total, _, seed, offset, _ = torch.ops.npu.npu_fusion_attention_v2(
             query,
             key,
             value,
@@ -151,6 +140,7 @@ def forward(
             pse=bias,
             atten_mask=masking.mask,
             scale=options.scale,
+            keep_prob=options.keep_prob,
             pre_tokens=masking.before,
             next_tokens=masking.after,
             inner_precise=masking.precise,
@@ -162,20 +152,23 @@ def forward(
             q_start_idx=[options.q_start],
             kv_start_idx=[options.kv_start],
             softmax_layout=masking.statistics,
-        )[:3]
-    maximum, total = (stat[..., 0].contiguous() for stat in stats)
+        )
     if masking.precise == _HIDES_ROWS:
         unseen = (maximum < _UNSEEN) | (total == 0)
         maximum, total = maximum.masked_fill(unseen, -torch.inf), total.masked_fill(unseen, 0.0)
-    return out, maximum, total
+    if options.keep_prob == 1:
+        return out, maximum, total, state_like(query, options)
+    return out, maximum, total, torch.tensor([seed, offset], dtype=torch.int64)
 
 
 def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dout, query, key, value, pse, mask, _, out, maximum, total, of_pse, options = AttentionGradientInputs.of(*args)
+    dout, query, key, value, pse, mask, state, out, maximum, total, of_pse, options = AttentionGradientInputs.of(*args)
     masking, bias = mask_arguments(query, key, mask, options), _spread(pse, query, options)
-    unseen = total == 0
-    lean = (maximum.masked_fill(unseen, _LARGEST), total.masked_fill(unseen, 1.0))
-    largest, summed = (stat[..., None].expand(*stat.shape, LANES).contiguous() for stat in lean)
+    if masking.precise == _HIDES_ROWS:
+        unseen = total == 0
+        maximum, total = maximum.masked_fill(unseen, _LARGEST), total.masked_fill(unseen, 1.0)
+    seed, offset = (0, 0) if state is None else state.tolist()
+    numels = 0 if state is None else probabilities(query, key, options)
     if bias is None or options.pse_type == 1:
         dq, dk, dv, dpse = torch.ops.npu.npu_fusion_attention_grad(
             query,
@@ -186,13 +179,17 @@ def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             options.layout,
             pse=bias,
             atten_mask=masking.mask,
-            softmax_max=largest,
-            softmax_sum=summed,
+            softmax_max=maximum,
+            softmax_sum=total,
             attention_in=out,
             scale_value=options.scale,
+            keep_prob=options.keep_prob,
             pre_tockens=masking.before,
             next_tockens=masking.after,
             inner_precise=masking.precise,
+            seed=seed,
+            offset=offset,
+            numels=numels,
             prefix=masking.prefix,
             actual_seq_qlen=options.q_ends,
             actual_seq_kvlen=options.kv_ends,
@@ -209,13 +206,17 @@ def backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             options.layout,
             pse=bias,
             atten_mask=masking.mask,
-            softmax_max=largest,
-            softmax_sum=summed,
+            softmax_max=maximum,
+            softmax_sum=total,
             attention_in=out,
             scale_value=options.scale,
+            keep_prob=options.keep_prob,
             pre_tokens=masking.before,
             next_tokens=masking.after,
             inner_precise=masking.precise,
+            seed=seed,
+            offset=offset,
+            numels=numels,
             prefix=masking.prefix,
             actual_seq_qlen=options.q_ends,
             actual_seq_kvlen=options.kv_ends,

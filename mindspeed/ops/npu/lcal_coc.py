@@ -25,52 +25,49 @@ _INNER: Final = range(256, 65535)
 def _supports(number: int, inner: range = _INNER) -> Callable[..., bool]:
     """Make the test of a product whose collective runs in the group of this number."""
 
-    def supports(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], *_: Tensor) -> bool:
+    def supports(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str]) -> bool:
         ranks = process_groups.size_of(groups[number])
         return x1.dtype in HALVES and filled(x1, x2) and ranks in RANKS and x1.shape[1] in inner
 
     return supports
 
 
-def pure_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    reference._finish(x1 @ x2, bias, output)
+def pure_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str]) -> Tensor:
+    return reference.with_bias(x1 @ x2, bias, x1.dtype)
 
 
-def matmul_all_reduce(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
+def matmul_all_reduce(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str]) -> Tensor:
     product = torch.ops.npu.npu_mm_all_reduce_base(x1, x2, process_groups.hccl_name(groups[0]), reduce_op="sum")
-    reference._finish(product, bias, output)
+    return reference.with_bias(product, bias, x1.dtype)
 
 
-def all_gather_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
+def all_gather_matmul(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str]) -> Tensor:
     product, _ = torch.ops.npu.npu_all_gather_base_mm(
         x1, x2, process_groups.hccl_name(groups[0]), process_groups.size_of(groups[0]), gather_index=0, gather_output=False
     )
-    reference._finish(product, bias, output)
+    return reference.with_bias(product, bias, x1.dtype)
 
 
-def all_gather_matmul_v2(
-    x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor, gathered: Tensor
-) -> None:
+def all_gather_matmul_v2(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str]) -> tuple[Tensor, Tensor]:
     product, rows = torch.ops.npu.npu_all_gather_base_mm(
         x1, x2, process_groups.hccl_name(groups[0]), process_groups.size_of(groups[0]), gather_index=0, gather_output=True
     )
-    gathered.copy_(rows)
-    reference._finish(product, bias, output)
+    return reference.with_bias(product, bias, x1.dtype), rows
 
 
-def matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    _scatter(x1, x2, bias, groups[0], output)
+def matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str]) -> Tensor:
+    return _scatter(x1, x2, bias, groups[0])
 
 
-def all_gather_matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str], output: Tensor) -> None:
-    _scatter(reference._gathered(x1, groups[0]), x2, bias, groups[1], output)
+def all_gather_matmul_reduce_scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str]) -> Tensor:
+    return _scatter(reference._gathered(x1, groups[0]), x2, bias, groups[1])
 
 
-def _scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, group: str, output: Tensor) -> None:
+def _scatter(x1: Tensor, x2: Tensor, bias: Tensor | None, group: str) -> Tensor:
     part = torch.ops.npu.npu_mm_reduce_scatter_base(
         x1, x2, process_groups.hccl_name(group), process_groups.size_of(group), reduce_op="sum"
     )
-    reference._finish(part, bias, output)
+    return reference.with_bias(part, bias, x1.dtype)
 
 
 KERNELS: Final[dict[str, Kernel]] = {

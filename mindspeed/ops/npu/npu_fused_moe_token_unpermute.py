@@ -1,8 +1,8 @@
 """`npu_fused_moe_token_unpermute` by ``npu_moe_token_unpermute`` and ``npu_moe_token_unpermute_grad_v2``.
 
 Several rows per token without probabilities, which is the gradient of the permute, go to ``npu_moe_token_permute_grad_v2``.
-Padded mode and other types than bf16 run the reference; so does a gradient with probabilities that need none, since
-torch_npu would want rows that were not kept.
+Their gradient selects a token for each row by torch. Sums in padded mode and other types than bf16 run the
+reference; so does a gradient with probabilities that need none, since torch_npu would want rows that were not kept.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from mindspeed.ops.npu_fused_moe_token_unpermute import inverse
 from mindspeed.ops.numerics import filled
 from mindspeed.ops.registration import Kernel
 
@@ -34,17 +35,21 @@ def forward(rows: Tensor, indices: Tensor, probs: Tensor | None, tokens: int, to
 def _supports_backward(
     dout: Tensor, rows: Tensor | None, indices: Tensor, probs: Tensor | None, count: int, topk: int, padded: bool
 ) -> bool:
-    known = topk == 1 if probs is None else rows is not None
-    return known and count > 0 and _supports(dout, probs, padded)
+    if probs is None:
+        return count > 0 and _supports(dout, None, False)
+    return rows is not None and count > 0 and _supports(dout, probs, padded)
 
 
 def backward(
     dout: Tensor, rows: Tensor | None, indices: Tensor, probs: Tensor | None, count: int, topk: int, padded: bool
 ) -> tuple[Tensor, Tensor]:
+    if probs is None and (padded or topk > 1):
+        token_R = indices if padded else inverse(indices)[:count] // topk
+        return dout.index_select(0, token_R), dout.new_empty(0)
     drows, dprobs = torch.ops.npu.npu_moe_token_unpermute_grad_v2(
         dout, indices.to(torch.int32), count, dout.dtype, probs=probs, permuted_tokens=rows
     )
-    return drows, dout.new_empty(0) if dprobs is None or probs is None else dprobs
+    return drows, dout.new_empty(0) if probs is None else dprobs
 
 
 KERNELS: Final[dict[str, Kernel]] = {

@@ -1,8 +1,9 @@
 """`npu_ring_attention_update` by ``npu_ring_attention_update`` of torch_npu.
 
-That one makes "not a number" of a row that neither side saw (-inf minus -inf), so unseen rows go in with the lowest finite
-maximum and sum 1, which weigh nothing beside a row that was seen, and come out as unseen. Other types than fp32 for the
-statistics, other than 8 repetitions, and packed heads whose width is no multiple of 64 run the reference.
+That one makes "not a number" of a row that neither side saw (-inf minus -inf). Unless the call promises that there is none,
+unseen rows go in with the lowest finite maximum and sum 1, which weigh nothing beside a row that was seen, and come out as
+unseen. Other types than fp32 for the statistics, other than 8 repetitions, and packed heads whose width is no multiple of 64
+run the reference.
 """
 
 from __future__ import annotations
@@ -32,7 +33,15 @@ def _finite(maximum: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def forward(
-    out1: Tensor, max1: Tensor, sum1: Tensor, out2: Tensor, max2: Tensor, sum2: Tensor, ends: Tensor | None, layout: str
+    out1: Tensor,
+    max1: Tensor,
+    sum1: Tensor,
+    out2: Tensor,
+    max2: Tensor,
+    sum2: Tensor,
+    ends: Tensor | None,
+    layout: str,
+    seen: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     starts = None
     if layout == "TND":
@@ -40,7 +49,8 @@ def forward(
         # an empty sequence, which changes nothing
         whole = torch.full((1,), out1.shape[0], dtype=torch.int64, device=out1.device)
         starts = F.pad(whole if ends is None else ends.to(out1.device), (1, 0))
-    (max1, sum1), (max2, sum2) = _finite(max1, sum1), _finite(max2, sum2)
+    if not seen:
+        (max1, sum1), (max2, sum2) = _finite(max1, sum1), _finite(max2, sum2)
     out, maximum, total = torch.ops.npu.npu_ring_attention_update(
         out1,
         max1,
@@ -52,10 +62,12 @@ def forward(
         input_layout=layout,
         input_softmax_layout="TND" if layout == "TND" and ends is None else "",
     )
+    if seen:
+        return out, maximum, total
     unseen = maximum == _LOWEST
     return out, maximum.masked_fill(unseen, -torch.inf), total.masked_fill(unseen, 0.0)
 
 
 KERNELS: Final[dict[str, Kernel]] = {
-    "npu_ring_attention_update": Kernel(forward, lambda out1, max1, *rest: _supports(out1, max1, rest[-1]))
+    "npu_ring_attention_update": Kernel(forward, lambda out1, max1, *rest: _supports(out1, max1, rest[-2]))
 }

@@ -63,6 +63,15 @@ def version_results() -> dict[str, dict[str, Any]]:
     return found
 
 
+KERNEL_RESULTS: Final = Path(__file__).with_name("kernel_results.json")
+
+
+def kernel_results() -> dict[str, dict[str, Any]]:
+    """Return for each feature and device the share of its calls that a kernel takes, and the notes of its plan there."""
+    found: dict[str, dict[str, Any]] = json.loads(KERNEL_RESULTS.read_text(encoding="utf-8"))
+    return found
+
+
 def _cells() -> Iterator[Support]:
     """The rows of the matrix, where those of Pythons follow the first one, which is written by hand."""
     yield Support("mindspeed", __version__, "tested")

@@ -10,8 +10,9 @@ from packaging.version import Version
 
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.workbench.diagnostics import support_matrix
-from mindspeed.workbench.diagnostics.support_matrix import engine_results, version_results
+from mindspeed.workbench.diagnostics.support_matrix import engine_results, kernel_results, version_results
 from mindspeed.workbench.pages.markdown import table
+from mindspeed.workbench.verification.kernel_calls import DEVICES
 
 NOT_RUN: Final = "not run"
 NOT_AT_HAND: Final = "not at hand when it was run"
@@ -36,11 +37,36 @@ def support(catalog: Catalog) -> Iterator[list[str]]:
         "(`make test-engine-layers`)."
     )
     yield ["## Features and versions of Megatron", "", claims, "", *result_table(sorted(catalog.specs))]
+    yield kernel_part(catalog)
     others = (
         "`make test-pythons`: every module is imported, the tests of the command line, the resolver and the patching pass, "
         "and the claims of two features hold beside each Megatron that takes the Python."
     )
     yield ["## Other versions of Python", "", others, "", *python_table(support_matrix.python_results().values())]
+
+
+def kernel_part(catalog: Catalog) -> list[str]:
+    """Return the part about calls that the kernels of other devices take."""
+    text = (
+        "Each feature trained a small bf16 job with attention dropout on the CPU, and every call of an operator was judged by "
+        "the kernels of the NPU and of CUDA. A cell is the share of calls that a kernel takes; the others run the plain-torch "
+        "reference. A dash means that the feature calls no operator of mindspeed. Where a kernel does not take every call, the "
+        "plan for that platform says so in a note. The calls are those of the operators that a feature declares, or all of its "
+        "job (`python -m pytest -m long tests/features/test_kernel_calls.py`)."
+    )
+    return ["## Calls that reach kernels", "", text, "", *kernel_table(sorted(catalog.specs))]
+
+
+def kernel_table(names: Sequence[str]) -> list[str]:
+    """Return a row for each feature, with the share of its calls on each device and what its plan notes there."""
+    results = kernel_results()
+    rows = []
+    for name in names:
+        row = results.get(name, {})
+        cells = [row.get(device, {}).get("share", NOT_RUN) for device in DEVICES]
+        notes = [f"{device}: {text}" for device in DEVICES for text in row.get(device, {}).get("notes", [])]
+        rows.append([name, *cells, "; ".join(notes)])
+    return table(("feature", *DEVICES, "notes of the plan"), rows)
 
 
 def result_table(names: Sequence[str]) -> list[str]:

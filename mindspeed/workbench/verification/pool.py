@@ -115,6 +115,7 @@ def _processor() -> str:
 _INHERITED: Final = ("MINDSPEED_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "TORCHELASTIC_")
 _TRAINING: Final = str(Path(__file__).with_name("training.py"))
 _DRY_RUN: Final = str(Path(__file__).with_name("dry_run.py"))
+_SHADOW: Final = str(Path(__file__).with_name("shadow.py"))
 _BROKER: Final = "from mindspeed.workbench.verification.broker import main; main()"
 """Not a module that is run: multiprocessing would run that anew in each worker."""
 TIME_LIMIT: Final = 300.0
@@ -192,6 +193,10 @@ class WorkerPool:
     def measure(self, plan: ActivationPlan, recipe: Recipe, world_size: int) -> list[tuple[int, int]]:
         """The bytes that each rank keeps of a micro-batch, and has at the peak of a step. Raises RunError as `run` does."""
         return self._work(_TRAINING, "measure", world_size, (recipe,), plan)
+
+    def judge(self, plan: ActivationPlan, recipe: Recipe, world_size: int) -> list[Any]:
+        """The calls of operators of each rank, judged by the kernels of other devices. Raises RunError as `run` does."""
+        return self._work(_SHADOW, "judge", world_size, (recipe,), plan)
 
     def dry_run(self, plan: ActivationPlan, recipe: Recipe) -> list[tuple[int, int]]:
         """The result of `measure`, for the first rank of each pipeline stage of a job of any size: one process, no contents.

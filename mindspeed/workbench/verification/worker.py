@@ -196,13 +196,13 @@ def _take_apart() -> None:
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
     from torch.nn import Module
 
-    from mindspeed.ops.attention_mask import compressed_mask
+    from mindspeed.ops.attention_mask import forget_compressed_masks
 
     for module in (moe_utils, parallel_state):  # one of them keeps auxiliary losses with their groups, by Megatron's version
         if tracker := getattr(module, "get_moe_layer_wise_logging_tracker", None):
             tracker().clear()
     MTPLossLoggingHelper.tracker.clear()
-    compressed_mask.cache_clear()  # the bytes of a job include what it makes once
+    forget_compressed_masks()
     for part in [value for value in gc.get_objects() if issubclass(type(value), Module | MegatronOptimizer)]:
         vars(part).clear()
     gc.collect()

@@ -88,6 +88,18 @@ def test_stand_ins_take_what_megatrons_functions_take(name):
     assert parameters[0][: len(parameters[1])] == parameters[1]  # newer releases have further ones
 
 
+@pytest.mark.parametrize("case", ["two experts each", "local experts", "uneven"])
+def test_choices_are_those_of_routers_unless_there_are_more_rows(case, monkeypatch):
+    """Padding for quantization adds rows, of which a token then may have any number."""
+    routing = ROUTINGS[case][0]
+    added = routing | (torch.arange(TOKENS)[:, None] < 2)
+    monkeypatch.setattr(layers.ms, "active_feature", lambda name: SimpleNamespace(topk=2))
+    assert layers.permute(torch.zeros(TOKENS, WIDTH), added)[2].shape[1] == added.shape[1]
+    if case != "uneven":
+        assert layers.permute(torch.zeros(TOKENS, WIDTH), routing)[2].shape[1] == 2
+        assert torch.equal(*(there_and_back(f, routing, False, False, torch.float32)[0] for f in (layers, moe_utils)))
+
+
 def test_in_bf16_the_rows_of_a_token_are_rounded_once():
     routing = torch.ones(1, 8, dtype=torch.bool)
     rows = torch.tensor([256.0] + [1.0] * 7).bfloat16()[:, None]
@@ -114,14 +126,18 @@ def test_a_configuration_that_asks_for_the_fusion_is_accepted_and_keeps_its_word
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("topk", [3, 5, None])
 @pytest.mark.parametrize("tokens", [[2, 0, 0, 3, 1, 3, 3], []], ids=["uneven", "no rows"])
-def test_rows_of_other_dispatchers_are_theirs_with_sums_that_are_rounded_once(tokens, dtype):
-    token_R = torch.tensor(tokens, dtype=torch.int64)
+def test_rows_of_other_dispatchers_are_theirs_with_sums_that_are_rounded_once(tokens, topk, dtype):
+    routing = torch.zeros(4, max(1, len(tokens)), dtype=torch.bool)
+    for row, token in enumerate(tokens):
+        routing[token, row] = True
     results = []
     for functions, kind in ((layers, dtype), (library, torch.float64)):
         x = torch.linspace(-2, 3, 12).view(4, 3).to(dtype).to(kind).requires_grad_()
-        rows = functions.take_rows(x, token_R)
-        back = functions.sum_rows(rows * 3, token_R, 4)
+        index = library.RowIndex(routing, library.positions_of(routing, len(tokens)), topk)
+        rows = functions.take_rows(x, index)
+        back = functions.sum_rows(rows * 3, index)
         back.square().sum().backward()
         results.append([rows.detach(), back.detach(), x.grad])
     for ours, exact in zip(*results, strict=True):

@@ -48,7 +48,7 @@ def merges():
     stats = empty(1, 32, 8192, 8, dtype=FP32)
     for dtype in (FP32, BF16):
         out = empty(8192, 1, 4096, dtype=dtype)
-        run("npu_ring_attention_update", out, stats, stats, out, stats, stats, None, "SBH")
+        run("npu_ring_attention_update", out, stats, stats, out, stats, stats, None, "SBH", False)
 
 
 def experts():
@@ -134,7 +134,7 @@ def test_odd_sizes_biases_and_fp32_products_are_taken_by_the_compiler():
         run("npu_gmm", x, w, empty(3, 18, dtype=FP32), groups, False)
         run("npu_gmm", x, groups, False, schema="npu_gmm_bias")
         stats, out = empty(9, 3, 8, dtype=FP32), empty(9, 3, 20)
-        run("npu_ring_attention_update", out, stats, stats, out, stats, stats, None, "TND")
+        run("npu_ring_attention_update", out, stats, stats, out, stats, stats, None, "TND", False)
         x, row, weight = empty(7, 70), empty(7), empty(70, dtype=FP32)
         scales, op = (row, weight), "npu_dropout_add_layer_norm"
         run(op, x, x, weight, weight, *scales, empty(7, 70, dtype=torch.uint8), 0.1, 1e-5, FP32, False)
