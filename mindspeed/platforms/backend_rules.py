@@ -1,0 +1,57 @@
+"""The rules of NCCL and HCCL that the emulation of a device holds a job to. Light, data only.
+
+The sources of each rule are in ``backend_rules.yaml``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+from mindspeed.files.tables import table_beside
+
+BackendRules = Literal["nccl-rules", "nccl-rules-eager", "hccl-rules"]
+"""Name of a set of rules. Eager is NCCL under ``init_process_group(device_id=...)``."""
+NAMES: Final[tuple[str, ...]] = get_args(BackendRules)
+
+_TABLES: Final[dict[str, Any]] = table_beside(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """The behavior of one backend.
+
+    With ``eager``, a group has its communicator as soon as it exists, and every operation uses it. Otherwise a communicator is
+    created at its first operation, and a point-to-point operation outside a batch has one of its two ranks. ``types`` are the
+    data types that the backend moves, ``reduced_types`` those that it reduces. ``buffer`` and ``pair_buffer`` are the megabytes
+    of a communicator of a group and of two ranks; None is unknown.
+    """
+
+    name: str
+    backend: str
+    eager: bool
+    types: frozenset[str]
+    reduced_types: frozenset[str]
+    buffer: int | None
+    pair_buffer: int | None
+
+
+def rule_set(name: str) -> RuleSet:
+    """Return a set of rules by its name."""
+    row = dict(_TABLES["sets"][name])
+    return RuleSet(
+        name, types=frozenset(row.pop("types").split()), reduced_types=frozenset(row.pop("reduced_types").split()), **row
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule: what a backend does, and where its source says so. ``nccl`` or ``hccl`` is empty where it has no such rule."""
+
+    name: str
+    text: str
+    nccl: str = ""
+    hccl: str = ""
+
+
+RULES: Final = tuple(Rule(**row) for row in _TABLES["rules"])
