@@ -11,6 +11,7 @@ import click
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_problems, print_table, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
 from mindspeed.cli.terminal import on_terminal
+from mindspeed.platforms.backend_rules import NAMES, BackendRules
 
 if TYPE_CHECKING:
     from mindspeed.workbench.verification.comparison import ComparisonResult
@@ -22,9 +23,15 @@ if TYPE_CHECKING:
 @click.option(
     "--nproc", type=click.IntRange(1), metavar="N", help="Number of processes  [default: the fewest that the features need]"
 )
+@click.option(
+    "--backend",
+    type=click.Choice(NAMES),
+    help="Check the rules of a collective backend in the run with the features. A job that would hang on a device, or a call "
+    "that the backend refuses, is then a problem. nccl-rules-eager = NCCL with device_id",
+)
 @request_options
 @json_option
-def verify(request: Request, names: tuple[str, ...], nproc: int | None) -> None:
+def verify(request: Request, names: tuple[str, ...], nproc: int | None, backend: BackendRules | None) -> None:
     """Verify on this machine how much features change training results.
 
     Trains a small model for a few steps with and without the verified features, from the same weights and data. Losses,
@@ -34,13 +41,14 @@ def verify(request: Request, names: tuple[str, ...], nproc: int | None) -> None:
     Give the features to verify as NAME. All features of --features and of the job file are then active in both runs. Without
     NAME, the features of --features are verified, and only features of the job file are active in both runs.
     """
-    from mindspeed.workbench.verification.case import build_case
+    from mindspeed.workbench.verification.case import build_case, held_to
     from mindspeed.workbench.verification.harness import verify as prove
     from mindspeed.workbench.verification.pool import WorkerPool
 
     names, request = request.subject(names)
     also = [name for layer in request.layers for name in layer.features if name not in names]
-    case = build_case(names, request.layers, also, nproc, request.environment())
+    rules = (held_to(backend),) if backend else ()
+    case = build_case(names, (*request.layers, *rules), also, nproc, request.environment())
     with WorkerPool() as pool:
         verdict = prove(case, pool, _show_step)
     if wants_json():

@@ -39,9 +39,8 @@ class RuleSet:
 def rule_set(name: str) -> RuleSet:
     """Return a set of rules by its name."""
     row = dict(_TABLES["sets"][name])
-    return RuleSet(
-        name, types=frozenset(row.pop("types").split()), reduced_types=frozenset(row.pop("reduced_types").split()), **row
-    )
+    moved, reduced = (frozenset(row.pop(kind).split()) for kind in ("types", "reduced_types"))
+    return RuleSet(name, types=moved, reduced_types=reduced, **row)
 
 
 @dataclass(frozen=True, slots=True)

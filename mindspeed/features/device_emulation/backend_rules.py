@@ -129,7 +129,9 @@ def ruled(collective: Function, *args: Any, **kwargs: Any) -> Any:
         job.coalesced[-1].append((call, site))
         with _unruled(job):
             return collective(*args, **kwargs)
-    started = job.start(call.kind, *_addressed(job, call, ranks), site)
+    communicator, part = _addressed(job, call, ranks)
+    towards = "" if part.peer is None else f" {'to' if part.direction == 'send' else 'from'} rank {part.peer}"
+    started = job.start(f"{call.kind}{towards}", communicator, [part], site)
     if not call.asynchronous:
         job.reporter.wait([started.number], str(site))
     with _unruled(job):
@@ -243,16 +245,16 @@ def _communicator(group: Any, ranks: tuple[int, ...]) -> Communicator:
     return Communicator(str(group.group_name), getattr(group, "group_desc", "") or str(group.group_name), ranks)
 
 
-def _addressed(job: _Job, call: CollectiveCall, ranks: tuple[int, ...]) -> tuple[Communicator, list[Part]]:
+def _addressed(job: _Job, call: CollectiveCall, ranks: tuple[int, ...]) -> tuple[Communicator, Part]:
     """Return the communicator of a call and its part in it."""
     whole = _communicator(call.process_group, ranks)
     if call.kind not in (*_SENDS, *_RECEIVES):
-        return whole, [Part("all", None, _content(call))]
+        return whole, Part("all", None, _content(call))
     message = _message(call, ranks)
     if job.rules.eager or message.peer is None:
-        return whole, [message]
+        return whole, message
     pair = tuple(sorted((job.reporter.rank, message.peer)))
-    return whole._replace(ranks=pair, pair=True), [message]
+    return whole._replace(ranks=pair, pair=True), message
 
 
 def _message(call: CollectiveCall, ranks: tuple[int, ...]) -> Part:
