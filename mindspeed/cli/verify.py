@@ -79,7 +79,7 @@ def _print(verdict: Verdict) -> None:
 
 
 def _proof_lines(verdict: Verdict) -> Iterator[str]:
-    """Yield the sizes, the calls of patched functions, and the bytes with and without the feature."""
+    """Yield the sizes, the calls of patched functions, the bytes with and without the feature, and reads of device values."""
     proof = verdict.proof
     yield "sizes: " + ", ".join(f"{name} {size}" for name, size in proof.world.items())
     if proof.note:
@@ -89,6 +89,8 @@ def _proof_lines(verdict: Verdict) -> Iterator[str]:
     for kind, (before, after) in proof.bytes.items():
         predicted = f"; {' and '.join(map(str, proof.formula[kind]))} by the formula" if kind in proof.formula else ""
         yield f"bytes of {kind}: {before} without, {after} with{predicted}"
+    for line, count in proof.host_reads.items():
+        yield f"host read: {line} ({count}x)"
 
 
 def _kind(check: ComparisonResult) -> str:

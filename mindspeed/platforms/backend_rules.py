@@ -14,6 +14,9 @@ BackendRules = Literal["nccl-rules", "nccl-rules-eager", "hccl-rules"]
 """Name of a set of rules. Eager is NCCL under ``init_process_group(device_id=...)``."""
 NAMES: Final[tuple[str, ...]] = get_args(BackendRules)
 
+ACTIVE: str | None = None
+"""Name of the set of rules that the active plan holds process groups to."""
+
 _TABLES: Final[dict[str, Any]] = table_beside(__file__)
 
 

@@ -15,17 +15,15 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.distributed import distributed_c10d
 
-from mindspeed.features.device_emulation.call_site import CallSite, call_site
 from mindspeed.features.device_emulation.coordinator import Reporter, Server
 from mindspeed.features.device_emulation.queues import Communicator, Operation, Part
-from mindspeed.platforms.backend_rules import RuleSet, rule_set
+from mindspeed.platforms import backend_rules
+from mindspeed.platforms.backend_rules import RuleSet
+from mindspeed.platforms.call_site import CallSite, call_site
 from mindspeed.platforms.collectives import CollectiveCall, read_call
 from mindspeed.platforms.cpu_host import is_host
 from mindspeed.plugins.patches import Function, wrapper
 from mindspeed.problems import Fix, PlatformError, Problem
-
-NAME: str | None = None
-"""Name of the set of rules. Set by the plan."""
 
 _ADDRESS: Final = "mindspeed/backend-rules"
 _OBJECTS: Final = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
@@ -90,9 +88,9 @@ def joined(init_process_group: Function, *args: Any, **kwargs: Any) -> None:
     global _job
     init_process_group(*args, **kwargs)
     ranks, rank = distributed_c10d.get_world_size(), distributed_c10d.get_rank()
-    if NAME is None or ranks == 1 or distributed_c10d.get_backend() == "fake":
+    if backend_rules.ACTIVE is None or ranks == 1 or distributed_c10d.get_backend() == "fake":
         return
-    rules, store = rule_set(NAME), distributed_c10d._get_default_store()
+    rules, store = backend_rules.rule_set(backend_rules.ACTIVE), distributed_c10d._get_default_store()
     server = None
     if rank == 0:
         server = Server(rules.backend, ranks)

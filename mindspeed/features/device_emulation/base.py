@@ -120,7 +120,7 @@ def _backend_rules(name: str) -> list[ms.Patch]:
 
     reason = "holds process groups to the rules of a collective backend"
     return [
-        ms.Set(f"{_HERE}.backend_rules:NAME", name, reason),
+        ms.Set("mindspeed.platforms.backend_rules:ACTIVE", name, reason),
         *_wraps("backend_rules:joined", reason, "init_process_group"),
         *_wraps("backend_rules:left", reason, "destroy_process_group"),
         *_wraps("backend_rules:ruled", reason, *COLLECTIVES),

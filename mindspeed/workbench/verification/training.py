@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
@@ -24,7 +25,8 @@ from mindspeed.memory.byte_count import Bytes
 from mindspeed.memory.meter import Meter
 from mindspeed.memory.optimizer_windows import resting_bytes, whole_tensors
 from mindspeed.memory.step_memory import StepMemory
-from mindspeed.platforms import runtime
+from mindspeed.platforms import backend_rules, runtime
+from mindspeed.platforms.host_reads import host_reads
 from mindspeed.workbench.verification.model import build_chunks, build_optimizer
 from mindspeed.workbench.verification.placement import pieces_of, placed_parameters
 from mindspeed.workbench.verification.record import RankResult, RoutingChoice, TensorShard
@@ -169,8 +171,10 @@ class _Run:
         self.record_weights()
 
     def train_step(self, step: int) -> None:
-        with runtime.traffic() as moved:
+        reads_matter = step == 0 and backend_rules.ACTIVE is not None
+        with runtime.traffic() as moved, host_reads() if reads_matter else nullcontext(()) as reads:
             self.forward_backward(step)
+        self.record.host_reads |= Counter(map(str, reads))
         if step == 0:
             self.record_gradients()
             self.record.activations = self.kept.total

@@ -16,14 +16,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mindspeed.features.device_emulation.call_site import call_site
+from mindspeed.platforms.call_site import call_site
 from mindspeed.platforms.cpu_host import is_host, mark_host, read_listeners, report_read
 
 _aten: Final = torch.ops.aten
 _VALUE: Final = {_aten._local_scalar_dense.default: "item"}
 _SHAPE: Final = (_aten.nonzero, _aten.masked_select, _aten._unique2, _aten.unique_dim, _aten.unique_consecutive, _aten.bincount)
 _LISTS: Final = ("tolist", "numpy")
-_KERNELS: Final = str(Path(__file__).parents[2] / "ops")
+_KERNELS: Final = str(Path(__file__).parents[1] / "ops")
 
 
 @dataclass(frozen=True, slots=True)

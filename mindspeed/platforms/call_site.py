@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 
 import torch
 
-_HERE: Final = Path(__file__).parent
-_PACKAGE: Final = _HERE.parents[1]
+_PACKAGE: Final = Path(__file__).parents[1]
 _FEATURES: Final = str(_PACKAGE / "features") + "/"
-_SKIPPED: Final = (*map(str, (Path(torch.__file__).parent, _PACKAGE / "platforms", _PACKAGE / "plugins", _HERE)), "<")
+_EMULATION: Final = tuple(_PACKAGE / name for name in ("platforms", "plugins", "features/device_emulation"))
+_SKIPPED: Final = (*map(str, (Path(torch.__file__).parent, *_EMULATION)), "<")
 
 
 class CallSite(NamedTuple):
