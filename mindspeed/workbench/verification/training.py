@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
+from inspect import getfile
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -38,6 +40,8 @@ DOCUMENTS: Final = 0.2
 
 
 _PASS: Final = "forward pass"
+_MEASURING: Final = (str(Path(__file__).parent), getfile(Meter))
+"""Code that reads values for the record of a run."""
 
 
 @dataclass(slots=True)
@@ -174,7 +178,7 @@ class _Run:
         reads_matter = step == 0 and backend_rules.ACTIVE is not None
         with runtime.traffic() as moved, host_reads() if reads_matter else nullcontext(()) as reads:
             self.forward_backward(step)
-        self.record.host_reads |= Counter(map(str, reads))
+        self.record.host_reads |= Counter(str(read) for read in reads if not read.file.startswith(_MEASURING))
         if step == 0:
             self.record_gradients()
             self.record.activations = self.kept.total
