@@ -48,7 +48,7 @@ def rule_set(name: str) -> RuleSet:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule: what a backend does, and where its source says so. ``nccl`` or ``hccl`` is empty where it has no such rule."""
+    """A rule: what a backend does, and the place in its source. ``nccl`` or ``hccl`` is empty where it has no such rule."""
 
     name: str
     text: str
