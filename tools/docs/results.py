@@ -1,4 +1,4 @@
-"""Take over what long tests found for the support table: ``python -m tools.docs.results versions|engine|pythons FOLDER``.
+"""Take over the results of long tests for the support table: ``python -m tools.docs.results KIND FOLDER``, see `KINDS`.
 
 The tests leave a JSON file for each version, feature or Python in a folder. Results of before that are not in it are kept.
 """
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from packaging.version import Version
 
-from mindspeed.workbench.diagnostics.support_matrix import ENGINE_RESULTS, PYTHON_RESULTS, VERSION_RESULTS
+from mindspeed.workbench.diagnostics.support_matrix import BACKEND_RESULTS, ENGINE_RESULTS, PYTHON_RESULTS, VERSION_RESULTS
 
 PASSED: Final = "passed"
 Results = dict[str, Any]
@@ -56,6 +56,14 @@ def with_engine(results: Results, found: Mapping[str, Any]) -> Results:
     return dict(sorted({**results, **found}.items()))
 
 
+def with_backends(results: Results, found: Mapping[str, Any]) -> Results:
+    """Return results by the rules of backends with those that were found, files named FEATURE.RULES, in their places."""
+    for place, result in found.items():
+        name, _, rules = place.partition(".")
+        results = {**results, name: {**results.get(name, {}), rules: result}}
+    return dict(sorted(results.items()))
+
+
 def with_pythons(results: Results, found: Mapping[str, Any]) -> Results:
     """Return results under each Python, with its row of the support matrix."""
     for python, answers in found.items():
@@ -79,6 +87,7 @@ def _row(checks: Mapping[str, str], claims: Mapping[str, str]) -> dict[str, str]
 
 KINDS: Final[Mapping[str, tuple[Path, Callable[[Results, Mapping[str, Any]], Results]]]] = {
     "versions": (VERSION_RESULTS, with_versions),
+    "backends": (BACKEND_RESULTS, with_backends),
     "engine": (ENGINE_RESULTS, with_engine),
     "pythons": (PYTHON_RESULTS, with_pythons),
 }
