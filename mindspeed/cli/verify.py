@@ -11,7 +11,7 @@ import click
 from mindspeed.cli.output import PROBLEMS, end, json_option, print_json, print_problems, print_table, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
 from mindspeed.cli.terminal import on_terminal
-from mindspeed.platforms.backend_rules import NAMES, BackendRules
+from mindspeed.platforms.backend_rules import NAMES, BackendRules, RuleSet, rule_set
 
 if TYPE_CHECKING:
     from mindspeed.workbench.verification.comparison import ComparisonResult
@@ -54,7 +54,7 @@ def verify(request: Request, names: tuple[str, ...], nproc: int | None, backend:
     if wants_json():
         print_json(verdict.to_json())
     else:
-        _print(verdict)
+        _print(verdict, rule_set(backend) if backend else None)
     end(0 if verdict.holds else PROBLEMS)
 
 
@@ -63,7 +63,7 @@ def _show_step(step: str) -> None:
         click.echo(f"{step} ...", err=True)
 
 
-def _print(verdict: Verdict) -> None:
+def _print(verdict: Verdict, rules: RuleSet | None) -> None:
     rows = []
     for kind in dict.fromkeys(_kind(check) for check in verdict.checks):
         checks = [check for check in verdict.checks if _kind(check) == kind]
@@ -71,15 +71,15 @@ def _print(verdict: Verdict) -> None:
         difference = "-" if worst.largest_difference is None else f"{worst.largest_difference:.1e}"
         rows.append((kind, str(len(checks)), difference, f"{worst.tolerance:.0e}", worst.what.partition(" of ")[2]))
     print_table(("compared", "checks", "largest difference", "allowed", "worst"), rows)
-    for line in _proof_lines(verdict):
+    for line in _proof_lines(verdict, rules):
         for part in on_terminal(line):
             click.echo(part)
     print_problems(verdict.problems)
     click.echo(f"{verdict.feature}: {verdict.claim} {'holds' if verdict.holds else 'does not hold'}")
 
 
-def _proof_lines(verdict: Verdict) -> Iterator[str]:
-    """Yield the sizes, the calls of patched functions, the bytes with and without the feature, and reads of device values."""
+def _proof_lines(verdict: Verdict, rules: RuleSet | None) -> Iterator[str]:
+    """Yield the sizes, the calls of patched functions, the bytes with and without the feature, communicators and host reads."""
     proof = verdict.proof
     yield "sizes: " + ", ".join(f"{name} {size}" for name, size in proof.world.items())
     if proof.note:
@@ -89,6 +89,9 @@ def _proof_lines(verdict: Verdict) -> Iterator[str]:
     for kind, (before, after) in proof.bytes.items():
         predicted = f"; {' and '.join(map(str, proof.formula[kind]))} by the formula" if kind in proof.formula else ""
         yield f"bytes of {kind}: {before} without, {after} with{predicted}"
+    if proof.communicators:
+        size = "" if (reserved := rules and rules.megabytes(proof.communicators)) is None else f", {reserved} MB"
+        yield f"communicators of a rank: {len(proof.communicators)}{size} ({', '.join(proof.communicators)})"
     for line, count in proof.host_reads.items():
         yield f"host read: {line} ({count}x)"
 

@@ -5,6 +5,7 @@ The sources of each rule are in ``backend_rules.yaml``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -16,6 +17,10 @@ NAMES: Final[tuple[str, ...]] = get_args(BackendRules)
 
 ACTIVE: str | None = None
 """Name of the set of rules that the active plan holds process groups to."""
+
+PAIR: Final = " pair"
+created: Final[list[str]] = []
+"""Communicators of this rank, by the description of their group; a name that ends in `PAIR` is that of two ranks."""
 
 _TABLES: Final[dict[str, Any]] = table_beside(__file__)
 
@@ -38,6 +43,13 @@ class RuleSet:
     buffer: int | None
     pair_buffer: int | None
 
+    def megabytes(self, communicators: Collection[str]) -> int | None:
+        """Return the megabytes that communicators, named as in `created`, reserve on a device; None is unknown."""
+        if self.buffer is None or self.pair_buffer is None:
+            return None
+        pairs = sum(name.endswith(PAIR) for name in communicators)
+        return pairs * self.pair_buffer + (len(communicators) - pairs) * self.buffer
+
 
 def rule_set(name: str) -> RuleSet:
     """Return a set of rules by its name."""
@@ -57,3 +69,5 @@ class Rule:
 
 
 RULES: Final = tuple(Rule(**row) for row in _TABLES["rules"])
+METHODS: Final[tuple[str, ...]] = tuple(_TABLES["methods"]["names"].split())
+"""Methods of a process group that move tensors."""

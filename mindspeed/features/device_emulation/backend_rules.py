@@ -6,8 +6,9 @@ host here, where they block a stream of a device: the operations that follow a w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from inspect import signature
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -47,6 +48,7 @@ class _Job:
         self.on_host: set[str] = set()
         self.inside = False
         self.coalesced: list[list[tuple[CollectiveCall, CallSite]]] = []
+        self.methods = {name: getattr(distributed_c10d.ProcessGroup, name) for name in backend_rules.METHODS}
         self._numbers = count()
 
     def operation(self, name: str, communicator: Communicator, parts: Sequence[Part], site: CallSite) -> Operation:
@@ -58,6 +60,7 @@ class _Job:
             creation = communicator._replace(creation=True)
             made = self.operation(name, creation, [Part("all", None, ())], site)
             self.reporter.wait([made.number], made.site, made)
+            backend_rules.created.append(communicator.group + (backend_rules.PAIR if communicator.pair else ""))
         self.created.add(communicator)
         started = self.operation(name, communicator, parts, site)
         self.reporter.start(started)
@@ -90,12 +93,17 @@ def joined(init_process_group: Function, *args: Any, **kwargs: Any) -> None:
     ranks, rank = distributed_c10d.get_world_size(), distributed_c10d.get_rank()
     if backend_rules.ACTIVE is None or ranks == 1 or distributed_c10d.get_backend() == "fake":
         return
+    backend_rules.created.clear()
     rules, store = backend_rules.rule_set(backend_rules.ACTIVE), distributed_c10d._get_default_store()
     server = None
     if rank == 0:
         server = Server(rules.backend, ranks)
         store.set(_ADDRESS, server.address)
     _job = _Job(rules, Reporter(store.get(_ADDRESS).decode(), rank), server)
+    for name, method in _job.methods.items():
+        setattr(distributed_c10d.ProcessGroup, name, _guarded(name, method))
+    if rules.eager:
+        backend_rules.created.append(_communicator(distributed_c10d.GroupMember.WORLD, ()).group)
 
 
 @wrapper
@@ -104,6 +112,8 @@ def left(destroy_process_group: Function, group: Any = None) -> None:
     global _job
     if _job is not None and (group is None or group is distributed_c10d.GroupMember.WORLD):
         job, _job = _job, None
+        for name, method in job.methods.items():
+            setattr(distributed_c10d.ProcessGroup, name, method)
         job.reporter.end()
         if job.server is not None:
             job.server.close()
@@ -191,6 +201,8 @@ def ruled_barrier(barrier: Function, *args: Any, **kwargs: Any) -> Any:
         site = call_site()
         started = job.start("barrier", _communicator(group, ranks), [Part("all", None, ("barrier",))], site)
         job.reporter.wait([started.number], str(site))
+        with _unruled(job):
+            return barrier(*args, **kwargs)
     return barrier(*args, **kwargs)
 
 
@@ -209,9 +221,12 @@ def ruled_new_group(new_group: Function, *args: Any, **kwargs: Any) -> Any:
         everyone = Communicator(f"groups of {ranks}" if local else "groups", "default", ranks if local else world)
         made = job.operation(f"new_group of ranks {', '.join(map(str, ranks))}", everyone, [Part("all", None, ranks)], site)
         job.reporter.wait([made.number], made.site, made)
-    group = new_group(*args, **kwargs)
-    if "gloo" in str(arguments.get("backend") or "") and job.reporter.rank in ranks:
+    with _unruled(job):
+        group = new_group(*args, **kwargs)
+    if job.reporter.rank in ranks and "gloo" in str(arguments.get("backend") or ""):
         job.on_host.add(group.group_name)
+    elif job.reporter.rank in ranks and job.rules.eager and len(ranks) > 1:
+        backend_rules.created.append(_communicator(group, ranks).group)
     return group
 
 
@@ -231,6 +246,21 @@ def _unruled(job: _Job) -> Iterator[None]:
         yield
     finally:
         job.inside = False
+
+
+def _guarded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse a method of process groups where it is called without a function of torch.distributed, whose rules are checked."""
+
+    @wraps(method)
+    def guarded(group: Any, *args: Any, **kwargs: Any) -> Any:
+        if _job is not None and not _job.inside and len(_ranks_of(group)) > 1 and str(group.group_name) not in _job.on_host:
+            site = call_site()
+            text = f"{name} is called on a process group directly, so the rules of {_job.rules.backend} cannot be checked"
+            fix = Fix.advise("call the function of torch.distributed")
+            raise PlatformError([Problem("MS520", text, site.features, chain=(f"called at {site}",), fix=fix)])
+        return method(group, *args, **kwargs)
+
+    return guarded
 
 
 def _ranks_of(group: Any) -> tuple[int, ...]:

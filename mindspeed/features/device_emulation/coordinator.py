@@ -109,9 +109,8 @@ class Coordinator:
 
 def _difference_problem(backend: str, difference: Difference) -> Problem:
     first, second = difference
-    text = (
-        f"with the rules of {backend}, ranks {first.rank} and {second.rank} start different operations on {first.communicator}"
-    )
+    where = f"ranks {first.rank} and {second.rank} start different operations on {first.communicator}"
+    text = f"with the rules of {backend} the job hangs: {where}"
     rows = [
         f"rank {operation.rank}: {operation}, {' '.join(str(part.content) for part in operation.parts)}"
         for operation in difference

@@ -72,6 +72,7 @@ def train(recipe: Recipe, choices: Sequence[RoutingChoice] = ()) -> RankResult:
     run = _Run(recipe, record)
     run.watch(choices)
     run.train()
+    record.communicators = list(backend_rules.created)
     active = session.current()
     record.reached = active.proof.effects() if active is not None else {}
     return record

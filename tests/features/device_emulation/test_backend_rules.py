@@ -189,6 +189,10 @@ def breaks_overlapping_buffers(rank: int) -> None:
     dist.all_to_all_single(tensor, tensor)
 
 
+def talks_round_torch(rank: int) -> None:
+    dist.group.WORLD.allreduce([ones()]).wait()
+
+
 def run(names: list[str]) -> float:
     """Run programs on this rank; the seconds of the last one, which may raise."""
     for name in names:
@@ -262,6 +266,21 @@ def test_a_program_that_breaks_a_rule_is_reported_with_its_lines(pool: WorkerPoo
     first = str(problem).splitlines()[0]
     assert first in {text.format(backend=backend, ranks=ranks, **values) for ranks in ("0 and 1", "1 and 0")}
     assert ("exchange" if rule == "batch" else program("breaks", rule)) in str(problem)
+
+
+def test_a_method_of_a_process_group_is_refused(pool: WorkerPool) -> None:
+    with pytest.raises(MindSpeedError) as raised:
+        launch(pool, "nccl-rules", talks_round_torch.__name__)
+    (problem,) = raised.value.problems
+    assert (problem.code, problem.message) == (
+        "MS520",
+        "allreduce is called on a process group directly, so the rules of NCCL cannot be checked",
+    )
+
+
+def test_an_unknown_set_of_rules_is_refused() -> None:
+    with pytest.raises(MindSpeedError, match="MS3"):
+        mindspeed.plan(platform="cpu", settings={"device-emulation": {"backend": "mpi-rules"}})
 
 
 def test_every_rule_has_a_source() -> None:
