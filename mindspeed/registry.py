@@ -100,24 +100,29 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
     environment = environment or probe(platform)
     if platform is not None and platform != environment.platform:
         environment = replace(environment, platform=platform)
+
+    def problems_of(request: JobRequest, suggestions: Suggestions) -> tuple[Problem, ...]:
+        return judge(request, suggestions, known)[1]
+
     try:
         return _resolve(layers, environment, known)
     except ResolutionError as error:
         from mindspeed.engine.resolution.applied_fixes import JobRequest
         from mindspeed.engine.resolution.mending import with_tried_fixes
 
-        request = JobRequest(tuple(layers), environment)
-        error.problems = tuple(with_tried_fixes(error.problems, request, partial(problems_of, known)))
+        error.problems = tuple(with_tried_fixes(error.problems, JobRequest(tuple(layers), environment), problems_of))
         raise
 
 
-def problems_of(known: Catalog, request: JobRequest, suggestions: Suggestions) -> tuple[Problem, ...]:
-    """Return the problems of a request with these fixes, untried; none where it is accepted."""
+def judge(
+    request: JobRequest, suggestions: Suggestions = "declared", known: Catalog | None = None
+) -> tuple[ActivationPlan | None, tuple[Problem, ...]]:
+    """Return the plan of a request, or its problems with these fixes, untried."""
+    known = known or catalog_for(_named([*request.layers, disabled_layer()]))
     try:
-        _resolve(request.layers, request.environment, known, suggestions)
+        return _resolve(request.layers, request.environment, known, suggestions), ()
     except ResolutionError as error:
-        return error.problems
-    return ()
+        return None, error.problems
 
 
 def _resolve(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -51,7 +51,7 @@ def problems_of(request: JobRequest) -> tuple[Problem, ...]:
     return ()
 
 
-def followed(request: JobRequest) -> Outcome:
+def followed(request: JobRequest, problems_of: Callable[[JobRequest], Sequence[Problem]] = problems_of) -> Outcome:
     """Apply the first alternative of every problem, and again, until the request is accepted or says that nothing mends it."""
     trail: list[str] = []
     mended: set[Mistake] = set()
@@ -92,7 +92,7 @@ def left_by_alternatives(request: JobRequest) -> list[str]:
 
 def untried(request: JobRequest) -> tuple[Problem, ...]:
     """Return the problems of a request without fixes."""
-    return registry.problems_of(registry.catalog_for(request.layers[-1].features), request, "none")
+    return registry.judge(request, "none")[1]
 
 
 def with_value(fix: Fix) -> Fix:

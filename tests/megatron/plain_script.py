@@ -38,6 +38,7 @@ def parse(argv=None):
     parser.add_argument("--batched-p2p", action="store_true")
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--ep", type=int, default=1)
+    parser.add_argument("--etp", type=int, help="ranks that share an expert; as many as --tp without it")
     parser.add_argument("--experts", type=int)
     parser.add_argument("--grouped-experts", action="store_true", help="one module for all experts of a rank")
     parser.add_argument("--dispatcher", choices=["allgather", "alltoall"], default="allgather")
@@ -73,6 +74,7 @@ def make_config(args):
         "moe_router_load_balancing_type": "aux_loss" if args.balance else "none",
         "moe_aux_loss_coeff": args.balance,
         "expert_model_parallel_size": args.ep,
+        "expert_tensor_parallel_size": args.etp,
     }
     full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     recompute = {None: {}, "full": full, "selective": {"recompute_granularity": "selective"}}[args.recompute]
@@ -309,6 +311,7 @@ def run(args):
         pipeline_model_parallel_size=args.pp,
         virtual_pipeline_model_parallel_size=args.vpp,
         expert_model_parallel_size=args.ep,
+        expert_tensor_parallel_size=args.etp,
     )
     result = train(args)
     parallel_state.destroy_model_parallel()

@@ -29,6 +29,12 @@ LAYOUTS = {
     "pp2 x vpp2 with overlapped p2p, sharded and overlapped dp2": ("gpt", (*CHUNKED, *SHARDED)),
     "dp4 with the distributed optimizer and both overlaps": ("gpt", SHARDED),
     "ep2 x tp2 with all-to-all": ("experts", ("--ep", "2", *SEQUENCE)),
+    "tp2 with whole experts": ("experts", ("--etp", "1", "--dispatcher", "alltoall", *SEQUENCE)),
+    "dp4 with experts in halves": ("experts", ("--etp", "2", "--dispatcher", "alltoall")),
+    "dp4 x ep2 with experts in halves": (
+        "experts",
+        ("--ep", "2", "--etp", "2", "--dispatcher", "alltoall", "--distributed-optimizer"),
+    ),
     "ep4 with all-gather": ("experts", ("--ep", "4", "--dispatcher", "allgather")),
     "fp16 with the distributed optimizer": ("fp16", ("--distributed-optimizer",)),
     "bf16 with tp2 and sequence parallelism": ("bf16", SEQUENCE),

@@ -153,9 +153,11 @@ class AppliedPatches:
                 self._rebind(suspended)
 
     def audit(self) -> list[Problem]:
-        """MS404 for every closure, partial and live instance that still holds an original. Walks the heap."""
+        """MS404 for every closure, partial and live instance that still holds an original, MS412 for every function of other
+        code that a patch has replaced. Walks the heap."""
         with _lock:
-            return stale_holders(self._bound, [change.new for change in self._journal.changes])
+            stale = stale_holders(self._bound, [change.new for change in self._journal.changes])
+        return stale + [_displaced(one, name) for one in self._bound if (name := one.displaced())]
 
     def _patch(self, groups: Sequence[SitePatches]) -> list[PatchedSite]:
         """Bind the sites of loaded modules; all replacements are imported before anything is touched."""
@@ -255,6 +257,16 @@ class AppliedPatches:
         with _lock:
             new, self._new = self._new + bound, []
         self._rebind(new)
+
+
+def _displaced(bound: PatchedSite, name: str) -> Problem:
+    owner = bound.group.owner
+    text = (
+        f"{name} had replaced {bound.group.site} before {owner} was activated, and is not called, because {owner} replaces it "
+        "too"
+    )
+    fix = (Fix.remove_feature(bound.group.own[0].owner), Fix.advise("do not load the code that put it there"))
+    return Problem("MS412", text, (owner,), fix=fix)
 
 
 def _packages(bound: Sequence[PatchedSite]) -> set[str]:

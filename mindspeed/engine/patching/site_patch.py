@@ -13,6 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from mindspeed.engine.inspection.sites import IMPORTED, OUTSIDE, find_site, inside_tree
+from mindspeed.engine.inspection.source import find_module, read_scope
 from mindspeed.engine.patching.aliases import MADE, Substitution
 from mindspeed.engine.patching.journal import ABSENT, ATTRIBUTE, HEAP_TYPE, ITEM, Accessor, Journal
 from mindspeed.engine.planning.patch_checks import PATCH_A_METHOD, WRAP_A_METHOD, missing_target, unsuitable_target
@@ -130,6 +131,25 @@ class PatchedSite:
     def holds(self) -> bool:
         """Return whether the site still holds what was bound there."""
         return self._place.read(self.holder, self.name) is self.current
+
+    def displaced(self) -> str:
+        """Return the function or class of other code that was here in place of its definition and is called no more; or ``""``.
+
+        Decorators that a module imports make what it defines.
+        """
+        inner = self.original.__func__ if isinstance(self.original, DESCRIPTORS) else self.original
+        site = find_site(self.group.site)
+        is_dropped = any(isinstance(planned.patch, Replace | Set) for planned in self.group.own)
+        if not is_dropped or site is None or site.kind not in ("function", "class", "method"):
+            return ""
+        if not isinstance(inner, FunctionType | type):
+            return ""
+        maker = inner.__globals__["__name__"] if isinstance(inner, FunctionType) else inner.__module__
+        scope = read_scope(find_module(site.module))
+        bindings = (binding for found in scope.bindings.values() for binding in found) if scope is not None else ()
+        makers = {site.module, __name__, *(binding.source for binding in bindings)}
+        is_own = maker.partition(".")[0] in {name.partition(".")[0] for name in makers}
+        return "" if is_own else f"{maker}.{inner.__qualname__}"
 
     def write(self, journal: Journal, value: Any) -> None:
         """Bind a value at the site itself."""

@@ -383,9 +383,8 @@ def _problems_of(feature: FeatureProof, outer: Mapping[str, Sequence[str]]) -> I
             yield Problem("MS410", text, (feature.name, *others), chain, fix=advice(fix))
         elif point.state == "not effective":
             text = f"other code replaced {point.name} after {feature.name} patched it"
-            yield Problem(
-                "MS411", text, (feature.name,), fix=Fix.advise("call mindspeed.activate after this other code has run")
-            )
+            later = Fix.advise("call mindspeed.activate after this other code has run")
+            yield Problem("MS411", text, (feature.name,), fix=(later, Fix.remove_feature(feature.name)))
 
 
 def _to_stderr(line: str) -> None:

@@ -48,6 +48,20 @@ def gate_without_engine(router_gating_linear: Callable[..., Any]) -> Callable[..
 
 
 @wrapper
+def own_replicas_of_experts(init: Function, self: Any, *args: Any, **kwargs: Any) -> None:
+    """``MoELayer.__init__``: gradients of experts are summed over the ranks that have the same shard of an expert.
+
+    Megatron does so only if ep is above 1. At ep 1 they are other ranks than those of dense layers where the tensor-parallel
+    sizes differ.
+    """
+    init(self, *args, **kwargs)
+    config = self.config
+    if config.expert_model_parallel_size == 1 and config.expert_tensor_parallel_size != config.tensor_model_parallel_size:
+        for parameter in self.experts.parameters():
+            parameter.allreduce = False
+
+
+@wrapper
 def balance_loss_of_all_ranks(
     attach: Function, self: Any, activation: Any, aux_loss_coeff: float, aux_loss: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:

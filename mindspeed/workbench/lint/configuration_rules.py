@@ -143,7 +143,7 @@ def _problem(
     chain = ", ".join(f"{fact.name} is {fact.value} ({fact.source or 'default'})" for fact in facts)
     rows = tuple(filter(None, (f"its rule is {rule.text}" if rule.text and rule.message else "", chain)))
     where = f"{Path(rule.file).name}:{rule.line}"
-    return Problem("MS115", text, features, chain=rows, where=where, fix=tuple(fixes), facts=tuple(facts))
+    return Problem("MS115", text, features, chain=rows, where=where, fix=tuple(fixes), facts=tuple(facts), rule=where)
 
 
 def _setting(plan: ActivationPlan, planned: PlannedOverride) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from mindspeed.engine.runtime import session
 from mindspeed.megatron.training_hook_wrappers import step_metrics
 from mindspeed.workbench.training import saving, trainer
-from mindspeed.workbench.training.batches import Batches, build_datasets, run_schedule
+from mindspeed.workbench.training.batches import Batches, build_datasets
 from mindspeed.workbench.training.job import read_job
 from mindspeed.workbench.verification.dry_run import fake_tensors
 
@@ -32,11 +32,6 @@ def start(variables: Mapping[str, str], folder: str) -> None:
         optimizer = trainer.build_optimizer(chunks, world, config)
         state = saving.TrainerState(chunks, optimizer, trainer.build_scheduler(optimizer, config))
         batches = Batches(data, world.micro_batch_size, world.global_batch_size, config.seed)
-        with session.around("around_train_step", state=state):
-            for chunk in chunks:
-                chunk.zero_grad_buffer()
-            optimizer.zero_grad()
-            run_schedule(chunks, batches, 0)
-            optimizer.step()
+        trainer.update(state, batches)
         state.step += 1
         step_metrics(state)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.job.arithmetic import counts_per_chunk
 from mindspeed.workbench.training.job import Job, write_job
 from mindspeed.workbench.verification.pool import WorkerPool
 
@@ -22,6 +23,9 @@ def start(pool: WorkerPool, job: Job) -> None:
 
 
 def distinct_ranks(plan: ActivationPlan) -> list[int]:
-    """Return the first rank of the stages that differ: the first two, the middle one and the last."""
-    stages, ranks = plan.world.pp, int(plan.world.world_size)
-    return [stage * (ranks // stages) for stage in sorted({0, min(1, stages - 1), stages // 2, stages - 1})]
+    """Return the first rank of the stages that differ: the first two, the middle one, the last, and each with other layers."""
+    world = plan.world
+    stages, chunks = range(world.pp), counts_per_chunk(world)
+    layers = {chunks[stage :: len(stages)]: stage for stage in reversed(stages)}
+    distinct = {*stages[:2], len(stages) // 2, stages[-1], *layers.values()}
+    return [stage * (int(world.world_size) // len(stages)) for stage in sorted(distinct)]

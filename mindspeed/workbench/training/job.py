@@ -14,6 +14,7 @@ from mindspeed.engine.inspection.megatron_copies import package_root
 from mindspeed.engine.planning import checkpoint_state
 from mindspeed.engine.planning.checkpoint_state import Change
 from mindspeed.engine.planning.plan import ActivationPlan
+from mindspeed.engine.resolution.applied_fixes import JobRequest
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.cache_folder import why_unwritable
@@ -124,7 +125,7 @@ def make_job(
     layers = [*below, *layers]
     run = config.run or time.strftime("runs/%Y%m%d-%H%M%S")
     done = checkpoints.step_of(checkpoint) if checkpoint else 0
-    plan, more = plan_run(RunRequest(layers, config, environment, vocab_size, done))
+    plan, more = plan_run(RunRequest(JobRequest(tuple(layers), environment), config, vocab_size, done))
     problems += more
     problems += _folder_problems(run, resume)
     if plan and data:

@@ -158,17 +158,17 @@ def check_layers(world: World, source: Callable[[str], str]) -> list[Problem]:
 
     heads, groups = world.num_attention_heads, world.num_query_groups
     if heads % groups:
-        divisors = (number for number in range(groups, 0, -1) if heads % number == 0)
-        fixes = [Fix.give_field("num_query_groups", number) for number in (*divisors, heads)]
+        fewer = next(number for number in range(groups, 0, -1) if heads % number == 0)
+        fixes = [Fix.give_field("num_query_groups", number) for number in sorted({fewer, heads})]
         refuse(
             f"{heads} attention heads are not divisible by {groups} query groups",
             ("num_attention_heads", "num_query_groups"),
             *fixes,
         )
     if world.num_experts and world.router_topk > world.num_experts:
-        fewer, more = Fix.give_field("router_topk", world.num_experts), Fix.give_field("num_experts", world.router_topk)
+        fixes = [Fix.give_field("router_topk", world.num_experts), Fix.give_field("num_experts", world.router_topk)]
         text = f"router_topk is {world.router_topk}, but a MoE layer has {world.num_experts} experts"
-        refuse(text, ("num_experts", "router_topk"), fewer, more)
+        refuse(text, ("num_experts", "router_topk"), *fixes)
     return problems
 
 

@@ -7,7 +7,7 @@ import random
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -138,15 +138,7 @@ class Trainer:
 
     def _step(self) -> None:
         state, start = self.state, time.perf_counter()
-        with session.around("around_train_step", state=state):
-            for chunk in state.chunks:
-                chunk.zero_grad_buffer()
-            state.optimizer.zero_grad()
-            local_loss = run_schedule(state.chunks, self.train_batches, state.samples)
-            rate = state.optimizer.param_groups[0]["lr"]
-            updated, gradient, _ = state.optimizer.step()
-            if updated:
-                state.scheduler.step(increment=1)
+        local_loss, rate, updated, gradient = update(state, self.train_batches)
         state.step += 1
         state.samples += self.samples_per_step
         torch.cuda.synchronize()
@@ -218,6 +210,29 @@ class Trainer:
         again = f"--resume {self.job.run} returns to step {steps[-1]}; try" if steps else "try"
         fix = Fix.advise(f"{again} a lower --lr or a longer --warmup-iters")
         return RunError([Problem("MS606", text, where=self.job.run, fix=fix)])
+
+
+class Update(NamedTuple):
+    """Hold the loss of this rank, the learning rate, whether the parameters were updated, and the norm of their gradient."""
+
+    local_loss: torch.Tensor | None
+    rate: float
+    updated: bool
+    gradient: float
+
+
+def update(state: saving.TrainerState, batches: Batches) -> Update:
+    """Train with the next batch: the forward and backward passes of the schedule, and the optimizer's step."""
+    with session.around("around_train_step", state=state):
+        for chunk in state.chunks:
+            chunk.zero_grad_buffer()
+        state.optimizer.zero_grad()
+        local_loss = run_schedule(state.chunks, batches, state.samples)
+        rate = state.optimizer.param_groups[0]["lr"]
+        updated, gradient, _ = state.optimizer.step()
+        if updated:
+            state.scheduler.step(increment=1)
+    return Update(local_loss, rate, updated, gradient)
 
 
 def seed_generators(seed: int) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.utils import get_model_config
 from torch import Tensor
 from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
@@ -22,6 +23,7 @@ from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mindspeed.pipeline.megatron import Engine
 from mindspeed.workbench.verification import training
 from mindspeed.workbench.verification.shape import Recipe
 
@@ -44,6 +46,7 @@ def fake_tensors() -> Iterator[None]:
         patch.object(TopKRouter, "forward", _routed_evenly(TopKRouter.forward)),
         patch.object(dist, "all_gather_object", _gather_own),
         patch.object(P2PCommunicator, "_communicate", _of_one_shape(P2PCommunicator._communicate)),
+        patch.object(Engine, "__call__", _of_one_shape(Engine.__call__)),
         patch.object(torch, "tensor", _stacked_scalars(torch.tensor)),
         FakeTensorMode(allow_non_fake_inputs=True),
         ComputedIntegers(),  # type: ignore[no-untyped-call]
@@ -132,10 +135,14 @@ def _gather_own(object_list: list[Any], obj: Any, group: Any = None) -> None:
 
 
 def _of_one_shape(communicate: Callable[..., Any]) -> Callable[..., Any]:
-    """Around transfers between stages: a tensor has the shape that the schedule expects, for no other stage tells its own."""
+    """Around transfers between stages: a tensor has the shape that the schedule expects, for no other stage tells its own.
+
+    They are those of an object with Megatron's configuration, or of a call with the ``model``.
+    """
 
     def made(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with patch.object(self.config, "variable_seq_lengths", False):
+        config = self.config if "model" not in kwargs else get_model_config(tree_leaves(kwargs["model"])[0])
+        with patch.object(config, "variable_seq_lengths", False):
             return communicate(self, *args, **kwargs)
 
     return made

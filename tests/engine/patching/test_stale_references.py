@@ -34,6 +34,22 @@ def test_a_fully_rebound_tree_has_no_stale_holders(state: Any) -> None:
     patches.undo()
 
 
+def test_a_function_of_other_code_that_a_patch_replaces_is_named(state: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scale(x: int) -> int:
+        return x
+
+    monkeypatch.setattr(state, "scale", functools.wraps(state.scale)(scale))
+    found = []
+    for patch in (wrap(f"{STATE}:scale"), replace(f"{STATE}:scale", "layers:size_plus_one")):
+        patches = applied(patch)
+        found += patches.audit()
+        patches.undo()
+    assert list(map(str, found)) == [
+        f"MS412 {__name__}.scale had replaced {STATE}:scale before alpha was activated, and is not called, because alpha "
+        "replaces it too\n  fix: remove alpha, or do not load the code that put it there"
+    ]
+
+
 @pytest.mark.guards(13)
 def test_closures_partials_methods_and_instances_that_hold_an_original_are_named(state: Any) -> None:
     attention = sys.modules[ATTENTION]

@@ -191,7 +191,7 @@ def test_a_name_that_somebody_bound_again_is_not_effective(start: Start, monkeyp
     (problem,) = proof.report().problems
     assert str(problem) == (
         "MS411 other code replaced megatron.core.state:scale after alpha patched it\n"
-        "  fix: call mindspeed.activate after this other code has run"
+        "  fix: call mindspeed.activate after this other code has run, or remove alpha"
     )
 
 

@@ -46,7 +46,7 @@ def test_every_rule_that_fails_is_told_with_its_place_and_values(checkout: Path)
         ("not args.fp16", f"{here}:{line('assert not args.fp16')}", "remove --fp16"),
         ("101 layers are too many", f"{here}:{line('too many')}", "--num-layers N (at most 100)"),
         ("deep ones have no biases", f"{here}:{line('deep ones')}", "--num-layers N (less than 50), or --disable-bias-linear"),
-        ("not deterministic", f"{here}:{line('not deterministic')}", "change these options"),
+        ("not deterministic", f"{here}:{line('not deterministic')}", "read the rule, and change what it refuses"),
     ]
     first, *_, biases, _ = verdict(checkout, words).problems
     assert first.code == "MS115"
@@ -55,6 +55,14 @@ def test_every_rule_that_fails_is_told_with_its_place_and_values(checkout: Path)
         "--hidden-size is 7 (command line), --tensor-model-parallel-size is 2 (command line)",
     )
     assert biases.chain[1] == "--num-layers is 101 (command line), add_bias_linear is True (default)"
+
+
+def test_rules_that_the_same_changes_mend_are_one_problem(tmp_path: Path) -> None:
+    both = "        assert not (args.bf16 and args.fp16), 'both'\n"
+    folder = make(tmp_path, ARGUMENTS.replace("    if args.bf16:\n", f"    if args.bf16:\n{both}"))
+    (problem,) = verdict(folder, "--bf16 --fp16").problems
+    assert (problem.message.rpartition(": ")[2], problem.fix_text) == ("both", "remove --bf16 or --fp16")
+    assert problem.chain[-1].startswith("also refused at megatron/training/arguments.py:")
 
 
 @pytest.mark.budget(20)

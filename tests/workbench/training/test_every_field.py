@@ -3,6 +3,7 @@
 import pytest
 
 from mindspeed import registry
+from mindspeed.engine.resolution.applied_fixes import JobRequest, applied
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.fields import FIELDS
 from mindspeed.workbench.lint.configuration_rules import installed_rules
@@ -18,7 +19,7 @@ MODELS = {"dense": {}, "experts": {"num_experts": 4}}
 
 def planned(world):
     layer = Layer("command line", world={"world_size": 4, **world})
-    return plan_run(RunRequest([layer], TrainConfig(), registry.probe("cpu"), 257))
+    return plan_run(RunRequest(JobRequest((layer,), registry.probe("cpu")), TrainConfig(), 257))
 
 
 def other_value(field, present):
@@ -70,9 +71,9 @@ def vars_of(configuration):
 )
 def test_a_field_that_is_not_built_is_refused_and_its_fix_mends(world, message):
     layer = Layer("command line", world={"world_size": 1, **world})
-    request = RunRequest([layer], TrainConfig(), registry.probe("cpu"), 257)
+    request = RunRequest(JobRequest((layer,), registry.probe("cpu")), TrainConfig(), 257)
     _, problems = plan_run(request)
     assert message in {problem.message for problem in problems}
     for problem in problems:
-        request = request.changed(problem.fix[0])
+        request = request._replace(job=applied(problem.fix[0], request.job) or request.job)
     assert plan_run(request)[1] == []

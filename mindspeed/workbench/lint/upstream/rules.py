@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -144,9 +144,7 @@ def _verdict(
     groups = [tuple(_place(checkout, sites[number]) for number in group) for group in (undecided, decided, unreached)]
     refused = {argument: PutValue(**one) for argument, one in answer["refused"].items()}
     job = {name: (FIELDS[name].typed(value), tuple(dests)) for name, (value, dests) in answer["job"].items()}
-    return RulesVerdict(
-        tuple(dict.fromkeys(problems)), groups[0], groups[1], groups[2], refused, job, answer["unjudged"], unread
-    )
+    return RulesVerdict(tuple(_one_each(problems)), groups[0], groups[1], groups[2], refused, job, answer["unjudged"], unread)
 
 
 def _problem(checkout: Checkout, site: Mapping[str, Any], given: Mapping[str, Given], known: Surface) -> Problem:
@@ -154,10 +152,25 @@ def _problem(checkout: Checkout, site: Mapping[str, Any], given: Mapping[str, Gi
     values = ", ".join(f"{fact.name} is {fact.value} ({fact.source})" for fact in facts)
     text = f"Megatron-LM {checkout.version or ''} refuses this command: {site['message'] or site['text']}".replace("  ", " ")
     wanted = tuple(_way(dest, relation, value, known) for dest, relation, value in site["wanted"])
-    change = f"change the options so that {site['text']}" if site["text"] else "change these options"
+    wanted = wanted or tuple(Fix.drop_option(fact.option) for fact in facts if fact.option)
+    change = f"change the options so that {site['text']}" if site["text"] else "read the rule, and change what it refuses"
     rule = f"its rule is {site['text']}" if site["text"] and site["message"] else ""
     chain = tuple(filter(None, (rule, values)))
     return Problem("MS115", text, chain=chain, where=_place(checkout, site), fix=wanted or Fix.advise(change), facts=facts)
+
+
+def _one_each(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield one problem for rules that refuse the same values and that the same changes mend."""
+    groups: dict[tuple[object, ...], list[Problem]] = {}
+    for number, problem in enumerate(dict.fromkeys(problems)):
+        values = frozenset((fact.name, str(fact.value)) for fact in problem.facts)
+        groups.setdefault((values,) if values else (number,), []).append(problem)
+    for group in groups.values():
+        widest = max(group, key=lambda problem: len(problem.fix))
+        others = [problem for problem in group if problem is not widest and set(problem.fix) <= set(widest.fix)]
+        rows = tuple(f"also refused at {problem.where}" for problem in others)
+        yield replace(widest, chain=(*widest.chain, *rows))
+        yield from (problem for problem in group if problem is not widest and problem not in others)
 
 
 def _fact(dest: str, value: Any, given: Mapping[str, Given], known: Surface) -> GivenValue:
