@@ -127,15 +127,15 @@ def obeys_synchronization(rank: int) -> None:
 
 def breaks_synchronization(rank: int) -> None:
     other = dist.new_group([0, 1])
+    dist.send(ones(), 1) if rank == 0 else dist.recv(ones(), 0)
     if rank == 0:
         posted = dist.irecv(ones(), 1)
         torch.cuda.synchronize()
         dist.send(ones(), 1, group=other)
         posted.wait()
     else:
-        posted = dist.isend(ones(), 0)
         dist.recv(ones(), 0, group=other)
-        posted.wait()
+        dist.send(ones(), 0)
 
 
 def obeys_device_tensors(rank: int) -> None:
