@@ -7,7 +7,7 @@ host here, where they block a stream of a device: the operations that follow a w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from inspect import signature
 from itertools import count
@@ -175,7 +175,8 @@ def ruled_group(manager: Function, *args: Any, **kwargs: Any) -> Iterator[Any]:
     arguments = signature(manager).bind(*args, **kwargs).arguments
     calls: list[tuple[CollectiveCall, CallSite]] = []
     started = None
-    with manager(*args, **kwargs) as coalesced:
+    with ExitStack() as ended:
+        coalesced = ended.enter_context(manager(*args, **kwargs))
         job.coalesced.append(calls)
         try:
             yield coalesced
@@ -188,6 +189,8 @@ def ruled_group(manager: Function, *args: Any, **kwargs: Any) -> Iterator[Any]:
             started = job.start(f"coalesced {calls[0][0].kind}", _communicator(group, _ranks_of(group)), parts, site)
             if not arguments.get("async_ops"):
                 job.reporter.wait([started.number], str(site))
+        with _unruled(job):  # torch starts the calls now
+            ended.close()
     if started is not None:
         coalesced.works = [RuledWork(work, job, started) for work in coalesced.works]
 
