@@ -97,6 +97,10 @@ def breaks_queue_order(rank: int) -> None:
 def obeys_collective_order(rank: int) -> None:
     dist.all_reduce(ones())
     dist.broadcast(ones(), 0)
+    with dist._coalescing_manager(async_ops=True) as coalesced:
+        for _ in range(2):
+            dist.all_reduce(ones())
+    coalesced.wait()
 
 
 def breaks_collective_order(rank: int) -> None:
