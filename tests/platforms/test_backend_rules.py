@@ -244,7 +244,7 @@ MESSAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "types": (f"{REFUSED}: complex32 is not a supported data type", {"call": "broadcast"}),
     "reduced-types": (f"{REFUSED}: float8_e5m2 is not a supported data type", {"call": "all_reduce"}),
     "message-size": (DIFFER, {"group": "default_pg"}),
-    "known-source": (f"{REFUSED}: it has no source rank", {"call": "irecv"}),
+    "known-source": (f"{REFUSED}: it has no source rank", {"call": "recv"}),
     "overlapping-buffers": (f"{REFUSED}: input and output overlap", {"call": "all_to_all_single"}),
 }
 
