@@ -59,7 +59,7 @@ def rule_set(name: str) -> RuleSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class BackendRule:
     """A rule: what a backend does, and the place in its source. ``nccl`` or ``hccl`` is empty where it has no such rule."""
 
     name: str
@@ -68,6 +68,6 @@ class Rule:
     hccl: str = ""
 
 
-RULES: Final = tuple(Rule(**row) for row in _TABLES["rules"])
+RULES: Final = tuple(BackendRule(**row) for row in _TABLES["rules"])
 METHODS: Final[tuple[str, ...]] = tuple(_TABLES["methods"]["names"].split())
 """Methods of a process group that move tensors."""

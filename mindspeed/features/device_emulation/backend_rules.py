@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.distributed import distributed_c10d
 
-from mindspeed.features.device_emulation.coordinator import Reporter, Server
+from mindspeed.features.device_emulation.coordinator import RankConnection, Server
 from mindspeed.features.device_emulation.queues import Communicator, Operation, Part
 from mindspeed.platforms import backend_rules
 from mindspeed.platforms.backend_rules import RuleSet
@@ -40,9 +40,9 @@ _RECEIVES: Final = ("recv", "irecv")
 class _Job:
     """The rules of this process from the creation of its process groups to their end."""
 
-    def __init__(self, rules: RuleSet, reporter: Reporter, server: Server | None) -> None:
+    def __init__(self, rules: RuleSet, connection: RankConnection, server: Server | None) -> None:
         self.rules = rules
-        self.reporter = reporter
+        self.connection = connection
         self.server = server
         self.created: set[Communicator] = set()
         self.on_host: set[str] = set()
@@ -52,18 +52,18 @@ class _Job:
         self._numbers = count()
 
     def operation(self, name: str, communicator: Communicator, parts: Sequence[Part], site: CallSite) -> Operation:
-        return Operation(self.reporter.rank, next(self._numbers), name, communicator, tuple(parts), str(site))
+        return Operation(self.connection.rank, next(self._numbers), name, communicator, tuple(parts), str(site))
 
     def start(self, name: str, communicator: Communicator, parts: Sequence[Part], site: CallSite) -> Operation:
         """Start an operation, behind the creation of its communicator where that does not exist."""
         if communicator not in self.created and not self.rules.eager and communicator.name not in self.on_host:
             creation = communicator._replace(creation=True)
             made = self.operation(name, creation, [Part("all", None, ())], site)
-            self.reporter.wait([made.number], made.site, made)
+            self.connection.wait([made.number], made.site, made)
             backend_rules.created.append(communicator.group + (backend_rules.PAIR if communicator.pair else ""))
         self.created.add(communicator)
         started = self.operation(name, communicator, parts, site)
-        self.reporter.start(started)
+        self.connection.start(started)
         return started
 
 
@@ -78,7 +78,7 @@ class RuledWork:
 
     def wait(self, *args: Any, **kwargs: Any) -> Any:
         if _job is self._job:
-            self._job.reporter.wait([self._operation.number], str(call_site()))
+            self._job.connection.wait([self._operation.number], str(call_site()))
         return self._work.wait(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -99,7 +99,7 @@ def joined(init_process_group: Function, *args: Any, **kwargs: Any) -> None:
     if rank == 0:
         server = Server(rules.backend, ranks)
         store.set(_ADDRESS, server.address)
-    _job = _Job(rules, Reporter(store.get(_ADDRESS).decode(), rank), server)
+    _job = _Job(rules, RankConnection(store.get(_ADDRESS).decode(), rank), server)
     for name, method in _job.methods.items():
         setattr(distributed_c10d.ProcessGroup, name, _guarded(name, method))
     if rules.eager:
@@ -114,7 +114,7 @@ def left(destroy_process_group: Function, group: Any = None) -> None:
         job, _job = _job, None
         for name, method in job.methods.items():
             setattr(distributed_c10d.ProcessGroup, name, method)
-        job.reporter.end()
+        job.connection.end()
         if job.server is not None:
             job.server.close()
     destroy_process_group(group)
@@ -129,7 +129,7 @@ def ruled(collective: Function, *args: Any, **kwargs: Any) -> Any:
     call = read_call(collective, args, kwargs)
     ranks = _ranks_of(call.process_group)
     is_message = call.kind in (*_SENDS, *_RECEIVES)
-    if len(ranks) < 2 or job.reporter.rank not in ranks or (is_message and str(call.process_group.group_name) in job.on_host):
+    if len(ranks) < 2 or job.connection.rank not in ranks or (is_message and str(call.process_group.group_name) in job.on_host):
         return collective(*args, **kwargs)
     site = call_site()
     _refuse(job, call, site)
@@ -141,7 +141,7 @@ def ruled(collective: Function, *args: Any, **kwargs: Any) -> Any:
     towards = "" if part.peer is None else f" {'to' if part.direction == 'send' else 'from'} rank {part.peer}"
     started = job.start(f"{call.kind}{towards}", communicator, [part], site)
     if not call.asynchronous:
-        job.reporter.wait([started.number], str(site))
+        job.connection.wait([started.number], str(site))
     with _unruled(job):
         work = collective(*args, **kwargs)
     return RuledWork(work, job, started) if call.asynchronous and work is not None else work
@@ -188,7 +188,7 @@ def ruled_group(manager: Function, *args: Any, **kwargs: Any) -> Iterator[Any]:
             site = calls[0][1]
             started = job.start(f"coalesced {calls[0][0].kind}", _communicator(group, _ranks_of(group)), parts, site)
             if not arguments.get("async_ops"):
-                job.reporter.wait([started.number], str(site))
+                job.connection.wait([started.number], str(site))
         with _unruled(job):  # torch starts the calls now
             ended.close()
     if started is not None:
@@ -200,10 +200,10 @@ def ruled_barrier(barrier: Function, *args: Any, **kwargs: Any) -> Any:
     """``barrier``: a collective that holds the host."""
     job, group = _job, signature(barrier).bind(*args, **kwargs).arguments.get("group") or distributed_c10d.GroupMember.WORLD
     ranks = _ranks_of(group)
-    if job is not None and not job.inside and len(ranks) > 1 and job.reporter.rank in ranks:
+    if job is not None and not job.inside and len(ranks) > 1 and job.connection.rank in ranks:
         site = call_site()
         started = job.start("barrier", _communicator(group, ranks), [Part("all", None, ("barrier",))], site)
-        job.reporter.wait([started.number], str(site))
+        job.connection.wait([started.number], str(site))
         with _unruled(job):
             return barrier(*args, **kwargs)
     return barrier(*args, **kwargs)
@@ -219,16 +219,16 @@ def ruled_new_group(new_group: Function, *args: Any, **kwargs: Any) -> Any:
     world = _ranks_of(distributed_c10d.GroupMember.WORLD)
     ranks = tuple(sorted(arguments.get("ranks") or world))
     local = bool(arguments.get("use_local_synchronization"))
-    if not local or job.reporter.rank in ranks:
+    if not local or job.connection.rank in ranks:
         site = call_site()
         everyone = Communicator(f"groups of {ranks}" if local else "groups", "default", ranks if local else world)
         made = job.operation(f"new_group of ranks {', '.join(map(str, ranks))}", everyone, [Part("all", None, ranks)], site)
-        job.reporter.wait([made.number], made.site, made)
+        job.connection.wait([made.number], made.site, made)
     with _unruled(job):
         group = new_group(*args, **kwargs)
-    if job.reporter.rank in ranks and "gloo" in str(arguments.get("backend") or ""):
+    if job.connection.rank in ranks and "gloo" in str(arguments.get("backend") or ""):
         job.on_host.add(group.group_name)
-    elif job.reporter.rank in ranks and job.rules.eager and len(ranks) > 1:
+    elif job.connection.rank in ranks and job.rules.eager and len(ranks) > 1:
         backend_rules.created.append(_communicator(group, ranks).group)
     return group
 
@@ -237,7 +237,7 @@ def ruled_new_group(new_group: Function, *args: Any, **kwargs: Any) -> Any:
 def ruled_synchronize(synchronize: Function, *args: Any, **kwargs: Any) -> None:
     """``torch.cuda.synchronize``: the host waits for all operations of this rank."""
     if _job is not None:
-        _job.reporter.wait(None, str(call_site()))
+        _job.connection.wait(None, str(call_site()))
     synchronize(*args, **kwargs)
 
 
@@ -284,7 +284,7 @@ def _addressed(job: _Job, call: CollectiveCall, ranks: tuple[int, ...]) -> tuple
     message = _message(call, ranks)
     if job.rules.eager or message.peer is None:
         return whole, message
-    pair = tuple(sorted((job.reporter.rank, message.peer)))
+    pair = tuple(sorted((job.connection.rank, message.peer)))
     return whole._replace(ranks=pair, pair=True), message
 
 

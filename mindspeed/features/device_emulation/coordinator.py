@@ -15,7 +15,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from mindspeed.features.device_emulation.queues import Difference, Operation, Queues
+from mindspeed.features.device_emulation.queues import Mismatch, Operation, Queues
 from mindspeed.problems import Fix, Problem, RunError
 
 _ENDING: Final = 10.0
@@ -25,7 +25,7 @@ _SWITCH_INTERVAL: Final = 2e-4
 _ORDER: Final = Fix.advise("let all ranks start these operations in the same order, or use separate groups, or a batch")
 
 
-class Request(NamedTuple):
+class RankMessage(NamedTuple):
     """A message of a rank: operations that it starts, and those that it waits for (none, some, or all with None).
 
     ``site`` is the line that waits. With ``ends`` the rank starts no more operations.
@@ -45,11 +45,11 @@ class Coordinator:
         self._backend = backend
         self._ranks = ranks
         self._queues = Queues()
-        self._waiting: dict[int, Request] = {}
+        self._waiting: dict[int, RankMessage] = {}
         self._ended: dict[int, bool] = {}
         self.problem: Problem | None = None
 
-    def receive(self, rank: int, request: Request) -> None:
+    def receive(self, rank: int, request: RankMessage) -> None:
         """Take a request of a rank."""
         for operation in request.started:
             difference = self._queues.post(operation)
@@ -91,7 +91,7 @@ class Coordinator:
         text = f"with the rules of {self._backend} the job hangs: {names} for operations that never complete"
         return Problem("MS619", text, chain=tuple(rows), fix=_ORDER)
 
-    def _rows(self, rank: int, request: Request) -> Iterator[str]:
+    def _rows(self, rank: int, request: RankMessage) -> Iterator[str]:
         """Yield the operation that a rank waits for, what is ahead of it, and what the other ranks lack."""
         operation = self._queues.unfinished(rank, request.numbers)[0]
         waits = f", which it waits for at {request.site}" if request.site != operation.site else ""
@@ -107,7 +107,7 @@ class Coordinator:
                     yield f"  on rank {other} its part, {met}, is behind {earlier}"
 
 
-def _difference_problem(backend: str, difference: Difference) -> Problem:
+def _difference_problem(backend: str, difference: Mismatch) -> Problem:
     first, second = difference
     where = f"ranks {first.rank} and {second.rank} start different operations on {first.communicator}"
     text = f"with the rules of {backend} the job hangs: {where}"
@@ -159,25 +159,25 @@ class Server:
                     connection.send(self._coordinator.problem)
 
 
-class Reporter:
+class RankConnection:
     """The connection of a rank to the coordinator."""
 
     def __init__(self, address: str, rank: int) -> None:
         self.rank = rank
-        self._connection: Connection[Request | int, Problem | None] = Client(address, "AF_UNIX")
+        self._connection: Connection[RankMessage | int, Problem | None] = Client(address, "AF_UNIX")
         self._connection.send(rank)
         self._lock = threading.Lock()
 
     def start(self, *operations: Operation) -> None:
         """Report operations that this rank starts."""
         with self._lock:
-            self._connection.send(Request(operations))
+            self._connection.send(RankMessage(operations))
 
     def wait(self, numbers: Sequence[int] | None, site: str, *started: Operation) -> None:
         """Block until operations are complete by the rules. Raises RunError with MS619 when they never will be."""
         with self._lock:
             try:
-                self._connection.send(Request(started, True, None if numbers is None else tuple(numbers), site))
+                self._connection.send(RankMessage(started, True, None if numbers is None else tuple(numbers), site))
                 problem = self._connection.recv()
             except (EOFError, OSError) as error:
                 text = "rank 0, which checks the rules of the backend, has ended"
@@ -188,5 +188,5 @@ class Reporter:
     def end(self) -> None:
         """Report that this rank starts no more operations."""
         with suppress(OSError):
-            self._connection.send(Request(ends=True))
+            self._connection.send(RankMessage(ends=True))
         self._connection.close()

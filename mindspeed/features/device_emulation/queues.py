@@ -59,7 +59,7 @@ class Operation:
         return f"{self.name} at {self.site}"
 
 
-class Difference(NamedTuple):
+class Mismatch(NamedTuple):
     """Two operations that meet in a communicator and differ."""
 
     first: Operation
@@ -73,7 +73,7 @@ class Queues:
         self._queues: defaultdict[Communicator, dict[int, deque[Operation]]] = defaultdict(dict)
         self._open: dict[tuple[int, int], Operation] = {}
 
-    def post(self, operation: Operation) -> Difference | None:
+    def post(self, operation: Operation) -> Mismatch | None:
         """Start an operation; the first two that differ where they meet, if any do."""
         self._queues[operation.communicator].setdefault(operation.rank, deque()).append(operation)
         self._open[operation.rank, operation.number] = operation
@@ -116,7 +116,7 @@ class Queues:
         queue = self._queues[communicator].get(rank, deque())
         return queue[place] if place < len(queue) else None
 
-    def _advance(self, communicator: Communicator) -> Difference | None:
+    def _advance(self, communicator: Communicator) -> Mismatch | None:
         """Run what can run: operations at the heads of their queues that meet."""
         queues = self._queues[communicator]
         while True:
@@ -140,10 +140,10 @@ def _collective(operation: Operation) -> bool:
     return any(part.direction == "all" for part in operation.parts)
 
 
-def _collective_difference(heads: dict[int, Operation]) -> Difference | None:
+def _collective_difference(heads: dict[int, Operation]) -> Mismatch | None:
     """Return two collectives at heads of queues that differ."""
     collectives = [head for head in heads.values() if _collective(head)]
-    return next((Difference(collectives[0], head) for head in collectives[1:] if head.parts != collectives[0].parts), None)
+    return next((Mismatch(collectives[0], head) for head in collectives[1:] if head.parts != collectives[0].parts), None)
 
 
 def _whole_collective(heads: dict[int, Operation], communicator: Communicator) -> list[Operation]:
@@ -153,14 +153,14 @@ def _whole_collective(heads: dict[int, Operation], communicator: Communicator) -
     return list(heads.values())
 
 
-def _deliver(sender: Operation, part: Part, receiver: Operation | None) -> Difference | None:
+def _deliver(sender: Operation, part: Part, receiver: Operation | None) -> Mismatch | None:
     """Let a send meet the first receive from its rank in the operation at the head of the other queue."""
     if receiver is None:
         return None
     for end in receiver.left:
         if end.direction == "recv" and end.peer == sender.rank:
             if end.content != part.content:
-                return Difference(sender, receiver)
+                return Mismatch(sender, receiver)
             sender.left.remove(part)
             receiver.left.remove(end)
             return None

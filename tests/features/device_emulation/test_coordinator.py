@@ -1,6 +1,6 @@
 """The coordinator of ranks under the rules of a backend, without processes."""
 
-from mindspeed.features.device_emulation.coordinator import Coordinator, Request
+from mindspeed.features.device_emulation.coordinator import Coordinator, RankMessage
 from mindspeed.features.device_emulation.queues import Communicator, Operation, Part
 
 ALL = Communicator("0", "tp", (0, 1))
@@ -11,8 +11,8 @@ def operation(rank: int, number: int, *parts: Part, communicator: Communicator =
     return Operation(rank, number, parts[0].content[0].__str__(), communicator, parts, f"job.py:{number}")
 
 
-def wait(*numbers: int, started: tuple[Operation, ...] = ()) -> Request:
-    return Request(started, True, numbers, "job.py:9")
+def wait(*numbers: int, started: tuple[Operation, ...] = ()) -> RankMessage:
+    return RankMessage(started, True, numbers, "job.py:9")
 
 
 def message(direction: str, peer: int, size: int = 4) -> Part:
@@ -23,14 +23,14 @@ def test_a_rank_continues_when_its_operation_is_complete_and_not_before() -> Non
     coordinator = Coordinator("NCCL", 2)
     coordinator.receive(0, wait(0, started=(operation(0, 0, SUM),)))
     assert coordinator.ready() == []
-    coordinator.receive(1, Request((operation(1, 0, SUM),)))
+    coordinator.receive(1, RankMessage((operation(1, 0, SUM),)))
     assert coordinator.ready() == [0]
     assert coordinator.problem is None
 
 
 def test_an_operation_is_held_by_the_one_ahead_of_it_on_either_side() -> None:
     coordinator = Coordinator("NCCL", 2)
-    coordinator.receive(0, Request((operation(0, 0, message("recv", 1)), operation(0, 1, message("send", 1)))))
+    coordinator.receive(0, RankMessage((operation(0, 0, message("recv", 1)), operation(0, 1, message("send", 1)))))
     coordinator.receive(1, wait(0, started=(operation(1, 0, message("recv", 0)), operation(1, 1, message("send", 0)))))
     assert coordinator.ready() == []
     coordinator.receive(0, wait(1))
@@ -82,9 +82,9 @@ def test_a_rank_that_ends_in_the_middle_is_named() -> None:
 def test_a_synchronization_waits_for_all_operations_of_its_rank() -> None:
     coordinator = Coordinator("NCCL", 2)
     other = ALL._replace(name="1", group="other")
-    coordinator.receive(0, Request((operation(0, 0, SUM), operation(0, 1, SUM, communicator=other))))
-    coordinator.receive(0, Request(waits=True, numbers=None, site="job.py:9"))
-    coordinator.receive(1, Request((operation(1, 0, SUM),)))
+    coordinator.receive(0, RankMessage((operation(0, 0, SUM), operation(0, 1, SUM, communicator=other))))
+    coordinator.receive(0, RankMessage(waits=True, numbers=None, site="job.py:9"))
+    coordinator.receive(1, RankMessage((operation(1, 0, SUM),)))
     assert coordinator.ready() == []
-    coordinator.receive(1, Request((operation(1, 1, SUM, communicator=other),)))
+    coordinator.receive(1, RankMessage((operation(1, 1, SUM, communicator=other),)))
     assert coordinator.ready() == [0]
