@@ -282,6 +282,17 @@ def test_a_method_of_a_process_group_is_refused(pool: WorkerPool) -> None:
     )
 
 
+def agreed() -> list[float]:
+    from mindspeed.workbench.training.batches import largest
+
+    return largest(0.5, dist.get_rank())
+
+
+def test_the_trainer_reduces_types_that_hccl_has(pool: WorkerPool) -> None:
+    plan = mindspeed.plan(platform="cpu", settings={"device-emulation": {"backend": "hccl-rules"}})
+    assert pool.call(agreed, 2, plan=plan) == [[0.5, 1.0]] * 2
+
+
 def test_an_unknown_set_of_rules_is_refused() -> None:
     with pytest.raises(MindSpeedError, match="MS3"):
         mindspeed.plan(platform="cpu", settings={"device-emulation": {"backend": "mpi-rules"}})
