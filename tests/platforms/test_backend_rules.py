@@ -272,7 +272,12 @@ def test_a_program_that_breaks_a_rule_is_reported_with_its_lines(pool: WorkerPoo
     assert ("exchange" if rule == "batch" else program("breaks", rule)) in str(problem)
 
 
-def test_a_method_of_a_process_group_is_refused(pool: WorkerPool) -> None:
+def methods() -> bool:
+    """Whether the methods of process groups are torch's own."""
+    return all(type(vars(dist.ProcessGroup)[name]).__name__ == "instancemethod" for name in ("barrier", "allreduce"))
+
+
+def test_a_method_of_a_process_group_is_refused_and_restored(pool: WorkerPool) -> None:
     with pytest.raises(MindSpeedError) as raised:
         launch(pool, "nccl-rules", talks_round_torch.__name__)
     (problem,) = raised.value.problems
@@ -280,6 +285,8 @@ def test_a_method_of_a_process_group_is_refused(pool: WorkerPool) -> None:
         "MS520",
         "allreduce is called on a process group directly, so the rules of NCCL cannot be checked",
     )
+    launch(pool, "nccl-rules", obeys_collective_order.__name__)
+    assert pool.call(methods, 2) == [True, True]
 
 
 def agreed() -> list[float]:

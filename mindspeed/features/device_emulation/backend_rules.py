@@ -48,7 +48,8 @@ class _Job:
         self.on_host: set[str] = set()
         self.inside = False
         self.coalesced: list[list[tuple[CollectiveCall, CallSite]]] = []
-        self.methods = {name: getattr(distributed_c10d.ProcessGroup, name) for name in backend_rules.METHODS}
+        own = vars(distributed_c10d.ProcessGroup)  # by getattr, a method of a C++ class would no longer bind
+        self.methods = {name: own[name] for name in backend_rules.METHODS if name in own}
         self._numbers = count()
 
     def operation(self, name: str, communicator: Communicator, parts: Sequence[Part], site: CallSite) -> Operation:
