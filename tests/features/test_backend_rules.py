@@ -19,6 +19,7 @@ from mindspeed.problems import ResolutionError
 from mindspeed.workbench.diagnostics.support_matrix import backend_results
 from mindspeed.workbench.verification.case import build_case, held_to
 from mindspeed.workbench.verification.pool import WorkerPool
+from tests.features.resolving import CATALOG
 
 FOLDER: Final = Path(__file__).parents[2] / "build" / "backends"
 PASSED: Final = "passed"
@@ -57,3 +58,9 @@ def test_every_feature_with_communication_has_a_result_by_all_rules() -> None:
     """`make test-backends` runs them; a feature whose smallest layout has one rank has no row."""
     assert {name: results for name, results in backend_results().items() if set(results) != set(NAMES)} == {}
     assert {result for results in backend_results().values() for result in results.values()} == {PASSED}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(set(CATALOG.usable) - set(backend_results())))
+def test_a_feature_without_a_result_runs_on_one_rank(name: str) -> None:
+    assert build_case([name], [Layer("test", platform="cpu")]).plan.world.world_size == 1
