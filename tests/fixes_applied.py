@@ -85,8 +85,8 @@ def left_by_alternatives(request: JobRequest) -> list[str]:
             changed = [one for one in (applied(fix, request), applied(fix, after)) if one is not None]
             if changed and all(mistake(problem) in map(mistake, untried(one)) for one in changed):
                 left.append(f"{problem.code} {problem.message} | {fix}")
-        if problem.fix:
-            after = next(filter(None, (applied(with_value(fix), after) for fix in problem.fix)), after)
+        first = next((fix for fix in map(with_value, problem.fix) if applied(fix, request) is not None), None)
+        after = (applied(first, after) if first is not None else None) or after
     return left
 
 

@@ -44,11 +44,12 @@ def plan(
     """Estimate the peak memory of each pipeline stage.
 
     The estimate covers weights, gradients, optimizer states and every tensor that layers keep for backward. Layers of
-    Transformer Engine are counted as Megatron's local ones. With --budget-mib the exit status is 1 when a stage does not
-    fit. The features that make it fit at the lowest cost are printed.
+    Transformer Engine are counted as Megatron's local ones. Without --num-experts the model is dense. With --budget-mib the
+    exit status is 1 when a stage does not fit. The features that make it fit at the lowest cost are printed.
     """
     from mindspeed.registry import catalog
 
+    request = request.of_dense()
     made, known = request.naming(names).plan_of_run(), catalog()
     foretold = stages_of(made, known, dropout)
     fits = budget_mib is None or max(stage.peak for stage in foretold) <= budget_mib * MIB

@@ -209,6 +209,12 @@ class Request:
         *lower, command_line = self.layers
         return replace(self, layers=(*lower, replace(command_line, features=(*command_line.features, *names))))
 
+    def of_dense(self) -> Request:
+        """The same request, for a dense model where no number of experts is given."""
+        from mindspeed.engine.resolution.request import Layer
+
+        return replace(self, layers=(Layer("a dense model", world={"num_experts": 0}), *self.layers))
+
     def subject(self, names: tuple[str, ...]) -> tuple[tuple[str, ...], Request]:
         """Return the features that a verb is about, and the request without them.
 

@@ -112,7 +112,7 @@ def tune(
     from mindspeed.workbench.tuning.measure import Store, machine_facts
     from mindspeed.workbench.tuning.output import HEADERS, as_json, table, write
 
-    request = request.naming(names)
+    request = request.naming(names).of_dense()
     _require_known(request)
     job = make_search(request.layers, request.train, request.environment(), _ranks(request), tried)
     where = Store(store or cache_folder() / "tuning", machine_facts(job.environment.platform), job.model)

@@ -167,7 +167,7 @@ def test_a_command_that_stops_at_its_first_step_is_wrong(mindspeed, folder):
     result = mindspeed("check", *CUDA, "--", *words.split())
     assert result.exit_code == 1
     assert (
-        "MS115 Megatron-LM fails at the first step: --num-attention-heads is not divisible by --num-query-groups"
+        "MS115 Megatron-LM accepts this command and then fails: --num-attention-heads is not divisible by --num-query-groups"
         in result.stdout
     )
 

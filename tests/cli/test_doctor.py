@@ -62,8 +62,16 @@ def test_every_copy_of_megatron_is_shown_and_the_first_wins(examined, tmp_path, 
     for root in reversed(roots):
         monkeypatch.syspath_prepend(str(root.parent))
     winner, loser, *_ = examined()["megatron-core"]
-    assert (winner["value"], winner["state"]) == (f"0.16.1 ({roots[0]})", "ok")
+    assert (winner["value"], winner["state"]) == (f"0.16.1 ({roots[0]}), a tested release", "ok")
     assert (loser["value"], loser["state"]) == (f"0.12.1 ({roots[1]}), never imported: the first one is used", "warning")
+
+
+def test_a_release_that_is_not_tested_is_told(examined, tmp_path, monkeypatch):
+    root = fake_megatron(tmp_path, "0.18.0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    winner = examined()["megatron-core"][0]
+    assert (winner["state"], winner["fix"]) == ("warning", "mindspeed patches drift")
+    assert winner["value"].startswith(f"0.18.0 ({root}), which is not tested; tested releases: 0.14.0, ")
 
 
 def test_an_unsupported_megatron_says_what_is_needed(examined, tmp_path, monkeypatch):

@@ -58,6 +58,12 @@ def test_a_feature_needs_fewer_bytes(planned):
     assert saved == sum(one["bytes"] for one in moved) == 16 * 2 * 4096 * (4096 * 2 + 4)
 
 
+def test_a_model_without_a_number_of_experts_is_dense(mindspeed, planned):
+    sizes = [f"--{name}={value}" for name, value in SIZES.items() if name != "num-experts"]
+    done = mindspeed("memory", "plan", *LAPTOP, *sizes, "--no-gated-linear-unit", "--no-rotary", "--json")
+    assert json.loads(done.stdout) == planned()[1]
+
+
 @pytest.mark.budget(20)
 def test_a_budget_that_fits_is_accepted_and_another_names_what_makes_it_fit(planned):
     assert planned("--budget-mib", 100_000)[0] == 0

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from mindspeed._version import __version__
 from mindspeed.engine.inspection.megatron_copies import megatron_copies, mixed_roots
+from mindspeed.engine.inspection.releases import recorded_releases
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, installed_version, version_in
 from mindspeed.ops.availability import CPP, standings
 from mindspeed.ops.compiler import find_compiler
@@ -162,8 +163,12 @@ def megatron() -> Iterator[Finding]:
         if not copy.wins:
             fix = "remove the other copy from PYTHONPATH or uninstall it, unless you need it"
             yield Finding("megatron-core", f"{version} ({copy.root}), never imported: the first one is used", "warning", fix)
+        elif supported and version in recorded_releases():
+            yield Finding("megatron-core", f"{version} ({copy.root}), a tested release")
         elif supported:
-            yield Finding("megatron-core", f"{version} ({copy.root})")
+            tested = ", ".join(one for one in recorded_releases() if version_in(one, SUPPORTED_MEGATRON))
+            text = f"{version} ({copy.root}), which is not tested; tested releases: {tested}"
+            yield Finding("megatron-core", text, "warning", "mindspeed patches drift")
         else:
             text = f"{version} ({copy.root}) is not supported; supported is {SUPPORTED_MEGATRON}"
             yield Finding("megatron-core", text, "missing", "pip install megatron-core==0.16.1")

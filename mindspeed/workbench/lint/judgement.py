@@ -242,7 +242,7 @@ def _environ(command: LaunchedCommand) -> dict[str, str]:
 
 
 def _traps_in(job: CheckedJob, plan: ActivationPlan | MindSpeedError) -> list[Trap]:
-    """The traps that a command falls into, the worst first, as it stands and with the values of its plan."""
+    """The traps that a command falls into, the worst first, as it stands and with the values and patches of its plan."""
     known = surface_or_nearest(job.environment.megatron)
     given = {dest: one.value for dest, one in given_arguments([word.text for word in job.command.arguments], known).items()}
     environ, platform = _environ(job.command), job.environment.platform
@@ -252,4 +252,5 @@ def _traps_in(job: CheckedJob, plan: ActivationPlan | MindSpeedError) -> list[Tr
     overrides = {target_of(one.override.argument, given): one.override.value for one in plan.overrides}
     changed = given | {target.dest: target.as_argument(value) for target, value in overrides.items()}
     left = list(traps_of(changed, known, environ, platform))
-    return [trap for trap in found if trap in left]
+    patched = {planned.patch.target for planned in plan.patches if not planned.skipped}
+    return [trap for trap in found if trap in left and not (trap.mended and patched.issuperset(trap.mended))]

@@ -1,4 +1,4 @@
-"""Combinations of arguments that Megatron accepts and that go wrong or slow, from a file with their sources. Light."""
+"""Bugs of Megatron, and combinations of arguments that go wrong or slow, from a file with their sources. Light."""
 
 from __future__ import annotations
 
@@ -16,37 +16,54 @@ from mindspeed.job.fields import PLATFORMS
 from mindspeed.problems import Fix, Problem
 
 STOPS: Final = "would not start"
-CONSEQUENCES: Final = (STOPS, "wrong numbers", "slow", "note")
+CONSEQUENCES: Final = (STOPS, "hang", "wrong numbers", "lost state", "slow", "note")
 """In the order in which they are told."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trap:
-    """Describe a trap as its file does."""
+    """Describe a trap as its file does.
+
+    Without ``when`` no arguments decide it. A bug has ``mended``, the targets of the patches by which every plan mends it, or
+    ``proof``, the test that shows it on Megatron alone.
+    """
 
     name: str
     source: str
     megatron: str
     consequence: str
-    when: Mapping[str, str | list[str]]
     text: str
-    fix: str
+    fix: str = ""
+    when: Mapping[str, str | list[str]] = field(default_factory=dict)
     environ: Mapping[str, list[str]] = field(default_factory=dict)
     indivisible: Mapping[str, str] = field(default_factory=dict)
+    unequal: Mapping[str, str] = field(default_factory=dict)
     platforms: Sequence[str] = PLATFORMS
+    mended: Sequence[str] = ()
+    proof: str = ""
+
+    @property
+    def is_bug(self) -> bool:
+        """Return whether the trap is a bug of Megatron, and no choice of its user."""
+        return bool(self.mended or self.proof)
 
     def catches(self, values: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
         """Return whether arguments and environment variables are those of the trap."""
         set_so = all(environ.get(name) in wanted for name, wanted in self.environ.items())
         odd = all(_is_odd(values.get(number), values.get(divisor)) for number, divisor in self.indivisible.items())
-        return set_so and odd and all(_holds(_value(name, values), wanted) for name, wanted in self.when.items())
+        odd = odd and all(values.get(one) not in (None, values.get(other)) for one, other in self.unequal.items())
+        return (
+            bool(self.when)
+            and set_so
+            and odd
+            and all(_holds(_value(name, values), wanted) for name, wanted in self.when.items())
+        )
 
     @property
     def problem(self) -> Problem:
         """The trap as a mistake, where the command would not start."""
-        return Problem(
-            "MS115", f"Megatron-LM fails at the first step: {self.text}", where=self.source, fix=Fix.advise(self.fix)
-        )
+        text = f"Megatron-LM accepts this command and then fails: {self.text}"
+        return Problem("MS115", text, where=self.source, fix=Fix.advise(self.fix))
 
     @property
     def note(self) -> PlanNote:
@@ -54,7 +71,8 @@ class Trap:
         return PlanNote("warning", "megatron-lm", str(self))
 
     def __str__(self) -> str:
-        return f"{self.consequence}: {self.text}; fix: {self.fix} ({self.source})"
+        fixes = ", or ".join(filter(None, (self.fix, "train with mindspeed, whose plan mends it" if self.mended else "")))
+        return f"{self.consequence}: {self.text}; fix: {fixes} ({self.source})"
 
 
 @lru_cache(maxsize=1)

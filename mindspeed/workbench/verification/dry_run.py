@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
@@ -48,6 +49,7 @@ def fake_tensors() -> Iterator[None]:
         patch.object(P2PCommunicator, "_communicate", _of_one_shape(P2PCommunicator._communicate)),
         patch.object(Engine, "__call__", _of_one_shape(Engine.__call__)),
         patch.object(torch, "tensor", _stacked_scalars(torch.tensor)),
+        patch.object(FakeTensor, "numpy", _zeros),
         FakeTensorMode(allow_non_fake_inputs=True),
         ComputedIntegers(),  # type: ignore[no-untyped-call]
     ):
@@ -146,6 +148,13 @@ def _of_one_shape(communicate: Callable[..., Any]) -> Callable[..., Any]:
             return communicate(self, *args, **kwargs)
 
     return made
+
+
+def _zeros(tensor: FakeTensor) -> np.ndarray[Any, Any]:
+    """``Tensor.numpy`` of a tensor without contents."""
+    with unset_fake_temporarily():
+        zeros: np.ndarray[Any, Any] = torch.zeros(tensor.shape, dtype=tensor.dtype).numpy()
+    return zeros
 
 
 def _stacked_scalars(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
