@@ -341,7 +341,7 @@ def _refusal(rules: RuleSet, call: CollectiveCall, site: CallSite) -> _Refusal |
             return _Refusal("the tensor is in host memory", "create the tensor on the device, or move it there")
     if call.kind in _RECEIVES and not call.arguments.keys() & {"src", "group_src"}:
         return _Refusal("it has no source rank", "give the source rank")
-    if rules.backend == "NCCL" and call.kind.startswith("all_to_all") and _overlap(call.inputs, call.outputs):
+    if not rules.in_place_all_to_all and call.kind.startswith("all_to_all") and _overlap(call.inputs, call.outputs):
         return _Refusal("input and output overlap", "receive in another tensor")
     return None
 
