@@ -25,14 +25,20 @@ def test_a_schedule_has_a_pair_for_each_channel_of_a_rank() -> None:
 @pytest.mark.parametrize(
     ("names", "world", "expected"),
     [
-        (["pipeline-parallel"], {"pp": 2, "tied_embeddings": True}, "PIPELINE_MODEL_PARALLEL_GROUP EMBEDDING_GROUP"),
+        (["pipeline-parallel"], {"pp": 2, "tied_embeddings": True}, "EMBEDDING_GROUP|PIPELINE_MODEL_PARALLEL_GROUP"),
         (["pipeline-parallel"], {"pp": 2, "tied_embeddings": False}, "PIPELINE_MODEL_PARALLEL_GROUP"),
+        (
+            ["virtual-pipeline"],
+            {"pp": 2, "vpp": 2, "tied_embeddings": False},
+            "PIPELINE_MODEL_PARALLEL_GROUP pair|default_pg pair",
+        ),
         (["nano-pipe"], {"pp": 2, "tied_embeddings": False}, "PIPELINE_CHANNELS_0 pair|PIPELINE_CHANNELS_1 pair"),
     ],
 )
 def test_stages_have_the_group_of_megatron_or_channels(names: list[str], world: dict[str, Any], expected: str) -> None:
-    found = [name for name in communicators(planned(*names, **world), catalog()) if "PIPELINE" in name or "EMBED" in name]
-    assert found == expected.split("|" if "|" in expected else " ")
+    others = {"default_pg", "DATA_PARALLEL_GROUP_WITH_CP", "MODEL_PARALLEL_GROUP"}
+    found = [name for name in communicators(planned(*names, **world), catalog()) if name not in others]
+    assert found == expected.split("|")
 
 
 def test_the_megabytes_of_nccl_are_not_known_and_gloo_has_none() -> None:
