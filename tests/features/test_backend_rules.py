@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 from mindspeed.engine.resolution.request import Layer
+from mindspeed.memory_planner.communicators import communicators
 from mindspeed.platforms.backend_rules import NAMES, BackendRules
 from mindspeed.plugins import MindSpeedError
 from mindspeed.problems import ResolutionError
@@ -44,7 +45,9 @@ def test_a_feature_runs_by_the_rules_of_a_backend(pool: WorkerPool, name: str, r
     result = PASSED
     try:
         case = build_case([name], [Layer("test", platform="cpu"), held_to(rules)])
-        pool.run(case.plan, replace(case.recipe, steps=1), int(case.plan.world.world_size))
+        ranks = pool.run(case.plan, replace(case.recipe, steps=1), int(case.plan.world.world_size))
+        if rules == "hccl-rules":
+            assert set(communicators(case.plan, CATALOG)) <= {name for rank in ranks for name in rank.communicators}
     except ResolutionError as error:
         result = f"refused: {error.problems[0].message.removeprefix(f'{name}: ')}"
     except MindSpeedError as error:
