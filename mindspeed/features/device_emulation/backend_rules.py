@@ -24,7 +24,7 @@ from mindspeed.platforms.call_site import CallSite, call_site
 from mindspeed.platforms.collectives import CollectiveCall, read_call
 from mindspeed.platforms.cpu_host import is_host
 from mindspeed.plugins.patches import Function, wrapper
-from mindspeed.problems import Fix, PlatformError, Problem
+from mindspeed.problems import Fix, Problem
 
 _ADDRESS: Final = "mindspeed/backend-rules"
 _OBJECTS: Final = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
@@ -261,7 +261,7 @@ def _guarded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             site = call_site()
             text = f"{name} is called on a process group directly, so the rules of {_job.rules.backend} cannot be checked"
             fix = Fix.advise("call the function of torch.distributed")
-            raise PlatformError([Problem("MS520", text, site.features, chain=(f"called at {site}",), fix=fix)])
+            _job.connection.fail(Problem("MS520", text, site.features, chain=(f"called at {site}",), fix=fix))
         return method(group, *args, **kwargs)
 
     return guarded
@@ -328,7 +328,7 @@ def _refuse(job: _Job, call: CollectiveCall, site: CallSite) -> None:
         return
     if (refusal := _refusal(job.rules, call, site)) is not None:
         text = f"{job.rules.backend} refuses this {call.kind}: {refusal.reason}"
-        raise PlatformError([Problem("MS520", text, site.features, chain=(f"called at {site}",), fix=Fix.advise(refusal.fix))])
+        job.connection.fail(Problem("MS520", text, site.features, chain=(f"called at {site}",), fix=Fix.advise(refusal.fix)))
 
 
 def _refusal(rules: RuleSet, call: CollectiveCall, site: CallSite) -> _Refusal | None:

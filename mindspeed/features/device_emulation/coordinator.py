@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from mindspeed.features.device_emulation.queues import Mismatch, Operation, Queues
-from mindspeed.problems import Fix, Problem, RunError
+from mindspeed.problems import Fix, PlatformError, Problem, RunError
 
 _ENDING: Final = 10.0
 """Seconds that rank 0 waits for the other ranks at its end."""
@@ -28,7 +28,7 @@ _ORDER: Final = Fix.advise("let all ranks start these operations in the same ord
 class RankMessage(NamedTuple):
     """A message of a rank: operations that it starts, and those that it waits for (none, some, or all with None).
 
-    ``site`` is the line that waits. With ``ends`` the rank starts no more operations.
+    ``site`` is the line that waits. With ``ends`` the rank starts no more operations, because of ``problem`` if there is one.
     """
 
     started: tuple[Operation, ...] = ()
@@ -36,6 +36,7 @@ class RankMessage(NamedTuple):
     numbers: tuple[int, ...] | None = ()
     site: str = ""
     ends: bool = False
+    problem: Problem | None = None
 
 
 class Coordinator:
@@ -55,6 +56,7 @@ class Coordinator:
             difference = self._queues.post(operation)
             if difference is not None and self.problem is None:
                 self.problem = _difference_problem(self._backend, difference)
+        self.problem = self.problem or request.problem
         if request.waits:
             self._waiting[rank] = request
         if request.ends:
@@ -184,6 +186,12 @@ class RankConnection:
                 raise RunError([Problem("MS604", text, fix=Fix.advise("read the output of rank 0"))]) from error
         if problem is not None:
             raise RunError([problem])
+
+    def fail(self, problem: Problem) -> NoReturn:
+        """Report why this rank ends, so that the other ranks give the same reason. Raises PlatformError."""
+        with self._lock:
+            self._connection.send(RankMessage(ends=True, problem=problem))
+        raise PlatformError([problem])
 
     def end(self) -> None:
         """Report that this rank starts no more operations."""

@@ -2,6 +2,7 @@
 
 from mindspeed.features.device_emulation.coordinator import Coordinator, RankMessage
 from mindspeed.features.device_emulation.queues import Communicator, Operation, Part
+from mindspeed.plugins import Problem
 
 ALL = Communicator("0", "tp", (0, 1))
 SUM, COPY = Part("all", None, ("all_reduce", 4)), Part("all", None, ("broadcast", 4))
@@ -77,6 +78,14 @@ def test_a_rank_that_ends_in_the_middle_is_named() -> None:
         "  rank 1 has not started its part",
         "rank 1 ended early",
     )
+
+
+def test_the_other_ranks_give_the_reason_of_a_rank_that_fails() -> None:
+    coordinator, problem = Coordinator("NCCL", 2), Problem("MS520", "NCCL refuses this all_reduce")
+    coordinator.receive(0, wait(0, started=(operation(0, 0, SUM),)))
+    coordinator.receive(1, RankMessage(ends=True, problem=problem))
+    assert coordinator.ready() == [0]
+    assert coordinator.problem is problem
 
 
 def test_a_synchronization_waits_for_all_operations_of_its_rank() -> None:
