@@ -108,9 +108,10 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
         return _resolve(layers, environment, known)
     except ResolutionError as error:
         from mindspeed.engine.resolution.applied_fixes import JobRequest
-        from mindspeed.engine.resolution.mending import with_tried_fixes
+        from mindspeed.engine.resolution.mending import one_of_each, with_tried_fixes
 
-        error.problems = tuple(with_tried_fixes(error.problems, JobRequest(tuple(layers), environment), problems_of))
+        request = JobRequest(tuple(layers), environment)
+        error.problems = tuple(one_of_each(with_tried_fixes(error.problems, request, problems_of)))
         raise
 
 

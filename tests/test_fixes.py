@@ -67,6 +67,13 @@ def test_a_required_feature_is_removed_by_removing_what_requires_it() -> None:
     assert fixes(layer) == [(Fix.give_field("num_experts", 1, or_more=True), Fix.remove_feature("grouped-matmul-add"))]
 
 
+def test_a_rule_of_several_features_is_one_problem() -> None:
+    layer = Layer("command line", features=("moe-zero-memory",), world=MODEL | {"num_experts": 0, "ep": 1})
+    dense, _ = problems_of(JobRequest((layer,), made_up("cpu", "0.16.1")))
+    assert dense.features == ("expert-parallel", "moe-alltoall-dispatcher", "moe-grouped-gemm")
+    assert dense.chain[-1] == "the same rule is that of moe-alltoall-dispatcher, moe-grouped-gemm"
+
+
 def test_a_feature_that_a_size_brings_in_is_removed_by_the_size() -> None:
     layer = Layer("command line", world=MODEL | {"ep": 2})
     assert fixes(layer) == [(Fix.give_field("num_experts", 2, or_more=True), Fix.give_field("ep", 1))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -32,6 +32,18 @@ def with_tried_fixes(problems: Sequence[Problem], request: JobRequest, judge: Ju
     found = Counter(map(_mistake, problems))
     trial = _Trial(request, judge, ahead, found, Counter(found), request, [])
     return [trial.tried(problem) for problem in problems]
+
+
+def one_of_each(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield one problem for features whose equal rules do not hold of the same values, and that the same fixes mend."""
+    groups: dict[tuple[object, ...], list[Problem]] = {}
+    for number, problem in enumerate(problems):
+        rule = problem.rule or number
+        groups.setdefault((problem.code, rule, problem.facts, problem.fix), []).append(problem)
+    for first, *others in groups.values():
+        names = tuple(dict.fromkeys(name for one in others for name in one.features))
+        row = (f"the same rule is that of {', '.join(names)}",) if names else ()
+        yield replace(first, features=(*first.features, *names), chain=(*first.chain, *row))
 
 
 def _mistake(problem: Problem) -> Mistake:
