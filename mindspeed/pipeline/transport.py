@@ -38,7 +38,7 @@ def open_links(group: Any, vpp: int, placement: Placement) -> Links:
     own = tuple(dist.get_process_group_ranks(group))
     pipelines: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(pipelines, own)
-    links = Links(own, {})
+    links, rank = Links(own, {}), own.index(dist.get_rank())
     first = torch.zeros(1, device=torch.cuda.current_device())
     for number, chosen in enumerate(independent(channels(len(own), vpp, placement))):
         members = sorted({rank for channel in chosen for rank in channel})
@@ -48,12 +48,13 @@ def open_links(group: Any, vpp: int, placement: Placement) -> Links:
             for ranks in sorted(set(pipelines))
         }
         for sender, target in chosen:
-            if dist.get_rank() in (own[sender], own[target]):
-                links.groups[sender, target] = made[own]
-                if dist.get_rank() == own[sender]:
-                    dist.send(first, own[target], group=made[own])
-                else:
-                    dist.recv(first, own[sender], group=made[own])
+            if rank == sender:
+                dist.send(first, own[target], group=made[own])
+            elif rank == target:
+                dist.recv(first, own[sender], group=made[own])
+            else:
+                continue
+            links.groups[sender, target] = made[own]
     return links
 
 
