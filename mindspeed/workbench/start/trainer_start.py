@@ -25,7 +25,7 @@ def start(pool: WorkerPool, job: Job) -> None:
 def distinct_ranks(plan: ActivationPlan) -> list[int]:
     """Return the first rank of the stages that differ: the first two, the middle one, the last, and each with other layers."""
     world = plan.world
-    stages, chunks = range(world.pp), counts_per_chunk(world)
+    stages, chunks = range(world.pp), counts_per_chunk(world) if world.knows("num_layers") else ()
     layers = {chunks[stage :: len(stages)]: stage for stage in reversed(stages)}
     distinct = {*stages[:2], len(stages) // 2, stages[-1], *layers.values()}
     return [stage * (int(world.world_size) // len(stages)) for stage in sorted(distinct)]
