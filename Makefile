@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start a thousand processes, which read compiled modules 0.2 s faster
 
-.PHONY: train test ops test-long test-changed test-versions test-hybrid test-engine-layers test-clients test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench compare docs pages site release changelog clean
+.PHONY: train test ops test-long test-changed test-versions test-hybrid test-engine-layers test-backends test-clients test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench compare docs pages site release changelog clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -51,6 +51,10 @@ test-hybrid: $(VENV)/installed  ## the features on Megatron's HybridModel, with 
 test-engine-layers: $(VENV)/installed  ## the features on layers in the roles of Transformer Engine's
 	-$(BIN)/python -m pytest -q -m long tests/features/transformer_engine_layers/test_every_feature.py
 	$(BIN)/python -m tools.docs.results engine build/engine_layers
+
+test-backends: $(VENV)/installed  ## the features by the rules of NCCL and HCCL
+	-$(BIN)/python -m pytest -q -m "long or not long" tests/features/test_backend_rules.py
+	$(BIN)/python -m tools.docs.results backends build/backends
 
 CLIENTS := tests/features/transformer_engine_layers/clients.txt
 

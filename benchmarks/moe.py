@@ -60,7 +60,7 @@ def run_counting_pairs(shape: Shape) -> tuple[Outcome, int, int]:
 
 def reads(shape: Shape) -> int:
     """Reads of the device on the host in a forward and backward pass."""
-    from mindspeed.features.device_emulation.host_reads import host_reads
+    from mindspeed.platforms.host_reads import host_reads
 
     moe = layer.build(shape, torch.float32)
     x = torch.randn(shape.tokens, 1, shape.hidden, device="cuda").requires_grad_()

@@ -63,9 +63,13 @@ def plan(
         write_page(html, plan_page(made))
     data = {"problems": [], "plan": made}
     lines = [*(as_lines(sections(made, base)) if whole or base else (*brief_lines(made), *wrapped(_HINT)))]
+    from mindspeed.memory_planner.communicators import communicator_lines
+    from mindspeed.registry import catalog
+
+    for line in communicator_lines(made, catalog()):
+        lines += wrapped(f"communicators of a rank: {line}")
     if memory:
         from mindspeed.memory_planner.plans import peaks, summary
-        from mindspeed.registry import catalog
 
         data["memory"] = peaks(made, catalog())
         lines += as_lines([("memory", summary(made, catalog()))])

@@ -13,6 +13,7 @@ from mindspeed.cli.output import PROBLEMS, end, html_option, json_option, print_
 from mindspeed.cli.request_options import FullJobCommand, Request, names_argument, request_options
 from mindspeed.cli.terminal import columns, rows_of_cells, wrapped
 from mindspeed.memory.byte_count import MIB
+from mindspeed.memory_planner.communicators import communicator_lines
 from mindspeed.memory_planner.plans import shares, stages_of
 from mindspeed.memory_planner.stages import AT_PEAK, Row, Stage
 
@@ -63,6 +64,8 @@ def plan(
         print_json({"stages": rows, "fits": fits, "cheapest": cheapest})
     else:
         click.echo("\n".join(brief_lines(foretold)))
+        for line in communicator_lines(made, known):
+            click.echo("\n".join(wrapped(f"communicators of a rank: {line}")))
         for stage in foretold if whole else ():
             click.echo(f"\nstage {stage.stage}: peak {_mib(stage.peak)} MiB")
             print_table(_TENSORS, [_tensor(row) for row in stage.rows])

@@ -37,13 +37,15 @@ class ScheduleFeature(Feature[ArgsT], ABC):
 
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
+        from megatron.core.parallel_state import get_virtual_pipeline_model_parallel_world_size
+
         from mindspeed.pipeline.megatron import Engine
         from mindspeed.pipeline.transport import open_links
 
         self.engine = Engine(
             self.spec.name,
             self.planned_schedule,
-            open_links(get_group("pp")),
+            open_links(get_group("pp"), get_virtual_pipeline_model_parallel_world_size() or 1, self.placement()),
             placement=self.placement(),
             costs=self.costs(),
             trace=self.args.trace,

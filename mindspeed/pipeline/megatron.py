@@ -21,7 +21,7 @@ from mindspeed.pipeline.recompute_feature import RecomputeFeature
 from mindspeed.pipeline.recording import Timed, agreed_costs, device_time, write_trace
 from mindspeed.pipeline.running_step import running
 from mindspeed.pipeline.simulator import judge, out_of_order
-from mindspeed.pipeline.transport import Channels, Links, moved, with_headers
+from mindspeed.pipeline.transport import Channels, Links, moved
 from mindspeed.plugins.active import active_features
 from mindspeed.problems import Fix, Problem, RunError
 
@@ -108,8 +108,6 @@ class Engine:
         schedule, order = self.lists(shape, forward_only)
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
-        if config.variable_seq_lengths and self.links.header_up is None:
-            self.links = with_headers(self.links)
         empty = partial(_empty, config.pipeline_dtype)
         expected = None if config.variable_seq_lengths else _tensor_shape(config, seq_length, micro_batch_size)
         step = MegatronStages(self, schedule, chunks, iterators, config, forward_step_func, forward_only)

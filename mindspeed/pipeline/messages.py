@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
-from mindspeed.pipeline.operations import Op, PipelineShape, Schedule
+from mindspeed.pipeline.operations import Op, PipelineShape, Placement, Schedule
 
 Channel = tuple[int, int]
 """Sending and receiving rank."""
@@ -37,6 +38,30 @@ def produced(op: Op, stage: int, stages: int) -> tuple[Message, int] | None:
     if op.kind in "BD":
         return (Message("B", stage, op.micro_batch), stage - 1) if stage else None
     return None
+
+
+def channels(pp: int, vpp: int, placement: Placement) -> list[Channel]:
+    """Return the channels of all schedules with a placement, with the one that moves losses to the last rank."""
+    shape = PipelineShape(pp, vpp, 1, placement)
+    ranks = [shape.rank_of(stage) for stage in range(shape.stages)]
+    used = {channel for a, b in pairwise(ranks) for channel in ((a, b), (b, a))} | {(ranks[-1], pp - 1)}
+    return sorted((sender, target) for sender, target in used if sender != target)
+
+
+def independent(channels: Sequence[Channel]) -> list[list[Channel]]:
+    """Divide channels into few sets; a rank has at most one channel of a set.
+
+    One communicator per set is enough where its operations run in order (NCCL, HCCL). A rank's queue then has the messages of
+    one channel only, so a receive that is started ahead never holds a send.
+    """
+    sets: list[list[Channel]] = []
+    for channel in channels:
+        free = (chosen for chosen in sets if not {rank for other in chosen for rank in other} & {*channel})
+        if (chosen := next(free, None)) is None:
+            sets.append([channel])
+        else:
+            chosen.append(channel)
+    return sets
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,11 @@ class Timed(NamedTuple):
 
 
 def device_time() -> float:
-    """Return the time in seconds when the device has done what it was given."""
-    torch.cuda.synchronize()
+    """Return the time in seconds when the current stream has run its work.
+
+    A synchronization of the device would also wait for receives that are started ahead, whose sender may wait for this rank.
+    """
+    torch.cuda.current_stream().synchronize()
     return time.perf_counter()
 
 

@@ -11,66 +11,63 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from mindspeed.pipeline.messages import Channel, Message, Routes
+from mindspeed.pipeline.messages import Channel, Message, Routes, channels, independent
+from mindspeed.pipeline.operations import Placement
 
 _HEADER: Final = 8
 """Numbers of a header: the dimensions of a tensor, then their sizes."""
 
 
 class Links(NamedTuple):
-    """Communicators over the ranks of a pipeline: to higher and to lower ranks, and the same two for the headers of tensors.
-
-    Two directions on one communicator would wait for one another where its operations run in order, as on NCCL and HCCL.
-    """
+    """Communicators between the ranks of a pipeline: ``ranks`` of the job, and a process group for each channel."""
 
     ranks: tuple[int, ...]
-    up: Any
-    down: Any
-    header_up: Any = None
-    header_down: Any = None
+    groups: dict[Channel, Any]
 
     def destroy(self) -> None:
-        for group in self[1:]:
-            if group is not None:
-                dist.destroy_process_group(group)
-
-    def of(self, channel: Channel) -> Any:
-        return self.up if channel[1] > channel[0] else self.down
-
-    def header_of(self, channel: Channel) -> Any:
-        return self.header_up if channel[1] > channel[0] else self.header_down
+        for group in dict.fromkeys(self.groups.values()):
+            dist.destroy_process_group(group)
 
 
-def open_links(group: Any) -> Links:
-    """Make the communicators over the ranks of a pipeline group; collective over all ranks of the job."""
-    own = tuple(dist.get_process_group_ranks(group))
-    return Links(own, *_groups(own, "PIPELINE_UP", "PIPELINE_DOWN"))
+def open_links(group: Any, vpp: int, placement: Placement) -> Links:
+    """Create the communicators between the ranks of a pipeline group; collective over all ranks of the job.
 
-
-def with_headers(links: Links) -> Links:
-    """Add the communicators for headers; collective over all ranks of the job."""
-    return Links(*links[:3], *_groups(links.ranks, "PIPELINE_HEADER_UP", "PIPELINE_HEADER_DOWN"))
-
-
-def _groups(own: tuple[int, ...], *names: str) -> list[Any]:
-    """Make groups over each pipeline of the job and return those of this rank's pipeline.
-
-    Groups that their members alone make are named by the number of groups of a rank, in which the stages of a pipeline differ.
+    NCCL and HCCL create a communicator at its first message and block both hosts meanwhile. So a message is sent on every
+    channel here, in an order that is equal on all ranks.
     """
+    own = tuple(dist.get_process_group_ranks(group))
     pipelines: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(pipelines, own)
-    made = {(ranks, name): dist.new_group(list(ranks), group_desc=name) for ranks in sorted(set(pipelines)) for name in names}
-    return [made[own, name] for name in names]
+    links, rank = Links(own, {}), own.index(dist.get_rank())
+    first = torch.zeros(1, device=torch.cuda.current_device())
+    for number, chosen in enumerate(independent(channels(len(own), vpp, placement))):
+        members = sorted({rank for channel in chosen for rank in channel})
+        # not by the members alone: torch names such a group by the number of groups of a rank, in which stages differ
+        made = {
+            ranks: dist.new_group([ranks[member] for member in members], group_desc=f"PIPELINE_CHANNELS_{number}")
+            for ranks in sorted(set(pipelines))
+        }
+        for sender, target in chosen:
+            if rank == sender:
+                dist.send(first, own[target], group=made[own])
+            elif rank == target:
+                dist.recv(first, own[sender], group=made[own])
+            else:
+                continue
+            links.groups[sender, target] = made[own]
+    return links
 
 
 def moved(data: Any, links: Links, rank: int, source: int, target: int, device: Any) -> Any:
     """Return on the rank ``target`` the data of the rank ``source``, tensors in them on the device, and elsewhere None."""
     if rank == source:
-        dist.send_object_list([tree_map_only(Tensor, Tensor.cpu, data)], links.ranks[target], group=links.of((source, target)))
+        dist.send_object_list(
+            [tree_map_only(Tensor, Tensor.cpu, data)], links.ranks[target], group=links.groups[source, target]
+        )
     if rank != target:
         return None
     box = [None]
-    dist.recv_object_list(box, links.ranks[source], group=links.of((source, target)))
+    dist.recv_object_list(box, links.ranks[source], group=links.groups[source, target])
     return tree_map_only(Tensor, lambda tensor: tensor.to(device), box[0])
 
 
@@ -125,8 +122,8 @@ class Channels:
         works: list[tuple[Any, Tensor]] = []
         if self._headed:
             header = torch.tensor([tensor.dim(), *tensor.shape] + [0] * (_HEADER - 1 - tensor.dim()), device=tensor.device)
-            works.append((dist.isend(header, peer, group=self._links.header_of(channel)), header))
-        works.append((dist.isend(tensor, peer, group=self._links.of(channel)), tensor))
+            works.append((dist.isend(header, peer, group=self._links.groups[channel]), header))
+        works.append((dist.isend(tensor, peer, group=self._links.groups[channel]), tensor))
         self.bytes_sent += tensor.nbytes
 
         def finish() -> None:
@@ -165,7 +162,7 @@ class Channels:
         if tensor is None:
             if message not in self._headers:
                 header = self._empty(_HEADER, dtype=torch.int64)
-                self._headers[message] = _Posted(header, dist.irecv(header, peer, group=self._links.header_of(channel)))
+                self._headers[message] = _Posted(header, dist.irecv(header, peer, group=self._links.groups[channel]))
             if not needed:
                 return
             header, work = self._headers.pop(message)
@@ -173,4 +170,4 @@ class Channels:
             dimensions, *sizes = header.tolist()
             tensor = self._empty(sizes[:dimensions])
         self._next[source] = place + 1
-        self._posted[message] = _Posted(tensor, dist.irecv(tensor, peer, group=self._links.of(channel)))
+        self._posted[message] = _Posted(tensor, dist.irecv(tensor, peer, group=self._links.groups[channel]))

@@ -61,7 +61,7 @@ def waits_that_matter(shape: Shape) -> list[bool]:
 
 def reads(shape: Shape) -> tuple[list[str], list[str]]:
     """Reads of the device on the host in a forward and in a backward pass of a layer."""
-    from mindspeed.features.device_emulation.host_reads import host_reads
+    from mindspeed.platforms.host_reads import host_reads
 
     moe = layer.build(shape, torch.float32)
     x = torch.randn(shape.tokens, 1, shape.hidden, device="cuda").requires_grad_()

@@ -15,6 +15,7 @@ from typing import Any, Final
 from packaging.version import Version
 
 from mindspeed.workbench.diagnostics.support_matrix import (
+    BACKEND_RESULTS,
     ENGINE_RESULTS,
     KERNEL_RESULTS,
     PYTHON_RESULTS,
@@ -61,6 +62,14 @@ def with_features(results: Results, found: Mapping[str, Any]) -> Results:
     return dict(sorted({**results, **found}.items()))
 
 
+def with_backends(results: Results, found: Mapping[str, Any]) -> Results:
+    """Return results by the rules of backends with those that were found, files named FEATURE.RULES, in their places."""
+    for place, result in found.items():
+        name, _, rules = place.partition(".")
+        results = {**results, name: {**results.get(name, {}), rules: result}}
+    return dict(sorted(results.items()))
+
+
 def with_pythons(results: Results, found: Mapping[str, Any]) -> Results:
     """Return results under each Python, with its row of the support matrix."""
     for python, answers in found.items():
@@ -84,6 +93,7 @@ def _row(checks: Mapping[str, str], claims: Mapping[str, str]) -> dict[str, str]
 
 KINDS: Final[Mapping[str, tuple[Path, Callable[[Results, Mapping[str, Any]], Results]]]] = {
     "versions": (VERSION_RESULTS, with_versions),
+    "backends": (BACKEND_RESULTS, with_backends),
     "engine": (ENGINE_RESULTS, with_features),
     "kernels": (KERNEL_RESULTS, with_features),
     "pythons": (PYTHON_RESULTS, with_pythons),

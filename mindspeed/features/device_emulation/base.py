@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from mindspeed import plugins as ms
+from mindspeed.platforms.backend_rules import BackendRules
 
 _HERE: Final = "mindspeed.features.device_emulation"
 _COPIES: Final = "mindspeed.memory.transfers:transfer"
@@ -35,6 +36,12 @@ class DeviceEmulationArgs(ms.FeatureArgs):
         "link_gbps=0 = no emulated link",
     )
     link_gbps: float = ms.Field(0.0, ge=0, description="Bandwidth of a rank on an emulated link in Gbit/s; 0 = unlimited")
+    backend: BackendRules | None = ms.Field(
+        None,
+        description="Collective backend whose rules are checked: what it refuses, when it creates communicators, and which "
+        "operations hold which others. nccl-rules-eager = NCCL with device_id. A job that would hang ends with MS619. "
+        "All ranks must be on one host",
+    )
 
 
 class DeviceEmulation(ms.Feature[DeviceEmulationArgs]):
@@ -84,6 +91,8 @@ class DeviceEmulation(ms.Feature[DeviceEmulationArgs]):
             away = "fills offloaded tensors with NaN until their transfer is waited for"
             patches.append(ms.Replace(f"{_PARKED}.free", f"{_HERE}.absent:fill_with_poison", away))
             patches.append(ms.Wrap(f"{_PARKED}.give", f"{_HERE}.absent:present_again", away))
+        if args.backend:
+            patches += _backend_rules(args.backend)
         return patches
 
     @ms.hookimpl
@@ -103,6 +112,24 @@ class DeviceEmulation(ms.Feature[DeviceEmulationArgs]):
         if self._guard is not None:
             self._guard.__exit__(None, None, None)
             self._guard = None
+
+
+def _backend_rules(name: str) -> list[ms.Patch]:
+    """Return the wraps that hold process groups to the rules of a backend."""
+    from mindspeed.platforms.cpu import COLLECTIVES
+
+    reason = "holds process groups to the rules of a collective backend"
+    return [
+        ms.Set("mindspeed.platforms.backend_rules:ACTIVE", name, reason),
+        *_wraps("backend_rules:joined", reason, "init_process_group"),
+        *_wraps("backend_rules:left", reason, "destroy_process_group"),
+        *_wraps("backend_rules:ruled", reason, *COLLECTIVES),
+        *_wraps("backend_rules:ruled_batch", reason, "batch_isend_irecv"),
+        *_wraps("backend_rules:ruled_group", reason, "_coalescing_manager"),
+        *_wraps("backend_rules:ruled_barrier", reason, "barrier"),
+        *_wraps("backend_rules:ruled_new_group", reason, "new_group"),
+        ms.Wrap("torch.cuda:synchronize", f"{_HERE}.backend_rules:ruled_synchronize", reason),
+    ]
 
 
 def _wraps(wrapper: str, reason: str, *names: str) -> list[ms.Patch]:

@@ -54,6 +54,15 @@ def engine_results() -> dict[str, str]:
     return found
 
 
+BACKEND_RESULTS: Final = Path(__file__).with_name("backend_results.json")
+
+
+def backend_results() -> dict[str, dict[str, str]]:
+    """Return what the runs of each feature with communication found, by the rules of a backend."""
+    found: dict[str, dict[str, str]] = json.loads(BACKEND_RESULTS.read_text(encoding="utf-8"))
+    return found
+
+
 VERSION_RESULTS: Final = Path(__file__).with_name("version_results.json")
 
 

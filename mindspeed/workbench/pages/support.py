@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from packaging.version import Version
 
+from mindspeed.platforms.backend_rules import NAMES
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.workbench.diagnostics import support_matrix
-from mindspeed.workbench.diagnostics.support_matrix import engine_results, kernel_results, version_results
+from mindspeed.workbench.diagnostics.support_matrix import backend_results, engine_results, kernel_results, version_results
 from mindspeed.workbench.pages.markdown import table
 from mindspeed.workbench.verification.kernel_calls import DEVICES
 
@@ -38,6 +39,11 @@ def support(catalog: Catalog) -> Iterator[list[str]]:
     )
     yield ["## Features and versions of Megatron", "", claims, "", *result_table(sorted(catalog.specs))]
     yield kernel_part(catalog)
+    rules = (
+        "`mindspeed features verify NAME --backend RULES` on the smallest layout of each feature (`make test-backends`). "
+        "*passed*: the ranks finish by these rules, and the backend refuses no call. Features without a row run on one rank."
+    )
+    yield ["## Features and the rules of collective backends", "", rules, "", *backend_table()]
     others = (
         "`make test-pythons`: every module is imported, the tests of the command line, the resolver and the patching pass, "
         "and the claims of two features hold beside each Megatron that takes the Python."
@@ -78,6 +84,12 @@ def result_table(names: Sequence[str]) -> list[str]:
     columns |= {f"{version}, HybridModel": results[version]["hybrid"] for version in versions if "hybrid" in results[version]}
     rows = [[name, *(column.get(name, NOT_RUN) for column in columns.values()), engine.get(name, "-")] for name in names]
     return table(("feature", *columns, "0.16.1, on Transformer Engine's layers"), rows)
+
+
+def backend_table() -> list[str]:
+    """Return a row for each feature with communication and a column for each set of rules."""
+    results = backend_results()
+    return table(("feature", *NAMES), [[name, *(results[name].get(rules, NOT_RUN) for rules in NAMES)] for name in results])
 
 
 def _short(result: Mapping[str, Any]) -> str:

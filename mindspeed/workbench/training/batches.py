@@ -128,7 +128,7 @@ def over_ranks(loss: torch.Tensor | None) -> float:
 
 def largest(*values: float) -> list[float]:
     """Return each value of the rank where it is largest; collective, equal everywhere."""
-    tensor = torch.tensor(values, dtype=torch.float64, device=torch.cuda.current_device())
+    tensor = torch.tensor(values, dtype=torch.float32, device=torch.cuda.current_device())  # HCCL reduces no float64
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return [float(value) for value in tensor.tolist()]
 

@@ -12,6 +12,7 @@ from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.world import PARALLEL_SIZES, UnknownValue, World
+from mindspeed.platforms.backend_rules import BackendRules
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.conditions import obstacle
 from mindspeed.plugins.discovery import Catalog
@@ -259,6 +260,12 @@ def _is_unavoidable(error: ResolutionError, request: CaseRequest) -> bool:
     """Return whether the features under test contradict one another, whatever is around them."""
     names = {*request.features, *required_by(request.features, request.known)}
     return any(problem.code in _CONFLICTS and names.issuperset(problem.features) for problem in error.problems)
+
+
+def held_to(rules: BackendRules) -> Layer:
+    """Return the setting that holds a run to the rules of a collective backend, of the feature that has such a setting."""
+    emulating = (feature.spec.name for feature in registry.base_features("cpu") if "backend" in feature.Args.model_fields)
+    return Layer("--backend", settings={next(emulating): {"backend": rules}})
 
 
 def with_few_micro_batches(world: World) -> Layer:

@@ -38,7 +38,9 @@ class VerificationDetails:
     ``sites_reached`` maps ``feature`` to ``{site or hook: calls}``; ``bytes`` has the bytes sent per kind of collective
     and the bytes that activations and the optimizer keep, each as ``[baseline, feature]`` on the rank that has most.
     ``formula`` is what the declarations of the features foretell of these, where they change them. ``note`` says which of the
-    surroundings that the features declare are missing.
+    surroundings that the features declare are missing. Where the rules of a backend are checked, ``host_reads`` counts the
+    reads of device values in a step by operation and line, and ``communicators`` are those of a rank, each on the rank with
+    most.
     """
 
     world: dict[str, Any]
@@ -46,6 +48,8 @@ class VerificationDetails:
     bytes: dict[str, tuple[int, int]]
     formula: dict[str, tuple[int, int]] = field(default_factory=dict)
     note: str = ""
+    host_reads: dict[str, int] = field(default_factory=dict)
+    communicators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +201,9 @@ def _details(case: VerificationCase, baseline: Sequence[RankResult], feature: Se
     moved |= {kind: sizes for kind, sizes in kept.items() if any(sizes)}
     world = {"world_size": case.plan.world.world_size, **feature[0].sizes}
     reached_by = {name: dict(places) for name, places in sorted(reached.items())}
-    return VerificationDetails(world, reached_by, moved, _foretold(case), case.note)
+    reads = max((record.host_reads for record in feature), key=lambda counted: sum(counted.values()))
+    communicators = max((record.communicators for record in feature), key=len)
+    return VerificationDetails(world, reached_by, moved, _foretold(case), case.note, reads, tuple(communicators))
 
 
 def _largest(of: Callable[[Any], int], baseline: Iterable[Any], feature: Iterable[Any]) -> tuple[int, int]:

@@ -47,6 +47,8 @@ class RankResult:
     ``settings`` are the Megatron configurations as the model got them, ``sizes`` the sizes of the groups that exist.
     ``reached`` counts, by feature, how often its patches and operators were reached in the first step, and how often its
     hooks changed or answered something.
+    Where the rules of a backend are checked, ``host_reads`` counts the reads of device values in the first step by operation
+    and line, and ``communicators`` are those that the rank has created.
     ``choices`` are those of routers, where another run is to repeat them.
     ``traffic`` is the number of bytes sent by each kind of collective, ``activations`` the device and
     host bytes that the first micro-batch keeps for its backward pass, ``optimizer`` those of main weights and states between
@@ -62,3 +64,5 @@ class RankResult:
     activations: Bytes = field(default_factory=Bytes)
     optimizer: Bytes = field(default_factory=Bytes)
     choices: list[RoutingChoice] = field(default_factory=list)
+    host_reads: dict[str, int] = field(default_factory=dict)
+    communicators: list[str] = field(default_factory=list)

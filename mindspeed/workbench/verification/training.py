@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
+from inspect import getfile
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -24,7 +27,8 @@ from mindspeed.memory.byte_count import Bytes
 from mindspeed.memory.meter import Meter
 from mindspeed.memory.optimizer_windows import resting_bytes, whole_tensors
 from mindspeed.memory.step_memory import StepMemory
-from mindspeed.platforms import runtime
+from mindspeed.platforms import backend_rules, runtime
+from mindspeed.platforms.host_reads import host_reads
 from mindspeed.workbench.verification.model import build_chunks, build_optimizer
 from mindspeed.workbench.verification.placement import pieces_of, placed_parameters
 from mindspeed.workbench.verification.record import RankResult, RoutingChoice, TensorShard
@@ -36,6 +40,8 @@ DOCUMENTS: Final = 0.2
 
 
 _PASS: Final = "forward pass"
+_MEASURING: Final = (str(Path(__file__).parent), getfile(Meter))
+"""Code that reads values for the record of a run."""
 
 
 @dataclass(slots=True)
@@ -66,6 +72,7 @@ def train(recipe: Recipe, choices: Sequence[RoutingChoice] = ()) -> RankResult:
     run = _Run(recipe, record)
     run.watch(choices)
     run.train()
+    record.communicators = list(backend_rules.created)
     active = session.current()
     record.reached = active.proof.effects() if active is not None else {}
     return record
@@ -169,8 +176,10 @@ class _Run:
         self.record_weights()
 
     def train_step(self, step: int) -> None:
-        with runtime.traffic() as moved:
+        reads_matter = step == 0 and backend_rules.ACTIVE is not None
+        with runtime.traffic() as moved, host_reads() if reads_matter else nullcontext(()) as reads:
             self.forward_backward(step)
+        self.record.host_reads |= Counter(str(read) for read in reads if not read.file.startswith(_MEASURING))
         if step == 0:
             self.record_gradients()
             self.record.activations = self.kept.total

@@ -280,7 +280,7 @@ def test_the_command_exits_1_and_names_the_parameter(pool: WorkerPool, monkeypat
     assert result.exit_code == 1
     verdict = json.loads(result.stdout)
     assert verdict.keys() == {"feature", "claim", "holds", "checks", "proof"}
-    assert verdict["proof"].keys() == {"world", "sites_reached", "bytes", "formula", "note"}
+    assert verdict["proof"].keys() == {"world", "sites_reached", "bytes", "formula", "note", "host_reads", "communicators"}
     assert not verdict["holds"]
     assert f"gradient of {QKV}" in [
         check["what"] for check in verdict["checks"] if check["largest_difference"] > check["tolerance"]

@@ -6,7 +6,6 @@ depends on values. What was copied to the host before is read for nothing.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,16 +16,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mindspeed.platforms.call_site import call_site
 from mindspeed.platforms.cpu_host import is_host, mark_host, read_listeners, report_read
 
 _aten: Final = torch.ops.aten
 _VALUE: Final = {_aten._local_scalar_dense.default: "item"}
 _SHAPE: Final = (_aten.nonzero, _aten.masked_select, _aten._unique2, _aten.unique_dim, _aten.unique_consecutive, _aten.bincount)
 _LISTS: Final = ("tolist", "numpy")
-_HERE: Final = Path(__file__).parent
-_PACKAGE: Final = _HERE.parents[1]
-_SKIPPED: Final = (*map(str, (Path(torch.__file__).parent, _PACKAGE / "platforms", _PACKAGE / "plugins", _HERE)), "<")
-_KERNELS: Final = str(_PACKAGE / "ops")
+_KERNELS: Final = str(Path(__file__).parents[1] / "ops")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ def host_reads() -> Iterator[list[HostRead]]:
 
     def note(operation: str, tensor: torch.Tensor) -> None:
         """Note a read, but not that of an operator's kernel, which runs on the device of an accelerator."""
-        read = HostRead(operation, *_call_site())
+        read = HostRead(operation, *call_site()[:3])
         if not read.file.startswith(_KERNELS):
             reads.append(read)
 
@@ -59,13 +56,6 @@ def host_reads() -> Iterator[list[HostRead]]:
             yield reads
     finally:
         read_listeners.remove(note)
-
-
-def _call_site() -> tuple[str, int, str]:
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ def reads() -> list[list[tuple[str, str, str]]]:
     """The reads of some lines, each on tensors of its own, as operation, file name and function."""
     import torch
 
-    from mindspeed.features.device_emulation.host_reads import host_reads
+    from mindspeed.platforms.host_reads import host_reads
 
     x = torch.tensor([0.0, 1.0, 2.0], device="cuda")
     copied = x.to("cpu")
