@@ -428,7 +428,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     ctx.save_for_backward(*inputs[:5], state if state.numel() else None, *results)
 
 
-def _gradient(ctx: Any, dout: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _gradient(ctx: Any, dout: Tensor | None, *_: Tensor) -> tuple[Tensor | None, ...]:
+    if dout is None:
+        return None, None, None, None, None, *(None for _ in ctx.options)
     dq, dk, dv, dpse = torch.ops.mindspeed.fusion_attention_backward(dout, *ctx.saved_tensors, ctx.of_pse, *ctx.options)
     return dq, dk, dv, dpse if ctx.of_pse else None, None, *(None for _ in ctx.options)
 

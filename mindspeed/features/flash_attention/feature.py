@@ -111,7 +111,10 @@ class FlashAttention(ms.Feature[FlashAttentionArgs]):
         width = world.hidden_size // heads * (heads + 2 * world.num_query_groups) // world.tp
         sizes = {
             "attention: queries, keys, values": tokens * width * (4 if world.dtype == "fp32" else 2),
-            "attention: softmax": (64 if world.platform == "npu" else 8) * heads // world.tp * tokens,
+            "attention: softmax": (64 if world.knows("platform") and world.platform == "npu" else 8)
+            * heads
+            // world.tp
+            * tokens,
         }
         return resized(tensors, sizes | {"attention: softmax dropout": 0, "attention: score buffer": 0})
 

@@ -1,4 +1,4 @@
-"""Attention whose gradients, or the norm of them, depend on the tensor-parallel size in Megatron."""
+"""Attention whose gradients depend on the tensor-parallel size in Megatron."""
 
 from __future__ import annotations
 
@@ -37,12 +37,3 @@ def _of_all_heads(group: Any, width: int, gradient: Tensor) -> Tensor:
     gradient = gradient.clone()
     gradient[..., 0, -width:] += total - own
     return gradient
-
-
-@wrapper
-def sinks_in_shares(init: Function, core: Any, *args: Any, **kwargs: Any) -> None:
-    """``DotProductAttention.__init__``: learnable attention sinks are those of a rank's heads, so all count in the norm."""
-    init(core, *args, **kwargs)
-    sinks = getattr(core, "softmax_offset", None)
-    if sinks is not None and sinks.requires_grad:
-        sinks.tensor_model_parallel = True

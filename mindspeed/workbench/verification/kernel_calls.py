@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed import registry
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.world import PARALLEL_SIZES
 from mindspeed.workbench.verification.case import VerificationCase, build_case
-from mindspeed.workbench.verification.pool import WorkerPool
+
+if TYPE_CHECKING:
+    from mindspeed.workbench.verification.pool import WorkerPool
 
 DEVICES: Final = ("npu", "cuda")
 DROPOUT: Final = 0.1

@@ -89,11 +89,12 @@ SYNCHRONOUS = {
 SYNCHRONOUS_SINCE_0_17 = {
     (f"{CHECKPOINTS}.strategies.torch:TorchDistSaveShardedStrategy.save", f"{_FIXES}.saving:collect_in_process")
 }
-ROUTER_LOSSES = {
+BEFORE_0_19 = {
+    (f"{MOE}.moe_layer:MoELayer.__init__", f"{_FIXES}.moe:own_replicas_of_experts"),
     (f"{MOE}.router:TopKRouter.apply_z_loss", f"{_FIXES}.moe:z_loss_of_all_ranks"),
     (f"{MOE}.router:TopKRouter.attach_and_log_load_balancing_loss", f"{_FIXES}.moe:balance_loss_of_all_ranks"),
 }
-"""Losses beside a loss per token: Megatron before 0.19 weighs them by the tokens of a rank."""
+"""Gradients of experts and losses beside a loss per token, which Megatron before 0.19 sums or weighs by the wrong ranks."""
 HYBRID_MODEL = {
     ("megatron.core.models.hybrid.hybrid_model:HybridModel.__init__", "mindspeed.megatron.hook_wrappers:hybrid_model_init"),
 }
@@ -105,11 +106,11 @@ WITHOUT_INFERENCE = {
 }
 _SINCE_0_16 = QUICK_GEGLU | RESHARDABLE | ONLY_SINCE_0_16
 GUARDED = {
-    "0.14.0": NUMPY | ROUTER_LOSSES | ONLY_IN_0_14 | ONLY_BEFORE_0_17,
-    "0.15.3": NUMPY | ROUTER_LOSSES | QUICK_GEGLU | RESHARDABLE | SYNCHRONOUS | ONLY_BEFORE_0_17,
-    "0.16.1": _SINCE_0_16 | ROUTER_LOSSES | SYNCHRONOUS | ONLY_BEFORE_0_17,
-    "0.17.1": _SINCE_0_16 | ROUTER_LOSSES | SYNCHRONOUS_SINCE_0_17,
-    "0.18.2": _SINCE_0_16 | ROUTER_LOSSES | SYNCHRONOUS_SINCE_0_17,
+    "0.14.0": NUMPY | BEFORE_0_19 | ONLY_IN_0_14 | ONLY_BEFORE_0_17,
+    "0.15.3": NUMPY | BEFORE_0_19 | QUICK_GEGLU | RESHARDABLE | SYNCHRONOUS | ONLY_BEFORE_0_17,
+    "0.16.1": _SINCE_0_16 | BEFORE_0_19 | SYNCHRONOUS | ONLY_BEFORE_0_17,
+    "0.17.1": _SINCE_0_16 | BEFORE_0_19 | SYNCHRONOUS_SINCE_0_17,
+    "0.18.2": _SINCE_0_16 | BEFORE_0_19 | SYNCHRONOUS_SINCE_0_17,
     "0.19.1": _SINCE_0_16 | HYBRID_MODEL | SYNCHRONOUS_SINCE_0_17,
     "0.20.0": _SINCE_0_16 | HYBRID_MODEL | SYNCHRONOUS_SINCE_0_17 | WITHOUT_INFERENCE,
 }
