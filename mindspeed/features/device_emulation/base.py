@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Any, Final
 
 from mindspeed import plugins as ms
 from mindspeed.platforms.backend_rules import BackendRules
@@ -23,6 +24,11 @@ class DeviceEmulationArgs(ms.FeatureArgs):
         "",
         description="File that logs launch, wait and first use of asynchronous collectives and transfers, one file per "
         "rank. {rank} in the name is replaced by the rank; without it .RANK is appended",
+    )
+    log_steps: bool = ms.Field(
+        False,
+        description="Also log steps, communicators, synchronous collectives and matrix products in the file of collective_log: "
+        "all that a simulation of exposed time needs",
     )
     transfer_delay: float = ms.Field(
         0.0,
@@ -69,6 +75,9 @@ class DeviceEmulation(ms.Feature[DeviceEmulationArgs]):
             patches += _wraps("collective_log:logged_group", reason, "_coalescing_manager")
             patches += _wraps("collective_log:watching", reason, "init_process_group")
             patches.append(ms.Wrap(_COPIES, f"{_HERE}.transfers:logged", "logs copies between device and host"))
+            if args.log_steps:
+                patches.append(ms.Set(f"{_HERE}.collective_log:WHOLE_STEPS", True, "logs whole steps"))
+                patches += _wraps("collective_log:logged_batch", reason, "batch_isend_irecv")
         if args.link_ms or args.link_gbps:
             reason = "delays transfers as on the emulated link"
             patches.append(ms.Set(f"{_HERE}.link:LATENCY", args.link_ms / 1e3, reason))
@@ -94,6 +103,16 @@ class DeviceEmulation(ms.Feature[DeviceEmulationArgs]):
         if args.backend:
             patches += _backend_rules(args.backend)
         return patches
+
+    @ms.hookimpl
+    def around_schedule(
+        self, chunks: Sequence[Any], forward_only: bool, micro_batches: int
+    ) -> AbstractContextManager[None] | None:
+        if not (self.args.collective_log and self.args.log_steps):
+            return None
+        from mindspeed.features.device_emulation.collective_log import whole_step
+
+        return whole_step()
 
     @ms.hookimpl
     def activated(self) -> None:

@@ -1,0 +1,153 @@
+"""Exposed transfer time of features by simulation: ``python -m benchmarks.exposed [FEATURE ...] [--write]``.
+
+A step of a rank of 128 is recorded in a dry run: a published model without contents of tensors, in one process. The simulator of
+`mindspeed.workbench.exposure` runs the recorded order of products, posts and waits on the machines of its pages. Only products
+and attention take time, so a real device hides somewhat more. With --write the results go to the pages of the features.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from mindspeed.engine.resolution.request import Layer
+from mindspeed.workbench.exposure.machines import PUBLISHED, Machine
+from mindspeed.workbench.exposure.programs import Event, Programs, at_once
+from mindspeed.workbench.exposure.recorded import programs_of_steps
+from mindspeed.workbench.exposure.simulator import Interval, simulate
+from mindspeed.workbench.verification.case import build_case, with_few_micro_batches
+from mindspeed.workbench.verification.pool import WorkerPool
+
+RESULTS: Final = Path(__file__).with_name("exposed.json")
+DENSE: Final[Mapping[str, Any]] = {
+    "world_size": 128,
+    "num_layers": 4,
+    "hidden_size": 4096,
+    "ffn_hidden_size": 14336,
+    "num_attention_heads": 32,
+    "num_query_groups": 8,
+    "vocab_size": 128256,
+    "seq_length": 8192,
+    "micro_batch_size": 1,
+    "global_batch_size": 128,
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "activation": "silu",
+    "rotary": True,
+    "tied_embeddings": False,
+    "dtype": "bf16",
+}
+"""Layers of Llama 3 8B; four of them, which differ in nothing."""
+LONG: Final = DENSE | {"cp": 16, "seq_length": 131072, "global_batch_size": 8}
+SPARSE: Final = DENSE | {"num_experts": 64, "moe_ffn_hidden_size": 1792, "ep": 16, "seq_length": 4096, "grouped_experts": True}
+"""Eight experts per token of Mixtral's kind would have as many operations; 64 smaller ones, 4 on each of 16 ranks."""
+COLUMNS: Final = ("transfers", "at once", "exposed")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is recorded: features with settings, in a job."""
+
+    features: tuple[str, ...]
+    world: Mapping[str, Any]
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+
+
+SHARED: Final = {"moe-shared-experts": {"count": 2}}
+CASES: Final[Mapping[str, Case]] = {
+    "ring-attention": Case(("ring-attention", "flash-attention"), LONG),
+    "ring-attention, window 8": Case(("ring-attention", "flash-attention"), LONG, {"ring-attention": {"window": 8}}),
+    "hybrid-attention": Case(("hybrid-attention", "flash-attention"), LONG, {"hybrid-attention": {"ulysses_degree": 8}}),
+    "kv-allgather-cp": Case(("kv-allgather-cp", "flash-attention"), LONG),
+    "adaptive-cp": Case(("adaptive-cp", "flash-attention"), LONG),
+    "coc": Case(("coc", "sequence-parallel"), DENSE | {"tp": 8, "global_batch_size": 16}, {"coc": {"parts": 4}}),
+    "async-ddp": Case(("async-ddp",), DENSE),
+    "async-param-gather": Case(("async-param-gather",), DENSE),
+    "moe-alltoall-overlap": Case(("moe-alltoall-overlap", "moe-shared-experts"), SPARSE, SHARED),
+    "moe-alltoall-overlap, parts 4": Case(("moe-alltoall-overlap",), SPARSE, {"moe-alltoall-overlap": {"parts": 4}}),
+    "moe-allgather-overlap": Case(("moe-allgather-overlap", "moe-shared-experts"), SPARSE, SHARED),
+    "ampipe": Case(("ampipe", "moe-alltoall-overlap"), SPARSE, {"ampipe": {"parts": 2}}),
+    "pipe-experts": Case(("pipe-experts",), SPARSE, {"pipe-experts": {"parts": 2}}),
+    "swap-attention": Case(("swap-attention", "flash-attention"), DENSE),
+    "swap-optimizer": Case(("swap-optimizer",), DENSE),
+    "nano-pipe": Case(("nano-pipe",), DENSE | {"pp": 4, "global_batch_size": 256}),
+    "zero-bubble": Case(("zero-bubble",), DENSE | {"pp": 4, "global_batch_size": 256}),
+}
+"""Every feature that overlaps transfers with compute. The name of a further case begins with that of its feature."""
+
+
+def record(pool: WorkerPool, case: Case) -> Programs:
+    """Return the program of a step, of the first rank of each pipeline stage."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = {"collective_log": f"{folder}/{{rank}}", "log_steps": True}
+        layers = [Layer("exposed", world=case.world, settings={**case.settings, "device-emulation": log})]
+        made = build_case(case.features, layers, (), int(case.world["world_size"]))
+        made = build_case(
+            case.features, [*layers, with_few_micro_batches(made.plan.world)], (), int(case.world["world_size"])
+        )
+        pool.dry_run(made.plan, made.recipe)
+        return {int(file.name): _first_step(file) for file in sorted(Path(folder).iterdir())}
+
+
+def _first_step(file: Path) -> list[Event]:
+    """The step up to the beginning of the next one: the optimizer is in it."""
+    return programs_of_steps(file.read_text("utf-8").splitlines(), int(file.name))[0]
+
+
+def simulated(programs: Programs, machine: Machine) -> dict[str, Any]:
+    """Return the milliseconds of transfers and of exposed ones, as recorded and where each is waited for at once; and lanes."""
+    found = simulate(programs, machine)
+    rank = found.slowest
+    late = simulate({rank: at_once(program) for rank, program in programs.items()}, machine)
+    numbers = found.transferred(rank), late.exposed(rank), found.exposed(rank)
+    lanes = {"compute": [kernel for kernel in found.kernels if kernel.rank == rank]}
+    for transfer in [transfer for transfer in found.transfers if transfer.rank == rank]:
+        lanes.setdefault(transfer.lane, []).append(transfer)
+    drawn = {name: _merged(intervals, found.makespan) for name, intervals in lanes.items()}
+    return {
+        **{name: round(number * 1e3, 3) for name, number in zip(COLUMNS, numbers, strict=True)},
+        "step": round(found.makespan * 1e3, 3),
+        "lanes": drawn,
+    }
+
+
+def _merged(intervals: Iterable[Interval], end: float, cells: int = 240) -> list[list[int]]:
+    """Return intervals in cells of a picture, those that touch as one."""
+    made: list[list[int]] = []
+    for one in sorted(intervals, key=lambda one: one.begin):
+        begin, stop = round(one.begin / end * cells), max(round(one.end / end * cells), round(one.begin / end * cells) + 1)
+        if made and begin <= made[-1][1]:
+            made[-1][1] = max(made[-1][1], stop)
+        else:
+            made.append([begin, stop])
+    return made
+
+
+def measure(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return results by case and machine."""
+    results = {}
+    with WorkerPool() as pool:
+        for name in names:
+            programs = record(pool, CASES[name])
+            results[name] = {machine.name: simulated(programs, machine) for machine in PUBLISHED}
+            for machine, row in results[name].items():
+                print(f"{name:32} {machine:14}", *(f"{column} {row[column]:10.3f} ms" for column in (*COLUMNS, "step")), flush=True)
+    return results
+
+
+def main(arguments: Sequence[str]) -> None:
+    names = [name for name in arguments if not name.startswith("--")] or list(CASES)
+    results = measure(names)
+    if "--write" in arguments:
+        known = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+        RESULTS.write_text(json.dumps({name: ({**known, **results})[name] for name in CASES if name in {**known, **results}}) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
