@@ -56,7 +56,6 @@ class Case:
     features: tuple[str, ...]
     world: Mapping[str, Any]
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    without: tuple[str, ...] = ()
 
 
 SHARED: Final = {"moe-shared-experts": {"count": 2}}
@@ -64,7 +63,6 @@ CASES: Final[Mapping[str, Case]] = {
     "ring-attention": Case(("ring-attention", "flash-attention"), LONG),
     "ring-attention, window 8": Case(("ring-attention", "flash-attention"), LONG, {"ring-attention": {"window": 8}}),
     "hybrid-attention": Case(("hybrid-attention", "flash-attention"), LONG, {"hybrid-attention": {"ulysses_degree": 8}}),
-    "kv-allgather-cp": Case(("kv-allgather-cp", "flash-attention"), LONG),
     "adaptive-cp": Case(("adaptive-cp", "flash-attention"), LONG),
     "coc": Case(("coc", "sequence-parallel"), DENSE | {"tp": 8, "global_batch_size": 16}, {"coc": {"parts": 4}}),
     "async-ddp": Case(("async-ddp",), DENSE),
@@ -72,6 +70,7 @@ CASES: Final[Mapping[str, Case]] = {
     "moe-alltoall-overlap": Case(("moe-alltoall-overlap", "moe-shared-experts"), SPARSE, SHARED),
     "moe-alltoall-overlap, parts 4": Case(("moe-alltoall-overlap",), SPARSE, {"moe-alltoall-overlap": {"parts": 4}}),
     "moe-allgather-overlap": Case(("moe-allgather-overlap", "moe-shared-experts"), SPARSE, SHARED),
+    "moe-zero-memory": Case(("moe-zero-memory",), SPARSE, {"moe-zero-memory": {"level": "level1"}}),
     "ampipe": Case(("ampipe", "moe-alltoall-overlap"), SPARSE, {"ampipe": {"parts": 2}}),
     "pipe-experts": Case(("pipe-experts",), SPARSE, {"pipe-experts": {"parts": 2}}),
     "swap-attention": Case(("swap-attention", "flash-attention"), DENSE),

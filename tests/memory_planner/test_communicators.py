@@ -53,7 +53,7 @@ def test_stages_have_the_group_of_megatron_or_channels(names: list[str], world: 
             {"ulysses_degree": 2, "window": 2},
             "HYBRID_INNER_GROUP|HYBRID_OUTER_GROUP|RING_OUTER_GROUP",
         ),
-        ("adaptive-cp", {"ulysses_degree": 8}, "HYBRID_INNER_GROUP"),
+        ("adaptive-cp", {"ulysses_degree": 4}, "HYBRID_INNER_GROUP|HYBRID_OUTER_GROUP"),
         ("ulysses-attention", {}, ""),
     ],
 )

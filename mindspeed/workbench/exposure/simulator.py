@@ -152,7 +152,7 @@ class _Simulation:
         heads = {rank: self.queues[post.communicator, rank] for rank in post.ranks if rank in self.ranks}
         for part in post.parts:
             if part.direction == "all":
-                met = [(queue[0], queue[0].left[0]) for queue in heads.values() if queue]
+                met = [(queue[0], queue[0].left[0]) for queue in heads.values() if queue and queue[0].left]
                 if len(met) == len(heads):
                     self._add(met)
             elif part.peer not in heads:

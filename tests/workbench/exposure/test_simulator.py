@@ -85,6 +85,13 @@ def test_a_wait_is_exposed_for_as_long_as_the_kernels_before_it_do_not_hide_it()
     assert simulate(dict.fromkeys((0, 1), at_once(program)), UNIT).exposed(0) == 2
 
 
+def test_collectives_that_queue_run_one_after_another_on_all_ranks() -> None:
+    gathers = [Post(number, "all_gather", "tp", (0, 1), (Part("all", 4),)) for number in range(3)]
+    programs = {0: [*gathers, Wait(2)], 1: [gathers[0], Kernel("product", 5), *gathers[1:], Wait(2)]}
+    found = simulate(programs, UNIT)
+    assert [one.end for one in found.transfers if one.rank == 0] == [2, 7, 9]
+
+
 def test_a_rank_without_a_program_is_ready() -> None:
     program = [Kernel("product", 1), message(1, "ring", 1, 1), Wait(1)]
     assert simulate({0: program}, UNIT).makespan == 2
