@@ -1,4 +1,4 @@
-"""The order in which ring attention computes blocks, posts transfers and waits for them, recorded from its code on every rank."""
+"""The order in which ring attention computes blocks, posts transfers and waits for them, recorded from its code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BACKWARD = 2.5
 class RingJob:
     """A ring of ``ranks`` with windows of ``window``, each with ``tokens`` of one sequence, and ``heads`` of width ``width``.
 
-    ``shared``: transfers between inner rings are in the queue of those within. ``plain``: each block has the work of all pairs.
+    ``shared``: transfers between inner rings are in the queue of those within. Without ``causal`` all blocks have equal work.
     """
 
     ranks: int
@@ -76,7 +76,8 @@ class _Recorder:
         self._compute("gradients of attention", work, q, k, BACKWARD)
 
     def _compute(self, name: str, work: Sequence[BlockCall], q: Tensor, k: Tensor, times: float) -> None:
-        pairs = sum((b - a) * (d - c) / (1 + one.tile.causal) for one in work for a, b in [one.tile.rows] for c, d in [one.tile.columns])
+        tiles = [(one.tile.rows, one.tile.columns, one.tile.causal) for one in work]
+        pairs = sum((rows[1] - rows[0]) * (columns[1] - columns[0]) / (1 + causal) for rows, columns, causal in tiles)
         self.program.append(Kernel(name, times * 4 * pairs * q.shape[2] * q.shape[3]))
 
 

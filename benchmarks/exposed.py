@@ -1,8 +1,8 @@
 """Exposed transfer time of features by simulation: ``python -m benchmarks.exposed [FEATURE ...] [--write]``.
 
-A step of a rank of 128 is recorded in a dry run: a published model without contents of tensors, in one process. The simulator of
-`mindspeed.workbench.exposure` runs the recorded order of products, posts and waits on the machines of its pages. Only products
-and attention take time, so a real device hides somewhat more. With --write the results go to the pages of the features.
+A step of a rank of 128 is recorded in a dry run: a published model without contents of tensors, in one process. The simulator
+`mindspeed.workbench.exposure` runs the recorded order of products, posts and waits on machines with published links. Only
+products and attention take time, so a real device hides somewhat more. With --write the results go to the features' pages.
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ def record(pool: WorkerPool, case: Case) -> Programs:
         log = {"collective_log": f"{folder}/{{rank}}", "log_steps": True}
         layers = [Layer("exposed", world=case.world, settings={**case.settings, "device-emulation": log})]
         made = build_case(case.features, layers, (), int(case.world["world_size"]))
-        made = build_case(
-            case.features, [*layers, with_few_micro_batches(made.plan.world)], (), int(case.world["world_size"])
-        )
+        made = build_case(case.features, [*layers, with_few_micro_batches(made.plan.world)], (), int(case.world["world_size"]))
         pool.dry_run(made.plan, made.recipe)
         return {int(file.name): _first_step(file) for file in sorted(Path(folder).iterdir())}
 
@@ -136,7 +134,8 @@ def measure(names: Sequence[str]) -> dict[str, dict[str, Any]]:
             programs = record(pool, CASES[name])
             results[name] = {machine.name: simulated(programs, machine) for machine in PUBLISHED}
             for machine, row in results[name].items():
-                print(f"{name:32} {machine:14}", *(f"{column} {row[column]:10.3f} ms" for column in (*COLUMNS, "step")), flush=True)
+                numbers = (f"{column} {row[column]:10.3f} ms" for column in (*COLUMNS, "step"))
+                print(f"{name:32} {machine:14}", *numbers, flush=True)
     return results
 
 
@@ -145,7 +144,8 @@ def main(arguments: Sequence[str]) -> None:
     results = measure(names)
     if "--write" in arguments:
         known = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
-        RESULTS.write_text(json.dumps({name: ({**known, **results})[name] for name in CASES if name in {**known, **results}}) + "\n")
+        known |= results
+        RESULTS.write_text(json.dumps({name: known[name] for name in CASES if name in known}) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def communicator_lines(made: ActivationPlan, known: Catalog) -> list[str]:
 def communicators(made: ActivationPlan, known: Catalog) -> list[str]:
     """Return the communicators of the groups of Megatron and of features, on the rank that has most.
 
-    They are named as in `mindspeed.platforms.backend_rules.created`. Those that only a dispatcher without capacity uses are counted
-    for every model with experts.
+    They are named as in `mindspeed.platforms.backend_rules.created`. Those that only a dispatcher without capacity uses are
+    counted for every model with experts.
     """
     world = made.world
     active = [(known.feature(planned.name), planned.args) for planned in made.features]

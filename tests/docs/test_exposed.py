@@ -1,4 +1,4 @@
-"""Exposed transfer time: every feature that promises overlap has results, they are what a recording gives, and pages show them."""
+"""Exposed transfer time: a feature that promises overlap has results, they are what a recording gives, and pages show them."""
 
 import inspect
 import json

@@ -186,7 +186,8 @@ class Lanes:
             yield _text(x + self._label - 8, top + self.height // 2 + 5, name, "ink end")
             for begin, end in intervals:
                 left, width = x + self._label + begin * self.cell, (end - begin) * self.cell
-                yield f'<rect x="{left}" y="{top}" width="{width}" height="{self.height}" fill="{COLOURS[number % len(COLOURS)]}"/>'
+                at = f'x="{left}" y="{top}" width="{width}" height="{self.height}"'
+                yield f'<rect {at} fill="{COLOURS[number % len(COLOURS)]}"/>'
 
 
 @dataclass(frozen=True, slots=True)

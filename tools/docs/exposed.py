@@ -1,4 +1,4 @@
-"""Exposed transfer time on the pages of features: a table and a picture, from the results of ``python -m benchmarks.exposed``."""
+"""Exposed transfer time on the pages of features: a table and a picture of what ``python -m benchmarks.exposed`` has found."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def lines_of(feature: str) -> list[str]:
         return []
     about = (
         "Transfer time of a step that compute does not hide, simulated from the order of products, posts and waits that a dry "
-        f"run of a job of 128 ranks records (`python -m benchmarks.exposed {feature}`). Without overlap, each transfer is waited "
-        "for where it is posted. Only products and attention take time."
+        f"run of a job of 128 ranks records (`python -m benchmarks.exposed {feature}`). Without overlap, each transfer is "
+        "waited for where it is posted. Only products and attention take time."
     )
     machines = "".join(f"\n- *{machine.name}*: {machine.source}." for machine in PUBLISHED)
     return [about + "\n" + machines + "\n\n" + "\n".join(table(("case", "machine", *_HEADERS), rows))]

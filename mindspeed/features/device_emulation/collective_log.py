@@ -169,7 +169,8 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if (count := flop_registry.get(func._overloadpacket)) is not None:
-            _write(event="kernel", op=str(func).removesuffix(".default"), flops=int(count(*args, **(kwargs or {}), out_val=out)))
+            flops = int(count(*args, **(kwargs or {}), out_val=out))
+            _write(event="kernel", op=str(func).removesuffix(".default"), flops=flops)
         return out
 
 

@@ -1,1 +1,1 @@
-"""Exposed time by simulation: the order in which ranks compute, post transfers and wait for them, on named machines. No torch."""
+"""Simulation of exposed time: ranks compute, post transfers and wait for them in a given order, on named machines. No torch."""

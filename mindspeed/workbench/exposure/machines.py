@@ -91,7 +91,8 @@ SUPERNODE: Final = Machine(
     Link(25e9, 20e-6),
     Link(50e9, 10e-6),
     _MFU * 376e12,
-    "one node of 768 dies with 196 GB/s each; 376 TFLOP/s in bf16, of which 40 % are reached (CloudMatrix384, arXiv 2506.12708)",
+    "one node of 768 dies with 196 GB/s each; 376 TFLOP/s in bf16, of which 40 % are reached (CloudMatrix384, arXiv "
+    "2506.12708)",
 )
 PUBLISHED: Final = (NODES, SUPERNODE)
 """Machines for which pages state exposed times."""

@@ -12,10 +12,10 @@ from torch import Tensor
 
 import mindspeed
 from mindspeed.context_parallel import costs
+from mindspeed.context_parallel.blocks import BlockCall
 from mindspeed.context_parallel.heads import attention_by_heads
 from mindspeed.context_parallel.layout import contiguous, nested
 from mindspeed.features.adaptive_cp import attention
-from mindspeed.context_parallel.blocks import BlockCall
 from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, grid, plan_mask
 from mindspeed.features.adaptive_cp.masks import WholeMask
 from mindspeed.features.adaptive_cp.schedule import loads
@@ -177,7 +177,7 @@ def calls(plan: AdaptivePlan, packed: bool = False) -> dict[tuple[int, int], lis
 def computed(found: dict[tuple[int, int], list[BlockCall]]) -> int:
     """The pairs that calls compute: half of a causal square."""
     pairs = 0
-    for one in (one for made in found.values() for one in made):
+    for one in (one for group in found.values() for one in group):
         rows, columns = one.ends or ([one.tile.rows[1] - one.tile.rows[0]], [one.tile.columns[1] - one.tile.columns[0]])
         for (r, r_end), (c, c_end) in zip(pairwise([0, *rows]), pairwise([0, *columns]), strict=True):
             high, wide = r_end - r, c_end - c
@@ -200,10 +200,10 @@ def test_documents_are_computed_apart_and_in_one_call_where_there_is_one_sample(
     ends = [5, 6, 13, 16]
     number = torch.bucketize(torch.arange(16), torch.tensor(ends), right=True)
     mask = causal(16) | (number[:, None] != number[None, :])
-    (made,) = calls(plan_mask(mask, 1), packed).values()
-    assert len(made) == (1 if packed else 4)
-    assert all(one.tile.causal for one in made)
-    assert computed({(0, 0): made}) == int((~mask).sum())
+    found = calls(plan_mask(mask, 1), packed)
+    assert len(found[0, 0]) == (1 if packed else 4)
+    assert all(one.tile.causal for one in found[0, 0])
+    assert computed(found) == int((~mask).sum())
 
 
 @pytest.mark.parametrize("ranks", [4, 8])

@@ -104,7 +104,11 @@ def test_copies_to_and_from_the_host_overlap_with_kernels_and_with_each_other() 
 
 def test_the_ranks_that_wait_for_one_another_are_named() -> None:
     programs = {
-        rank: [Post(1, "receive", "pair", (0, 1), (Part("recv", 1, 1 - rank),)), Wait(1), message(2, "pair", 1 - rank, 1 - rank)]
+        rank: [
+            Post(1, "receive", "pair", (0, 1), (Part("recv", 1, 1 - rank),)),
+            Wait(1),
+            message(2, "pair", 1 - rank, 1 - rank),
+        ]
         for rank in (0, 1)
     }
     with pytest.raises(StuckError) as error:
