@@ -17,6 +17,7 @@ from mindspeed.context_parallel.layout import contiguous, zigzag
 from mindspeed.ops.attention_mask import attention_visibility
 from mindspeed.workbench.exposure.programs import Event, Kernel, Part, Post, Wait
 
+Direction = Literal["forward", "backward", "both"]
 BACKWARD = 2.5
 """Operations of attention in backward, for each of forward."""
 
@@ -81,26 +82,29 @@ class _Recorder:
         self.program.append(Kernel(name, times * 4 * pairs * q.shape[2] * q.shape[3]))
 
 
-def ring_program(job: RingJob, rank: int, direction: Literal["forward", "backward"]) -> list[Event]:
-    """Return what a rank does in a forward or a backward pass of one layer."""
+def ring_program(job: RingJob, rank: int, direction: Direction) -> list[Event]:
+    """Return what a rank does in a forward or a backward pass of one layer, or in both."""
     recorder = _Recorder(job, rank)
     inner = recorder.exchange("ring")
     outer = inner if job.shared else recorder.exchange("between inner rings")
     layout = (zigzag if job.causal else contiguous)(job.ranks)
     scoring = Scoring(1.0, attention_visibility(job.causal, None, ()))
     plan = ring._Plan(scoring, layout, ring.Rounds(job.ranks, job.window), inner, outer, "none")
-    q = torch.zeros(job.tokens, 1, job.heads, job.width, dtype=torch.bfloat16)
-    k, v = (torch.zeros(job.tokens, 1, job.groups, job.width, dtype=torch.bfloat16) for _ in range(2))
+    q, k, v = (
+        torch.empty(job.tokens, 1, heads, job.width, dtype=torch.bfloat16, device="meta")
+        for heads in (job.heads, job.groups, job.groups)
+    )
     ctx = SimpleNamespace(save_for_backward=lambda *saved: setattr(ctx, "saved_tensors", saved))
     kernels = {"accumulate_block": recorder.accumulate, "add_gradients": recorder.add_gradients}
     with patch.multiple(ring, **kernels):
         out = ring._Ring.forward(ctx, q, k, v, plan)
         if direction == "backward":
             recorder.program.clear()
+        if direction != "forward":
             ring._Ring.backward(ctx, out)
     return recorder.program
 
 
-def ring_programs(job: RingJob, direction: Literal["forward", "backward"]) -> dict[int, list[Event]]:
+def ring_programs(job: RingJob, direction: Direction) -> dict[int, list[Event]]:
     """Return the program of every rank."""
     return {rank: ring_program(job, rank, direction) for rank in range(job.ranks)}

@@ -1,6 +1,7 @@
-"""Exposed transfer time of features by simulation: ``python -m benchmarks.exposed [FEATURE ...] [--write]``.
+"""Exposed transfer time of features by simulation: ``python -m benchmarks.exposed [CASE ...] [--write]``.
 
-A step of a rank of 128 is recorded in a dry run: a published model without contents of tensors, in one process. The simulator
+A step of a rank is recorded in a dry run: layers of a published model without contents of tensors, in one process. Of a ring, a
+forward and a backward pass of one layer are recorded on every rank, for a rank waits for what others have. The simulator
 `mindspeed.workbench.exposure` runs the recorded order of products, posts and waits on machines with published links. Only
 products and attention take time, so a real device hides somewhat more. With --write the results go to the features' pages.
 """
@@ -10,14 +11,15 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks._ring_program import RingJob, ring_programs
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.workbench.exposure.machines import PUBLISHED, Machine
-from mindspeed.workbench.exposure.programs import Event, Programs, at_once
+from mindspeed.workbench.exposure.programs import Event, Kernel, Programs, at_once
 from mindspeed.workbench.exposure.recorded import programs_of_steps
 from mindspeed.workbench.exposure.simulator import Interval, simulate
 from mindspeed.workbench.verification.case import build_case, with_few_micro_batches
@@ -43,58 +45,77 @@ DENSE: Final[Mapping[str, Any]] = {
     "dtype": "bf16",
 }
 """Layers of Llama 3 8B; four of them, which differ in nothing."""
-LONG: Final = DENSE | {"cp": 16, "seq_length": 131072, "global_batch_size": 8}
-SPARSE: Final = DENSE | {"num_experts": 64, "moe_ffn_hidden_size": 1792, "ep": 16, "seq_length": 4096, "grouped_experts": True}
-"""Eight experts per token of Mixtral's kind would have as many operations; 64 smaller ones, 4 on each of 16 ranks."""
+LONG: Final = DENSE | {"world_size": 16, "cp": 16, "seq_length": 131072, "global_batch_size": 1}
+SPARSE: Final = DENSE | {
+    "world_size": 16,
+    "ep": 16,
+    "num_experts": 64,
+    "moe_ffn_hidden_size": 14336,
+    "grouped_experts": True,
+    "global_batch_size": 16,
+}
+"""Experts of the size of Mixtral's, 64 of them on 16 ranks; a token goes to two."""
+STAGES: Final = DENSE | {"world_size": 4, "pp": 4, "global_batch_size": 8, "num_layers": 8}
 COLUMNS: Final = ("transfers", "at once", "exposed")
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is recorded: features with settings, in a job."""
+    """What is recorded: features with settings, in a job. ``whole``: up to the end of the optimizer's step."""
 
     features: tuple[str, ...]
     world: Mapping[str, Any]
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    whole: bool = False
 
 
+ALONE: Final = DENSE | {"world_size": 1, "global_batch_size": 1}
 SHARED: Final = {"moe-shared-experts": {"count": 2}}
-CASES: Final[Mapping[str, Case]] = {
-    "ring-attention": Case(("ring-attention", "flash-attention"), LONG),
-    "ring-attention, window 8": Case(("ring-attention", "flash-attention"), LONG, {"ring-attention": {"window": 8}}),
+RING: Final = RingJob(16, tokens=8192, heads=32, groups=8, width=128)
+CASES: Final[Mapping[str, Case | RingJob]] = {
+    "ring-attention": RING,
+    "ring-attention, window 8": replace(RING, window=8),
+    "ring-attention, 1,024 tokens per rank": replace(RING, tokens=1024),
+    "ring-attention, 1,024 tokens per rank, window 8": replace(RING, tokens=1024, window=8),
     "hybrid-attention": Case(("hybrid-attention", "flash-attention"), LONG, {"hybrid-attention": {"ulysses_degree": 8}}),
     "adaptive-cp": Case(("adaptive-cp", "flash-attention"), LONG),
-    "coc": Case(("coc", "sequence-parallel"), DENSE | {"tp": 8, "global_batch_size": 16}, {"coc": {"parts": 4}}),
-    "async-ddp": Case(("async-ddp",), DENSE),
-    "async-param-gather": Case(("async-param-gather",), DENSE),
+    "coc": Case(
+        ("coc", "sequence-parallel"), DENSE | {"world_size": 8, "tp": 8, "global_batch_size": 1}, {"coc": {"parts": 4}}
+    ),
+    "async-ddp": Case(("async-ddp",), DENSE, whole=True),
+    "async-param-gather": Case(("async-param-gather",), DENSE, whole=True),
     "moe-alltoall-overlap": Case(("moe-alltoall-overlap", "moe-shared-experts"), SPARSE, SHARED),
     "moe-alltoall-overlap, parts 4": Case(("moe-alltoall-overlap",), SPARSE, {"moe-alltoall-overlap": {"parts": 4}}),
     "moe-allgather-overlap": Case(("moe-allgather-overlap", "moe-shared-experts"), SPARSE, SHARED),
     "moe-zero-memory": Case(("moe-zero-memory",), SPARSE, {"moe-zero-memory": {"level": "level1"}}),
     "ampipe": Case(("ampipe", "moe-alltoall-overlap"), SPARSE, {"ampipe": {"parts": 2}}),
     "pipe-experts": Case(("pipe-experts",), SPARSE, {"pipe-experts": {"parts": 2}}),
-    "swap-attention": Case(("swap-attention", "flash-attention"), DENSE),
-    "swap-optimizer": Case(("swap-optimizer",), DENSE),
-    "nano-pipe": Case(("nano-pipe",), DENSE | {"pp": 4, "global_batch_size": 256}),
-    "zero-bubble": Case(("zero-bubble",), DENSE | {"pp": 4, "global_batch_size": 256}),
+    "swap-attention": Case(("swap-attention", "flash-attention"), ALONE),
+    "swap-optimizer": Case(("swap-optimizer",), ALONE, whole=True),
+    "nano-pipe": Case(("nano-pipe",), STAGES),
+    "zero-bubble": Case(("zero-bubble",), STAGES),
 }
 """Every feature that overlaps transfers with compute. The name of a further case begins with that of its feature."""
 
 
-def record(pool: WorkerPool, case: Case) -> Programs:
-    """Return the program of a step, of the first rank of each pipeline stage."""
+def record(pool: WorkerPool, case: Case | RingJob) -> Programs:
+    """Return the program of a step, of the first rank of each pipeline stage; or those of all ranks of a ring."""
+    if isinstance(case, RingJob):
+        return ring_programs(case, "both")
     with tempfile.TemporaryDirectory() as folder:
         log = {"collective_log": f"{folder}/{{rank}}", "log_steps": True}
         layers = [Layer("exposed", world=case.world, settings={**case.settings, "device-emulation": log})]
         made = build_case(case.features, layers, (), int(case.world["world_size"]))
         made = build_case(case.features, [*layers, with_few_micro_batches(made.plan.world)], (), int(case.world["world_size"]))
         pool.dry_run(made.plan, made.recipe)
-        return {int(file.name): _first_step(file) for file in sorted(Path(folder).iterdir())}
+        return {int(file.name): _first_step(file, case.whole) for file in sorted(Path(folder).iterdir())}
 
 
-def _first_step(file: Path) -> list[Event]:
-    """The step up to the beginning of the next one: the optimizer is in it."""
-    return programs_of_steps(file.read_text("utf-8").splitlines(), int(file.name))[0]
+def _first_step(file: Path, whole: bool) -> list[Event]:
+    """The first step up to the beginning of the next one, or up to its last product."""
+    program = programs_of_steps(file.read_text("utf-8").splitlines(), int(file.name))[0]
+    last = max(place for place, event in enumerate(program) if isinstance(event, Kernel))
+    return program if whole else program[: last + 1]
 
 
 def simulated(programs: Programs, machine: Machine) -> dict[str, Any]:
@@ -126,26 +147,23 @@ def _merged(intervals: Iterable[Interval], end: float, cells: int = 240) -> list
     return made
 
 
-def measure(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return results by case and machine."""
-    results = {}
+def measure(names: Sequence[str]) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
+    """Yield each case with its results by machine."""
     with WorkerPool() as pool:
         for name in names:
             programs = record(pool, CASES[name])
-            results[name] = {machine.name: simulated(programs, machine) for machine in PUBLISHED}
-            for machine, row in results[name].items():
-                numbers = (f"{column} {row[column]:10.3f} ms" for column in (*COLUMNS, "step"))
-                print(f"{name:32} {machine:14}", *numbers, flush=True)
-    return results
+            yield name, {machine.name: simulated(programs, machine) for machine in PUBLISHED}
 
 
 def main(arguments: Sequence[str]) -> None:
     names = [name for name in arguments if not name.startswith("--")] or list(CASES)
-    results = measure(names)
-    if "--write" in arguments:
-        known = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
-        known |= results
-        RESULTS.write_text(json.dumps({name: known[name] for name in CASES if name in known}) + "\n", "utf-8")
+    for name, results in measure(names):
+        for machine, row in results.items():
+            print(f"{name:48} {machine:14}", *(f"{column} {row[column]:10.3f} ms" for column in (*COLUMNS, "step")), flush=True)
+        if "--write" in arguments:
+            known = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+            known[name] = results
+            RESULTS.write_text(json.dumps({case: known[case] for case in CASES if case in known}) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -147,7 +147,8 @@ class TwoLevelFeature(AlgorithmFeature[ArgsT]):
 
     def degree(self) -> int:
         """Return the number of neighbours; 1 is no exchange."""
-        return getattr(self.args, "ulysses_degree", None) or 1
+        degree: int = getattr(self.args, "ulysses_degree", None) or 1
+        return degree
 
     @hookimpl
     def communicators(self) -> Sequence[str]:

@@ -26,7 +26,7 @@ def picture_of(feature: str) -> list[Picture]:
     if not cases:
         return []
     found = _results()[cases[0]]
-    text = "A rank of 128 over one step. Gaps in the row compute are exposed transfers."
+    text = "The rank that waits longest. Gaps in the row compute are exposed transfers."
     rows = [(Lanes(f"{machine}: {row['step']:,.1f} ms", _named(row["lanes"])),) for machine, row in found.items()]
     return [Picture(f"{feature}-exposed", "Compute and transfers of a step, simulated", text, rows)]
 
@@ -41,9 +41,10 @@ def lines_of(feature: str) -> list[str]:
     if not rows:
         return []
     about = (
-        "Transfer time of a step that compute does not hide, simulated from the order of products, posts and waits that a dry "
-        f"run of a job of 128 ranks records (`python -m benchmarks.exposed {feature}`). Without overlap, each transfer is "
-        "waited for where it is posted. Only products and attention take time."
+        "Transfer time that compute does not hide, on the rank that waits longest. It is simulated from the order of products, "
+        f"posts and waits that a dry run records (`python -m benchmarks.exposed {feature}`; `benchmarks/exposed.py` has the "
+        "job). Without overlap, each transfer is waited for where it is posted. Only products and attention take time. In a pipeline, waits for other stages are "
+        "exposed too."
     )
     machines = "".join(f"\n- *{machine.name}*: {machine.source}." for machine in PUBLISHED)
     return [about + "\n" + machines + "\n\n" + "\n".join(table(("case", "machine", *_HEADERS), rows))]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Final
 
 from mindspeed import plugins as ms
 from mindspeed.platforms.backend_rules import BackendRules
 
 _HERE: Final = "mindspeed.features.device_emulation"
 _COPIES: Final = "mindspeed.memory.transfers:transfer"
+_PASSES: Final = "mindspeed.megatron.hook_wrappers:_forward_backward"
 _PARKED: Final = "mindspeed.memory.parked:Parked"
 _C10D: Final = "torch.distributed.distributed_c10d"
 
@@ -77,6 +77,7 @@ class DeviceEmulation(ms.Feature[DeviceEmulationArgs]):
             patches.append(ms.Wrap(_COPIES, f"{_HERE}.transfers:logged", "logs copies between device and host"))
             if args.log_steps:
                 patches.append(ms.Set(f"{_HERE}.collective_log:WHOLE_STEPS", True, "logs whole steps"))
+                patches.append(ms.Wrap(_PASSES, f"{_HERE}.collective_log:logged_step", "logs steps and their products"))
                 patches += _wraps("collective_log:logged_batch", reason, "batch_isend_irecv")
         if args.link_ms or args.link_gbps:
             reason = "delays transfers as on the emulated link"
@@ -103,16 +104,6 @@ class DeviceEmulation(ms.Feature[DeviceEmulationArgs]):
         if args.backend:
             patches += _backend_rules(args.backend)
         return patches
-
-    @ms.hookimpl
-    def around_schedule(
-        self, chunks: Sequence[Any], forward_only: bool, micro_batches: int
-    ) -> AbstractContextManager[None] | None:
-        if not (self.args.collective_log and self.args.log_steps):
-            return None
-        from mindspeed.features.device_emulation.collective_log import whole_step
-
-        return whole_step()
 
     @ms.hookimpl
     def activated(self) -> None:

@@ -153,6 +153,13 @@ def _silent() -> Iterator[None]:
         PATH = before
 
 
+@wrapper
+def logged_step(forward_backward: Function, *args: Any, **kwargs: Any) -> Any:
+    """Run the forward and backward passes of a step: its start and its products are rows of the log."""
+    with whole_step():
+        return forward_backward(*args, **kwargs)
+
+
 @contextmanager
 def whole_step() -> Iterator[None]:
     """Log the start of a step, and its products."""

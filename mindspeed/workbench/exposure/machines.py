@@ -69,7 +69,8 @@ class Machine:
                 "within": times * part.bytes * (count - 1) / count,
                 "between": times * part.bytes * (count - near) / count / near,
             }
-        return max(getattr(self, link).seconds(amounts[link]) for link in self.links_of(ranks))
+        seconds: float = max(getattr(self, link).seconds(amounts[link]) for link in self.links_of(ranks))
+        return seconds
 
 
 _MFU: Final = 0.4

@@ -35,7 +35,7 @@ def _program(schedule: Schedule, costs: Costs, size: float, rank: int) -> Iterat
     for op in schedule.ops[rank]:
         stage = shape.stage_of(rank, op.chunk)
         wanted = needed(op, stage, shape.stages)
-        if wanted in sources:
+        if wanted is not None and wanted in sources:
             source = sources[wanted]
             while wanted not in posted:
                 yield from receive(source)

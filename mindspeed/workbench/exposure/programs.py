@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 
@@ -52,23 +52,16 @@ Programs = Mapping[int, Sequence[Event]]
 
 
 def at_once(program: Sequence[Event]) -> list[Event]:
-    """Return a program that waits for each operation when it has posted it, as one without overlap does."""
+    """Return a program that waits for each operation when it has posted it, as one without overlap does.
+
+    A receive alone is waited for where it was: it may be posted long before its sender has anything to send.
+    """
+    posts = [event for event in program if isinstance(event, Post)]
+    sent = {post.number for post in posts if any(part.direction != "recv" for part in post.parts)}
     found: list[Event] = []
     for event in program:
-        if not isinstance(event, Wait):
+        if not isinstance(event, Wait) or event.number not in sent:
             found.append(event)
-        if isinstance(event, Post):
+        if isinstance(event, Post) and event.number in sent:
             found.append(Wait(event.number, event.stream))
-    return found
-
-
-def scaled(program: Sequence[Event], flops: float, size: float) -> list[Event]:
-    """Return a program whose kernels have ``flops`` and whose transfers have ``size`` times as much to do."""
-    found: list[Event] = []
-    for event in program:
-        if isinstance(event, Kernel):
-            event = event._replace(flops=event.flops * flops)
-        elif isinstance(event, Post):
-            event = replace(event, parts=tuple(part._replace(bytes=part.bytes * size) for part in event.parts))
-        found.append(event)
     return found

@@ -9,6 +9,7 @@ program is ready when the others are.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ class Timeline:
         return sum(wait.seconds for wait in self.waits if wait.rank == rank and wait.lane == "compute")
 
     def transferred(self, rank: int) -> float:
-        """Return the seconds of a rank's transfers."""
+        """Return the seconds of a rank's transfers, from the begin of each operation to its end."""
         return sum(transfer.seconds for transfer in self.transfers if transfer.rank == rank)
 
     @property
@@ -72,6 +73,7 @@ class _Operation:
     post: Post
     ready: float
     left: list[Part]
+    begin: float = math.inf
     end: float = 0.0
 
 
@@ -151,7 +153,7 @@ class _Simulation:
         post = operation.post
         heads = {rank: self.queues[post.communicator, rank] for rank in post.ranks if rank in self.ranks}
         for part in post.parts:
-            if part.direction == "all":
+            if part.peer is None:
                 met = [(queue[0], queue[0].left[0]) for queue in heads.values() if queue and queue[0].left]
                 if len(met) == len(heads):
                     self._add(met)
@@ -186,12 +188,11 @@ class _Simulation:
         self.free.update(dict.fromkeys(ports, start + seconds))
         for operation, part in ends:
             operation.left.remove(part)
-            operation.end = max(operation.end, start + seconds)
-            if part.direction != "recv":
-                lane = operation.post.communicator
-                self.found.transfers.append(Interval(operation.rank, lane, operation.post.name, start, start + seconds))
+            operation.begin, operation.end = min(operation.begin, start), max(operation.end, start + seconds)
         for operation in [operation for operation, _ in ends if not operation.left]:
-            queue = self.queues[operation.post.communicator, operation.rank]
+            post = operation.post
+            self.found.transfers.append(Interval(operation.rank, post.communicator, post.name, operation.begin, operation.end))
+            queue = self.queues[post.communicator, operation.rank]
             queue.popleft()
             self.ranks[operation.rank].ended[operation.post.number] = operation
             if queue:
