@@ -61,12 +61,16 @@ COLUMNS: Final = ("transfers", "at once", "exposed")
 
 @dataclass(frozen=True)
 class Case:
-    """What is recorded: features with settings, in a job. ``whole``: up to the end of the optimizer's step."""
+    """What is recorded: features with settings, in a job.
+
+    It is the second step, up to its last product or as a ``whole``, or with ``optimizer`` the first one with the optimizer's.
+    """
 
     features: tuple[str, ...]
     world: Mapping[str, Any]
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     whole: bool = False
+    optimizer: bool = False
 
 
 ALONE: Final = DENSE | {"world_size": 1, "global_batch_size": 1}
@@ -91,7 +95,7 @@ CASES: Final[Mapping[str, Case | RingJob]] = {
     "ampipe": Case(("ampipe", "moe-alltoall-overlap"), SPARSE, {"ampipe": {"parts": 2}}),
     "pipe-experts": Case(("pipe-experts",), SPARSE, {"pipe-experts": {"parts": 2}}),
     "swap-attention": Case(("swap-attention", "flash-attention"), ALONE),
-    "swap-optimizer": Case(("swap-optimizer",), ALONE, whole=True),
+    "swap-optimizer": Case(("swap-optimizer",), ALONE, optimizer=True),
     "nano-pipe": Case(("nano-pipe",), STAGES),
     "zero-bubble": Case(("zero-bubble",), STAGES),
 }
@@ -108,14 +112,16 @@ def record(pool: WorkerPool, case: Case | RingJob) -> Programs:
         made = build_case(case.features, layers, (), int(case.world["world_size"]))
         made = build_case(case.features, [*layers, with_few_micro_batches(made.plan.world)], (), int(case.world["world_size"]))
         pool.dry_run(made.plan, made.recipe)
-        return {int(file.name): _first_step(file, case.whole) for file in sorted(Path(folder).iterdir())}
+        return {int(file.name): _recorded(file, case) for file in sorted(Path(folder).iterdir())}
 
 
-def _first_step(file: Path, whole: bool) -> list[Event]:
-    """The first step up to the beginning of the next one, or up to its last product."""
-    program = programs_of_steps(file.read_text("utf-8").splitlines(), int(file.name))[0]
-    last = max(place for place, event in enumerate(program) if isinstance(event, Kernel))
-    return program if whole else program[: last + 1]
+def _recorded(file: Path, case: Case) -> list[Event]:
+    """The program of a case in the log of a rank."""
+    first, second = programs_of_steps(file.read_text("utf-8").splitlines(), int(file.name))
+    if case.optimizer or case.whole:
+        return first if case.optimizer else second
+    last = max(place for place, event in enumerate(second) if isinstance(event, Kernel))
+    return second[: last + 1]
 
 
 def simulated(programs: Programs, machine: Machine) -> dict[str, Any]:
