@@ -36,7 +36,8 @@ def make_groups(cp_group: dist.ProcessGroup, degree: int) -> Groups:
 
 def group_of_ranks(ranks: Sequence[int], name: str) -> dist.ProcessGroup:
     """Create a group; each of its ranks calls this, and no other."""
-    return dist.new_group(list(ranks), use_local_synchronization=True, group_desc=name)
+    created: dist.ProcessGroup = dist.new_group(list(ranks), use_local_synchronization=True, group_desc=name)
+    return created
 
 
 def make_ring_groups(ring: dist.ProcessGroup, names: Iterable[str]) -> dict[str, dist.ProcessGroup]:

@@ -62,7 +62,7 @@ class VariantStatus:
 
     @property
     def measured(self) -> str:
-        """How many times as fast as without it the operator is here, for each measured type."""
+        """The speed of the operator here over that without it, for each measured type."""
         return ", ".join(f"{speed.dtype} {speed.ratio:.1f}x" for speed in self.speeds)
 
     @property

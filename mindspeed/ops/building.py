@@ -100,7 +100,7 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
 
 
 def measured(built: Built, again: bool = False) -> tuple[Speed, ...]:
-    """The times of a library's operators on this processor, measured now in a process of their own unless they are known."""
+    """The times of a library's operators on this processor, measured now in a separate process unless they are known."""
     if not set(built.operators).intersection(MEASURED):
         return ()
     if (known := speeds.read(built.library)) and not again:

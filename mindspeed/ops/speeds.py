@@ -1,4 +1,4 @@
-"""Times of C++ operators on this processor beside what a job runs without them; ``mindspeed ops build`` measures them. Light.
+"""Times of C++ operators on this processor and of what a job runs without them; ``mindspeed ops build`` measures them. Light.
 
 A kernel that wins on one processor loses on another whose instructions the library of torch uses better, so what level 1
 switches on, and whether a product is ours or torch's, follows from these times.
@@ -43,12 +43,12 @@ class Speed:
 
     @property
     def leaves_to_library(self) -> bool:
-        """Whether torch's products are faster here."""
+        """True where torch's products are faster here."""
         return self.library is not None and self.library < EQUAL * self.kernel
 
     @property
     def ratio(self) -> float:
-        """How many times as fast as ``peer`` a call is: above 1 the operator wins."""
+        """The speed of a call over that of ``peer``: above 1 the operator wins."""
         best = self.kernel if self.library is None else min(self.kernel, self.library)
         return self.without / best
 
@@ -58,7 +58,7 @@ class Speed:
 
     @property
     def verdict(self) -> str:
-        """What follows from the times, as a sentence; '' where the kernel wins."""
+        """The consequence of the times as a sentence; '' where the kernel wins."""
         if self.loses:
             return f"{self.op} has {self.ratio:.2f} of the speed of {self.peer} in {self.dtype} on this processor"
         return f"{self.op} runs products of torch in {self.dtype}, which are faster here" if self.leaves_to_library else ""
@@ -74,7 +74,7 @@ def read(library: Path) -> tuple[Speed, ...]:
 
 
 def write(library: Path, speeds: tuple[Speed, ...]) -> None:
-    """Put times beside their library, in one step."""
+    """Store the times of a library, in one step."""
     draft = _file(library).with_suffix(f".{os.getpid()}.draft")
     content = {"processor": processor_model(), "speeds": [asdict(speed) for speed in speeds]}
     draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -40,7 +40,7 @@ class Post:
 
 
 class Wait(NamedTuple):
-    """A stream that goes on when operation ``number`` of its rank has ended."""
+    """A stream that continues when operation ``number`` of its rank has ended."""
 
     number: int
     stream: str = "compute"

@@ -21,7 +21,7 @@ from mindspeed.workbench.exposure.programs import Event, Kernel, Part, Post, Pro
 
 
 class Interval(NamedTuple):
-    """What a rank does from ``begin`` to ``end`` on a lane: a stream, or the queue of a communicator."""
+    """The work of a rank from ``begin`` to ``end`` on a lane: a stream, or the queue of a communicator."""
 
     rank: int
     lane: str
