@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Final, NamedTuple
 
 import torch
@@ -35,9 +36,18 @@ class CallSite(NamedTuple):
 
 def call_site() -> CallSite:
     """Return the innermost caller outside of torch and the emulation."""
-    frame = sys._getframe(1)
+    return call_site_of(sys._getframe(1))
+
+
+def call_site_of(frame: FrameType) -> CallSite:
+    """Return the innermost caller outside of torch and the emulation, from a frame on."""
     through = []
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED):
+    while frame.f_back is not None and is_internal(frame.f_code.co_filename):
         through.append(frame.f_code.co_name)
         frame = frame.f_back
     return CallSite(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, tuple(through))
+
+
+def is_internal(file: str) -> bool:
+    """Return whether a source file is of torch or the emulation."""
+    return file.startswith(_SKIPPED)

@@ -13,7 +13,7 @@ from traceback import extract_tb
 from types import TracebackType
 from typing import Any, Final
 
-from mindspeed.engine.runtime import rendezvous
+from mindspeed.engine.runtime import rendezvous, session
 from mindspeed.engine.runtime.agreement import name_ranks
 from mindspeed.engine.runtime.effects import REPORT_VARIABLE
 from mindspeed.engine.runtime.error_file import leave_problems
@@ -65,13 +65,17 @@ def keep_tracebacks_in(folder: Path) -> None:
     _folders[:] = [folder]
 
 
+def run_folder() -> Path | None:
+    """Return the folder of the run of this process, or of its report; None where neither is known."""
+    beside = os.environ.get(REPORT_VARIABLE)
+    return next(iter(_folders), Path(beside).parent if beside else None)
+
+
 def _keep(error: BaseException) -> str:
     """Write a traceback into a file of its own, and return the name; '' where nothing can be written."""
-    beside = os.environ.get(REPORT_VARIABLE)
-    folder = next(iter(_folders), Path(beside).parent if beside else None)
     rank = f"rank{os.environ['RANK']}-" if "RANK" in os.environ else ""
     with suppress(OSError):
-        number, name = tempfile.mkstemp(".traceback.txt", f"mindspeed-{rank}", folder)
+        number, name = tempfile.mkstemp(".traceback.txt", f"mindspeed-{rank}", run_folder())
         with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
             traceback.print_exception(error, file=file)
         return name
@@ -103,7 +107,9 @@ def uninstall() -> None:
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an uncaught error, and publish it to the ranks that wait for this one."""
+    """Tell features of an uncaught error, print it, and publish it to the ranks that wait for this one."""
+    with suppress(Exception):
+        session.call("run_failed", error=error)
     if isinstance(error, Exception) and not isinstance(error, MindSpeedError) and _is_ours(trace):
         cause, error = error, MindSpeedError([unforeseen(error)])
         error.__cause__ = cause

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed import registry
+from mindspeed.engine.runtime import session
 from mindspeed.engine.runtime.launch import INTERRUPTED, end_process, end_with_launcher, leave_problems
 from mindspeed.engine.runtime.uncaught import keep_tracebacks_in, lost_peer
 from mindspeed.problems import RunError
@@ -54,6 +55,8 @@ def work(job: Job, environ: Mapping[str, str]) -> dict[str, Any]:
     try:
         result = train(job)
     except Exception as error:
+        with suppress(Exception):
+            session.call("run_failed", error=error)
         if (problem := lost_peer(error) or disk_problem(error, job.run)) is not None:
             raise RunError([problem]) from error
         raise
