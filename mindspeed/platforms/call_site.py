@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Final, NamedTuple
 
 import torch
@@ -36,11 +35,7 @@ class CallSite(NamedTuple):
 
 def call_site() -> CallSite:
     """Return the innermost caller outside of torch and the emulation."""
-    return call_site_of(sys._getframe(1))
-
-
-def call_site_of(frame: FrameType) -> CallSite:
-    """Return the innermost caller outside of torch and the emulation, from a frame on."""
+    frame = sys._getframe(1)
     through = []
     while frame.f_back is not None and is_internal(frame.f_code.co_filename):
         through.append(frame.f_code.co_name)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PROJECT: Final = "mindspeed"
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
-Caller = Literal["plan", "planner", "session", "megatron-core", "training loop"]
+Caller = Literal["plan", "planner", "session", "megatron-core", "training loop", "pretrain"]
 """The program that calls a hook."""
 
 Answers = Literal["none", "each", "chained", "one", "merged"]
@@ -327,11 +327,11 @@ class TrainHooks:
         and omits means of 0 or less.
         """
 
-    @hook(HookFacts("training loop", "step", proves=False))
+    @hook(HookFacts("pretrain", "step", proves=False))
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log numbers of a step, by name, such as the loss and those of `step_metrics`, or of an evaluation after it.
 
-        Called on rank 0 of `mindspeed pretrain` after each step, and after each evaluation. Megatron-LM has its own loggers.
+        Called on rank 0 of `mindspeed pretrain` after each step, and after each evaluation. Megatron-LM has other loggers.
         """
 
 

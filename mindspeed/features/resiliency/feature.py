@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 class ResiliencyArgs(ms.FeatureArgs):
     level: Literal["off", "report", "restart"] = ms.Field(
         "report",
-        description="What happens when a rank hangs: off = nothing is watched, report = the logs name the rank, and the job "
-        "waits on, restart = the logs name the rank, and all ranks end with exit status 75, so that the launcher starts them "
-        "again",
+        description="Action when a rank hangs: off = none, report = name it in the logs and wait on, restart = name it and end "
+        "all ranks with exit status 75",
     )
     timeout: float = ms.Field(
         300.0, gt=0, description="Seconds without progress in a step, an evaluation or a collective after which a rank hangs"
@@ -43,8 +42,8 @@ def rank_monitor_is_installed(args: ResiliencyArgs, world: ms.World) -> bool:
 class Resiliency(ms.Feature[ResiliencyArgs]):
     """Name the rank, the section and the collective of a hang.
 
-    Each rank keeps a heartbeat in the store of the process group. A thread per rank watches it; if it stops, the log of each
-    node names the ranks that lag, and the job ends or waits on. The slowest rank of each step is logged.
+    Each rank keeps a heartbeat in the store of the process group, and a thread watches it. If it stops, the log of each node
+    names the ranks that lag. The job then waits on, or ends for a restart. The slowest rank of each step is logged.
     """
 
     spec = ms.FeatureSpec(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -12,6 +13,9 @@ from mindspeed.platforms.call_site import is_internal
 
 _DUMPS: Final = ("_dump_nccl_trace", "_dump_fr_trace")
 """Functions of torch that return the records of NCCL, and those of all other backends."""
+
+_LIBRARY: Final = str(Path(pickle.__file__).parent)
+"""The folder of Python's library."""
 
 
 class Collective(NamedTuple):
@@ -36,7 +40,8 @@ def last_collective() -> Collective | None:
     entry = (pending[:1] or entries[-1:])[0]
     number = entry["p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"]
     name, description = entry["process_group"]
-    return Collective(entry["profiling_name"], number, description or name, bool(pending), _site(entry.get("frames", [])))
+    frames = ((frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ()))
+    return Collective(entry["profiling_name"], number, description or name, bool(pending), line_of(frames))
 
 
 def _entries() -> Iterator[dict[str, Any]]:
@@ -46,6 +51,11 @@ def _entries() -> Iterator[dict[str, Any]]:
             yield from pickle.loads(dump(True, True, False)).get("entries", [])
 
 
-def _site(frames: list[dict[str, Any]]) -> str:
-    outer = (frame for frame in frames if not is_internal(frame["filename"]))
-    return next((f"{frame['filename']}:{frame['line']} in {frame['name']}" for frame in outer), "")
+def line_of(frames: Iterable[tuple[str, int, str]]) -> str:
+    """Return the innermost line outside of torch and Python's library, of frames (file, line, function), innermost first."""
+    outer = (frame for frame in frames if not is_internal(frame[0]) and not _is_of_python(frame[0]))
+    return next((f"{file}:{line} in {function}" for file, line, function in outer), "")
+
+
+def _is_of_python(file: str) -> bool:
+    return file.startswith(_LIBRARY) and "site-packages" not in file

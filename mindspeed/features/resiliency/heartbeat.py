@@ -13,7 +13,7 @@ _WORK: Final = ("forward", "backward")
 
 
 class SectionListener(Protocol):
-    """A service that is told of sections as well."""
+    """A service to which sections are reported as well."""
 
     def enter(self, section: str) -> None: ...
     def leave(self, section: str) -> None: ...
@@ -35,7 +35,7 @@ class Heartbeat:
         return Section(self, name)
 
     def add_work(self, seconds: float) -> None:
-        """Count time that this rank spent on its own micro-batches."""
+        """Count time that this rank spent on its micro-batches."""
         self._working += seconds
 
     def slowest_rank(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What each rank knows of itself in a hang, and the ranks that lag."""
+"""The states of ranks in a hang, and the ranks that lag."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspeed.problems import Fix, Problem
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """What a rank knows of itself when it writes its heartbeat; ``pending`` is True where it waits for ``collective``.
+    """The state that a rank writes with its heartbeat; ``pending`` is True where it waits for ``collective``.
 
     ``idle`` are the seconds since its training loop entered or left a section. ``site`` is the line that the loop runs.
     """
@@ -31,7 +31,7 @@ class RankState:
         if not self.responds:
             text = f"does not respond (process {self.process} on {self.host})"
             return f"{text}; its last heartbeat was in step {self.step}, {self.section}"
-        text = f"step {self.step}, {self.section}, at {self.site}"
+        text = f"step {self.step}, {self.section}, at {self.site or 'an unknown line'}"
         if not self.collective:
             return f"{text}; torch has recorded no collective"
         return f"{text}; {'waits in' if self.pending else 'its last collective is'} {self.collective}"
@@ -56,7 +56,7 @@ def problem_of(states: Mapping[int, RankState], size: int, log: str) -> Problem:
 
 
 def without_store(state: RankState, rank: int, log: str) -> Problem:
-    """Return MS620 for a hang of which this rank knows only its own state."""
+    """Return MS620 for a hang of which this rank does not know the states of others."""
     text = "a rank hung, and so does the process that keeps the heartbeats of all ranks"
     return _problem(text, {rank: state}, log)
 
@@ -71,4 +71,8 @@ def _problem(text: str, states: Mapping[int, RankState], log: str) -> Problem:
 
 
 def _sections(states: Mapping[int, RankState], ranks: list[int]) -> str:
-    return ", ".join(sorted({f"{states[rank].section} of step {states[rank].step}" for rank in ranks}))
+    return ", ".join(sorted({_place(states[rank]) for rank in ranks}))
+
+
+def _place(state: RankState) -> str:
+    return f"step {state.step}" if state.section == "step" else f"{state.section} of step {state.step}"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -20,19 +21,17 @@ from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from mindspeed.engine.runtime.error_file import leave_problems
+from mindspeed.engine.runtime.error_file import LAUNCHED, leave_problems
+from mindspeed.engine.runtime.launch import UNFINISHED
 from mindspeed.engine.runtime.uncaught import run_folder
-from mindspeed.features.resiliency.flight_recorder import last_collective
+from mindspeed.features.resiliency.flight_recorder import last_collective, line_of
 from mindspeed.features.resiliency.rank_state import RankState, problem_of, without_store
-from mindspeed.platforms.call_site import call_site_of
 from mindspeed.problems import RunError
 
 if TYPE_CHECKING:
     from mindspeed.features.resiliency.feature import ResiliencyArgs
     from mindspeed.features.resiliency.heartbeat import Heartbeat
 
-RESTART: Final = 75
-"""Exit status of ranks that their launcher is to start again, as of a run that a signal ended: EX_TEMPFAIL of sysexits.h."""
 _LONGEST_INTERVAL: Final = 10.0
 _STORE_TIMEOUT: Final = timedelta(seconds=5)
 _BETWEEN: Final = "between sections"
@@ -107,10 +106,10 @@ class Watch:
             if now - looked > self.interval + self.args.timeout / 2:
                 self._print(f"rank {self.rank}: this process did not run for {now - looked:.0f} s")
                 self.heartbeat.since = now
-            looked = now
             # if a call keeps the interpreter locked, this thread cannot report, but faulthandler can
             faulthandler.dump_traceback_later(self.args.timeout + 2 * self.interval, file=self._log)
             self._look()
+            looked = time.monotonic()
 
     def _look(self) -> None:
         state = self._state()
@@ -141,12 +140,12 @@ class Watch:
         if not with_collective:
             return state
         collective = last_collective()
-        frame = sys._current_frames().get(self._loop)
+        frames = traceback.walk_stack(sys._current_frames()[self._loop])
         return replace(
             state,
             collective=str(collective or ""),
             pending=collective is not None and collective.pending,
-            site=str(call_site_of(frame)) if frame is not None else "",
+            site=line_of((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames),
         )
 
     def _report(self, is_asked: bool) -> None:
@@ -161,13 +160,14 @@ class Watch:
             states = {self.rank: state} if self.size == 1 else self._ask(lambda store: store.states(number))
             log = self._log.name
             problem = problem_of(states, self.size, log) if states else without_store(state, self.rank, log)
-            self._print(str(problem))
-            if self.args.level == "restart":
+            restarts = self.args.level == "restart"
+            self._print(str(problem), to_terminal=not (restarts and LAUNCHED in os.environ))
+            if restarts:
                 self._kill_silent(states or {})
                 leave_problems(RunError([problem]))
         if self.args.level == "restart":
             sys.stdout.flush()
-            os._exit(RESTART)
+            os._exit(UNFINISHED)
 
     def _kill_silent(self, states: Mapping[int, RankState]) -> None:
         """Have ranks of this node that do not respond killed, once this process has ended: they do not heed their launcher."""
@@ -191,8 +191,9 @@ class Watch:
         self._asking.join(max(self.interval, _STORE_TIMEOUT.total_seconds()))
         return answers[0] if answers else None
 
-    def _print(self, text: str) -> None:
-        for stream in {self._log, sys.stderr}:
+    def _print(self, text: str, to_terminal: bool = True) -> None:
+        """Print to the log of this rank; our launcher prints what a rank leaves before it ends."""
+        for stream in {self._log, sys.stderr} if to_terminal else {self._log}:
             print(text, file=stream, flush=True)
 
 

@@ -19,6 +19,7 @@ from mindspeed.features.resiliency.heartbeat import Heartbeat
 from mindspeed.features.resiliency.rank_state import RankState, problem_of
 from tests.features.resiliency import faults
 from tests.forked_ranks import run_ranks
+from tests.workbench.training.conftest import log
 
 TIMEOUT = 1.5
 
@@ -126,9 +127,23 @@ def test_equal_ranks_are_one_line() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("fault", faults.FAULTS)
-def test_a_training_job_names_the_hang_as_the_page_shows(tmp_path: Path, fault: str) -> None:
-    status, text = faults.run(fault, tmp_path, "restart")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", faults.FAULTS)
+def test_a_training_job_prints_what_the_page_shows_of_a_fault(tmp_path: Path, name: str) -> None:
+    status, text = faults.run(faults.FAULTS[name], tmp_path)
     pages = {name: block for _, name, block, _ in faults.MARKED.findall(faults.PAGE.read_text(encoding="utf-8"))}
-    assert status == 75, text
-    assert faults.shown(text, tmp_path).splitlines()[0] == pages[fault].splitlines()[0]
+    assert status == (0 if "NaN" in name else 75), text
+    printed, page = (re.sub(r"[\d.,:]+", "N", block).splitlines() for block in (faults.shown(text, tmp_path), pages[name]))
+    assert printed[:1] == page[:1]
+    assert any("rejected: skip" in line for line in printed) == ("NaN" in name)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_rollback_returns_to_the_newest_checkpoint_and_goes_on_behind_the_data(tmp_path: Path) -> None:
+    status, text = faults.run(faults.ROLLBACK, tmp_path)
+    assert status == 0, text
+    rows = log(tmp_path / "runs" / "job")
+    steps = [row["step"] for row in rows if "loss" in row]
+    assert steps == [1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10]
+    assert [row["step"] for row in rows if "action" in row] == [7]
