@@ -19,6 +19,7 @@ from mindspeed.cli.plan_text import as_lines, brief_lines
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, names_argument, request_options
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.problems import Fix
+from mindspeed.process.run import UNFINISHED
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def pretrain(
         raise click.UsageError("--step selects a checkpoint of the run that --resume continues")
     if auto_resume is not None and (resume is not None or "run" in train):
         raise click.UsageError("--auto-resume names the run folder; remove --resume and --run")
-    from mindspeed.engine.runtime.launch import UNFINISHED, joined
+    from mindspeed.engine.runtime.launch import joined
     from mindspeed.problems import MindSpeedError
     from mindspeed.workbench.training.checkpoints import newest_complete
     from mindspeed.workbench.training.job import make_job
@@ -128,7 +129,7 @@ def _asked_plan(job_file: str, environment: Environment) -> ActivationPlan:
 
 def _start(job: Job, processes: Processes) -> int:
     """Train in processes of our own. Returns the exit status."""
-    from mindspeed.engine.runtime.launch import SIGNALLED, UNFINISHED, JobError, launch
+    from mindspeed.engine.runtime.launch import SIGNALLED, JobError, launch
     from mindspeed.registry import process_variables
     from mindspeed.workbench.training.interruption import ended_unsaved
     from mindspeed.workbench.training.job import write_job

@@ -37,12 +37,7 @@ def call_site() -> CallSite:
     """Return the innermost caller outside of torch and the emulation."""
     frame = sys._getframe(1)
     through = []
-    while frame.f_back is not None and is_internal(frame.f_code.co_filename):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED):
         through.append(frame.f_code.co_name)
         frame = frame.f_back
     return CallSite(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, tuple(through))
-
-
-def is_internal(file: str) -> bool:
-    """Return whether a source file is of torch or the emulation."""
-    return file.startswith(_SKIPPED)

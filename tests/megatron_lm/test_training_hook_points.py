@@ -54,15 +54,15 @@ def test_a_save_runs_inside_what_features_put_around_it(activate):
         order.append(step)
         try:
             yield
-        except OSError:
+        except TimeoutError:
             order.append("failed")
             raise
 
     def full_disk(iteration, model, **kwargs):
-        raise OSError
+        raise TimeoutError
 
     activate(first={"around_save": around})
-    with pytest.raises(OSError):
+    with pytest.raises(TimeoutError):
         wrappers.save_checkpoint(full_disk)(7, ["chunk"], non_persistent_ckpt=True)
     assert order == [7, "failed"]
 

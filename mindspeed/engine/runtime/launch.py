@@ -17,8 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from mindspeed.engine.runtime import error_file, parent_process, rendezvous
+from mindspeed.engine.runtime import parent_process, rendezvous
 from mindspeed.problems import Problem, RunError, advice
+from mindspeed.process import error_file
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -29,8 +30,6 @@ INTERRUPTED: Final = SIGNALLED + signal.SIGINT
 """Exit status of a job that Ctrl-C stopped."""
 UNWRITTEN: Final = 120
 """Exit status of Python where the last output cannot be written."""
-UNFINISHED: Final = 75
-"""Exit status of a job that its launcher is to start again: a signal ended it after it had saved, or a hang. EX_TEMPFAIL."""
 SAVING_TIME: Final = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Environment variable: seconds that torchrun leaves processes to save and end after a signal; its default is 30."""
 _SECONDS_TO_SAVE: Final = "600"

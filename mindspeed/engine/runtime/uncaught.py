@@ -8,17 +8,15 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from traceback import extract_tb
 from types import TracebackType
 from typing import Any, Final
 
 from mindspeed.engine.runtime import rendezvous, session
-from mindspeed.engine.runtime.agreement import name_ranks
-from mindspeed.engine.runtime.effects import REPORT_VARIABLE
-from mindspeed.engine.runtime.error_file import leave_problems
 from mindspeed.problems import Fix, MindSpeedError, Problem
+from mindspeed.process.error_file import leave_problems
 from mindspeed.process.providers import provider_of
+from mindspeed.process.run import name_ranks, run_folder
 from mindspeed.process.tracing import TRACE_VARIABLE, trace_error, tracing
 
 _EXTRAS: Final = {"torch": "train", "numpy": "train", "megatron": "train", "regex": "megatron-lm", "torch_npu": "npu"}
@@ -54,21 +52,6 @@ def _author(error: BaseException) -> str:
         author = provider_of(trace.tb_frame.f_globals.get("__name__", "")) or author
         trace = trace.tb_next
     return author
-
-
-_folders: list[Path] = []
-"""The folder of the run of this process, which outlives its node."""
-
-
-def keep_tracebacks_in(folder: Path) -> None:
-    """Have tracebacks written to the folder of a run from here on."""
-    _folders[:] = [folder]
-
-
-def run_folder() -> Path | None:
-    """Return the folder of the run of this process, or of its report; None where neither is known."""
-    beside = os.environ.get(REPORT_VARIABLE)
-    return next(iter(_folders), Path(beside).parent if beside else None)
 
 
 def _keep(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mindspeed.engine.runtime.uncaught import run_folder
+from mindspeed.process.run import run_folder
 
 if TYPE_CHECKING:
     from mindspeed.features.metrics_export.feature import MetricsExportArgs

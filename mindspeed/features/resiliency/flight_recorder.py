@@ -9,13 +9,12 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from mindspeed.platforms.call_site import is_internal
-
 _DUMPS: Final = ("_dump_nccl_trace", "_dump_fr_trace")
 """Functions of torch that return the records of NCCL, and those of all other backends."""
 
-_LIBRARY: Final = str(Path(pickle.__file__).parent)
-"""The folder of Python's library."""
+_PYTHON: Final = str(Path(pickle.__file__).parent)
+_LIBRARIES: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2] / "platforms"))
+"""Folders of torch, and of the wrappers of collectives of a platform."""
 
 
 class Collective(NamedTuple):
@@ -52,10 +51,10 @@ def _entries() -> Iterator[dict[str, Any]]:
 
 
 def line_of(frames: Iterable[tuple[str, int, str]]) -> str:
-    """Return the innermost line outside of torch and Python's library, of frames (file, line, function), innermost first."""
-    outer = (frame for frame in frames if not is_internal(frame[0]) and not _is_of_python(frame[0]))
+    """Return the innermost line outside of libraries, of frames (file, line, function) that begin with the innermost one."""
+    outer = (frame for frame in frames if not _is_library(frame[0]))
     return next((f"{file}:{line} in {function}" for file, line, function in outer), "")
 
 
-def _is_of_python(file: str) -> bool:
-    return file.startswith(_LIBRARY) and "site-packages" not in file
+def _is_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES) or (file.startswith(_PYTHON) and "site-packages" not in file)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mindspeed.engine.runtime.agreement import name_ranks
 from mindspeed.problems import Fix, Problem
+from mindspeed.process.run import name_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class RankState:
     idle: float
     host: str
     process: int
+    machine: str = ""
     collective: str = ""
     pending: bool = False
     site: str = ""

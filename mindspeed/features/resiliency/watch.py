@@ -21,12 +21,11 @@ from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from mindspeed.engine.runtime.error_file import LAUNCHED, leave_problems
-from mindspeed.engine.runtime.launch import UNFINISHED
-from mindspeed.engine.runtime.uncaught import run_folder
 from mindspeed.features.resiliency.flight_recorder import last_collective, line_of
 from mindspeed.features.resiliency.rank_state import RankState, problem_of, without_store
 from mindspeed.problems import RunError
+from mindspeed.process.error_file import LAUNCHED, leave_problems
+from mindspeed.process.run import UNFINISHED, run_folder
 
 if TYPE_CHECKING:
     from mindspeed.features.resiliency.feature import ResiliencyArgs
@@ -59,7 +58,7 @@ class HeartbeatStore:
         self._store.set(f"state/{number}/{self._rank}", json.dumps(asdict(state)))
         if not is_known:
             self._store.set(f"hang/{number}", str(self._rank))
-        return int(self._store.add(f"node/{number}/{state.host}", 1)) == 1
+        return int(self._store.add(f"node/{number}/{state.host}/{state.machine}", 1)) == 1
 
     def states(self, number: int) -> dict[int, RankState]:
         """Return the states of all ranks; for ranks that have not noticed the hang, their last heartbeat."""
@@ -100,12 +99,13 @@ class Watch:
             self.heartbeat.monitor.stop()
 
     def _run(self) -> None:
+        self._look()
         looked = time.monotonic()
         while not self._ended.wait(self.interval):
-            now = time.monotonic()
-            if now - looked > self.interval + self.args.timeout / 2:
-                self._print(f"rank {self.rank}: this process did not run for {now - looked:.0f} s")
-                self.heartbeat.since = now
+            stopped = time.monotonic() - looked
+            if stopped > self.interval + self.args.timeout / 2:
+                self._print(f"rank {self.rank}: this process did not run for {stopped:.0f} s")
+                self.heartbeat.since = time.monotonic()
             # if a call keeps the interpreter locked, this thread cannot report, but faulthandler can
             faulthandler.dump_traceback_later(self.args.timeout + 2 * self.interval, file=self._log)
             self._look()
@@ -136,7 +136,7 @@ class Watch:
         heartbeat = self.heartbeat
         section = (heartbeat.sections or [_BETWEEN])[-1]
         idle = round(time.monotonic() - heartbeat.since, 1)
-        state = RankState(heartbeat.step, section, idle, socket.gethostname(), os.getpid())
+        state = RankState(heartbeat.step, section, idle, socket.gethostname(), os.getpid(), _machine())
         if not with_collective:
             return state
         collective = last_collective()
@@ -172,7 +172,7 @@ class Watch:
     def _kill_silent(self, states: Mapping[int, RankState]) -> None:
         """Have ranks of this node that do not respond killed, once this process has ended: they do not heed their launcher."""
         for state in states.values():
-            if not state.responds and state.host == socket.gethostname():
+            if not state.responds and state.machine and state.machine == _machine():
                 subprocess.Popen(["sh", "-c", f"sleep 1; kill -9 {state.process}"], start_new_session=True)
 
     def _ask(self, question: Callable[[HeartbeatStore], Answer]) -> Answer | None:
@@ -195,6 +195,13 @@ class Watch:
         """Print to the log of this rank; our launcher prints what a rank leaves before it ends."""
         for stream in {self._log, sys.stderr} if to_terminal else {self._log}:
             print(text, file=stream, flush=True)
+
+
+def _machine() -> str:
+    """Return the boot and the process namespace in which a process number means one process; '' where they are unknown."""
+    with suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return ""
 
 
 def _open_log(rank: int) -> IO[str]:

@@ -167,14 +167,14 @@ class Trainer:
             )
         if action == "rollback" and not steps:
             raise self._unusable(f"the loss of step {step} is {loss:g}, and there is no checkpoint to return to")
-        if self.reporter is not None:
-            self.reporter.rejected(step, loss, action)
         if action == "rollback":
             samples = self.state.samples
             self.state.scheduler = build_scheduler(self.state.optimizer, self.config)
             checkpoint = str(checkpoint_path(self.job.run, steps[-1]))
             saving.load(replace(self.job, checkpoint=checkpoint), self.state, self.source)
             self.state.samples, self.saved = samples, self.state.step
+        if self.reporter is not None:
+            self.reporter.rejected(step, loss, action, after=self.state.step)
 
     def _after_step(self) -> None:
         step, config = self.state.step, self.config

@@ -54,10 +54,10 @@ def train(fault: Callable[[], None], run: Path, level: str, rank: int) -> int:
     import torch
     import torch.distributed as dist
 
-    from mindspeed.engine.runtime.uncaught import keep_tracebacks_in
     from mindspeed.features.resiliency.watch import Watch
+    from mindspeed.process.run import set_run_folder
 
-    keep_tracebacks_in(run)
+    set_run_folder(run)
     dist.init_process_group("gloo")
     watch = Watch(heartbeat, ResiliencyArgs.model_validate({"timeout": TIMEOUT, "level": level}))
     for step in (1, 2, 3):
@@ -100,7 +100,7 @@ def test_a_rank_that_goes_on_is_reported_and_the_job_ends_well(tmp_path: Path) -
     assert re.search(r"rank 1: this process did not run for \d+ s", second)
 
 
-WAITING = RankState(7, "backward", 9.0, "node0", 11, "nccl:all_reduce number 5 of group dp", True, "a.py:1 in f")
+WAITING = RankState(7, "backward", 9.0, "node0", 11, "", "nccl:all_reduce number 5 of group dp", True, "a.py:1 in f")
 
 
 def message(**states: RankState) -> str:
