@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 _LONGEST_INTERVAL: Final = 10.0
 _STORE_TIMEOUT: Final = timedelta(seconds=5)
+_KILL_AFTER_TERM: Final = (
+    r"for i in $(seq 100); do grep -q 'ShdPnd:.*[4-7c-f]...$' /proc/$0/status && break; sleep 0.3; done; kill -9 $0"
+)
+"""Kill a process once a SIGTERM is pending in it, or after 30 s: its launcher must first see the rank that ended by itself."""
 _BETWEEN: Final = "between sections"
 Answer = TypeVar("Answer")
 
@@ -170,10 +174,10 @@ class Watch:
             os._exit(UNFINISHED)
 
     def _kill_silent(self, states: Mapping[int, RankState]) -> None:
-        """Have ranks of this node that do not respond killed, once this process has ended: they do not heed their launcher."""
+        """Have ranks of this node that do not respond killed: a stopped process does not heed the SIGTERM of its launcher."""
         for state in states.values():
             if not state.responds and state.machine and state.machine == _machine():
-                subprocess.Popen(["sh", "-c", f"sleep 1; kill -9 {state.process}"], start_new_session=True)
+                subprocess.Popen(["sh", "-c", _KILL_AFTER_TERM, str(state.process)], start_new_session=True)
 
     def _ask(self, question: Callable[[HeartbeatStore], Answer]) -> Answer | None:
         """Ask the store in another thread, which a process that keeps the store and has stopped would block; None then."""
