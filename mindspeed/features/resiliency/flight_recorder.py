@@ -13,8 +13,9 @@ _DUMPS: Final = ("_dump_nccl_trace", "_dump_fr_trace")
 """Functions of torch that return the records of NCCL, and those of all other backends."""
 
 _PYTHON: Final = str(Path(pickle.__file__).parent)
-_LIBRARIES: Final = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2] / "platforms"))
-"""Folders of torch, and of the wrappers of collectives of a platform."""
+_WRAPPERS: Final = (str(Path(__file__).parents[2] / name) for name in ("platforms", "plugins"))
+_LIBRARIES: Final = (str(Path(torch.__file__).parent), *_WRAPPERS)
+"""Folders of torch, and of what a platform puts around collectives."""
 
 
 class Collective(NamedTuple):

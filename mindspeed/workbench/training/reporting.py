@@ -90,7 +90,7 @@ class Reporter:
             self.note(f"step {step}/{self.last}  loss {mean:.4f}{shown}  {rate:,.0f} tokens/s  {_clock(left)} left")
 
     def rejected(self, step: int, loss: float, action: str, after: int) -> None:
-        """Record a step that changed no weights, and the action. Training goes on after step ``after``."""
+        """Record a step that changed no weights, and the action. Training continues after step ``after``."""
         self._log.write(json.dumps({"step": step, "rejected_loss": str(loss), "action": action}) + "\n")
         self._log.flush()
         self._since, self._at, self._losses = after, time.perf_counter(), []

@@ -46,6 +46,14 @@ import os, signal, time
 from mindspeed import plugins as ms
 
 
+class Failure:
+    def __enter__(self):
+        {inside}
+
+    def __exit__(self, *error):
+        pass
+
+
 class Failing(ms.Feature):
     """Fails once."""
 
@@ -61,7 +69,7 @@ class Failing(ms.Feature):
     def {hook}:
         if os.environ["RANK"] == "1" and self.step == {step} - 1 and not self.failed:
             self.failed = True
-            {statement}
+            {outside}
 '''
 _TINY: Final = (
     *("--num-layers=2", "--hidden-size=32", "--num-attention-heads=4", "--seq-length=32", "--global-batch-size=4"),
@@ -73,7 +81,9 @@ def install(folder: Path, fault: Fault) -> None:
     """Lay a package with the fault out as an installer does."""
     info = folder / "acme_fault-1.0.dist-info"
     info.mkdir(parents=True)
-    (folder / "acme_fault.py").write_text(_FEATURE.format(**fault._asdict()))
+    is_around = fault.hook.startswith("around")
+    inside, outside = (fault.statement, "return Failure()") if is_around else ("pass", fault.statement)
+    (folder / "acme_fault.py").write_text(_FEATURE.format(hook=fault.hook, step=fault.step, inside=inside, outside=outside))
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-fault\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[mindspeed.features]\nacme-fault = acme_fault:Failing\n")
 
