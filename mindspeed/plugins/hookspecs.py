@@ -327,7 +327,7 @@ class TrainHooks:
         and omits means of 0 or less.
         """
 
-    @hook(HookFacts("pretrain", "step", proves=False))
+    @hook(HookFacts("pretrain", "step"))
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log numbers of a step, by name, such as the loss and those of `step_metrics`, or of an evaluation after it.
 

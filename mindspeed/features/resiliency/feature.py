@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class ResiliencyArgs(ms.FeatureArgs):
     level: Literal["off", "report", "restart"] = ms.Field(
         "report",
-        description="Action when a rank hangs: off = none, report = name it in the logs, restart = also end all ranks with exit "
-        "status 75",
+        description="Action when a rank hangs: off = none, report = name it in the logs, restart = also end all ranks with "
+        "exit status 75",
     )
     timeout: float = ms.Field(
         300.0, gt=0, description="Seconds without progress in a step, an evaluation or a collective after which a rank hangs"
