@@ -54,8 +54,8 @@ class TrainConfig(BaseModel):
     # losses that are not usable
     on_nan: Literal["stop", "skip", "rollback"] = Field(
         "stop",
-        description="Policy for a loss or gradient that is not finite: stop = end the run, skip = change no weights in this "
-        "step, rollback = return to the newest checkpoint. The samples of the step are not read again",
+        description="Policy for losses and gradients that are not finite: stop = end the run, skip = change no weights, "
+        "rollback = return to the newest checkpoint. The samples of the step are not read again",
     )
     on_spike: Literal["off", "skip", "rollback"] = Field(
         "off", description="Policy for a loss spike, as for --on-nan; off = loss spikes are not looked for"
