@@ -33,9 +33,14 @@ if TYPE_CHECKING:
 
 _LONGEST_INTERVAL: Final = 10.0
 _STORE_TIMEOUT: Final = timedelta(seconds=5)
-_KILL_AFTER_TERM: Final = (
-    r"for i in $(seq 100); do grep -q 'ShdPnd:.*[4-7c-f]...$' /proc/$0/status && break; sleep 0.3; done; kill -9 $0"
-)
+_KILL_AFTER_TERM: Final = r"""
+for i in $(seq 100); do
+    [ -e /proc/$0 ] || exit
+    grep -qs 'ShdPnd:.*[4-7c-f]...$' /proc/$0/status && break
+    sleep 0.3
+done
+kill -9 $0
+"""
 """Kill a process once a SIGTERM is pending in it, or after 30 s: its launcher must first see the rank that ended by itself."""
 _BETWEEN: Final = "between sections"
 Answer = TypeVar("Answer")
