@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed.context_parallel.conditions import attention_sees_all_keys, softmax_is_vanilla
@@ -80,6 +80,23 @@ if TYPE_CHECKING:
     from mindspeed.context_parallel.groups import Groups
 
 
+INNER_GROUP: Final = "HYBRID_INNER_GROUP"
+OUTER_GROUP: Final = "HYBRID_OUTER_GROUP"
+RING_SECOND_GROUP: Final = "RING_SECOND_GROUP"
+RING_OUTER_GROUP: Final = "RING_OUTER_GROUP"
+"""Descriptions of process groups: of ranks that exchange heads, of the ring across them, and two more of the ranks of a ring:
+for the second direction, and for transfers between inner rings."""
+
+
+def communicators_of_ring(ranks: int, window: int, second: bool = False) -> list[str]:
+    """Return the further groups of a ring of ``ranks`` with windows of ``window``.
+
+    One is enough for transfers between inner rings: each rank posts them in one order, and never ahead of one within its ring.
+    """
+    wanted = {RING_SECOND_GROUP: second, RING_OUTER_GROUP: window > 1}
+    return [name for name, is_wanted in wanted.items() if is_wanted and ranks > 1]
+
+
 ALGORITHM: Final[tuple[Constraint, ...]] = (
     Requires("context-parallel", reason="context-parallel splits the sequences and sums the loss over the ranks"),
     softmax_is_vanilla,
@@ -128,13 +145,22 @@ class TwoLevelFeature(AlgorithmFeature[ArgsT]):
     groups: Groups | None = None
     """The groups of this rank, from the time when Megatron has its own."""
 
+    def degree(self) -> int:
+        """Return the number of neighbours; 1 is no exchange."""
+        degree: int = getattr(self.args, "ulysses_degree", None) or 1
+        return degree
+
+    @hookimpl
+    def communicators(self) -> Sequence[str]:
+        sizes = {INNER_GROUP: self.degree(), OUTER_GROUP: self.world.cp // self.degree()} if self.degree() > 1 else {}
+        return [name for name, ranks in sizes.items() if ranks > 1]
+
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        degree: int = getattr(self.args, "ulysses_degree", None) or 1
-        if degree > 1:
+        if self.degree() > 1:
             from mindspeed.context_parallel.groups import make_groups
 
-            self.groups = make_groups(get_group("cp"), degree)
+            self.groups = make_groups(get_group("cp"), self.degree())
 
     @hookimpl
     def groups_destroyed(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from mindspeed.context_parallel.feature import INNER_GROUP, OUTER_GROUP
 from mindspeed.ops.errors import OperatorError
 from mindspeed.problems import Fix, Problem
 
@@ -27,8 +29,26 @@ def make_groups(cp_group: dist.ProcessGroup, degree: int) -> Groups:
     """Split the context-parallel group of this rank into groups of ``degree`` neighbours; every rank of it calls this."""
     ranks, mine = dist.get_process_group_ranks(cp_group), cp_group.rank()
     first = mine // degree * degree
-    named = {"HYBRID_INNER_GROUP": ranks[first : first + degree], "HYBRID_OUTER_GROUP": ranks[mine % degree :: degree]}
-    return Groups(*(dist.new_group(part, use_local_synchronization=True, group_desc=name) for name, part in named.items()))
+    return Groups(
+        group_of_ranks(ranks[first : first + degree], INNER_GROUP), group_of_ranks(ranks[mine % degree :: degree], OUTER_GROUP)
+    )
+
+
+def group_of_ranks(ranks: Sequence[int], name: str) -> dist.ProcessGroup:
+    """Create a group; each of its ranks calls this, and no other."""
+    return dist.new_group(list(ranks), use_local_synchronization=True, group_desc=name)
+
+
+def make_ring_groups(ring: dist.ProcessGroup, names: Iterable[str]) -> dict[str, dist.ProcessGroup]:
+    """Create a further group of the ranks of a ring for each name of `communicators_of_ring`; each of them calls this."""
+    return {name: group_of_ranks(dist.get_process_group_ranks(ring), name) for name in names}
+
+
+def destroy(groups: Mapping[str, dist.ProcessGroup]) -> Mapping[str, dist.ProcessGroup]:
+    """Destroy groups, before Megatron destroys its groups. None is left."""
+    for group in groups.values():
+        dist.destroy_process_group(group)
+    return {}
 
 
 def require_groups(groups: Groups | None, op: str) -> Groups:

@@ -6,10 +6,16 @@ is half visible. No rank ever has more than its own and two other blocks, and no
 Backward runs the same rounds. The gradient of a block travels one step behind the block and reaches its owner at the end;
 both transfers are hidden: the first block arrives while the later half of the own queries is computed, the last gradient
 while the earlier half is.
+
+In a double ring, each inner ring sums the gradient of a block over its own ranks. The sum goes to the next inner ring, which
+adds it when it has its own. So a transfer between inner rings has a whole lap of an inner ring to arrive, in both directions
+of time. These transfers have a communicator of their own: those of one communicator run one after another, so that a slow one
+would hold each fast one that is posted after it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,11 +36,15 @@ from mindspeed.ops.process_groups import PendingCollective
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A transfer that a rank posts: its current block to rank ``to``, and from rank ``source`` its block of step ``due``."""
+    """A transfer that a rank posts: to rank ``to``, and from rank ``source`` what it needs in step ``due``.
+
+    ``between`` is true for a transfer between inner rings.
+    """
 
     to: int
     source: int
     due: int
+    between: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +63,21 @@ class Rounds:
         """Give the transfers that ``rank`` posts before it computes step ``step``."""
         (outer, inner), place = divmod(rank, self.window), step % self.window
         if place == 0 and step + self.window < self.ranks:
-            yield Hop(self._rank(outer + 1, inner), self._rank(outer - 1, inner), step + self.window)
+            yield Hop(self._rank(outer + 1, inner), self._rank(outer - 1, inner), step + self.window, True)
         if place < self.window - 1:
-            yield Hop(self._rank(outer, inner + 1), self._rank(outer, inner - 1), step + 1)
+            yield Hop(self._rank(outer, inner + 1), self._rank(outer, inner - 1), step + 1, False)
 
     def gradient_hop(self, rank: int, step: int) -> Hop:
-        """Give the hop after step 1 or later: the gradient follows its block to the next rank, at last to its owner."""
-        outer, inner = divmod(rank, self.window)
-        across = int(step % self.window == self.window - 1)
-        return Hop(self._rank(outer + across, inner + 1), self._rank(outer - across, inner - 1), step + 1)
+        """Give the hop after step 1 or later: the sum of an inner ring to its next rank, a whole sum to the next inner ring.
+
+        There it is due when that ring has its own sum of the same block, which is at the same place. The last one goes to the
+        owner of the block.
+        """
+        (outer, inner), due = divmod(rank, self.window), min(step + self.window, self.ranks)
+        if step % self.window < self.window - 1:
+            return Hop(self._rank(outer, inner + 1), self._rank(outer, inner - 1), step + 1, False)
+        home = int(due == self.ranks)
+        return Hop(self._rank(outer + 1, inner + home), self._rank(outer - 1, inner - home), due, True)
 
     def _rank(self, outer: int, inner: int) -> int:
         return outer % (self.ranks // self.window) * self.window + inner % self.window
@@ -82,6 +98,7 @@ def ring_attention(
     window: int = 1,
     keep: Keep = "none",
     second_group: dist.ProcessGroup | None = None,
+    outer_group: dist.ProcessGroup | None = None,
     layout: Layout | None = None,
 ) -> Tensor:
     """Attention over a sequence that is spread over the ranks of ``group``; differentiable.
@@ -93,14 +110,17 @@ def ring_attention(
     ``mask`` [tokens here, all tokens] or [batch, 1, tokens here, all tokens], True where hidden, takes the place of
     ``causal``. ``ends`` has for each row of the batch the ends of the documents packed into it, which do not see one another.
     ``slopes`` [heads] are those of ALiBi. Ranks with one random state drop different places. ``window`` ranks form an inner
-    ring. Raises OperatorError.
+    ring. ``outer_group`` has the ranks of ``group`` too and is for transfers between inner rings, which hold those within
+    otherwise. Raises OperatorError.
     """
     layout = layout or (zigzag if causal and mask is None else contiguous)(group.size())
     check_shares("ring_attention", query, key, value, mask, ends, layout, group.size())
     require(group.size() % window == 0, "ring_attention", f"window={window} does not divide {group.size()} ranks")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scoring = Scoring(scale, attention_visibility(causal, mask, ends), slopes, dropout, dist.get_rank())
-    plan = _Plan(scoring, layout, Rounds(group.size(), window), Exchange(group, second_group), keep)
+    inner = Exchange(group, second_group)
+    outer = inner if outer_group is None else Exchange(outer_group)
+    plan = _Plan(scoring, layout, Rounds(group.size(), window), inner, outer, keep)
     with scoring.own_numbers(query.device):
         result: Tensor = _Ring.apply(query, key, value, plan)  # type: ignore[no-untyped-call]
     return result
@@ -111,8 +131,12 @@ class _Plan:
     scoring: Scoring
     layout: Layout
     rounds: Rounds
-    exchange: Exchange
+    inner: Exchange
+    outer: Exchange
     keep: Keep
+
+    def post(self, sent: Tensor, hop: Hop) -> PendingCollective:
+        return (self.outer if hop.between else self.inner).post(sent, hop.to, hop.source)
 
     def work(self, rank: int, tokens: int, device: torch.device) -> list[list[BlockCall]]:
         """The parts of each step, and last of all those of the own block that wait for the end of backward."""
@@ -127,7 +151,7 @@ class _Plan:
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Plan) -> Tensor:
-        rank, ranks = plan.exchange.group.rank(), plan.rounds.ranks
+        rank, ranks = plan.inner.group.rank(), plan.rounds.ranks
         work = plan.work(rank, query.shape[0], query.device)
         running = start(query, value.shape[-1])
         block, kept = pack([key, value]), list[Tensor]()
@@ -138,7 +162,7 @@ class _Ring(torch.autograd.Function):
                 if plan.keep != "none":
                     kept.append(block if plan.keep == "full" else block[: key.numel()].clone())
             for hop in plan.rounds.hops(rank, step):
-                arriving[hop.due] = plan.exchange.post(block, hop.to, hop.source)
+                arriving[hop.due] = plan.post(block, hop)
             k, v = unpack(block, [key, value])
             for calls in [work[step], work[-1]] if step == 0 else [work[step]]:
                 calls[:] = [accumulate_block(running, plan.scoring, part, query, k, v) for part in calls]
@@ -152,7 +176,7 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, out, lse, *kept = ctx.saved_tensors
         plan, work = ctx.plan, ctx.work
-        rank, ranks = plan.exchange.group.rank(), plan.rounds.ranks
+        rank, ranks = plan.inner.group.rank(), plan.rounds.ranks
         like = [key, value]
         sent = {"none": like, "half": [value], "full": []}[plan.keep]
         wide, found = lse.dtype, statistics(lse)
@@ -164,23 +188,24 @@ class _Ring(torch.autograd.Function):
 
         block = pack(sent) if sent else None
         arriving: dict[int, PendingCollective] = {}
-        returning: PendingCollective | None = None
+        returning: defaultdict[int, list[PendingCollective]] = defaultdict(list)
         for step in range(ranks):
             if block is not None:
                 block = arriving.pop(step).wait() if step else block
                 for hop in plan.rounds.hops(rank, step):
-                    arriving[hop.due] = plan.exchange.post(block, hop.to, hop.source)
+                    arriving[hop.due] = plan.post(block, hop)
             k, v = _block(step, block, kept, like)
             total = own if step == 0 else torch.zeros_like(own)
             add(step, k, v, total)
             del k, v
             if step:
-                total = total if returning is None else total.add_(returning.wait())
+                for sum_of_others in returning.pop(step, ()):
+                    total.add_(sum_of_others.wait())
                 hop = plan.rounds.gradient_hop(rank, step)
-                returning = plan.exchange.post(total, hop.to, hop.source)
+                returning[hop.due].append(plan.post(total, hop))
         add(-1, key, value, own)
-        if returning is not None:
-            own += returning.wait()
+        for sum_of_others in returning.pop(ranks, ()):
+            own += sum_of_others.wait()
         dk, dv = unpack(own, like)
         return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.pipeline.feature import ScheduleFeature
-from mindspeed.pipeline.messages import channels, independent
 from mindspeed.platforms.backend_rules import PAIR, rule_set
+from mindspeed.plugins import Feature
+from mindspeed.plugins.answers import answer
 from mindspeed.plugins.discovery import Catalog
 
 _RULES: Final = {"npu": "hccl-rules", "cuda": "nccl-rules"}
@@ -29,26 +30,29 @@ def communicator_lines(made: ActivationPlan, known: Catalog) -> list[str]:
 
 
 def communicators(made: ActivationPlan, known: Catalog) -> list[str]:
-    """Return the communicators of Megatron's groups and of the pipeline schedule, on the rank that has most.
+    """Return the communicators of the groups of Megatron and of features, on the rank that has most.
 
-    They are named as in `mindspeed.platforms.backend_rules.created`. Groups that a feature makes for itself are not counted;
-    those that only a dispatcher without capacity uses are counted for every model with experts.
+    They are named as in `mindspeed.platforms.backend_rules.created`. Those that only a dispatcher without capacity uses are
+    counted for every model with experts.
     """
     world = made.world
     active = [(known.feature(planned.name), planned.args) for planned in made.features]
-    schedules = [feature(feature.Args(**args), world) for feature, args in active if issubclass(feature, ScheduleFeature)]
     overridden = {planned.override.argument: planned.override.value for planned in made.overrides}
     sharded = bool(overridden.get("use_distributed_optimizer"))
     names = [name for name, size in _sizes(world, sharded) if size > 1]
-    return names + (_between_stages(world, schedules[0] if schedules else None) if world.pp > 1 else [])
+    if world.pp > 1 and not any(issubclass(feature, ScheduleFeature) for feature, _ in active):
+        names += _between_stages(world)
+    return names + [name for feature, args in active for name in _of_feature(feature, args, world)]
 
 
-def _between_stages(world: World, schedule: ScheduleFeature[Any] | None) -> list[str]:
-    """Return the communicators of the messages between stages."""
-    if schedule is not None:
-        sets = independent(channels(world.pp, world.vpp, schedule.placement()))
-        most = max(sum(any(rank in channel for channel in chosen) for chosen in sets) for rank in range(world.pp))
-        return [f"PIPELINE_CHANNELS_{number}{PAIR}" for number in range(most)]
+def _of_feature(feature: type[Feature[Any]], args: Mapping[str, Any], world: World) -> Sequence[str]:
+    """Return the communicators that a feature creates."""
+    names: Sequence[str] | None = answer(feature, "communicators", feature.Args(**args), world)
+    return names or ()
+
+
+def _between_stages(world: World) -> list[str]:
+    """Return the communicators of the messages between stages in Megatron's schedules."""
     if world.vpp == 1:
         return ["PIPELINE_MODEL_PARALLEL_GROUP"]
     other = "default_pg" if world.pp == 2 else "PIPELINE_MODEL_PARALLEL_GROUP"  # Megatron's own choice for two stages

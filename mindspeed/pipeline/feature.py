@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from mindspeed.pipeline.conditions import ScheduleArgs
+from mindspeed.pipeline.messages import CHANNELS, channels, independent
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
+from mindspeed.platforms.backend_rules import PAIR
 from mindspeed.plugins import Feature, hookimpl
 
 ArgsT = TypeVar("ArgsT", bound=ScheduleArgs)
@@ -34,6 +36,13 @@ class ScheduleFeature(Feature[ArgsT], ABC):
     def costs(self) -> Costs:
         """Return the costs that a schedule is made for."""
         return Costs()
+
+    @hookimpl
+    def communicators(self) -> Sequence[str]:
+        ranks = range(self.world.pp)
+        sets = independent(channels(len(ranks), self.world.vpp, self.placement())) if len(ranks) > 1 else []
+        most = max(sum(any(rank in channel for channel in chosen) for chosen in sets) for rank in ranks)
+        return [f"{CHANNELS}_{number}{PAIR}" for number in range(most)]
 
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:

@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mindspeed.pipeline.operations import Op, PipelineShape, Placement, Schedule
 
 Channel = tuple[int, int]
 """Sending and receiving rank."""
+CHANNELS: Final = "PIPELINE_CHANNELS"
+"""Description of the process groups of sets of channels, before the number of the set."""
 
 
 class Message(NamedTuple):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from mindspeed.pipeline.messages import Channel, Message, Routes, channels, independent
+from mindspeed.pipeline.messages import CHANNELS, Channel, Message, Routes, channels, independent
 from mindspeed.pipeline.operations import Placement
 
 _HEADER: Final = 8
@@ -44,7 +44,7 @@ def open_links(group: Any, vpp: int, placement: Placement) -> Links:
         members = sorted({rank for channel in chosen for rank in channel})
         # not by the members alone: torch names such a group by the number of groups of a rank, in which stages differ
         made = {
-            ranks: dist.new_group([ranks[member] for member in members], group_desc=f"PIPELINE_CHANNELS_{number}")
+            ranks: dist.new_group([ranks[member] for member in members], group_desc=f"{CHANNELS}_{number}")
             for ranks in sorted(set(pipelines))
         }
         for sender, target in chosen:

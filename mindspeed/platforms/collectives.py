@@ -15,6 +15,8 @@ from mindspeed.plugins.patches import Function, wrapper
 _INPUTS: Final = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list", "scatter_list")
 _OUTPUTS: Final = ("output", "output_tensor", "output_tensor_list", "tensor_list", "gather_list")
 _TENSOR_IS_RESULT: Final = ("broadcast", "all_reduce", "reduce", "scatter", "recv", "irecv")
+MESSAGES: Final = ("send", "recv", "isend", "irecv")
+"""Kinds of calls with one other rank."""
 _NAMES: Final = {
     "_all_gather_base": "all_gather",
     "all_gather_into_tensor": "all_gather",

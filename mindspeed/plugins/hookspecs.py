@@ -191,6 +191,14 @@ class PlannerHooks:
         feature with the lowest cost.
         """
 
+    @hook(HookFacts("planner", answers="each", none="no communicators", proves=False))
+    def communicators(self) -> Sequence[str] | None:
+        """Return the communicators of the process groups that this feature creates, on the rank that has most.
+
+        Name each by the ``group_desc`` of its group. Add `mindspeed.platforms.backend_rules.PAIR` where it has two ranks of the
+        group. Plans show their number and memory.
+        """
+
     @hook(HookFacts("planner", answers="each", none="no limit", proves=False))
     def budget(self) -> tuple[str, float] | None:
         """Return the name of the setting that limits the device memory of a rank, and the limit in MiB.

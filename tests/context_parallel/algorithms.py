@@ -96,11 +96,11 @@ def hidden(mask: str, tokens: int) -> Tensor:
 
 def _blocks_sent(mask: str, a: costs.Attention, world: int, rank: int) -> costs.SentBytes:
     """Adaptive: keys and values to who computes a block and their gradients back, or queries there and results back."""
-    seen = ~hidden(mask, 8 * world).view(world, 8, world, 8).all(3).all(1)
+    pairs = (~hidden(mask, 8 * world)).view(world, 8, world, 8).sum((1, 3))
     query, out = a.tokens * a.heads * a.width, a.tokens * a.heads * a.value_width
     statistics = a.tokens * a.heads * costs.WIDE
     forward = backward = 0
-    for block in (block for turn in schedule(seen.tolist()) for block in turn):
+    for block in (block for turn in schedule(pairs.tolist()) for block in turn):
         if block.moves_keys and rank == block.key:
             forward, backward = forward + a.block * a.element, backward + a.block * a.element
         if block.moves_keys and rank == block.where:

@@ -162,6 +162,35 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class Lanes:
+    """What is busy when: a lane for each of ``busy``, with intervals in cells of time."""
+
+    title: str
+    busy: Mapping[str, Sequence[Sequence[int]]]
+    cells: int = 240
+    cell: int = 3
+    height: int = 20
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return max(self._label + self.cells * self.cell, _width(self.title)), _HEAD + len(self.busy) * (self.height + 6)
+
+    @property
+    def _label(self) -> int:
+        return 7 * max(map(len, self.busy)) + 16
+
+    def draw(self, x: int, y: int) -> Lines:
+        yield _text(x, y + 14, self.title, "head")
+        for number, (name, intervals) in enumerate(self.busy.items()):
+            top = y + _HEAD + number * (self.height + 6)
+            yield _text(x + self._label - 8, top + self.height // 2 + 5, name, "ink end")
+            for begin, end in intervals:
+                left, width = x + self._label + begin * self.cell, (end - begin) * self.cell
+                at = f'x="{left}" y="{top}" width="{width}" height="{self.height}"'
+                yield f'<rect {at} fill="{COLOURS[number % len(COLOURS)]}"/>'
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A box with a name, and a note below it; ``rank`` is its colour."""
 

@@ -21,7 +21,7 @@ from mindspeed.plugins.discovery import Catalog, discover
 from mindspeed.workbench.pages.features import feature_page
 from mindspeed.workbench.verification.matrix.page import as_json, html, published, summary
 from mindspeed.workbench.verification.matrix.reach import Sources
-from tools.docs import chinese, migration_guide
+from tools.docs import chinese, exposed, migration_guide
 from tools.docs.drawing import svg
 from tools.docs.figures import lines_of, pictures_of
 from tools.docs.guards import GUARDS
@@ -80,8 +80,9 @@ def texts(known: Catalog) -> dict[str, str]:
     found |= {f"{name}.md": page.text(known) for name, page in MADE.items()}
     verdicts = published(MATRIX / "matrix.json")
     for name, row in known.usable.items():
-        pictures = pictures_of(name)
-        shown = [f"![{picture.title}]({picture.name}.svg)\n\n{picture.text}" for picture in pictures] + lines_of(name)
+        pictures = [*pictures_of(name), *exposed.picture_of(name)]
+        shown = [f"![{picture.title}]({picture.name}.svg)\n\n{picture.text}" for picture in pictures]
+        shown += [*lines_of(name), *exposed.lines_of(name)]
         found[f"features/{name}.md"] = feature_page(row, verdicts, shown)
         found |= {f"features/{picture.name}.svg": svg(picture) for picture in pictures}
     found["plan.svg"] = svg(plan_picture())

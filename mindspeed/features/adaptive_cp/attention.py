@@ -9,22 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from itertools import groupby, pairwise
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.context_parallel.blocks import BlockCall, Scoring, accumulate_block, start, statistics
-from mindspeed.context_parallel.layout import Layout, check_shares, contiguous
+from mindspeed.context_parallel.layout import Layout, Span, check_shares, contiguous
 from mindspeed.context_parallel.local_attention import add_gradients
-from mindspeed.context_parallel.tiles import Tile
+from mindspeed.context_parallel.tiles import Tile, together
 from mindspeed.features.adaptive_cp.masks import Mask, as_mask
-from mindspeed.features.adaptive_cp.schedule import Block, Round, schedule
+from mindspeed.features.adaptive_cp.schedule import BALANCED, Block, Round, loads, schedule
 from mindspeed.ops.attention_mask import AttentionVisibility, compressed_mask
 from mindspeed.ops.errors import require
 
 Tensors = list[Tensor]
+_MOST_STRETCHES: Final = 16
+"""Stretches of the sequence that a rank gets at most where ranks exchange them for balance."""
+_MOST_CALLS: Final = 8
+"""Calls for a block of the mask at most; a block that would need more is one call."""
 
 
 class BlockMessage(NamedTuple):
@@ -118,13 +123,18 @@ def _room(like: Tensors) -> Tensors:
 
 @dataclass(frozen=True, slots=True)
 class LayoutCost:
-    """The cost of a layout, compared in this order: needed blocks, then rounds in which they are computed."""
+    """The cost of a layout: pairs that the busiest rank computes, needed blocks, and rounds in which they are computed."""
 
+    busiest: int
     blocks: int
     rounds: int
 
-    def __lt__(self, other: LayoutCost) -> bool:
-        return (self.blocks, self.rounds) < (other.blocks, other.rounds)
+    def weighted(self, pairs: int, ranks: int) -> tuple[float, int]:
+        """Give what layouts are compared by: the work of the busiest rank and, with a fifth of its weight, the traffic.
+
+        Both are shares: of the work of a balanced rank for so many ``pairs``, and of the blocks of a ring.
+        """
+        return self.busiest * ranks / pairs + self.blocks / (5 * ranks**2) if pairs else 0.0, self.rounds
 
 
 def best_layout(mask: Tensor | Mask, ranks: int, pieces: int, inner: int = 1) -> Layout:
@@ -134,26 +144,57 @@ def best_layout(mask: Tensor | Mask, ranks: int, pieces: int, inner: int = 1) ->
     that fits. Each piece can be cut into ``inner`` parts.
     """
     mask = as_mask(mask)
-    seen = mask.seen(_count(mask.tokens // inner, ranks, pieces)).cpu()
-    best, least = contiguous(ranks), cost(mask.seen(ranks))
-    for order in _orders(seen, ranks):
-        layout = Layout(tuple(tuple(sorted(share)) for share in order.view(ranks, -1).tolist()))
-        found = cost(grid(seen, layout))
-        if found < least:
-            best, least = layout, found
-    return best
+    pairs = mask.pairs(_count(mask.tokens // inner, ranks, pieces)).cpu()
+    total = int(pairs.sum())
+    return min(_layouts(pairs, ranks), key=lambda layout: cost(grid(pairs, layout)).weighted(total, ranks))
 
 
-def cost(needed: Tensor) -> LayoutCost:
-    """Give the cost of the blocks ``needed`` [ranks, ranks]."""
-    return LayoutCost(int(needed.sum()), len(schedule(needed.tolist())))
+def cost(pairs: Tensor) -> LayoutCost:
+    """Give the cost of blocks with so many visible ``pairs`` [ranks, ranks]."""
+    numbers = pairs.tolist()
+    rounds = schedule(numbers)
+    return LayoutCost(max(loads(rounds, numbers)), int((pairs > 0).sum()), len(rounds))
 
 
-def grid(seen: Tensor, layout: Layout) -> Tensor:
-    """The blocks needed, [ranks, ranks], of chunks [count, count] in this layout."""
-    order = torch.tensor(layout.pieces, device=seen.device)
+def grid(pairs: Tensor, layout: Layout) -> Tensor:
+    """The visible pairs of each two ranks, [ranks, ranks], of those of chunks, in this layout of as many or fewer."""
+    order = torch.tensor(layout.pieces, device=pairs.device)
     ranks, share = order.shape
-    return seen[order.flatten()][:, order.flatten()].view(ranks, share, ranks, share).any(3).any(1)
+    chunks = _joined(pairs, layout.count)
+    return chunks[order.flatten()][:, order.flatten()].view(ranks, share, ranks, share).sum((1, 3))
+
+
+def _joined(pairs: Tensor, count: int) -> Tensor:
+    """The visible pairs of ``count`` chunks, which divides the number of those that are given."""
+    size = len(pairs) // count
+    return pairs.view(count, size, count, size).sum((1, 3))
+
+
+def _layouts(pairs: Tensor, ranks: int) -> Iterator[Layout]:
+    """Yield layouts to choose from, those with the longest stretches of the sequence first."""
+    yield contiguous(ranks)
+    share = 2
+    while share <= _MOST_STRETCHES and len(pairs) % (ranks * share) == 0:
+        yield _exchanged(_joined(pairs, ranks * share).sum(1), ranks)
+        share *= 2
+    for order in _orders(pairs > 0, ranks):
+        yield Layout(tuple(tuple(sorted(part)) for part in order.view(ranks, -1).tolist()))
+
+
+def _exchanged(weights: Tensor, ranks: int) -> Layout:
+    """Begin in order, and exchange chunks between the ranks with most and least work as long as that brings them together."""
+    shares = torch.arange(len(weights)).view(ranks, -1)
+    while True:
+        work = weights[shares].sum(1)
+        most, least = int(work.argmax()), int(work.argmin())
+        gap = int(work[most] - work[least])
+        moved = weights[shares[most]][:, None] - weights[shares[least]][None, :]
+        off = (2 * moved - gap).abs()
+        place = int(off.argmin())
+        if gap * len(work) <= (BALANCED - 1) * int(work.sum()) or int(off.flatten()[place]) >= gap:
+            return Layout(tuple(tuple(sorted(part)) for part in shares.tolist()))
+        one, other = divmod(place, shares.shape[1])
+        shares[most, one], shares[least, other] = shares[least, other].clone(), shares[most, one].clone()
 
 
 def _count(tokens: int, ranks: int, most: int) -> int:
@@ -213,26 +254,30 @@ class AdaptivePlan:
     mask: Mask
     layout: Layout
     rounds: Sequence[Round]
-    _parts: dict[tuple[int, int], BlockCall] = field(default_factory=dict, repr=False, compare=False)
+    _calls: dict[tuple[int, int, bool], list[BlockCall]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def ranks(self) -> int:
         """Size of the group."""
         return self.layout.ranks
 
-    def part(self, block: Block, device: torch.device) -> BlockCall:
-        """Give the visible part of a block: the smallest rectangle around it, with its mask unless that is empty or causal."""
-        place = block.query, block.key
-        if place not in self._parts:
+    def calls(self, block: Block, device: torch.device, packed: bool) -> list[BlockCall]:
+        """Give the calls for a block: rectangles around what is visible, with their masks unless these are empty or causal.
+
+        ``packed``: there is one sample, so that one call takes causal rectangles that follow one another.
+        """
+        place = block.query, block.key, packed
+        if place not in self._calls:
             numbers = torch.arange(self.mask.tokens, device=device)
-            self._parts[place] = _part(self.mask.block(*(self.layout.take(numbers, rank) for rank in place)))
-        return self._parts[place]
+            rows, columns = (self.layout.take(numbers, rank) for rank in place[:2])
+            self._calls[place] = _calls_of(self.mask.block(rows, columns), packed)
+        return self._calls[place]
 
 
 def plan_mask(mask: Tensor | Mask, ranks: int, layout: Layout | None = None) -> AdaptivePlan:
     """The plan of a mask, [tokens, tokens] and True where hidden if it is a tensor; by default with the tokens in order."""
     mask, layout = as_mask(mask), layout or contiguous(ranks)
-    return AdaptivePlan(mask, layout, schedule(grid(mask.seen(layout.count).cpu(), layout).tolist()))
+    return AdaptivePlan(mask, layout, schedule(grid(mask.pairs(layout.count).cpu(), layout).tolist()))
 
 
 def adaptive_attention(
@@ -263,13 +308,36 @@ def adaptive_attention(
     return result
 
 
-def _part(tile: Tensor) -> BlockCall:
-    seen = ~tile
-    rows, columns = (_around(seen.any(dim)) for dim in (1, 0))
-    tile = tile[slice(*rows), slice(*columns)]
-    causal = tile.shape[0] == tile.shape[1] and torch.equal(tile, torch.ones_like(tile).triu_(1))
-    mask = compressed_mask(tile.device) if causal else tile.contiguous() if bool(tile.any()) else None
-    return BlockCall(Tile(rows, columns, causal, 0), slice(None), mask)
+def _calls_of(hidden: Tensor, packed: bool) -> list[BlockCall]:
+    apart = [*_rectangles(hidden, _runs(~hidden), packed)]
+    return apart if len(apart) <= _MOST_CALLS else [*_rectangles(hidden, [_around((~hidden).any(1))], packed)]
+
+
+def _runs(seen: Tensor) -> list[Span]:
+    """Give the ranges of rows in which the first and the last visible key do not jump, and rows share keys with the next."""
+    width = seen.shape[1]
+    numbers = torch.arange(width, device=seen.device)
+    first, last = (~seen * width + numbers).amin(1), (seen * (numbers + 1)).amax(1)  # width and 0 in a row that sees nothing
+    jumps = (torch.stack([first, last]).diff(dim=1).abs() > 1).any(0)
+    apart = (first[1:] >= last[:-1]) | ((last[1:] > 0) != (last[:-1] > 0))
+    ends = [0, *((jumps | apart).nonzero().flatten() + 1).tolist(), len(seen)]
+    return [(begin, end) for begin, end in pairwise(ends) if bool(last[begin])]
+
+
+def _rectangles(hidden: Tensor, runs: Sequence[Span], packed: bool) -> Iterator[BlockCall]:
+    found: list[tuple[Tile, Tensor | None]] = []
+    for rows in runs:
+        columns = _around(~hidden[slice(*rows)].all(0))
+        part = hidden[slice(*rows), slice(*columns)]
+        behind = part.shape[1] - part.shape[0]
+        causal = behind >= 0 and torch.equal(part, torch.ones_like(part).triu_(1 + behind))
+        found.append((Tile(rows, columns, causal, 0), part.contiguous() if not causal and bool(part.any()) else None))
+    for masked, group in groupby(found, lambda one: one[1] is not None):
+        if masked:
+            yield from (BlockCall(tile, slice(None), mask) for tile, mask in group)
+            continue
+        for tile, ends in together([tile for tile, _ in group], packed, False):
+            yield BlockCall(tile, slice(None), compressed_mask(hidden.device) if tile.causal else None, ends)
 
 
 def _around(marked: Tensor) -> tuple[int, int]:
@@ -284,13 +352,14 @@ class _Adaptive(torch.autograd.Function):
     ) -> Tensor:
         own = [x.contiguous() for x in (query, key, value)]
         running = start(query, value.shape[-1])
-        parts: dict[Block, BlockCall] = {}
+        calls: dict[Block, list[BlockCall]] = {}
 
         def compute(block: Block, arrived: Tensors) -> Tensors:
             q = arrived[0] if block.moves_queries else own[0]
             k, v = arrived if block.moves_keys else own[1:]
             into = start(q, value.shape[-1]) if block.moves_queries else running
-            parts[block] = accumulate_block(into, scoring, plan.part(block, query.device), q, k, v)
+            parts = plan.calls(block, query.device, packed=query.shape[1] == 1)
+            calls[block] = [accumulate_block(into, scoring, part, q, k, v) for part in parts]
             return [into.out, into.statistics.lse] if block.moves_queries else []
 
         def take(_: Block, results: Tensors) -> None:
@@ -304,7 +373,7 @@ class _Adaptive(torch.autograd.Function):
 
         run(plan.rounds, group, Work(given, compute, sums, take), lambda block: block.moves_queries)
         out = running.out.to(query.dtype)
-        ctx.scoring, ctx.group, ctx.plan, ctx.parts = scoring, group, plan, parts
+        ctx.scoring, ctx.group, ctx.plan, ctx.calls = scoring, group, plan, calls
         ctx.save_for_backward(*own, out, running.statistics.lse)
         return out
 
@@ -319,7 +388,7 @@ class _Adaptive(torch.autograd.Function):
             k, v = arrived if block.moves_keys else (key, value)
             foreign = [torch.zeros_like(x) for x in sums(block)]
             into = [dq, *foreign] if block.moves_keys else [*foreign, dk, dv] if block.moves_queries else [dq, dk, dv]
-            add_gradients(into, ctx.scoring, [ctx.parts[block]], do, q, k, v, o, statistics(denominators))
+            add_gradients(into, ctx.scoring, ctx.calls[block], do, q, k, v, o, statistics(denominators))
             return foreign
 
         def sums(block: Block) -> Tensors:

@@ -20,8 +20,8 @@ class Mask(Protocol):
     def block(self, queries: Tensor, keys: Tensor) -> Tensor:
         """[queries, keys], True where hidden, of tokens given by their numbers."""
 
-    def seen(self, count: int) -> Tensor:
-        """Split the tokens into ``count`` chunks and return which chunk attends to which, [count, count]."""
+    def pairs(self, count: int) -> Tensor:
+        """Split the tokens into ``count`` chunks and return the visible pairs of tokens of each two, [count, count]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,9 +38,9 @@ class WholeMask:
         rows, columns = (numbers.to(self.hidden.device) for numbers in (queries, keys))  # a large mask may be on the host
         return self.hidden[rows][:, columns].to(queries.device)
 
-    def seen(self, count: int) -> Tensor:
+    def pairs(self, count: int) -> Tensor:
         size = self.tokens // count
-        return ~self.hidden.view(count, size, count, size).all(3).all(1)
+        return (~self.hidden).view(count, size, count, size).sum((1, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +52,31 @@ class RuleMask:
 
     def block(self, queries: Tensor, keys: Tensor) -> Tensor:
         behind = queries[:, None].int() - keys[None, :].int()
-        return ~self._sees(behind, behind, keys)
+        seen = behind >= 0
+        if self.rule.width is not None:
+            seen &= behind < self.rule.width
+        return ~(seen if self.rule.prefix is None else seen | (keys < self.rule.prefix))
 
-    def seen(self, count: int) -> Tensor:
+    def pairs(self, count: int) -> Tensor:
         size = self.tokens // count
         first = torch.arange(0, self.tokens, size)
-        farthest = first[:, None] + size - 1 - first[None, :]
-        return self._sees(farthest, farthest - 2 * (size - 1), first)
-
-    def _sees(self, farthest: Tensor, nearest: Tensor, first: Tensor) -> Tensor:
-        """Tell whether a key ``nearest`` to ``farthest`` behind a query is seen; ``first`` are the first keys of columns."""
-        seen = farthest >= 0
+        in_prefix = ((self.rule.prefix or 0) - first).clamp(0, size)  # keys of each column that all queries see
+        others = size - in_prefix
+        ahead = in_prefix - first[:, None] + first[None, :]  # of the first other key before the first query
+        seen = _pairs_behind(ahead, size, others)
         if self.rule.width is not None:
-            seen &= nearest < self.rule.width
-        return seen if self.rule.prefix is None else seen | (first < self.rule.prefix)
+            seen -= _pairs_behind(ahead + self.rule.width, size, others)
+        return seen + in_prefix * size
+
+
+def _pairs_behind(least: Tensor, queries: int, keys: Tensor) -> Tensor:
+    """Count the pairs of ``i < queries`` and ``j < keys`` with ``i - j >= least``."""
+
+    def up_to(count: Tensor) -> Tensor:
+        positive = count.clamp(min=0)
+        return positive * (positive + 1) // 2
+
+    return up_to(queries - least) - up_to(-least) - up_to(queries - least - keys) + up_to(-least - keys)
 
 
 def as_mask(mask: Tensor | Mask) -> Mask:

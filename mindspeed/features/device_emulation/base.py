@@ -10,6 +10,7 @@ from mindspeed.platforms.backend_rules import BackendRules
 
 _HERE: Final = "mindspeed.features.device_emulation"
 _COPIES: Final = "mindspeed.memory.transfers:transfer"
+_PASSES: Final = "mindspeed.megatron.hook_wrappers:_forward_backward"
 _PARKED: Final = "mindspeed.memory.parked:Parked"
 _C10D: Final = "torch.distributed.distributed_c10d"
 
@@ -23,6 +24,11 @@ class DeviceEmulationArgs(ms.FeatureArgs):
         "",
         description="File that logs launch, wait and first use of asynchronous collectives and transfers, one file per "
         "rank. {rank} in the name is replaced by the rank; without it .RANK is appended",
+    )
+    log_steps: bool = ms.Field(
+        False,
+        description="Also log steps, communicators, synchronous collectives and matrix products in the file of collective_log: "
+        "all that a simulation of exposed time needs",
     )
     transfer_delay: float = ms.Field(
         0.0,
@@ -69,6 +75,10 @@ class DeviceEmulation(ms.Feature[DeviceEmulationArgs]):
             patches += _wraps("collective_log:logged_group", reason, "_coalescing_manager")
             patches += _wraps("collective_log:watching", reason, "init_process_group")
             patches.append(ms.Wrap(_COPIES, f"{_HERE}.transfers:logged", "logs copies between device and host"))
+            if args.log_steps:
+                patches.append(ms.Set(f"{_HERE}.collective_log:WHOLE_STEPS", True, "logs whole steps"))
+                patches.append(ms.Wrap(_PASSES, f"{_HERE}.collective_log:logged_step", "logs steps and their products"))
+                patches += _wraps("collective_log:logged_batch", reason, "batch_isend_irecv")
         if args.link_ms or args.link_gbps:
             reason = "delays transfers as on the emulated link"
             patches.append(ms.Set(f"{_HERE}.link:LATENCY", args.link_ms / 1e3, reason))

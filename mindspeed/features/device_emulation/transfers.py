@@ -28,7 +28,7 @@ def delayed(transfer: Function, pairs: Pairs, kind: str) -> Any:
 def logged(transfer: Function, pairs: Pairs, kind: str) -> Any:
     """``transfer``: its launch and its wait are rows of the log."""
     copies = transfer(pairs, kind)
-    return LoggedWork(copies, [(kind, "host", sum(source.nbytes for source, _ in pairs))])
+    return LoggedWork(copies, [{"kind": kind, "group": "host", "bytes": sum(source.nbytes for source, _ in pairs)}])
 
 
 @wrapper

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import gcd
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 from mindspeed import plugins as ms
 from mindspeed.context_parallel.conditions import (
@@ -27,10 +28,12 @@ from mindspeed.context_parallel.costs import (
     ulysses,
     with_heads_exchanged,
 )
-from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature, packed_in, sliced_by
+from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature, communicators_of_ring, packed_in, sliced_by
 from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from mindspeed.context_parallel.core_attention import CoreAttention
 
 _LAYERS = "mindspeed.features.hybrid_attention.layers"
@@ -114,6 +117,31 @@ class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
         numerics=ms.Numerics.reordered(reason="the softmax is summed block by block"),
         verify_with=ms.VerifyWith(settings={"hybrid-attention": {"ulysses_degree": 2}}, world={"cp": 4}),
     )
+
+    ring_groups: Mapping[str, ProcessGroup] = MappingProxyType({})
+    """Further communicators of the ranks of the ring, by name."""
+
+    def _ring_communicators(self) -> list[str]:
+        return communicators_of_ring(self.world.cp // self.degree(), self.args.window)
+
+    @ms.hookimpl
+    def communicators(self) -> Sequence[str]:
+        return [*super().communicators(), *self._ring_communicators()]
+
+    @ms.hookimpl
+    def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
+        from mindspeed.context_parallel.groups import make_ring_groups
+
+        super().groups_created(sizes, get_group)
+        if self.groups is not None:
+            self.ring_groups = make_ring_groups(self.groups.outer, self._ring_communicators())
+
+    @ms.hookimpl
+    def groups_destroyed(self) -> None:
+        from mindspeed.context_parallel.groups import destroy
+
+        self.ring_groups = destroy(self.ring_groups)
+        super().groups_destroyed()
 
     def core_attention(self) -> type[CoreAttention]:
         from mindspeed.features.hybrid_attention.layers import HybridCoreAttention

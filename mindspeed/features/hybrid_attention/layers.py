@@ -9,6 +9,7 @@ from torch import Tensor
 from mindspeed import plugins as ms
 from mindspeed.context_parallel.conditions import keeps
 from mindspeed.context_parallel.core_attention import CoreAttention
+from mindspeed.context_parallel.feature import RING_OUTER_GROUP
 from mindspeed.context_parallel.groups import Groups, require_groups
 from mindspeed.context_parallel.heads import own_heads
 from mindspeed.context_parallel.layout import Layout, zigzag
@@ -43,6 +44,7 @@ class HybridCoreAttention(CoreAttention):
                 **attention_kwargs,
                 window=args.window,
                 keep=args.keep if keeps(self.attention_number, args.interval) else "none",
+                outer_group=self.feature.ring_groups.get(RING_OUTER_GROUP),
                 layout=zigzag(groups.outer.size()),
             )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from mindspeed import plugins as ms
@@ -17,7 +18,7 @@ from mindspeed.context_parallel.costs import (
     ring,
     with_blocks,
 )
-from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
+from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature, communicators_of_ring
 from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:
@@ -79,24 +80,24 @@ class RingAttention(AlgorithmFeature[RingAttentionArgs]):
         numerics=ms.Numerics.reordered(reason="the softmax is summed block by block"),
     )
 
-    second_group: ProcessGroup | None = None
-    """Another communicator of the context-parallel ranks, where the setting asks for it."""
+    ring_groups: Mapping[str, ProcessGroup] = MappingProxyType({})
+    """Further communicators of the context-parallel ranks, by name."""
+
+    @ms.hookimpl
+    def communicators(self) -> Sequence[str]:
+        return communicators_of_ring(self.world.cp, self.args.window, self.args.second_communicator)
 
     @ms.hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
-        if self.args.second_communicator:
-            import torch.distributed as dist
+        from mindspeed.context_parallel.groups import make_ring_groups
 
-            ranks = dist.get_process_group_ranks(get_group("cp"))
-            self.second_group = dist.new_group(ranks, use_local_synchronization=True, group_desc="RING_SECOND_GROUP")
+        self.ring_groups = make_ring_groups(get_group("cp"), self.communicators())
 
     @ms.hookimpl
     def groups_destroyed(self) -> None:
-        if self.second_group is not None:
-            import torch.distributed as dist
+        from mindspeed.context_parallel.groups import destroy
 
-            dist.destroy_process_group(self.second_group)
-            self.second_group = None
+        self.ring_groups = destroy(self.ring_groups)
 
     def core_attention(self) -> type[CoreAttention]:
         from mindspeed.features.ring_attention.layers import RingCoreAttention

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mindspeed.context_parallel.conditions import keeps
 from mindspeed.context_parallel.core_attention import CoreAttention
+from mindspeed.context_parallel.feature import RING_OUTER_GROUP, RING_SECOND_GROUP
 from mindspeed.context_parallel.layout import zigzag
 from mindspeed.context_parallel.ring import ring_attention
 from mindspeed.ops.attention_mask import AttentionVisibility
@@ -31,6 +32,7 @@ class RingCoreAttention(CoreAttention):
             **self.attention_kwargs(visibility, query.device),
             window=args.window,
             keep=args.keep if keeps(self.attention_number, args.interval) else "none",
-            second_group=self.feature.second_group,
+            second_group=self.feature.ring_groups.get(RING_SECOND_GROUP),
+            outer_group=self.feature.ring_groups.get(RING_OUTER_GROUP),
             layout=zigzag(self.group.size()),
         )

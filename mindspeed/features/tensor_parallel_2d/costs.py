@@ -7,9 +7,12 @@ have h numbers a row, a linear layer beside them n; t = x * y.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from mindspeed import plugins as ms
+
+GROUPS: Final = ("TENSOR_PARALLEL_X_GROUP", "TENSOR_PARALLEL_Y_GROUP")
+"""Descriptions of the process groups of a grid of x by y ranks: of x ranks, and of y."""
 
 
 class GridSettings(Protocol):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from mindspeed import plugins as ms
 from mindspeed.features.tensor_parallel_2d.conditions import CONDITIONS, NAME
-from mindspeed.features.tensor_parallel_2d.costs import describe_costs, fits_ranks, grid_of
+from mindspeed.features.tensor_parallel_2d.costs import GROUPS, describe_costs, fits_ranks, grid_of
 from mindspeed.tensor_parallel.pipeline import parts_that_fit
 
 if TYPE_CHECKING:
@@ -102,6 +102,10 @@ class TensorParallel2D(ms.Feature[TensorParallel2DArgs]):
                 optional=True,
             ),
         ]
+
+    @ms.hookimpl
+    def communicators(self) -> Sequence[str]:
+        return [name for name, ranks in zip(GROUPS, grid_of(self.args, self.world), strict=True) if ranks > 1]
 
     @ms.hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindspeed.features.tensor_parallel_2d.costs import GROUPS
 from mindspeed.tensor_parallel.linear import WeightGradient
 from mindspeed.tensor_parallel.pipeline import run_in_parts
 
@@ -395,9 +396,8 @@ def make_grid(tp_group: dist.ProcessGroup, y: int) -> Grid:
     """Split a tensor-parallel group into rows of ``y`` neighbours; every rank of it calls this."""
     ranks, mine = dist.get_process_group_ranks(tp_group), tp_group.rank()
     first = mine // y * y
-    x_group = dist.new_group(ranks[mine % y :: y], use_local_synchronization=True, group_desc="TENSOR_PARALLEL_X_GROUP")
-    y_group = dist.new_group(ranks[first : first + y], use_local_synchronization=True, group_desc="TENSOR_PARALLEL_Y_GROUP")
-    return Grid(x_group, y_group)
+    parts = dict(zip(GROUPS, (ranks[mine % y :: y], ranks[first : first + y]), strict=True))
+    return Grid(*(dist.new_group(part, use_local_synchronization=True, group_desc=name) for name, part in parts.items()))
 
 
 def destroy_grid(grid: Grid) -> None:

@@ -24,6 +24,7 @@ from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mindspeed.pipeline import megatron as schedules
 from mindspeed.pipeline.megatron import Engine
 from mindspeed.workbench.verification import training
 from mindspeed.workbench.verification.shape import Recipe
@@ -48,6 +49,7 @@ def fake_tensors() -> Iterator[None]:
         patch.object(dist, "all_gather_object", _gather_own),
         patch.object(P2PCommunicator, "_communicate", _of_one_shape(P2PCommunicator._communicate)),
         patch.object(Engine, "__call__", _of_one_shape(Engine.__call__)),
+        patch.object(schedules, "moved", _own_data),
         patch.object(torch, "tensor", _stacked_scalars(torch.tensor)),
         patch.object(FakeTensor, "numpy", _zeros),
         FakeTensorMode(allow_non_fake_inputs=True),
@@ -134,6 +136,11 @@ def _convert(module: Module, function: Callable[[Tensor], Tensor], recurse: bool
 def _gather_own(object_list: list[Any], obj: Any, group: Any = None) -> None:
     """``all_gather_object``: every rank has the same."""
     object_list[:] = [obj] * len(object_list)
+
+
+def _own_data(data: Any, *_: Any) -> Any:
+    """``moved``: the losses of the last stage, which may be on another rank, are those that this rank has."""
+    return data
 
 
 def _of_one_shape(communicate: Callable[..., Any]) -> Callable[..., Any]:

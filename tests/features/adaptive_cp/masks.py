@@ -1,5 +1,7 @@
 """Masks of tests: functions of the number of tokens, True where hidden."""
 
+import random
+
 import torch
 from torch import Tensor
 
@@ -21,3 +23,12 @@ def scattered(tokens: int) -> Tensor:
     mask[: tokens // 2, : tokens // 2] = True
     mask[tokens - 3] = True
     return mask
+
+
+def documents(tokens: int, count: int = 16, seed: int = 0) -> Tensor:
+    """Packed causal documents, whose lengths are drawn from a log-normal distribution (sigma 1.2)."""
+    draw = random.Random(seed)
+    lengths = torch.tensor([draw.lognormvariate(0, 1.2) for _ in range(count)])
+    ends = (lengths.cumsum(0) / lengths.sum() * tokens).round().long()
+    number = torch.bucketize(torch.arange(tokens), ends, right=True)
+    return (number[:, None] != number[None, :]) | torch.ones(tokens, tokens, dtype=torch.bool).triu_(1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,14 +12,17 @@ from torch import Tensor
 
 import mindspeed
 from mindspeed.context_parallel import costs
+from mindspeed.context_parallel.blocks import BlockCall
 from mindspeed.context_parallel.heads import attention_by_heads
 from mindspeed.context_parallel.layout import contiguous, nested
 from mindspeed.features.adaptive_cp import attention
-from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, plan_mask
+from mindspeed.features.adaptive_cp.attention import AdaptivePlan, adaptive_attention, best_layout, grid, plan_mask
+from mindspeed.features.adaptive_cp.masks import WholeMask
+from mindspeed.features.adaptive_cp.schedule import loads
 from mindspeed.platforms.collectives import traffic
 from mindspeed.workbench.verification.pool import WorkerPool
 from tests.context_parallel.shards import assert_like_dense, causal, made, reference
-from tests.features.adaptive_cp.masks import interleaved, scattered, window
+from tests.features.adaptive_cp.masks import documents, interleaved, scattered, window
 
 LONG = pytest.mark.long
 CPU = torch.device("cpu")
@@ -41,7 +45,13 @@ def shares(tensors: Sequence[Tensor], mask: Tensor, reordered: bool) -> list[Any
     return [out.detach(), q.grad, k.grad, v.grad]
 
 
-MASKS = {"causal": causal, "window": lambda n: window(n, n // 8), "scattered": scattered, "interleaved": interleaved}
+MASKS = {
+    "causal": causal,
+    "window": lambda n: window(n, n // 8),
+    "scattered": scattered,
+    "interleaved": interleaved,
+    "documents": lambda n: documents(n, 4),
+}
 
 
 @pytest.mark.cover
@@ -51,9 +61,9 @@ MASKS = {"causal": causal, "window": lambda n: window(n, n // 8), "scattered": s
 def test_it_is_dense_attention(pool: WorkerPool, world: int, kind: str, dtype: torch.dtype) -> None:
     """Few key heads, another width of values, two samples, a row and a diagonal block that see nothing, any order."""
     tensors = made(world * 8, 2, 4, 2, 8, 4, dtype)
-    mask, reordered = MASKS[kind](world * 8), kind == "interleaved"
+    mask, reordered = MASKS[kind](world * 8), kind in ("interleaved", "documents")
     layout = planned(mask, world, reordered).layout
-    assert (layout == contiguous(world)) is not (reordered and world > 1)
+    assert (layout == contiguous(world)) is not (kind == "interleaved" and world > 1) or kind == "documents"
     assert_like_dense(pool.call(shares, world, tensors, mask, reordered), layout, reference(tensors, mask))
 
 
@@ -83,7 +93,7 @@ def watched(tensors: Sequence[Tensor], mask: Tensor) -> dict[str, Any]:
     """Bytes that this rank sends in forward and backward, and the pairs of tokens whose scores it makes in each."""
     rank, world = dist.get_rank(), dist.get_world_size()
     plan, computed = plan_mask(mask, world), dict[str, list[Any]](accumulate_block=[], add_gradients=[])
-    part = AdaptivePlan.part
+    calls_of = AdaptivePlan.calls
 
     def watch(name: str, place: int) -> Any:
         original = getattr(attention, name)
@@ -101,13 +111,16 @@ def watched(tensors: Sequence[Tensor], mask: Tensor) -> dict[str, Any]:
     try:
         for name in computed:
             setattr(attention, name, watch(name, 2))
-        AdaptivePlan.part = lambda self, block, device: (blocks.append((block.query, block.key)), part(self, block, device))[1]  # type: ignore
+        AdaptivePlan.calls = lambda self, block, *how, **more: (  # type: ignore
+            blocks.append((block.query, block.key)),
+            calls_of(self, block, *how, **more),
+        )[1]
         with traffic() as forward:
             out = adaptive_attention(q, k, v, dist.group.WORLD, plan)
         with traffic() as backward:
             out.backward(dout)
     finally:
-        AdaptivePlan.part = part  # type: ignore[method-assign]
+        AdaptivePlan.calls = calls_of  # type: ignore[method-assign]
         for name, function in kept.items():
             setattr(attention, name, function)
     sent = [counted.total("send").bytes for counted in (forward, backward)]
@@ -157,14 +170,51 @@ def test_it_sends_what_the_schedule_says(pool: WorkerPool, world: int, kind: str
     assert [rank["sent"] for rank in ranks] == [bytes_of(plan_mask(mask, world), rank, *numbers) for rank in range(world)]
 
 
+def calls(plan: AdaptivePlan, packed: bool = False) -> dict[tuple[int, int], list[BlockCall]]:
+    return {(block.query, block.key): plan.calls(block, CPU, packed) for turn in plan.rounds for block in turn}
+
+
+def computed(found: dict[tuple[int, int], list[BlockCall]]) -> int:
+    """The pairs that calls compute: half of a causal square."""
+    pairs = 0
+    for one in (one for group in found.values() for one in group):
+        rows, columns = one.ends or ([one.tile.rows[1] - one.tile.rows[0]], [one.tile.columns[1] - one.tile.columns[0]])
+        for (r, r_end), (c, c_end) in zip(pairwise([0, *rows]), pairwise([0, *columns]), strict=True):
+            high, wide = r_end - r, c_end - c
+            pairs += high * wide - (high * (high - 1) // 2 if one.tile.causal else 0)
+    return pairs
+
+
 def test_of_a_block_only_the_rectangle_in_which_something_is_seen_is_computed() -> None:
-    plan = plan_mask(window(64, 8), 4)
-    parts = {(block.query, block.key): plan.part(block, CPU) for turn in plan.rounds for block in turn}
-    assert (parts[1, 0].tile.rows, parts[1, 0].tile.columns) == ((0, 7), (9, 16))
-    assert parts[1, 1].tile.rows == parts[1, 1].tile.columns == (0, 16)
-    assert [parts[q, k].tile.causal for q, k in ((1, 0), (1, 1))] == [False, False]
-    diagonal = plan_mask(causal(64), 4).part(plan_mask(causal(64), 4).rounds[0][0], CPU)
-    assert diagonal.tile.causal
+    parts = calls(plan_mask(window(64, 8), 4))
+    (corner,), (diagonal,) = parts[1, 0], parts[1, 1]
+    assert (corner.tile.rows, corner.tile.columns) == ((0, 7), (9, 16))
+    assert diagonal.tile.rows == diagonal.tile.columns == (0, 16)
+    assert not corner.tile.causal
+    assert not diagonal.tile.causal
+    assert calls(plan_mask(causal(64), 4))[0, 0][0].tile.causal
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_documents_are_computed_apart_and_in_one_call_where_there_is_one_sample(packed: bool) -> None:
+    ends = [5, 6, 13, 16]
+    number = torch.bucketize(torch.arange(16), torch.tensor(ends), right=True)
+    mask = causal(16) | (number[:, None] != number[None, :])
+    found = calls(plan_mask(mask, 1), packed)
+    assert len(found[0, 0]) == (1 if packed else 4)
+    assert all(one.tile.causal for one in found[0, 0])
+    assert computed(found) == int((~mask).sum())
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_sixteen_documents_are_balanced_and_few_hidden_pairs_are_computed(ranks: int) -> None:
+    for seed in range(3):
+        mask = documents(2048, seed=seed)
+        layout = best_layout(mask, ranks, 1024)
+        plan, pairs = plan_mask(mask, ranks, layout), grid(WholeMask(mask).pairs(layout.count), layout).tolist()
+        work = loads(plan.rounds, pairs)
+        assert max(work) <= 1.05 * sum(work) / ranks
+        assert computed(calls(plan, packed=True)) <= 1.2 * int((~mask).sum())
 
 
 def test_a_plan_for_another_length_is_refused(pool: WorkerPool) -> None:

@@ -39,11 +39,13 @@ def test_every_token_is_held_once_and_comes_back(case: tuple[Tensor, int, int]) 
 
 
 @given(masks())
-def test_an_order_is_taken_only_when_it_needs_fewer_blocks_or_as_many_in_fewer_rounds(case: tuple[Tensor, int, int]) -> None:
+def test_an_order_is_taken_only_for_balance_or_for_fewer_blocks(case: tuple[Tensor, int, int]) -> None:
     mask, ranks, pieces = case
     layout = best_layout(mask, ranks, pieces)
-    found, before = cost(grid(WholeMask(mask).seen(layout.count), layout)), cost(WholeMask(mask).seen(ranks))
-    assert found < before or layout == contiguous(ranks)
+    found, before = (cost(grid(WholeMask(mask).pairs(one.count), one)) for one in (layout, contiguous(ranks)))
+    pairs = int((~mask).sum())
+    assert layout == contiguous(ranks) or found.weighted(pairs, ranks) < before.weighted(pairs, ranks)
+    assert layout == contiguous(ranks) or found.busiest < before.busiest or found.blocks <= before.blocks
 
 
 @given(masks())
@@ -52,7 +54,7 @@ def test_the_grid_of_an_order_is_that_of_the_reordered_mask(case: tuple[Tensor, 
     layout = best_layout(mask, ranks, pieces)
     rows = [layout.take(mask, rank) for rank in range(ranks)]
     blocks = [[not layout.take(row, rank, 1).all() for rank in range(ranks)] for row in rows]
-    assert grid(WholeMask(mask).seen(layout.count), layout).tolist() == blocks
+    assert (grid(WholeMask(mask).pairs(layout.count), layout) > 0).tolist() == blocks
 
 
 def interleaved(tokens: int, stride: int) -> Tensor:
@@ -64,9 +66,9 @@ def interleaved(tokens: int, stride: int) -> Tensor:
 @pytest.mark.parametrize(("tokens", "ranks"), [(64, 4), (60, 3), (28, 2)])
 def test_tokens_of_interleaved_documents_are_brought_together(tokens: int, ranks: int) -> None:
     mask = interleaved(tokens, ranks)
-    assert cost(WholeMask(mask).seen(ranks)).blocks == ranks * (ranks + 1) // 2
+    assert cost(WholeMask(mask).pairs(ranks)).blocks == ranks * (ranks + 1) // 2
     layout = best_layout(mask, ranks, tokens)
-    assert grid(WholeMask(mask).seen(layout.count), layout).tolist() == torch.eye(ranks, dtype=torch.bool).tolist()
+    assert (grid(WholeMask(mask).pairs(layout.count), layout) > 0).tolist() == torch.eye(ranks, dtype=torch.bool).tolist()
 
 
 def test_pieces_that_nothing_joins_but_two_marked_ones_are_clustered() -> None:
@@ -77,8 +79,11 @@ def test_pieces_that_nothing_joins_but_two_marked_ones_are_clustered() -> None:
     assert sorted(layout.pieces) == [(0, 3, 5, 6), (1, 2, 4, 7)]
 
 
-def test_a_causal_mask_stays_in_order() -> None:
-    assert best_layout(causal(64), 4, 64) == contiguous(4)
+def test_a_causal_mask_is_balanced_as_in_zig_zag() -> None:
+    layout = best_layout(causal(64), 4, 64)
+    pairs = grid(WholeMask(causal(64)).pairs(layout.count), layout)
+    assert layout.count == 8
+    assert pairs.sum(1).tolist() == [520] * 4
 
 
 @pytest.mark.parametrize(
@@ -105,6 +110,6 @@ RULES = st.one_of(
 def test_blocks_by_a_rule_are_those_of_its_whole_mask(rule: MaskRule, count: int, size: int, random: Random) -> None:
     tokens = count * size
     whole, ruled = WholeMask(make_mask(rule, tokens, torch.device("cpu"))), RuleMask(rule, tokens)
-    assert torch.equal(ruled.seen(count), whole.seen(count))
+    assert torch.equal(ruled.pairs(count), whole.pairs(count))
     some = [torch.tensor(sorted(random.sample(range(tokens), random.randint(1, tokens)))) for _ in range(2)]
     assert torch.equal(ruled.block(*some), whole.block(*some))

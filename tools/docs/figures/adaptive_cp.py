@@ -10,24 +10,24 @@ _TOKENS = 32
 _WINDOW = _TOKENS // 8
 
 
-def _needed(sees: int) -> Grid:
-    """Which blocks a causal mask needs under which a token sees so many, itself among them."""
-    size = _TOKENS // len(_RANKS)
-    return [[k <= q and k * size + size > q * size - sees + 1 for k in _RANKS] for q in _RANKS]
+def _pairs(sees: int) -> Grid:
+    """The visible pairs of each block under a causal mask under which a token sees so many, itself among them."""
+    parts = [range(rank * _TOKENS // len(_RANKS), (rank + 1) * _TOKENS // len(_RANKS)) for rank in _RANKS]
+    return [[sum(0 <= i - j < sees for i in queries for j in keys) for keys in parts] for queries in parts]
 
 
-def _matrix(needed: Grid) -> Matrix:
+def _matrix(pairs: Grid) -> Matrix:
     cells = {
         (block.query, block.key): Mark(str(number), block.where)
-        for number, turn in enumerate(schedule(needed))
+        for number, turn in enumerate(schedule(pairs))
         for block in turn
     }
     names = [f"rank {rank}" for rank in _RANKS]
     return Matrix("Blocks: computed by (colour), in round (number)", names, [str(rank) for rank in _RANKS], cells, 34)
 
 
-def _timeline(needed: Grid) -> Timeline:
-    rounds = schedule(needed)
+def _timeline(pairs: Grid) -> Timeline:
+    rounds = schedule(pairs)
     placed = [(time, block) for time, turn in enumerate(rounds) for block in turn]
     boxes = {(block.where, time): Box(f"Q{block.query} · K{block.key}", block.where) for time, block in placed}
     names = [f"round {time}" for time in range(len(rounds))]
@@ -51,13 +51,13 @@ PICTURES = (
         "adaptive-cp",
         "Adaptive context parallelism: a sliding window of an eighth of the sequence",
         "A rank needs its own block and that of the previous rank. No other block is sent or computed.",
-        ((_matrix(_needed(_WINDOW)), _timeline(_needed(_WINDOW))),),
+        ((_matrix(_pairs(_WINDOW)), _timeline(_pairs(_WINDOW))),),
     ),
     Picture(
         "adaptive-cp-causal",
         "Adaptive context parallelism: a causal mask, tokens in the order of the sequence",
-        "Later ranks need more blocks, and ranks that have finished compute some of them. Either keys are "
+        "Later ranks need more blocks, and ranks with less work compute some of them. Either keys are "
         "sent to the queries (solid), or queries to the keys (dashed) and the results back (dotted).",
-        ((_matrix(_needed(_TOKENS)),), (_timeline(_needed(_TOKENS)),)),
+        ((_matrix(_pairs(_TOKENS)),), (_timeline(_pairs(_TOKENS)),)),
     ),
 )

@@ -1,0 +1,1 @@
+"""Simulation of exposed time: ranks compute, post transfers and wait for them in a given order, on named machines. No torch."""
