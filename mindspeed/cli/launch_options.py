@@ -64,7 +64,8 @@ def hold_to_lock(file: str, plan: ActivationPlan, arguments: Mapping[str, str] |
 
 def end_rank(error: MindSpeedError, environ: Mapping[str, str]) -> NoReturn:
     """End a rank of a job that runs already. One of the ranks prints the problems, the others a line."""
-    from mindspeed.engine.runtime import error_file, rendezvous
+    from mindspeed.engine.runtime import rendezvous
+    from mindspeed.process import error_file
 
     if not wants_json():
         click.echo(rendezvous.text_of(error, environ), err=True)

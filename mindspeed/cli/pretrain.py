@@ -19,6 +19,7 @@ from mindspeed.cli.plan_text import as_lines, brief_lines
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, names_argument, request_options
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.problems import Fix
+from mindspeed.process.run import UNFINISHED
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from mindspeed.workbench.training.job import Job
 
 
-UNFINISHED: Final = 75
-"""Exit status of a run with ``--auto-resume`` that a signal ended after it had saved: EX_TEMPFAIL of sysexits.h."""
 _FURTHER_SPELLINGS: Final = {"run": ["--run-folder"]}
 """Spellings that torchrun leaves alone where it takes a flag for the beginning of one of its own."""
 
@@ -130,7 +129,7 @@ def _asked_plan(job_file: str, environment: Environment) -> ActivationPlan:
 
 def _start(job: Job, processes: Processes) -> int:
     """Train in processes of our own. Returns the exit status."""
-    from mindspeed.engine.runtime.launch import SIGNALLED, launch
+    from mindspeed.engine.runtime.launch import SIGNALLED, JobError, launch
     from mindspeed.registry import process_variables
     from mindspeed.workbench.training.interruption import ended_unsaved
     from mindspeed.workbench.training.job import write_job
@@ -146,7 +145,13 @@ def _start(job: Job, processes: Processes) -> int:
     with tempfile.TemporaryDirectory(prefix="mindspeed-pretrain-") as folder:
         variables = write_job(job, folder) | process_variables(job.plan)
         command = [sys.executable, "-m", "mindspeed.workbench.training.worker"]
-        status = launch(command, processes.per_node, variables, processes.passthrough)
+        try:
+            status = launch(command, processes.per_node, variables, processes.passthrough)
+        except JobError as lost:
+            if lost.status != UNFINISHED:
+                raise
+            print_problems(lost.problems)
+            return UNFINISHED
     if _modified(result) != before:  # also after Ctrl-C, if there was time to save
         _print_result(job, "--nproc", str(processes.per_node), *processes.passthrough)
         return OK

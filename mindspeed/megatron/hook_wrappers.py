@@ -280,6 +280,8 @@ def _forward_backward(schedule: Function, **arguments: Any) -> Any:
     session.enter("evaluate" if forward_only else "step")
     if _implemented("schedule"):
         schedule = _only_answer("schedule", "a pipeline schedule", config=config_of(arguments["model"])) or schedule
+    if _implemented("around_data_load"):
+        arguments["data_iterator"] = _observed(arguments["data_iterator"])
     if not _implemented("around_schedule"):
         return schedule(**arguments)
     model = arguments["model"]
@@ -287,6 +289,30 @@ def _forward_backward(schedule: Function, **arguments: Any) -> Any:
     count = arguments["num_microbatches"]
     with session.around("around_schedule", chunks=chunks, forward_only=forward_only, micro_batches=count):
         return schedule(**arguments)
+
+
+class _ObservedIterator:
+    """A data iterator whose micro-batches are loaded inside of what features put around loading."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+    def __iter__(self) -> _ObservedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        with session.around("around_data_load"):
+            return next(self._iterator)
+
+
+def _observed(iterators: Any) -> Any:
+    """Return the data iterators of a schedule, one or one for each model chunk, as `_ObservedIterator`."""
+    if isinstance(iterators, list):
+        return [_observed(iterator) for iterator in iterators]
+    return iterators if iterators is None else _ObservedIterator(iterators)
 
 
 _UNIT: Final = "mindspeed_unit"

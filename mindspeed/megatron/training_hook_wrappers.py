@@ -218,7 +218,8 @@ def load_checkpoint(original: Function, model: Any, optimizer: Any, scheduler: A
 @wrapper
 def save_checkpoint(original: Function, iteration: int, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``save_checkpoint(iteration, model, ...)``: the checkpoint records the features that it was saved with."""
-    result = original(iteration, *args, **kwargs)
+    with session.around("around_save", step=iteration):
+        result = original(iteration, *args, **kwargs)
     active = session.current()
     if active is not None and not kwargs.get("non_persistent_ckpt"):
         _write_record(active, iteration)

@@ -16,7 +16,6 @@ from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride, Plan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.engine.runtime.effects import REPORT_VARIABLE
 from mindspeed.job import megatron_arguments as flags
 from mindspeed.megatron.hook_points import MegatronHookPoints, hook_points_for
 from mindspeed.megatron.parsed_arguments import contradiction, unsupported_arguments
@@ -26,6 +25,7 @@ from mindspeed.megatron_lm.script_options import imported_names
 from mindspeed.megatron_lm.training_request import ScriptRequest, read_command_line
 from mindspeed.plugins.patches import ArgOverride
 from mindspeed.problems import MindSpeedError, Problem, ResolutionError
+from mindspeed.process.run import REPORT_VARIABLE
 
 SCRIPT_MODULES: Final = ("megatron.training", "mindspeed.megatron_adaptor")
 """A script that imports one of these is a Megatron-LM script."""

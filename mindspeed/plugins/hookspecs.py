@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PROJECT: Final = "mindspeed"
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
-Caller = Literal["plan", "planner", "session", "megatron-core", "training loop"]
+Caller = Literal["plan", "planner", "session", "megatron-core", "training loop", "pretrain"]
 """The program that calls a hook."""
 
 Answers = Literal["none", "each", "chained", "one", "merged"]
@@ -218,6 +218,10 @@ class SessionHooks:
     def deactivated(self) -> None:
         """Undo what `activated` did, and close what the feature has opened. mindspeed has just removed all patches."""
 
+    @hook(HookFacts("session", proves=False))
+    def run_failed(self, error: BaseException) -> None:
+        """Handle an error that ends the run, for example by telling a fault-tolerance service. The process ends afterwards."""
+
 
 class ArgumentHooks:
     @hook(HookFacts("megatron-core", "build", value="config"))
@@ -283,6 +287,10 @@ class PipelineHooks:
         In evaluation, ``forward_only`` is true and there are no backward passes.
         """
 
+    @hook(HookFacts("megatron-core", "step", "each", "nothing around loading"))
+    def around_data_load(self) -> AbstractContextManager[None] | None:
+        """Return a context manager that encloses loading the next micro-batch from a data iterator."""
+
     @hook(HookFacts("megatron-core", "step", "each", "nothing around this unit"))
     def around_forward_step(self, unit: Unit) -> AbstractContextManager[None] | None:
         """Return a context manager that encloses the forward pass of one micro-batch in one model chunk.
@@ -327,8 +335,19 @@ class TrainHooks:
         and omits means of 0 or less.
         """
 
+    @hook(HookFacts("pretrain", "step"))
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log numbers of a step, by name, such as the loss and those of `step_metrics`, or of an evaluation after it.
+
+        Called on rank 0 of `mindspeed pretrain` after each step, and after each evaluation. Megatron-LM has other loggers.
+        """
+
 
 class CheckpointHooks:
+    @hook(HookFacts("training loop", "checkpoint", "each", "nothing around saving"))
+    def around_save(self, step: int) -> AbstractContextManager[None] | None:
+        """Return a context manager that encloses saving a checkpoint: it begins, and ends or fails, with the save."""
+
     @hook(HookFacts("training loop", "checkpoint", "each"))
     def save_extra(self, state: TrainState) -> dict[str, Any]:  # type: ignore[empty-body]
         """Return data of this feature to store in a checkpoint that is being saved."""

@@ -22,6 +22,8 @@ PUBLIC = (
     "mindspeed.plugins.constraints",
     "mindspeed.plugins.saved_tensors",
     "mindspeed.plugins.shared_conditions",
+    "mindspeed.process.error_file",
+    "mindspeed.process.run",
     "mindspeed.process.variables",
     "packaging",
     "mindspeed.context_parallel",
@@ -34,6 +36,10 @@ PUBLIC = (
     "torch",
     "torch_npu",
     "megatron",
+    "nvidia_resiliency_ext",
+    "opentelemetry",
+    "prometheus_client",
+    "wandb",
 )
 """Packages whose modules a feature imports, beside names of `mindspeed.plugins`, its own folder and the standard library."""
 FILES = sorted(Path(next(iter(mindspeed.features.__path__))).rglob("*.py"))

@@ -78,7 +78,7 @@ def test_an_upstream_function_has_one_wrap_whatever_a_plan_needs_of_it():
     )
     assert (
         reasons["get_forward_backward_func"]
-        == "marks the start of a step or an evaluation; calls the hooks schedule, around_schedule"
+        == "marks the start of a step or an evaluation; calls the hooks schedule, around_schedule, around_data_load"
     )
 
 
@@ -318,6 +318,25 @@ def test_features_stand_around_a_pass_of_the_schedule(activate, monkeypatch):
     forward_backward(model="chunk", num_microbatches=4)
     forward_backward(model=["chunk"], forward_only=True, num_microbatches=2)
     assert order == ["step", (["chunk"], False, 4), "pass", "after", "evaluate", (["chunk"], True, 2), "pass", "after"]
+
+
+def test_micro_batches_are_loaded_inside_what_features_put_around_loading(activate, monkeypatch):
+    monkeypatch.setattr(session, "enter", lambda phase: None)
+    order = []
+
+    @contextmanager
+    def around(self):
+        order.append("before")
+        yield
+        order.append("after")
+
+    activate(first={"around_data_load": around})
+    schedule = hook_wrappers.get_forward_backward_func(lambda: lambda **arguments: arguments["data_iterator"])()
+    assert next(schedule(model="chunk", num_microbatches=1, data_iterator=iter([7]))) == 7
+    first, second = schedule(model=["chunk"] * 2, num_microbatches=1, data_iterator=[iter("a"), None])
+    assert (list(first), second) == (["a"], None)
+    assert order == ["before", "after", "before", "after", "before"]
+    assert schedule(model="chunk", num_microbatches=1, data_iterator=None) is None
 
 
 def test_features_stand_around_both_passes_of_a_unit(activate):

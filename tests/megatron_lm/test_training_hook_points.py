@@ -46,6 +46,27 @@ def test_a_step_runs_inside_what_features_put_around_it(activate, monkeypatch):
     ]
 
 
+def test_a_save_runs_inside_what_features_put_around_it(activate):
+    order = []
+
+    @contextmanager
+    def around(self, step):
+        order.append(step)
+        try:
+            yield
+        except TimeoutError:
+            order.append("failed")
+            raise
+
+    def full_disk(iteration, model, **kwargs):
+        raise TimeoutError
+
+    activate(first={"around_save": around})
+    with pytest.raises(TimeoutError):
+        wrappers.save_checkpoint(full_disk)(7, ["chunk"], non_persistent_ckpt=True)
+    assert order == [7, "failed"]
+
+
 def test_what_features_add_to_a_checkpoint_comes_back_to_them(activate):
     back = []
     activate(

@@ -20,6 +20,7 @@ from mindspeed.engine.planning.fingerprint import Content, describe, describe_va
 from mindspeed.engine.runtime.meeting import AGREED, MOVED, VERDICT, MovedError
 from mindspeed.engine.runtime.presence import do_without
 from mindspeed.problems import Fix, Problem, RunError, advice
+from mindspeed.process.run import SHOWN, name_ranks
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -32,8 +33,6 @@ TOLD: Final = 10.0
 """Seconds that rank 0 keeps the store open for the others after a verdict that ends the job."""
 REPORTED: Final = 10.0
 """Seconds after which rank 0 prints for which ranks it is waiting."""
-SHOWN: Final = 12
-"""Differences and missing ranks that a message lists at most."""
 
 _FAILED: Final = "failed"
 
@@ -124,19 +123,6 @@ def compare(contents: Mapping[str, Content], ranks: Mapping[str, Sequence[int]],
     chain = (*rest[: 2 * SHOWN], *(f"rank {rank} runs on {hosts[rank]}" for rank in odd[:SHOWN]))
     fix = "give all ranks the same job file, packages and environment"
     return Problem("MS610", f"the ranks have different plans: {first}", chain=chain, fix=advice(fix))
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """``rank 3`` or ``ranks 1, 4-7``; of very many the first ones."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    names = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(names[:SHOWN])}{more}"
 
 
 def _differences(contents: Mapping[str, Content], ranks: Mapping[str, Sequence[int]], digest: str, usual: str) -> list[str]:

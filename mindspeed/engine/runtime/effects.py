@@ -24,12 +24,11 @@ from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Mixin, Phase, Replace
 from mindspeed.problems import Fix, MindSpeedError, Problem, advice
+from mindspeed.process.run import REPORT_VARIABLE
 
 if TYPE_CHECKING:
     from mindspeed.engine.patching.apply import AppliedPatches
 
-REPORT_VARIABLE: Final = "MINDSPEED_REPORT"
-"""Environment variable that names the file to which rank 0 writes the report."""
 
 _PATIENCE: Final = 30.0
 """Seconds that rank 0 waits for another rank to end its first step."""

@@ -17,8 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from mindspeed.engine.runtime import error_file, parent_process, rendezvous
+from mindspeed.engine.runtime import parent_process, rendezvous
 from mindspeed.problems import Problem, RunError, advice
+from mindspeed.process import error_file
+from mindspeed.process.run import UNFINISHED
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -198,10 +200,12 @@ def _hand_on_first(signals: Iterable[signal.Signals]) -> None:
 def _blame(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:
     """Sorts what ended the job first.
 
-    A process that was killed, then one that failed, then those that only repeat why another one did, last those that
-    torchrun stopped.
+    A process that ended for a restart, which says what hung, then one that was killed, then one that failed, then those that
+    only repeat why another one did, last those that torchrun stopped.
     """
     rank, failure = item
+    if failure.exitcode == UNFINISHED:
+        return -1, failure.timestamp, rank
     repeats = any(problem["code"] == "MS612" for problem in failure.error_file_data.get("problems", ()))
     order = 1 + repeats if failure.exitcode > 0 else 3 * (failure.exitcode == -signal.SIGTERM)
     return order, failure.timestamp, rank

@@ -19,10 +19,10 @@ from urllib.parse import parse_qs, urlparse
 
 from mindspeed.engine.planning.fingerprint import Content
 from mindspeed.engine.runtime import agreement
-from mindspeed.engine.runtime.error_file import LAUNCHED, leave_problems
 from mindspeed.engine.runtime.meeting import MovedError, find_meeting, meeting, newest, open_meeting
 from mindspeed.engine.runtime.presence import Presence
 from mindspeed.problems import MindSpeedError, Problem, RunError
+from mindspeed.process.error_file import LAUNCHED, leave_problems
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]

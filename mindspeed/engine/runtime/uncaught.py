@@ -8,17 +8,15 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from traceback import extract_tb
 from types import TracebackType
 from typing import Any, Final
 
-from mindspeed.engine.runtime import rendezvous
-from mindspeed.engine.runtime.agreement import name_ranks
-from mindspeed.engine.runtime.effects import REPORT_VARIABLE
-from mindspeed.engine.runtime.error_file import leave_problems
+from mindspeed.engine.runtime import rendezvous, session
 from mindspeed.problems import Fix, MindSpeedError, Problem
+from mindspeed.process.error_file import leave_problems
 from mindspeed.process.providers import provider_of
+from mindspeed.process.run import name_ranks, run_folder
 from mindspeed.process.tracing import TRACE_VARIABLE, trace_error, tracing
 
 _EXTRAS: Final = {"torch": "train", "numpy": "train", "megatron": "train", "regex": "megatron-lm", "torch_npu": "npu"}
@@ -56,22 +54,11 @@ def _author(error: BaseException) -> str:
     return author
 
 
-_folders: list[Path] = []
-"""The folder of the run of this process, which outlives its node."""
-
-
-def keep_tracebacks_in(folder: Path) -> None:
-    """Have tracebacks written to the folder of a run from here on."""
-    _folders[:] = [folder]
-
-
 def _keep(error: BaseException) -> str:
     """Write a traceback into a file of its own, and return the name; '' where nothing can be written."""
-    beside = os.environ.get(REPORT_VARIABLE)
-    folder = next(iter(_folders), Path(beside).parent if beside else None)
     rank = f"rank{os.environ['RANK']}-" if "RANK" in os.environ else ""
     with suppress(OSError):
-        number, name = tempfile.mkstemp(".traceback.txt", f"mindspeed-{rank}", folder)
+        number, name = tempfile.mkstemp(".traceback.txt", f"mindspeed-{rank}", run_folder())
         with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
             traceback.print_exception(error, file=file)
         return name
@@ -103,7 +90,9 @@ def uninstall() -> None:
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an uncaught error, and publish it to the ranks that wait for this one."""
+    """Tell features of an uncaught error, print it, and publish it to the ranks that wait for this one."""
+    with suppress(Exception):
+        session.call("run_failed", error=error)
     if isinstance(error, Exception) and not isinstance(error, MindSpeedError) and _is_ours(trace):
         cause, error = error, MindSpeedError([unforeseen(error)])
         error.__cause__ = cause

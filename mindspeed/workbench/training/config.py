@@ -51,6 +51,19 @@ class TrainConfig(BaseModel):
     )
     decay: Literal["cosine", "linear", "constant"] = Field("cosine", description="Shape of the learning-rate decay")
 
+    # losses that are not usable
+    on_nan: Literal["stop", "skip", "rollback"] = Field(
+        "stop",
+        description="Policy for losses and gradients that are not finite: stop = end the run, skip = change no weights, "
+        "rollback = return to the newest checkpoint. The samples of the step are not read again",
+    )
+    on_spike: Literal["off", "skip", "rollback"] = Field(
+        "off", description="Policy for a loss spike, as for --on-nan; off = loss spikes are not looked for"
+    )
+    spike_factor: float = Field(
+        2.0, gt=1, description="A loss is a spike if it exceeds this many times the mean loss of the last 100 steps"
+    )
+
     # optimizer
     weight_decay: float = Field(0.1, ge=0, description="Decoupled weight decay")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of Adam's first moment")

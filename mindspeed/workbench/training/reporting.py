@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from mindspeed.engine.runtime import session
 from mindspeed.workbench.html_page import chart, page, section, table
 
 LOG: Final = "log.jsonl"
@@ -67,8 +69,8 @@ class Reporter:
         ``seconds`` are those of the slowest rank, ``numbers`` those of features.
         """
         self._losses.append(loss)
-        row = {"step": step, "loss": loss, "learning_rate": learning_rate, "gradient_norm": gradient, "seconds": seconds}
-        self._log.write(json.dumps(row | nested(numbers)) + "\n")
+        row = {"loss": loss, "learning_rate": learning_rate, "gradient_norm": gradient, "seconds": seconds}
+        self._row(step, row, numbers)
         if step % self.interval and step != self.last:
             if step == self._first:
                 self.note(f"step {step}/{self.last}  loss {loss:.4f}  took {seconds:.1f} s")
@@ -87,6 +89,13 @@ class Reporter:
             shown = "".join(f"  {name} {value:.4g}" for name, value in numbers.items())
             self.note(f"step {step}/{self.last}  loss {mean:.4f}{shown}  {rate:,.0f} tokens/s  {_clock(left)} left")
 
+    def rejected(self, step: int, loss: float, action: str, after: int) -> None:
+        """Record a step that changed no weights, and the action. Training continues after step ``after``."""
+        self._log.write(json.dumps({"step": step, "rejected_loss": str(loss), "action": action}) + "\n")
+        self._log.flush()
+        self._since, self._at, self._losses = after, time.perf_counter(), []
+        self.note(f"step {step}/{self.last}  loss {loss:.4f} rejected: {action}")
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave the time inside out of training time."""
@@ -96,7 +105,7 @@ class Reporter:
 
     def held_out(self, step: int, loss: float) -> None:
         """Take down an evaluation."""
-        self._log.write(json.dumps({"step": step, "heldout_loss": loss}) + "\n")
+        self._row(step, {"heldout_loss": loss})
         self._scalar("heldout/loss", loss, step)
         self.note(f"step {step}/{self.last}  held-out loss {loss:.4f}")
 
@@ -112,6 +121,12 @@ class Reporter:
             self.note("matplotlib is not installed, so the run draws no loss curve")
         (self.run / PAGE).write_text(report_page(self.run, result, self.tokens), encoding="utf-8")
         (self.run / RESULT).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+    def _row(self, step: int, row: Mapping[str, float | None], numbers: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Write a row to the log of the run, and hand it to features that log elsewhere; ``numbers`` are those of features."""
+        self._log.write(json.dumps({"step": step, **row, **nested(numbers)}) + "\n")
+        metrics = {name: value for name, value in {**row, **numbers}.items() if value is not None}
+        session.call("log_metrics", step=step, metrics=metrics)
 
     def _scalar(self, name: str, value: float | None, step: int) -> None:
         if self._scalars is not None and value is not None:

@@ -6,6 +6,7 @@ import math
 import random
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -25,12 +26,13 @@ from mindspeed.megatron.training_hook_wrappers import step_metrics
 from mindspeed.problems import Fix, Problem, RunError
 from mindspeed.workbench.training import configurations, saving
 from mindspeed.workbench.training.batches import Batches, build_datasets, largest, over_ranks, run_schedule
-from mindspeed.workbench.training.checkpoints import saved_steps
+from mindspeed.workbench.training.checkpoints import checkpoint_path, saved_steps
 from mindspeed.workbench.training.config import TrainConfig
 from mindspeed.workbench.training.data_source import DataSource
 from mindspeed.workbench.training.evaluation import generate, held_out_loss, unigram_entropy
 from mindspeed.workbench.training.interruption import StopRequest
 from mindspeed.workbench.training.job import Job, write_job
+from mindspeed.workbench.training.loss_guard import LIMIT, Action, LossGuard
 from mindspeed.workbench.training.reporting import RESULT, Reporter
 from mindspeed.workbench.training.run_folder import hold_folder
 
@@ -109,6 +111,7 @@ class Trainer:
             Batches(dataset, world.micro_batch_size, world.global_batch_size, self.config.seed) for dataset in datasets
         )
         self.saved = self.state.step
+        self.guard = LossGuard(self.config, scales_loss=world.dtype == "fp16")
         self.stop = StopRequest()
         self.interrupted = False
         self.initial_loss = math.nan
@@ -138,19 +141,40 @@ class Trainer:
 
     def _step(self) -> None:
         state, start = self.state, time.perf_counter()
-        local_loss, rate, updated, gradient = update(state, self.train_batches)
+        local_loss, rate, updated, gradient, action = update(state, self.train_batches, self.guard)
         state.step += 1
         state.samples += self.samples_per_step
         torch.cuda.synchronize()
         seconds, stop = largest(time.perf_counter() - start, self.stop.is_made)
         numbers = step_metrics(state)
         loss, self.interrupted = over_ranks(local_loss), stop > 0
+        if action is not None:
+            self._reject(action, loss)
+            return
         if not math.isfinite(loss) or (updated and not math.isfinite(gradient)):
             raise self._not_finite(loss)
         if math.isnan(self.initial_loss):
             self.initial_loss = loss
         if self.reporter is not None:
             self.reporter.step(state.step, loss, rate, gradient, seconds, numbers)
+
+    def _reject(self, action: Action, loss: float) -> None:
+        """Go on after a step that changed no weights: with the next one, or from the newest checkpoint."""
+        step, steps = self.state.step, saved_steps(self.job.run)
+        if self.guard.rejected > LIMIT:
+            raise self._unusable(
+                f"{self.guard.rejected} steps up to step {step} were rejected without a usable one between them"
+            )
+        if action == "rollback" and not steps:
+            raise self._unusable(f"the loss of step {step} is {loss:g}, and there is no checkpoint to return to")
+        if action == "rollback":
+            samples = self.state.samples
+            self.state.scheduler = build_scheduler(self.state.optimizer, self.config)
+            checkpoint = str(checkpoint_path(self.job.run, steps[-1]))
+            saving.load(replace(self.job, checkpoint=checkpoint), self.state, self.source)
+            self.state.samples, self.saved = samples, self.state.step
+        if self.reporter is not None:
+            self.reporter.rejected(step, loss, action, after=self.state.step)
 
     def _after_step(self) -> None:
         step, config = self.state.step, self.config
@@ -162,7 +186,8 @@ class Trainer:
                 self._evaluate()
 
     def _save(self) -> None:
-        saving.save(self.job, self.state, self.source.identity)
+        with session.around("around_save", step=self.state.step):
+            saving.save(self.job, self.state, self.source.identity)
         self.saved = self.state.step
         self._agree_to_stop()
         if self.reporter is not None:
@@ -202,26 +227,31 @@ class Trainer:
         return tokenizer.decode(prompt + generate(self.state.chunks, prompt, *how, self._agree_to_stop))
 
     def _not_finite(self, loss: float) -> RunError:
-        steps = saved_steps(self.job.run)
         if math.isfinite(loss):
-            text = f"a gradient is not finite in step {self.state.step}"
-        else:
-            text = f"the loss of step {self.state.step} is {loss}"
+            return self._unusable(f"a gradient is not finite in step {self.state.step}")
+        return self._unusable(f"the loss of step {self.state.step} is {loss}")
+
+    def _unusable(self, text: str) -> RunError:
+        steps = saved_steps(self.job.run)
         again = f"--resume {self.job.run} returns to step {steps[-1]}; try" if steps else "try"
         fix = Fix.advise(f"{again} a lower --lr or a longer --warmup-iters")
         return RunError([Problem("MS606", text, where=self.job.run, fix=fix)])
 
 
 class Update(NamedTuple):
-    """Hold the loss of this rank, the learning rate, whether the parameters were updated, and the norm of their gradient."""
+    """Hold the loss of this rank, the learning rate, whether the parameters were updated, and the norm of their gradient.
+
+    ``action`` is what becomes of a step that a `LossGuard` rejects.
+    """
 
     local_loss: torch.Tensor | None
     rate: float
     updated: bool
     gradient: float
+    action: Action | None = None
 
 
-def update(state: saving.TrainerState, batches: Batches) -> Update:
+def update(state: saving.TrainerState, batches: Batches, guard: LossGuard | None = None) -> Update:
     """Train with the next batch: the forward and backward passes of the schedule, and the optimizer's step."""
     with session.around("around_train_step", state=state):
         for chunk in state.chunks:
@@ -229,6 +259,8 @@ def update(state: saving.TrainerState, batches: Batches) -> Update:
         state.optimizer.zero_grad()
         local_loss = run_schedule(state.chunks, batches, state.samples)
         rate = state.optimizer.param_groups[0]["lr"]
+        if guard is not None and guard.is_active and (action := guard.judge(state.step + 1, local_loss, state.chunks)):
+            return Update(local_loss, rate, False, math.nan, action)
         updated, gradient, _ = state.optimizer.step()
         if updated:
             state.scheduler.step(increment=1)

@@ -172,7 +172,9 @@ class _Run:
             with session.around("around_train_step", state=state):
                 self.train_step(step)
             state.step += 1
-            step_metrics(state)
+            metrics = step_metrics(state)
+            if dist.get_rank() == 0:
+                session.call("log_metrics", step=state.step, metrics=metrics)
         self.record_weights()
 
     def train_step(self, step: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 from mindspeed import registry
 from mindspeed.engine.runtime import rendezvous, uncaught
 from mindspeed.problems import Fix, MindSpeedError, Problem
+from mindspeed.process import run
 
 
 @pytest.fixture(autouse=True)
@@ -78,17 +79,17 @@ def test_a_hook_of_others_that_was_installed_since_stays(monkeypatch):
 
 def test_a_traceback_lies_in_the_folder_of_the_run(monkeypatch, tmp_path):
     """A node's own folder for temporary files goes with the node."""
-    (run := tmp_path / "run").mkdir()
-    monkeypatch.setattr(uncaught, "_folders", [])
+    (folder := tmp_path / "run").mkdir()
+    monkeypatch.setattr(run, "_folders", [])
     monkeypatch.setenv("RANK", "3")
-    uncaught.keep_tracebacks_in(run)
+    run.set_run_folder(folder)
     problem = uncaught.unforeseen(OSError("the disk is gone"))
-    (file,) = run.glob("mindspeed-rank3-*.traceback.txt")
+    (file,) = folder.glob("mindspeed-rank3-*.traceback.txt")
     assert problem.fix_text == f"report it with the traceback in {file}"
 
 
 def test_without_a_known_run_it_lies_beside_the_report(monkeypatch, tmp_path):
-    monkeypatch.setattr(uncaught, "_folders", [])
+    monkeypatch.setattr(run, "_folders", [])
     monkeypatch.setenv("MINDSPEED_REPORT", str(tmp_path / "run.json"))
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
     uncaught.unforeseen(OSError("the disk is gone"))

@@ -1,0 +1,1 @@
+"""Numbers of each step in Weights & Biases, Prometheus and OpenTelemetry."""

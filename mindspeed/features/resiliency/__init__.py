@@ -1,0 +1,1 @@
+"""Hangs of a job that name the rank, its section and its last collective."""
