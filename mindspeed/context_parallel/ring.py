@@ -68,7 +68,7 @@ class Rounds:
             yield Hop(self._rank(outer, inner + 1), self._rank(outer, inner - 1), step + 1, False)
 
     def gradient_hop(self, rank: int, step: int) -> Hop:
-        """Give the hop after step 1 or later. An inner ring passes its sum to the next rank, a whole sum to the next inner ring.
+        """Give the hop after step 1 or later. An inner ring passes its sum to its next rank, a whole sum to the next ring.
 
         There it is due when that ring has its own sum of the same block, which is at the same place. The last one goes to the
         owner of the block.
