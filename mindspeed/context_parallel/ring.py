@@ -81,6 +81,7 @@ def ring_attention(
     dropout: float = 0.0,
     window: int = 1,
     keep: Keep = "none",
+    narrow_gradients: bool = False,
     second_group: dist.ProcessGroup | None = None,
     layout: Layout | None = None,
 ) -> Tensor:
@@ -93,14 +94,16 @@ def ring_attention(
     ``mask`` [tokens here, all tokens] or [batch, 1, tokens here, all tokens], True where hidden, takes the place of
     ``causal``. ``ends`` has for each row of the batch the ends of the documents packed into it, which do not see one another.
     ``slopes`` [heads] are those of ALiBi. Ranks with one random state drop different places. ``window`` ranks form an inner
-    ring. Raises OperatorError.
+    ring. ``narrow_gradients`` sends the gradients of keys and values in the type of the keys: the sum of the ranks so far is
+    rounded at each of the P - 1 hops, by at most P - 1 times half a unit in the last place of the largest such sum in all.
+    Raises OperatorError.
     """
     layout = layout or (zigzag if causal and mask is None else contiguous)(group.size())
     check_shares("ring_attention", query, key, value, mask, ends, layout, group.size())
     require(group.size() % window == 0, "ring_attention", f"window={window} does not divide {group.size()} ranks")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scoring = Scoring(scale, attention_visibility(causal, mask, ends), slopes, dropout, dist.get_rank())
-    plan = _Plan(scoring, layout, Rounds(group.size(), window), Exchange(group, second_group), keep)
+    plan = _Plan(scoring, layout, Rounds(group.size(), window), Exchange(group, second_group), keep, narrow_gradients)
     with scoring.own_numbers(query.device):
         result: Tensor = _Ring.apply(query, key, value, plan)  # type: ignore[no-untyped-call]
     return result
@@ -113,6 +116,7 @@ class _Plan:
     rounds: Rounds
     exchange: Exchange
     keep: Keep
+    narrow_gradients: bool
 
     def work(self, rank: int, tokens: int, device: torch.device) -> list[list[BlockCall]]:
         """The parts of each step, and last of all those of the own block that wait for the end of backward."""
@@ -177,7 +181,8 @@ class _Ring(torch.autograd.Function):
             if step:
                 total = total if returning is None else total.add_(returning.wait())
                 hop = plan.rounds.gradient_hop(rank, step)
-                returning = plan.exchange.post(total, hop.to, hop.source)
+                sum_so_far = total.to(key.dtype) if plan.narrow_gradients else total
+                returning = plan.exchange.post(sum_so_far, hop.to, hop.source)
         add(-1, key, value, own)
         if returning is not None:
             own += returning.wait()

@@ -30,6 +30,7 @@ class RingCoreAttention(CoreAttention):
             self.group,
             **self.attention_kwargs(visibility, query.device),
             window=args.window,
+            narrow_gradients=args.narrow_gradients,
             keep=args.keep if keeps(self.attention_number, args.interval) else "none",
             second_group=self.feature.second_group,
             layout=zigzag(self.group.size()),
