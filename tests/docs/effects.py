@@ -63,6 +63,7 @@ def printed(command: str, pool: WorkerPool) -> set[int]:
 
     with patch("mindspeed.workbench.verification.pool.WorkerPool", lambda: nullcontext(pool)):
         result = CliRunner().invoke(main, [*shlex.split(command), "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
     proof = json.loads(result.stdout)["proof"]
     return {number for sizes in proof["bytes"].values() for number in sizes}
 

@@ -71,7 +71,7 @@ def test_gradients_of_experts_are_added_to_their_buffers_without_a_read() -> Non
     forward, backward, reads = both_ways(experts)
     assert (reads, forward.reads, backward.reads) == ([], 0, 0)
     assert forward.kernels <= 4, forward  # counts are copied to the host
-    assert backward.kernels <= 7, backward
+    assert backward.kernels <= 9, backward  # three on counts for each product
     assert all(bool(weight.main_grad.any()) == (number != 1) for number, weight in enumerate(experts.linear_fc1.parameters()))
 
 

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from tests.npu_contract.recording import OnNpu
 
-_NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "detach", "resize_"}
+_EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"}
+_NO_KERNEL = _EMPTY | {"lift_fresh", "detach", "promote_types"}
 
 
 @dataclass
