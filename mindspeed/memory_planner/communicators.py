@@ -31,7 +31,8 @@ def communicator_lines(made: ActivationPlan, known: Catalog) -> list[str]:
 def communicators(made: ActivationPlan, known: Catalog) -> list[str]:
     """Return the communicators of Megatron's groups and of the pipeline schedule, on the rank that has most.
 
-    They are named as in `mindspeed.platforms.backend_rules.created`. Groups that a feature makes for itself are not counted.
+    They are named as in `mindspeed.platforms.backend_rules.created`. Groups that a feature makes for itself are not counted;
+    those that only a dispatcher without capacity uses are counted for every model with experts.
     """
     world = made.world
     active = [(known.feature(planned.name), planned.args) for planned in made.features]
@@ -70,7 +71,7 @@ def _sizes(world: World, sharded: bool) -> Iterator[tuple[str, int]]:
         yield "MODEL_PARALLEL_GROUP", world.tp * world.pp
     if world.is_set("num_experts"):
         experts = world.ep * (world.expert_tensor_size if world.is_set("expert_tensor_size") else world.tp)
-        yield "EXPERT_MODEL_PARALLEL_GROUP", world.ep
+        yield "EXPERT_MODEL_PARALLEL_GROUP", 1 if world.dispatcher == "allgather" else world.ep
         yield "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", experts
         yield "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", experts * world.pp
         yield "EXPERT_DATA_PARALLEL_GROUP", int(world.world_size) // (experts * world.pp)
