@@ -39,8 +39,8 @@ class AccumulatingExperts:
         if operands.counts is None:
             return separate_gradient(operands)
         counts = operands.counts()
-        sizes = operands.ends.diff(prepend=operands.ends.new_zeros(1)).split(1)
-        rows = zip(sizes, operands.dy.split(counts), operands.rows.split(counts), strict=True)
+        sizes = torch.split(operands.ends.diff(prepend=operands.ends.new_zeros(1)), 1)
+        rows = zip(sizes, torch.split(operands.dy, counts), torch.split(operands.rows, counts), strict=True)
         weights = weights_OI[operands.first : operands.first + len(counts)]
         for weight, (size, dy, x) in zip(weights, rows, strict=True):
             if len(x):

@@ -80,7 +80,7 @@ def split(mains: Sequence[Tensor], residuals: Sequence[Tensor | None]) -> list[t
     sizes = [main.numel() for main in mains]
     is_tie = torch.empty(sum(sizes), dtype=torch.bool, device=mains[0].device)
     kept = []
-    for main, residual, part in zip(mains, residuals, is_tie.split(sizes), strict=True):
+    for main, residual, part in zip(mains, residuals, torch.split(is_tie, sizes), strict=True):
         lower = main.view(-1).view(torch.int16)[_LOWER::2]
         kept.append(lower.clone() if residual is None else residual.copy_(lower))
         torch.eq(kept[-1], TIE, out=part)
