@@ -24,7 +24,7 @@ from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.engine.resolution.environment import Environment, engine_installed, installed_version
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer, layer_from_call, layer_from_environment
-from mindspeed.engine.resolution.resolution_state import HasVariant, Suggestions
+from mindspeed.engine.resolution.resolution_state import HasVariant, Slower, Suggestions, never_slower
 from mindspeed.engine.resolution.resolver import resolve as resolve_names
 from mindspeed.engine.runtime import rendezvous, session, uncaught
 from mindspeed.engine.runtime.effects import EffectReport
@@ -91,10 +91,16 @@ def defaults() -> dict[str, dict[str, Any]]:
 
 
 @watched()
-def resolve(layers: Sequence[Layer], environment: Environment | None = None, known: Catalog | None = None) -> ActivationPlan:
+def resolve(
+    layers: Sequence[Layer],
+    environment: Environment | None = None,
+    known: Catalog | None = None,
+    untried: Suggestions | None = None,
+) -> ActivationPlan:
     """Turn request layers (low to high) into a plan. Raises ResolutionError with every problem.
 
-    Without ``known``, of other distributions only the named features are loaded, and what those require.
+    Without ``known``, of other distributions only the named features are loaded, and what those require. With ``untried`` the
+    problems have these fixes, none of which is tried: for whoever has other requests to make first.
     """
     known = known or catalog_for(_named([*layers, disabled_layer()]))
     platform = next((layer.platform for layer in reversed(layers) if layer.platform), None)
@@ -106,8 +112,10 @@ def resolve(layers: Sequence[Layer], environment: Environment | None = None, kno
         return judge(request, suggestions, known)[1]
 
     try:
-        return _resolve(layers, environment, known)
+        return _resolve(layers, environment, known, untried or "declared")
     except ResolutionError as error:
+        if untried is not None:
+            raise
         from mindspeed.engine.resolution.applied_fixes import JobRequest
         from mindspeed.engine.resolution.mending import one_of_each, with_tried_fixes
 
@@ -136,10 +144,11 @@ def _resolve(
 
     layers = [*layers, disabled_layer()]
     runs: HasVariant | None = None
+    slower: Slower = never_slower
     if environment.source == "probed":
-        from mindspeed.ops.availability import build_obstacle, running
+        from mindspeed.ops.availability import build_obstacle, losses, running
 
-        runs = running(environment.platform)
+        runs, slower = running(environment.platform), losses(environment.platform)
         if obstacle := build_obstacle(environment.platform):
             text = f"the C++ operators are not built, so operators use their plain-torch references; {obstacle}"
             layers.append(Layer("cache", notes=(PlanNote("warning", CACHE_VARIABLE, text),)))
@@ -147,7 +156,7 @@ def _resolve(
         text = f"{', '.join(absent)}: no distribution with features has that name"
         layers.append(Layer("plugins", notes=(PlanNote("warning", PLUGINS_VARIABLE, text),)))
     framework = Framework(base_features(environment.platform), _hook_patches, check_overrides, frozenset(OF_TRAINING))
-    resolution = resolve_names(layers, known, environment, framework.base, has_variant, runs, suggestions)
+    resolution = resolve_names(layers, known, environment, framework.base, has_variant, runs, suggestions, slower)
     if resolution.problems:
         raise ResolutionError(resolution.problems)
     try:

@@ -3,6 +3,12 @@
 #include "blocked_product.h"
 #include "rounded.h"
 
+#include <torch/library.h>
+
+#include <set>
+#include <string>
+#include <utility>
+
 namespace mindspeed {
 namespace {
 
@@ -67,7 +73,24 @@ template <class Finish> void multiply_pairs(const std::vector<Product> &products
 #endif
 }
 
+std::set<std::pair<std::string, at::ScalarType>> of_library;
+
+void choose_library(std::string op, at::ScalarType type, bool chosen) {
+  if (chosen)
+    of_library.insert({op, type});
+  else
+    of_library.erase({op, type});
+}
+
+TORCH_LIBRARY(mindspeed_kernels, m) {
+  m.def("choose_library(str op, ScalarType type, bool chosen) -> ()", choose_library);
+}
+
 } // namespace
+
+bool left_to_library(const char *op, at::ScalarType type) {
+  return !of_library.empty() && of_library.count({op, type}) != 0;
+}
 
 bool multiplies(at::ScalarType type) {
   return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;

@@ -32,6 +32,10 @@ struct Destination {
 // Whether `multiply` takes matrices of this type on this processor.
 bool multiplies(at::ScalarType type);
 
+// Whether an operator leaves products of this type to the library of torch, which was measured to be faster on this
+// processor. It is told when the operators are loaded.
+bool left_to_library(const char *op, at::ScalarType type);
+
 // Store every product, of matrices of `type`, as numbers of that type; or add it to a C of fp32 numbers.
 void multiply_and_store(at::ScalarType type, const std::vector<Product> &products, const std::vector<Destination> &to);
 void multiply_and_add(at::ScalarType type, const std::vector<Product> &products, const std::vector<Destination> &to);

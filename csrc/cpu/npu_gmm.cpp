@@ -6,6 +6,7 @@
 #include "operators.h"
 #include "reference.h"
 
+#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -48,7 +49,15 @@ Tensor gmm(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &b
   if (!bounds || !taken)
     return call_reference(gmm_operator(), x, weight, bias, groups, cumulative);
   const int64_t experts = weight.size(0), columns = weight.size(2);
-  const Tensor y = fresh({x.size(0), columns}, x.options());
+  Tensor y = fresh({x.size(0), columns}, x.options());
+  if (!bias && left_to_library("npu_gmm", x.scalar_type())) {
+    for (int64_t e = 0; e < experts; ++e) {
+      const int64_t start = (*bounds)[e], rows = (*bounds)[e + 1] - start;
+      Tensor part = y.narrow(0, start, rows);
+      at::mm_out(part, x.narrow(0, start, rows), weight[e]);
+    }
+    return y;
+  }
   const Tensor added = bias ? bias->to(at::kFloat).contiguous() : Tensor();
   std::vector<Product> products(experts);
   std::vector<Destination> destinations(experts);
@@ -70,6 +79,14 @@ Tensor gmm_sum(const Tensor &x, const Tensor &dy, const Tensor &groups, bool cum
     return call_reference(sum_operator(), x, dy, groups, cumulative);
   const int64_t experts = groups.size(0), rows = x.size(1), columns = dy.size(1);
   const Tensor out = fresh({experts, rows, columns}, x.options());
+  if (left_to_library("npu_gmm", x.scalar_type())) {
+    for (int64_t e = 0; e < experts; ++e) {
+      const int64_t start = (*bounds)[e], inner = (*bounds)[e + 1] - start;
+      Tensor part = out[e];
+      at::mm_out(part, x.narrow(0, start, inner).t(), dy.narrow(0, start, inner));
+    }
+    return out;
+  }
   std::vector<Product> products(experts);
   std::vector<Destination> destinations(experts);
   for (int64_t e = 0; e < experts; ++e) {

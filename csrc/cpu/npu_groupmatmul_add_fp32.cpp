@@ -27,7 +27,7 @@ void add(const Tensor &x, const Tensor &dy, const Tensor &groups, Tensor &grad) 
   const auto bounds = group_bounds(groups, x.size(0), true);
   const bool taken = multiplies(x.scalar_type()) && dy.scalar_type() == x.scalar_type() &&
                      grad.scalar_type() == at::kFloat && grad.is_contiguous();
-  if (!bounds || !taken) {
+  if (!bounds || !taken || left_to_library("npu_groupmatmul_add_fp32", x.scalar_type())) {
     call_reference(add_operator(), x, dy, groups, grad);
     return;
   }

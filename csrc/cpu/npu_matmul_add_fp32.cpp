@@ -22,7 +22,7 @@ const auto &add_operator() {
 void add(const Tensor &total_input, const Tensor &grad_output, Tensor &grad) {
   const bool taken = multiplies(total_input.scalar_type()) && grad_output.scalar_type() == total_input.scalar_type() &&
                      grad.scalar_type() == at::kFloat && (grad.stride(1) == 1 || grad.stride(0) == 1);
-  if (!taken) {
+  if (!taken || left_to_library("npu_matmul_add_fp32", total_input.scalar_type())) {
     call_reference(add_operator(), total_input, grad_output, grad);
     return;
   }

@@ -129,7 +129,7 @@ def _cheapest(
         if any(part.issubset(added) for part in refused):
             continue
         try:
-            found = stages_of(request.naming((*names, *added)).plan_of_run(), known, dropout)
+            found = stages_of(request.plan_of_run((*names, *added), untried="none"), known, dropout)
         except MindSpeedError as error:  # they do not fit the model, or exclude one another whatever is added
             if EXCLUSIVE & {problem.code for problem in error.problems}:
                 refused.append(set(added))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
     from mindspeed.engine.resolution.environment import Environment
     from mindspeed.engine.resolution.request import Layer
+    from mindspeed.engine.resolution.resolution_state import Suggestions
     from mindspeed.plugins.discovery import Catalog
     from mindspeed.problems import Problem
 
@@ -236,23 +237,23 @@ class Request:
             environment = replace(environment, megatron=self.megatron, source=COMMAND_LINE)
         return environment if world_size is None else replace(environment, world_size=world_size)
 
-    def resolve(self, world_size: int | None = None, *more: Layer) -> ActivationPlan:
+    def resolve(self, world_size: int | None = None, *more: Layer, untried: Suggestions | None = None) -> ActivationPlan:
         """The plan for this request. ``world_size`` is that of the job that will run it; ``more`` layers come lowest.
 
-        Raises ResolutionError with every problem.
+        Raises ResolutionError with every problem, with fixes as `mindspeed.registry.resolve`.
         """
         from mindspeed import registry
 
-        return registry.resolve([*more, *self.layers], self.environment(world_size))
+        return registry.resolve([*more, *self.layers], self.environment(world_size), untried=untried)
 
-    def plan_of_run(self, names: tuple[str, ...] = ()) -> ActivationPlan:
+    def plan_of_run(self, names: tuple[str, ...] = (), untried: Suggestions | None = None) -> ActivationPlan:
         """The plan that a run of this request has, with more features: a section ``train`` gives the trainer's values as well.
 
         Raises ResolutionError with every problem, those of the section included.
         """
         request = self.naming(names)
         if not self.train:
-            return request.resolve()
+            return request.resolve(untried=untried)
         from mindspeed.workbench.training.planning import plan_of_file
 
         return plan_of_file(request.layers, self.train, self.environment())

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.files.cache_folder import cache_folder, why_unwritable
-from mindspeed.ops import OPERATORS, build_cache
+from mindspeed.ops import OPERATORS, build_cache, speeds
+from mindspeed.ops.build_cache import Built
 from mindspeed.ops.compiler import find_compiler
 from mindspeed.ops.instruction_sets import missing, needed
+from mindspeed.ops.speeds import Speed
 from mindspeed.ops.variants import has_variant, native_variants, python_variants, reference_only
 
 REFERENCE: Final = "reference"
@@ -56,6 +58,12 @@ class VariantStatus:
     runs: str
     reason: str
     command: str = ""
+    speeds: tuple[Speed, ...] = ()
+
+    @property
+    def measured(self) -> str:
+        """How many times as fast as without it the operator is here, for each measured type."""
+        return ", ".join(f"{speed.dtype} {speed.ratio:.1f}x" for speed in self.speeds)
 
     @property
     def why(self) -> str:
@@ -71,7 +79,7 @@ class VariantStatus:
         return label(self.name, self.variant)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("name", "platform", "variant", "needs", "runs", "why")}
+        return {name: getattr(self, name) for name in ("name", "platform", "variant", "needs", "runs", "why", "speeds")}
 
 
 def standings(platform: str) -> list[VariantStatus]:
@@ -109,6 +117,16 @@ def running(platform: str) -> Callable[[str, str], bool]:
     return runs
 
 
+def losses(platform: str) -> Callable[[str, str], str]:
+    """``(op, dtype) -> reason``: why an operator loses to torch on this machine, '' where it wins or was not measured."""
+    machine = _Machine(platform)
+
+    def lost(op: str, dtype: str) -> str:
+        return next((speed.verdict for speed in machine.speeds if speed.loses and (speed.op, speed.dtype) == (op, dtype)), "")
+
+    return lost
+
+
 def kinds(ops: Iterable[str], platform: str) -> dict[str, str]:
     """Map these operators to the variants that run on this machine; nothing where it cannot run a job of that platform."""
     machine = _Machine(platform)
@@ -139,7 +157,8 @@ def _standing(op: str, machine: _Machine) -> VariantStatus:
     if best == REFERENCE:
         return VariantStatus(op, machine.platform, best, otherwise, reason(op, machine.platform))
     if machine.is_here and machine.runs(op):
-        return VariantStatus(op, machine.platform, best, best, "")
+        measured = tuple(speed for speed in machine.speeds if speed.op == op)
+        return VariantStatus(op, machine.platform, best, best, "", speeds=measured)
     return VariantStatus(op, machine.platform, best, otherwise, *machine.obstacle(op))
 
 
@@ -177,9 +196,18 @@ class _Machine:
     @cached_property
     def built(self) -> frozenset[str]:
         """Operators in the library that a process would load here."""
-        key = self._key
-        found = build_cache.find(key) if key is not None else None
-        return frozenset(found.operators) if found is not None else frozenset()
+        return frozenset(self._library.operators) if self._library is not None else frozenset()
+
+    @cached_property
+    def speeds(self) -> tuple[Speed, ...]:
+        """Times of these operators on this processor."""
+        if self.platform != "cpu" or reference_only() or self._library is None:
+            return ()
+        return speeds.read(self._library.library)
+
+    @cached_property
+    def _library(self) -> Built | None:
+        return build_cache.find(self._key) if self._key is not None else None
 
     @cached_property
     def no_library(self) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,10 +24,11 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from mindspeed.files.cache_folder import distrust, make_private
-from mindspeed.ops import build_cache
+from mindspeed.ops import build_cache, speeds
 from mindspeed.ops.build_cache import Built, Key
 from mindspeed.ops.compiler import CANDIDATES, Compiler, CompilerResult, compile_object, find_compiler, link, run
 from mindspeed.ops.instruction_sets import missing
+from mindspeed.ops.speeds import MEASURED, Speed
 from mindspeed.ops.variants import SOURCES, digest, operator_files, source_digest, source_files
 from mindspeed.problems import Fix, PlatformError, Problem, advice
 
@@ -95,6 +97,18 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
         text = f"the folder of built operators is not writable: {error.strerror}"
         fix = "MINDSPEED_CACHE=FOLDER mindspeed ops build, and set the same variable for training"
         raise PlatformError([Problem("MS514", text, where=str(library.parent), fix=advice(fix))]) from error
+
+
+def measured(built: Built, again: bool = False) -> tuple[Speed, ...]:
+    """The times of a library's operators on this processor, measured now in a process of their own unless they are known."""
+    if not set(built.operators).intersection(MEASURED):
+        return ()
+    if (known := speeds.read(built.library)) and not again:
+        return known
+    done = subprocess.run([sys.executable, "-m", "mindspeed.ops.measuring"], stdout=subprocess.PIPE, text=True, check=True)
+    rows = tuple(Speed(**row) for row in json.loads(done.stdout))
+    speeds.write(built.library, rows)
+    return rows
 
 
 def _require_trust(job: _Job) -> None:

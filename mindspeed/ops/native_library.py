@@ -7,11 +7,13 @@ from typing import Final
 
 import torch
 
-from mindspeed.ops import build_cache
+from mindspeed.ops import build_cache, speeds
 from mindspeed.ops.build_cache import Built
 from mindspeed.ops.variants import native_variants, reference_only
 from mindspeed.problems import Fix, Problem, advice
 
+DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""Types that speeds are measured in."""
 BUILD: Final = "mindspeed ops build"
 
 _loaded: Built | None = None
@@ -54,7 +56,15 @@ def _load() -> Built | None:
         text = f"the C++ operators cannot be loaded, so operators use their plain-torch references: {error}"
         _warn(Problem("MS512", text, where=str(built.library), fix=Fix.advise(f"{BUILD} --force")))
         return None
+    for speed in speeds.read(built.library):
+        if speed.leaves_to_library:
+            choose_library(speed.op, speed.dtype, True)
     return built
+
+
+def choose_library(op: str, dtype: str, chosen: bool) -> None:
+    """Leave the products of an operator in a type to torch, or to our kernel again. The operators must be loaded."""
+    torch.ops.mindspeed_kernels.choose_library(op, DTYPES[dtype], chosen)
 
 
 def _warn(problem: Problem) -> None:

@@ -54,6 +54,7 @@ def test_json_holds_the_pages_by_name(mindspeed):
     assert pages["swiglu"].startswith("# swiglu\n")
 
 
+@pytest.mark.long
 @pytest.mark.budget(8)
 def test_the_whole_reference_is_written_with_or_without_third_parties(mindspeed, install, tmp_path):
     install("acme", {"acme-clip": ""})

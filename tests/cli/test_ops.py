@@ -8,9 +8,10 @@ import pytest
 
 from mindspeed.cli import ops
 from mindspeed.job.world import PLATFORMS
-from mindspeed.ops import OPERATORS, availability, instruction_sets
+from mindspeed.ops import OPERATORS, availability, instruction_sets, speeds
 from mindspeed.ops.availability import variant
 from mindspeed.ops.compiler import Compiler
+from mindspeed.ops.speeds import Speed
 from mindspeed.ops.variants import operator_files
 from tests.ops.built import pretend_built, write_sources
 
@@ -34,7 +35,7 @@ def listed(mindspeed):
         assert (done.exit_code, done.stderr) == (0, "")
         rows = json.loads(done.stdout)["operators"]
         assert [row["name"] for row in rows] == list(OPERATORS)
-        assert all(list(row) == ["name", "platform", "variant", "needs", "runs", "why"] for row in rows)
+        assert all(list(row) == ["name", "platform", "variant", "needs", "runs", "why", "speeds"] for row in rows)
         (row,) = [row for row in rows if row["name"] == name]
         return row["variant"], row["runs"], row["why"]
 
@@ -118,7 +119,7 @@ def test_a_package_that_a_variant_needs_is_named(cache, listed, monkeypatch):
 
 def test_the_table_has_one_line_for_each_operator(cache, mindspeed):
     lines = mindspeed("ops", "list", "--platform", "cpu").stdout.splitlines()
-    assert lines[0].split() == ["OPERATOR", "BEST", "ON", "CPU", "RUNS", "HERE", "WHY"]
+    assert lines[0].split() == ["OPERATOR", "BEST", "ON", "CPU", "RUNS", "HERE", "MEASURED", "WHY"]
     assert lines[-1].split(maxsplit=3) == ["swiglu", "C++", "reference", "not built: mindspeed ops build"]
     assert len(lines) == 1 + len(OPERATORS)
 
@@ -143,7 +144,7 @@ def test_build_says_what_it_made_and_the_second_time_that_it_is_there(mindspeed,
     second = mindspeed("ops", "build")
     assert (second.stdout, second.stderr) == (f"2 C++ operators are already built: {library}\n", "")
     data = json.loads(mindspeed("ops", "build", "--json").stdout)
-    assert list(data) == ["library", "key", "compiler", "operators", "size", "seconds", "compiled"]
+    assert list(data) == ["library", "key", "compiler", "operators", "size", "seconds", "compiled", "speeds"]
     assert (data["library"], data["operators"], data["compiled"]) == (str(library), ["first", "second"], False)
 
 
@@ -212,6 +213,38 @@ def test_level_one_leaves_operators_out_that_run_their_reference_on_request(cach
     level_one = [argument for argument in PLAN if argument != "swiglu"]
     left_out = {row["feature"]: row["text"] for row in planned(mindspeed, *level_one)["rows"] if row["kind"] == "left-out"}
     assert left_out["swiglu"] == "swiglu has only a plain-torch reference on cpu"
+
+
+@pytest.mark.parametrize(("without", "added"), [(0.91, True), (0.5, False)], ids=["as fast as torch", "a slow kernel"])
+def test_level_one_leaves_out_what_torch_beats_on_this_processor(without, added, cache, mindspeed, monkeypatch):
+    monkeypatch.setattr("mindspeed.ops.variants.variants", lambda platform: {"swiglu"})
+    built = pretend_built(cache, operators=["swiglu"])
+    speeds.write(built.library, (Speed("swiglu", "bf16", 1.0, None, without, "silu and a product"),))
+    level_one = [argument for argument in PLAN if argument != "swiglu"]
+    plan = planned(mindspeed, *level_one, "--dtype", "bf16")
+    assert ("swiglu" in [feature["name"] for feature in plan["features"]]) is added
+    text = "swiglu has 0.50 of the speed of silu and a product in bf16 on this processor"
+    assert ([row["text"] for row in plan["rows"] if row["feature"] == "swiglu"] == [text]) is not added
+    asked = planned(mindspeed, *PLAN, "--dtype", "bf16")
+    assert ({"kind": "note", "feature": "swiglu", "text": text} in asked["rows"]) is not added
+    assert "swiglu" in [feature["name"] for feature in planned(mindspeed, *level_one, "--dtype", "fp32")["features"]]
+
+
+def test_the_table_has_the_measured_speeds(cache, mindspeed):
+    built = pretend_built(cache, operators=["swiglu"])
+    measured = [Speed("swiglu", dtype, 1.0, None, ratio, "a product") for dtype, ratio in (("bf16", 3.4), ("fp32", 2.4))]
+    speeds.write(built.library, tuple(measured))
+    row = mindspeed("ops", "list", "--platform", "cpu").stdout.splitlines()[-1]
+    assert row.split(maxsplit=3) == ["swiglu", "C++", "C++", "bf16 3.4x, fp32 2.4x"]
+
+
+def test_times_of_another_processor_say_nothing(cache, monkeypatch):
+    built = pretend_built(cache)
+    speeds.write(built.library, (Speed("npu_gmm", "bf16", 2.0, 1.0, 1.0, "mm of each expert"),))
+    (known,) = speeds.read(built.library)
+    assert (known.leaves_to_library, known.loses) == (True, False)
+    monkeypatch.setattr(speeds, "processor_model", lambda: "another one")
+    assert speeds.read(built.library) == ()
 
 
 def planned(mindspeed, *arguments):

@@ -34,6 +34,7 @@ def test_it_does_on_four_ranks_in_a_double_ring_and_where_neighbours_trade_heads
     assert prove(algorithm, settings=settings).problems == []
 
 
+@pytest.mark.long
 @pytest.mark.budget(8)
 @pytest.mark.parametrize("algorithm", ["ring-attention", pytest.param("ulysses-attention", marks=LONG)])
 def test_a_forgotten_wait_in_megatron_is_found(pool: WorkerPool, algorithm: str) -> None:

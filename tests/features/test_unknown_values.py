@@ -22,6 +22,7 @@ def plan_each(values, worlds):
                         summary(registry.plan([name], settings={name: {setting: value}}, platform="cpu", world=world), catalog)
 
 
+@pytest.mark.long
 @pytest.mark.budget(20)
 def test_every_setting_is_a_plan_or_a_problem_in_a_job_that_says_nothing():
     plan_each(VALUES[:2], WORLDS[:1])

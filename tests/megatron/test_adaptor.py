@@ -40,6 +40,7 @@ def patched_by_adaptor(original: Any) -> Any:
     return wraps(original)(own)
 
 
+@pytest.mark.long
 def test_what_was_patched_before_stays_and_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     before = mindspeed.plan([], platform="cpu", level=0)
     mindspeed.activate(before)

@@ -227,6 +227,7 @@ def test_the_one_line_works_before_and_after_megatrons_imports(run, line, tmp_pa
     assert [feature["name"] for feature in report["features"]] == ["recompute"]
 
 
+@pytest.mark.long
 @pytest.mark.guards(8, processes=True)
 def test_a_feature_that_only_mindspeed_was_told_reaches_megatrons_arguments(run):
     done, printed = run("--set recompute.granularity=selective", under=["--features", "recompute"], line="")
@@ -235,6 +236,7 @@ def test_a_feature_that_only_mindspeed_was_told_reaches_megatrons_arguments(run)
     assert printed["ARGV"] == SHAPE.split()
 
 
+@pytest.mark.long
 def test_under_mindspeed_run_the_line_does_nothing_again(run):
     done, printed = run("--recompute-activations", under=["--features", "recompute"])
     assert done.returncode == 0, done.stderr
@@ -242,6 +244,7 @@ def test_under_mindspeed_run_the_line_does_nothing_again(run):
     assert done.stderr.count("sites patched") == 1, "the line of mindspeed run"
 
 
+@pytest.mark.long
 @pytest.mark.guards(8, processes=True)
 def test_a_megatron_that_parses_and_validates_in_one_function_gets_the_same(run, tmp_path):
     training = tmp_path / "megatron" / "training"
@@ -262,6 +265,7 @@ def test_problems_are_shown_as_problems_and_not_as_a_traceback(run):
     )
 
 
+@pytest.mark.long
 def test_without_a_feature_no_report_is_left_behind(run, tmp_path):
     done, _ = run("--my-own-flag mine")
     assert done.returncode == 0, done.stderr
@@ -275,6 +279,7 @@ def test_megatrons_parser_reports_what_neither_side_knows(run):
     assert done.stderr.splitlines()[-1] == "pretrain: error: unrecognized arguments: --feature swiglu"
 
 
+@pytest.mark.long
 def test_the_platforms_values_reach_whoever_parses_megatron_lms_arguments(tmp_path):
     """A process without a command line of Megatron-LM, as pytest is: its plan is the platform alone."""
     root = stub.build(tmp_path)

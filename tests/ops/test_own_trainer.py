@@ -26,6 +26,7 @@ print(json.dumps({"operators": sorted(Watch.seen), "megatron": any(name.startswi
 """
 
 
+@pytest.mark.long
 @pytest.mark.budget(10)
 def test_it_learns_with_five_operators_and_without_megatron() -> None:
     program = f"SCRIPT = {str(SCRIPT)!r}\n{WATCHED}"

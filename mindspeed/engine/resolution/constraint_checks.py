@@ -168,12 +168,14 @@ def check_platforms(state: ResolutionState) -> None:
 
 
 def check_operators(state: ResolutionState) -> None:
-    """Add a row for every active feature with an operator that runs its plain-torch reference here.
+    """Add a row for every active feature with an operator that runs its plain-torch reference here, or that torch beats.
 
-    Under strict it is a problem, unless level 1 alone switched the feature on.
+    Under strict a reference is a problem, unless level 1 alone switched the feature on.
     """
     platform = str(state.world.platform)
     for name in [name for name in state.names if state.specs[name].ops and name in state.active]:
+        if slower := state.slower_operators(name):
+            state.note("note", name, slower)
         missing = [op for op in state.specs[name].ops if not state.runs(op, platform)]
         if not missing:
             continue

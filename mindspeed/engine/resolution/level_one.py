@@ -38,6 +38,8 @@ def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> Iterable[
         reason = f"its results are not bitwise equal: {spec.numerics.claim}"
     elif missing := [op for op in spec.ops if not state.has_variant(op, platform)]:
         reason = f"{', '.join(missing)} has only a plain-torch reference on {platform}"
+    elif slower := state.slower_operators(name):
+        reason = slower
     elif state.args_of(name) is None:
         reason = "its settings are invalid"
     return ((reason, state.scope),) if reason else refusals(state, name)

@@ -40,6 +40,14 @@ def _contradicts(step: Fix, facts: Mapping[str, Any]) -> bool:
 
 HasVariant = Callable[[str, str], bool]
 """``(op, platform) -> bool``: whether an operator has more than its reference there."""
+Slower = Callable[[str, str], str]
+"""Says of an operator and a data type why it loses to torch here, or ''."""
+
+
+def never_slower(op: str, dtype: str) -> str:
+    """Return '': nothing was measured."""
+    return ""
+
 
 ONE_JOB: Final = OneJob()
 
@@ -69,13 +77,14 @@ class ResolutionState:
         jobs: Jobs = ONE_JOB,
         scope: JobSet = 1,
         suggestions: Suggestions = "declared",
+        slower: Slower = never_slower,
     ) -> None:
         self.merged = merged
         self.catalog = catalog
         self.base = {feature.spec.name: feature for feature in base}
         self.models = {**catalog.models, **{name: feature.Args for name, feature in self.base.items()}}
         self.specs = {**catalog.specs, **{name: feature.spec for name, feature in self.base.items()}}
-        self.has_variant, self.runs = has_variant, runs
+        self.has_variant, self.runs, self._slower = has_variant, runs, slower
         self.jobs, self.scope, self.is_single = jobs, scope, jobs.is_single
         self.suggestions = suggestions
         self.world = self._given = merged.as_world()
@@ -99,6 +108,14 @@ class ResolutionState:
         """Every constraint of the active features, and of those of every plan, by kind and in name order; after `freeze`."""
         self.names: Sequence[str] = ()
         """Names of these features in order; after `freeze`."""
+
+    def slower_operators(self, name: str) -> str:
+        """Return why operators of a feature lose to torch here, or '' where they win or the data type is not known."""
+        try:
+            dtype = self.world.dtype
+        except UnknownValue:
+            return ""
+        return "; ".join(words for op in self.specs[name].ops if (words := self._slower(op, dtype)))
 
     # what is active
 

@@ -201,7 +201,7 @@ def order(subject: Subject) -> Outcome:
 def _answer(names: tuple[str, ...], world: dict[str, Any], environment: Environment) -> tuple[bool, Any]:
     """Return whether the names resolve, and the digest or the problems."""
     try:
-        return True, registry.resolve([Layer("conformance", names, world=world)], environment).digest
+        return True, registry.resolve([Layer("conformance", names, world=world)], environment, untried="none").digest
     except ms.MindSpeedError as error:
         return False, sorted((problem.code, problem.features) for problem in error.problems)
 

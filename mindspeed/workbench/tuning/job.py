@@ -94,7 +94,7 @@ class SearchJob:
     def resolved(self, choice: Choice, world: Mapping[str, Any]) -> Resolved | None:
         """Resolve a configuration, patches and all, and count the bytes of its fullest rank as ``memory plan`` does."""
         try:
-            made = self.plan_of(choice, world)
+            made = registry.resolve(self._layers(choice, world), self._environment(world), untried="none")
         except ResolutionError:
             return None
         try:
@@ -104,7 +104,10 @@ class SearchJob:
 
     def plan_of(self, choice: Choice, world: Mapping[str, Any], *above: Layer) -> ActivationPlan:
         """Return the plan of a configuration, with further layers of a request. Raises ResolutionError."""
-        return registry.resolve([*self.layers, self._layer(choice, world), *above], self._environment(world))
+        return registry.resolve([*self._layers(choice, world), *above], self._environment(world))
+
+    def _layers(self, choice: Choice, world: Mapping[str, Any]) -> list[Layer]:
+        return [*self.layers, self._layer(choice, world)]
 
     def job_of(self, row: Configuration) -> dict[str, Any]:
         """Return the job file of a configuration as a mapping, without defaults of the trainer."""

@@ -11,6 +11,7 @@ from mindspeed import registry
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
+from mindspeed.engine.resolution.resolution_state import Suggestions
 from mindspeed.job.world import PARALLEL_SIZES, UnknownValue, World
 from mindspeed.platforms.backend_rules import BackendRules
 from mindspeed.plugins.answers import implements
@@ -156,12 +157,12 @@ class CaseRequest:
             shape = replace(shape, dropout=DROPOUT if self.keeps_layout else 0.0)
             yield Recipe(shape, **settings)
 
-    def plan(self, recipe: Recipe, world_size: int) -> ActivationPlan:
-        """The plan with everything. Raises ResolutionError."""
+    def plan(self, recipe: Recipe, world_size: int, untried: Suggestions | None = None) -> ActivationPlan:
+        """The plan with everything. Raises ResolutionError, with fixes as `mindspeed.registry.resolve`."""
         names = (*self.also, *self.beside, *self.features)
         low = Layer("chosen by verify", world={**recipe.world(), **self.default_sizes, "world_size": world_size})
         high = Layer("under test", features=names, without=self.unrequested_level1(names))
-        return registry.resolve([low, *self.layers, high], self.environment)
+        return registry.resolve([low, *self.layers, high], self.environment, untried=untried)
 
     def baseline(self, plan: ActivationPlan, recipe: Recipe) -> ActivationPlan:
         """The plan without what is under test, for the same model."""
@@ -276,32 +277,35 @@ def with_few_micro_batches(world: World) -> Layer:
 
 def _first_case(request: CaseRequest) -> VerificationCase:
     """The case of the first model and number of processes that suit. Raises ResolutionError when none does."""
-    refused: list[ResolutionError] = []
+    refused: list[tuple[ResolutionError, Recipe, int]] = []
     second_best: tuple[ActivationPlan, Recipe] | None = None
     recipes = list(request.recipes())
     hindered = [request.obstacles(recipe) for recipe in recipes]
     for recipe in (recipe for recipe, count in zip(recipes, hindered, strict=True) if count == min(hindered)):
         for count in request.processes:
             try:
-                plan = request.plan(recipe, count)
+                plan = request.plan(recipe, count, untried="none")
             except ResolutionError as error:
-                refused.append(error)
+                refused.append((error, recipe, count))
                 continue
             if request.is_applicable(plan):
                 return _case(request, plan, recipe)
             second_best = second_best or (plan, recipe)
     if second_best is None:
-        raise _shared_refusal(refused)
+        raise _shared_refusal(request, refused)
     return _case(request, *second_best)
 
 
-def _shared_refusal(refused: Sequence[ResolutionError]) -> ResolutionError:
-    """The problems that no model and no number of processes avoids; else those of the try that has fewest."""
-    first, *others = refused
-    known = [{(found.code, found.message) for found in error.problems} for error in others]
-    if shared := [found for found in first.problems if all((found.code, found.message) in texts for texts in known)]:
-        return ResolutionError(shared)
-    return min(refused, key=lambda error: (any(found.code == "MS302" for found in error.problems), len(error.problems)))
+def _shared_refusal(request: CaseRequest, refused: Sequence[tuple[ResolutionError, Recipe, int]]) -> ResolutionError:
+    """The problems, with tried fixes, that no model and no number of processes avoids; else those of the try with fewest."""
+    shared = set.intersection(*({(found.code, found.message) for found in error.problems} for error, *_ in refused))
+    fewest = min(refused, key=lambda one: (any(found.code == "MS302" for found in one[0].problems), len(one[0].problems)))
+    try:
+        request.plan(*(refused[0] if shared else fewest)[1:])
+    except ResolutionError as error:
+        of_all = [found for found in error.problems if (found.code, found.message) in shared]
+        return ResolutionError(of_all or error.problems)
+    raise AssertionError("a request that was refused is accepted with tried fixes")
 
 
 def _case(request: CaseRequest, plan: ActivationPlan, recipe: Recipe) -> VerificationCase:

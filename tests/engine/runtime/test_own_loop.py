@@ -28,6 +28,7 @@ def train_step():
     swiglu(torch.ones(2, 4), -1)
 
 
+@pytest.mark.long
 def test_an_operator_is_counted_in_the_steps_that_a_loop_marks(active):
     train_step()
     assert operators() == [("swiglu", 0, "not yet due")]

@@ -211,6 +211,7 @@ def test_a_name_that_nobody_has_gets_near_names(acme):
     )
 
 
+@pytest.mark.long
 def test_a_failed_check_is_status_one_and_json_holds_everything(acme):
     acme(("utils:divide", "utils:divid"))
     done = CliRunner().invoke(main, ["features", "test", "acme", "--json"], catch_exceptions=False)
@@ -326,6 +327,7 @@ BESIDE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", BESIDE)
 def test_a_broken_feature_beside_fails_no_check_of_another(acme, mistake, tmp_path):
     info = tmp_path / "bad-1.0.dist-info"

@@ -207,7 +207,6 @@ def test_a_refusal_is_what_no_model_and_no_number_of_processes_avoids(features: 
     assert f"{problem.code} {problem.message}" == refusal
 
 
-@pytest.mark.budget(20)
 def test_a_request_that_no_model_suits_says_why() -> None:
     with pytest.raises(ResolutionError, match=r"MS304 tensor-parallel: .*3"):
         asked("tensor-parallel", settings={"tensor-parallel": {"size": 3}})

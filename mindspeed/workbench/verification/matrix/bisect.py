@@ -116,7 +116,8 @@ class Search:
     def _tested(self, case: MatrixCase) -> CaseResult:
         """Judge by a command: 0 is good, 125 says nothing, everything else and running too long is a failure."""
         try:
-            registry.resolve([Layer("bisect", features=case.features, settings=case.settings, world=dict(case.given))])
+            layer = Layer("bisect", features=case.features, settings=case.settings, world=dict(case.given))
+            registry.resolve([layer], untried="none")
         except ResolutionError as error:
             problem = error.problems[0]
             return self._result(case, CaseOutcome.REFUSED, problem.message, problem.code)

@@ -131,6 +131,7 @@ def test_names_formulas_and_values_in_sentences_are_code(before: str, after: str
     assert code_of(before) != code_of(after)
 
 
+@pytest.mark.long
 def test_other_words_make_only_refusals_stale(planted) -> None:
     source = planted(a_fine="harmless") / "planted_a_fine.py"
     case, facts = MatrixCase(("a-fine", "swiglu")), ("a-fine", "swiglu")
@@ -149,6 +150,7 @@ def test_a_case_of_a_feature_or_layout_that_is_gone_is_stale(sources) -> None:
     assert all(is_stale(judged(name), sources) for name in ("gone + swiglu", "swiglu @ gone"))
 
 
+@pytest.mark.long
 def test_a_source_of_a_library_reaches_the_features_that_import_it_and_no_others(sources) -> None:
     reached = {name: sources._reached(sources._of_feature(name)) for name in ("ring-attention", "swiglu")}
     assert "mindspeed.context_parallel.ring" in reached["ring-attention"]
