@@ -73,11 +73,11 @@ def copies(heads: int, groups: int, ranks: int) -> int:
     return least if heads // groups % least == 0 else heads // groups
 
 
-def ring(a: Attention, ranks: int, keep: Keep = "none") -> SentBytes:
+def ring(a: Attention, ranks: int, keep: Keep = "none", narrow_gradients: bool = False) -> SentBytes:
     """Keys and values go round once in each direction of time, but for what is kept, their gradients once."""
     forward = (ranks - 1) * a.block * a.element
     again = forward - (ranks - 1) * a.named(keep) * a.element
-    return SentBytes(forward, again + (ranks - 1) * a.block * WIDE)
+    return SentBytes(forward, again + (ranks - 1) * a.block * (a.element if narrow_gradients else WIDE))
 
 
 def ulysses(a: Attention, ranks: int, keep: Keep = "none") -> SentBytes:

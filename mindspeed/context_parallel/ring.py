@@ -97,6 +97,7 @@ def ring_attention(
     dropout: float = 0.0,
     window: int = 1,
     keep: Keep = "none",
+    narrow_gradients: bool = False,
     second_group: dist.ProcessGroup | None = None,
     outer_group: dist.ProcessGroup | None = None,
     layout: Layout | None = None,
@@ -111,7 +112,9 @@ def ring_attention(
     ``causal``. ``ends`` has for each row of the batch the ends of the documents packed into it, which do not see one another.
     ``slopes`` [heads] are those of ALiBi. Ranks with one random state drop different places. ``window`` ranks form an inner
     ring. ``outer_group`` has the ranks of ``group`` too and is for transfers between inner rings, which hold those within
-    otherwise. Raises OperatorError.
+    otherwise. ``narrow_gradients`` sends the gradients of keys and values in the type of the keys: the sum of the ranks so far
+    is rounded at each of the P - 1 hops, by at most P - 1 times half a unit in the last place of the largest such sum in all.
+    Raises OperatorError.
     """
     layout = layout or (zigzag if causal and mask is None else contiguous)(group.size())
     check_shares("ring_attention", query, key, value, mask, ends, layout, group.size())
@@ -120,7 +123,7 @@ def ring_attention(
     scoring = Scoring(scale, attention_visibility(causal, mask, ends), slopes, dropout, dist.get_rank())
     inner = Exchange(group, second_group)
     outer = inner if outer_group is None else Exchange(outer_group)
-    plan = _Plan(scoring, layout, Rounds(group.size(), window), inner, outer, keep)
+    plan = _Plan(scoring, layout, Rounds(group.size(), window), inner, outer, keep, narrow_gradients)
     with scoring.own_numbers(query.device):
         result: Tensor = _Ring.apply(query, key, value, plan)  # type: ignore[no-untyped-call]
     return result
@@ -134,6 +137,7 @@ class _Plan:
     inner: Exchange
     outer: Exchange
     keep: Keep
+    narrow_gradients: bool
 
     def post(self, sent: Tensor, hop: Hop) -> PendingCollective:
         return (self.outer if hop.between else self.inner).post(sent, hop.to, hop.source)
@@ -202,7 +206,8 @@ class _Ring(torch.autograd.Function):
                 for sum_of_others in returning.pop(step, ()):
                     total.add_(sum_of_others.wait())
                 hop = plan.rounds.gradient_hop(rank, step)
-                returning[hop.due].append(plan.post(total, hop))
+                sum_so_far = total.to(key.dtype) if plan.narrow_gradients else total
+                returning[hop.due].append(plan.post(sum_so_far, hop))
         add(-1, key, value, own)
         for sum_of_others in returning.pop(ranks, ()):
             own += sum_of_others.wait()

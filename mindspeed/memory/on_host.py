@@ -10,7 +10,7 @@ from torch import Tensor, UntypedStorage
 from mindspeed.memory import transfers
 from mindspeed.memory.parked import Source
 from mindspeed.memory.transfers import CopiesInFlight
-from mindspeed.platforms import runtime
+from mindspeed.platforms.host_copy import host_tensor
 
 TO_HOST = "to host"
 TO_DEVICE = "to device"
@@ -89,8 +89,3 @@ class OnHost(Source):
 def bytes_of(storage: UntypedStorage) -> Tensor:
     """Return a storage as a tensor of bytes."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def host_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Make a tensor on the host, page-locked where the device is another one."""
-    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=runtime.platform() != "cpu")

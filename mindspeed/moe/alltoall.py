@@ -28,6 +28,7 @@ from mindspeed.moe.routing import (
 )
 from mindspeed.moe.transfer import TokenTransfer, all_to_all
 from mindspeed.ops.process_groups import PendingCollective, post_all_gather
+from mindspeed.platforms.host_copy import HostCopy
 
 TensorRanks = Callable[[Tensor, list[int]], Tensor]
 """Gather the rows of the ranks that share an expert, or sum them and keep this rank's; with the rows of each rank."""
@@ -77,7 +78,7 @@ class Splits(NamedTuple):
 
 
 class AllToAllCall:
-    """The routing of one call. The counts of all ranks are on their way from the beginning."""
+    """The routing of one call. The counts of all ranks are on their way from the beginning, also to a host that needs them."""
 
     probabilities_first = False
     """True where `arrange_probabilities` tells `arrange` what to do."""
@@ -94,26 +95,26 @@ class AllToAllCall:
         alone = place.ranks * place.tensor_ranks == 1 or capacity is not None
         sources = place.ranks * place.tensor_ranks
         repeated = counts.expand(sources, -1).reshape(-1) if alone else counts
-        self._gathered = PendingCollective(repeated) if alone else post_all_gather(place.everyone, counts)
+        gathered = PendingCollective(repeated) if alone else post_all_gather(place.everyone, counts)
+        self._known = self._known_splits()
+        self._gathered = HostCopy(gathered.wait, posted=self._known is None)
 
     @cached_property
     def counts(self) -> Tensor:
         """Rows [tensor rank, rank, part, rank of the expert, expert] that each rank sends, on the device."""
+        return self._by_rank(self._gathered.on_device())
+
+    def _by_rank(self, gathered: Tensor) -> Tensor:
         place = self.place
-        counts = self._gathered.wait().view(place.ranks, place.tensor_ranks, place.experts).transpose(0, 1)
-        return place.by_part(counts)
+        return place.by_part(gathered.view(place.ranks, place.tensor_ranks, place.experts).transpose(0, 1))
 
     @cached_property
     def on_host(self) -> list[Splits]:
         """The splits of every part: the one read of a call, none where every number is known."""
+        if self._known is not None:
+            return self._known
         place = self.place
-        if self.capacity is not None:
-            size = self.capacity * place.part_size
-            one = Splits([size] * place.ranks, [size] * place.ranks, [size * place.ranks] * place.tensor_ranks)
-            return [one] * place.parts
-        if place.ranks * place.tensor_ranks == 1 and self._rows is not None and place.parts == 1:
-            return [Splits([self._rows], [self._rows], [self._rows])]
-        host = self.counts.to("cpu").sum(-1)
+        host = self._by_rank(self._gathered.wait()).sum(-1)
         return [
             Splits(
                 host[place.tensor_rank, place.rank, part].tolist(),
@@ -122,6 +123,17 @@ class AllToAllCall:
             )
             for part in range(place.parts)
         ]
+
+    def _known_splits(self) -> list[Splits] | None:
+        """Return the splits where they do not depend on the routing."""
+        place = self.place
+        if self.capacity is not None:
+            size = self.capacity * place.part_size
+            one = Splits([size] * place.ranks, [size] * place.ranks, [size * place.ranks] * place.tensor_ranks)
+            return [one] * place.parts
+        if place.ranks * place.tensor_ranks == 1 and self._rows is not None and place.parts == 1:
+            return [Splits([self._rows], [self._rows], [self._rows])]
+        return None
 
     @cached_property
     def positions(self) -> Tensor:
@@ -194,7 +206,7 @@ class AllToAllCall:
     def forget(self) -> None:
         """Drop what forward alone needs: backward keeps a call that sends rows again, and for that `token_R`."""
         self.token_R  # noqa: B018
-        for name in ("_map", "_chosen", "_gathered", "_numbers", "counts", "positions", "index"):
+        for name in ("_map", "_chosen", "_gathered", "counts", "positions", "index"):
             self.__dict__.pop(name, None)
 
     def _of_part(self, part: int) -> Tensor:

@@ -14,6 +14,7 @@ from mindspeed.moe.alltoall import AllToAllCall, Placement, Splits
 from mindspeed.moe.overlap import OverlappedCall, send
 from mindspeed.moe.routing import RowIndex, positions_of, probabilities_of, sum_rows, take_rows
 from mindspeed.ops.process_groups import post_all_gather
+from mindspeed.platforms.host_copy import HostCopy
 from mindspeed.problems import Fix, MindSpeedError, Problem
 
 
@@ -30,24 +31,21 @@ class OncePerRankCall(AllToAllCall):
         self.place, self.tokens, self.topk, self.capacity = place, routing_map_TE.shape[0], topk, None
         self._chosen = place.in_rows(routing_map_TE)
         self._map = place.by_part(self._chosen).any(-1).flatten(1)
-        self._gathered = post_all_gather(place.everyone, torch.cat([self._chosen.sum(0), self._map.sum(0)]))
+        gathered = post_all_gather(place.everyone, torch.cat([self._chosen.sum(0), self._map.sum(0)]))
+        self._gathered = HostCopy(gathered.wait)
         self._indices: dict[int, RowIndex] = {}
-
-    @cached_property
-    def _numbers(self) -> Tensor:
-        """Count the rows and pairs that each rank sends, [rank, E + parts x ranks]: rows to experts, then pairs."""
-        return self._gathered.wait().view(self.place.ranks, -1)
 
     @cached_property
     def counts(self) -> Tensor:
         """Rows [1, rank, part, rank of the expert, expert] that each rank sends, on the device."""
-        return self.place.by_part(self._numbers[:, : self.place.experts]).unsqueeze(0)
+        numbers = self._gathered.on_device().view(self.place.ranks, -1)
+        return self.place.by_part(numbers[:, : self.place.experts]).unsqueeze(0)
 
     @cached_property
     def _on_host(self) -> tuple[list[Splits], list[int]]:
         """The splits of every part, and the rows of this rank's experts: the one read of a call."""
         place = self.place
-        host = self._numbers.to("cpu")
+        host = self._gathered.wait().view(place.ranks, -1)  # rows [rank, E] to experts, then pairs [rank, parts x ranks]
         rows = place.by_part(host[:, : place.experts]).sum((0, -1))[:, place.rank]
         pairs = host[:, place.experts :].view(place.ranks, place.parts, place.ranks)
         splits = []

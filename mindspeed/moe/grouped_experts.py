@@ -23,7 +23,15 @@ from torch.nn.functional import silu
 
 from mindspeed.megatron.module_specs import with_parts
 from mindspeed.moe.overlap import ExpertCall, Redispatch
-from mindspeed.moe.products import Operands, Weight, deferred, grouped_product, weight_gradient
+from mindspeed.moe.products import (
+    Operands,
+    Weight,
+    deferred,
+    deferred_separate,
+    grouped_product,
+    separate_gradient,
+    weight_gradient,
+)
 from mindspeed.plugins import MindSpeedError, Problem
 from mindspeed.problems import advice
 
@@ -310,8 +318,7 @@ def with_expert_mixin(spec: Any, mixin: type) -> Any:
 class SeparateExperts(ExpertProducts, megatron_experts.TEGroupedMLP):  # type: ignore[misc]
     """Transformer Engine compatible experts with separate weight parameters.
 
-    The products take a copy of the weights. Where weight gradients wait, and where the activation is a module, the layers give
-    the answers.
+    Where weight gradients wait, and where the activation is a module, the layers give the answers.
     """
 
     def forward(
@@ -327,19 +334,20 @@ class SeparateExperts(ExpertProducts, megatron_experts.TEGroupedMLP):  # type: i
         return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
 
     def weights(self) -> tuple[Weight, Weight]:
-        """Let copies of the weights of both layers enter the graph here."""
+        """Let the weights of both layers enter the graph here."""
         return self._entered(self.linear_fc1), self._entered(self.linear_fc2)
 
     def _entered(self, layer: Any) -> Weight:
         weights_OI = [getattr(layer, f"weight{expert}") for expert in range(self.num_local_experts)]
-        stacked_EIO = torch.stack([weight.t() for weight in weights_OI])
-        gradient = partial(self.separate_gradient, weights_OI)
-        experts, width = stacked_EIO.shape[:2]
-        return deferred(stacked_EIO, experts, width, gradient)
+        return deferred_separate(weights_OI, partial(self.separate_gradient, weights_OI), self.needs_counts(weights_OI))
 
-    def separate_gradient(self, weights_OI: Sequence[Tensor], stacked_EIO: Tensor, operands: Operands) -> Tensor:
-        """Compute the gradient of the copy; a subclass may add it to the buffers of the weights instead."""
-        return weight_gradient(stacked_EIO, operands)
+    def needs_counts(self, weights_OI: Sequence[Tensor]) -> bool:
+        """Return whether `separate_gradient` needs the rows of each expert on the host."""
+        return False
+
+    def separate_gradient(self, weights_OI: Sequence[Tensor], operands: Operands) -> Tensor:
+        """Compute the gradients [E, O, I] of weights; a subclass may add them to buffers instead."""
+        return separate_gradient(operands)
 
 
 SeparateExperts.__name__ = megatron_experts.TEGroupedMLP.__name__  # by which checkpoints and bridges know the class

@@ -6,7 +6,7 @@ Products are accumulated in fp32 (fp64 for fp64) and rounded once. Saved for bac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -19,12 +19,13 @@ from mindspeed.ops.numerics import wide, wide_type
 from mindspeed.ops.registration import define, no_gradient, product_operations
 
 GROUPED_ROWS, GROUPED_SUM = 0, 2
+_ONLY_ROWS: Final = "a list of matrices supports neither group_type 2, nor bias, nor gemm_fusion"
 
 
 @in_autocast_type("x", "weight", "bias")
 def npu_gmm(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Sequence[Tensor],
     *,
     bias: Tensor | None = None,
     group_list: Tensor | Sequence[int],
@@ -34,7 +35,7 @@ def npu_gmm(
 ) -> Tensor:
     """Grouped product with ``group_list`` the cumulative ends of the groups, the last being the number of rows.
 
-    ``group_type`` 0: ``x`` [M, K], ``weight`` [E, K, N], ``bias`` [E, N] give [M, N].
+    ``group_type`` 0: ``x`` [M, K], ``weight`` [E, K, N] or E matrices [K, N], ``bias`` [E, N] give [M, N].
     ``group_type`` 2: ``x`` [K, M], ``weight`` [M, N] give [E, K, N], one product per group of the M they share.
     With ``gemm_fusion`` the gradient of the weight is added to ``original_weight.main_grad`` (fp32, E K N numbers) by the
     product itself; ``original_weight.grad_added_to_main_grad`` is set and the gradient that autograd gets is a dummy.
@@ -46,7 +47,7 @@ def npu_gmm(
 @in_autocast_type("x", "weight", "bias")
 def npu_gmm_v2(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Sequence[Tensor],
     *,
     bias: Tensor | None = None,
     group_list: Tensor | Sequence[int],
@@ -61,7 +62,7 @@ def npu_gmm_v2(
 def _checked(
     op: str,
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Sequence[Tensor],
     bias: Tensor | None,
     group_list: Tensor | Sequence[int],
     group_type: int,
@@ -69,6 +70,9 @@ def _checked(
     original: Tensor | None,
 ) -> Tensor:
     groups = group_tensor(op, group_list)
+    if not isinstance(weight, Tensor):
+        require(group_type == GROUPED_ROWS and bias is None and original is None, op, _ONLY_ROWS)
+        return _checked_separate(op, x, weight, groups, cumulative)
     require(x.is_floating_point() and x.dtype == weight.dtype, op, f"x is {x.dtype}, but weight is {weight.dtype}")
     require(group_type in (GROUPED_ROWS, GROUPED_SUM), op, f"group_type is {group_type}, but must be 0 or 2")
     wanted = 3 if group_type == GROUPED_ROWS else 2
@@ -92,6 +96,19 @@ def _checked(
     require(ready, op, "gemm_fusion needs original_weight.main_grad, which must be contiguous, fp32 and of the size of weight")
     ends = groups if cumulative else groups.cumsum(0)
     y = _AccumulatingWeight.apply(x, weight, ends, original)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _checked_separate(op: str, x: Tensor, weights: Sequence[Tensor], groups: Tensor, cumulative: bool) -> Tensor:
+    experts = groups.shape[0]
+    require(len(weights) == experts, op, f"weight has {len(weights)} matrices, but group_list has {experts} groups")
+    kinds = {(weight.dtype, tuple(weight.shape)) for weight in weights}
+    require(len(kinds) == 1, op, f"the matrices of weight have different types or shapes: {sorted(map(str, kinds))}")
+    require(x.is_floating_point() and x.dtype == weights[0].dtype, op, f"x is {x.dtype}, but weight is {weights[0].dtype}")
+    fits = x.dim() == weights[0].dim() == 2 and x.shape[1] == weights[0].shape[0]
+    shape = tuple(weights[0].shape)
+    require(fits, op, f"x of shape {tuple(x.shape)} and matrices of shape {shape} cannot be multiplied")
+    y: Tensor = torch.ops.mindspeed.npu_gmm_separate(x, list(weights), groups, cumulative)
     return y
 
 
@@ -125,6 +142,11 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cum
     return y
 
 
+def _separate(x: Tensor, weights: Sequence[Tensor], groups: Tensor, cumulative: bool) -> Tensor:
+    y: Tensor = torch.ops.mindspeed.npu_gmm(x, torch.stack(list(weights)), None, groups, cumulative)
+    return y
+
+
 def _sum(x: Tensor, dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
     """Reference of ``x_e^T dy_e`` for each group e: [M, K] and [M, N] to [E, K, N]."""
     out = x.new_empty((groups.shape[0], x.shape[1], dy.shape[1]))
@@ -141,6 +163,14 @@ def _bias_sum(dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
 
 def _forward_shape(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumulative: bool) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[2]))
+
+
+def _separate_shape(x: Tensor, weights: Sequence[Tensor], groups: Tensor, cumulative: bool) -> Tensor:
+    return x.new_empty((x.shape[0], weights[0].shape[1]))
+
+
+def _separate_operations(x: Tensor, weights: Sequence[Tensor], *rest: object) -> int:
+    return product_operations(x, weights[0])
 
 
 def _sum_shape(x: Tensor, dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
@@ -170,6 +200,18 @@ def _gradient(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     return dx, dweight, dbias, None, None
 
 
+def _separate_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weights, groups, ctx.cumulative = inputs
+    ctx.save_for_backward(x, groups, *weights)
+
+
+def _separate_gradient(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    x, groups, *weights = ctx.saved_tensors
+    ops = torch.ops.mindspeed
+    dx = ops.npu_gmm_separate(dy, [weight.t() for weight in weights], groups, ctx.cumulative)
+    return dx, list(ops.npu_gmm_sum(x, dy, groups, ctx.cumulative).unbind()), None, None
+
+
 def _sum_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, dy, groups, ctx.cumulative = inputs
     ctx.save_for_backward(x, dy, groups)
@@ -188,6 +230,14 @@ define(
     _save,
     _gradient,
     product_operations,  # without reading the groups, which together have all rows
+)
+define(
+    "npu_gmm_separate(Tensor x, Tensor[] weights, Tensor groups, bool cumulative) -> Tensor",
+    _separate,
+    _separate_shape,
+    _separate_save,
+    _separate_gradient,
+    _separate_operations,
 )
 define(
     "npu_gmm_sum(Tensor x, Tensor dy, Tensor groups, bool cumulative) -> Tensor",

@@ -1,7 +1,8 @@
 """Kernels and bytes beside the calls of torch_npu that do the work, counted on CPU tensors."""
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,17 +11,19 @@ from torch.utils._pytree import tree_leaves
 
 from tests.npu_contract.recording import OnNpu
 
-_NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "detach", "resize_"}
+_EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"}
+_NO_KERNEL = _EMPTY | {"lift_fresh", "detach", "promote_types"}
 
 
 @dataclass
 class Beside:
     """Kernels and bytes of torch's own operators, ``direct`` the bytes that the calls of torch_npu read and write.
 
-    ``reads`` counts reads of the host.
+    ``names`` counts the kernels by operator, ``reads`` the reads of the host.
     """
 
     kernels: int = 0
+    names: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
     direct: int = 0
     reads: int = 0
@@ -47,6 +50,7 @@ class CountBeside(OnNpu):
             self.found.reads += 1
         elif func.namespace == "aten" and name not in _NO_KERNEL and not func.is_view:
             self.found.kernels += 1
+            self.found.names[name] += 1
             self.found.bytes += _bytes((args, kwargs, results))
         return results
 

@@ -208,7 +208,8 @@ def npu_grouped_matmul(
     output_dtype: int | torch.dtype | None = None,
     **none: Any,
 ) -> list[Tensor]:
-    (a,), (b,) = x, weight
+    (a,) = x
+    b = weight[0] if len(weight) == 1 else weight
     assert split_item == 3
     assert not any(value is not None for value in none.values())
     if group_type == 2:

@@ -121,6 +121,12 @@ def _gmm(operator: str, groups: tuple[int, ...], bias: bool = False) -> Callable
     return case
 
 
+def _gmm_separate(m: Make) -> Call:
+    x, *weights = m.leaf(10, 16), m.leaf(16, 8), m.leaf(16, 8), m.leaf(16, 8)
+    ends = m.given(torch.tensor([3, 3, 10]))
+    return lambda: ops.npu_gmm(x, weights, group_list=ends)
+
+
 def _gmm_sum(m: Make) -> Call:
     x, weight, ends = m.leaf(16, 10), m.leaf(10, 8), m.given(torch.tensor([3, 3, 10]))
     return lambda: ops.npu_gmm(x, weight, group_list=ends, group_type=2)
@@ -325,6 +331,7 @@ CASES: tuple[Case, ...] = (
             ("sizes", _gmm("npu_gmm_v2", (3, 0, 7)), ("npu_grouped_matmul",) * 2),
             ("one size", _gmm("npu_gmm_v2", (10,)), ("npu_grouped_matmul",) * 2),
             ("bias", _gmm("npu_gmm", (3, 3, 10), bias=True), ("npu_grouped_matmul",) * 2),
+            ("separate", _gmm_separate, ("npu_grouped_matmul",) * 2),
             ("sums", _gmm_sum, ("npu_grouped_matmul",) * 2),
         )
     ),

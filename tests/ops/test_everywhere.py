@@ -134,6 +134,7 @@ def arguments():
         x, w, b, dy = made((5, 3), (2, 3, 4), (2, 4), (5, 4), dtype=dtype)
         yield "npu_gmm", (x, w, b, SIZES, False)
         yield "npu_gmm", (x, w, None, SIZES.cumsum(0), True)
+        yield "npu_gmm_separate", (x, list(w.detach().unbind()), SIZES, False)
         yield "npu_gmm_sum", (x, dy, SIZES, False)
         yield "npu_gmm_bias", (x.detach(), SIZES, False)
     x, dy = made((3, 2), (3, 4), grad=False)

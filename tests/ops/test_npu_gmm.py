@@ -55,6 +55,30 @@ def test_it_is_differentiable_twice():
 
 
 @pytest.mark.parametrize("name", SIZES)
+def test_a_matrix_of_each_group_is_one_of_a_stack(name):
+    sizes = SIZES[name]
+    x, weights = randn(sum(sizes), 3), [randn(3, 5, seed=n) for n in range(len(sizes))]
+
+    def separate(x, *weights):
+        return npu_gmm(x, weights, group_list=ends(sizes))
+
+    torch.testing.assert_close(separate(x, *weights), by_ends(sizes)(x, torch.stack(weights)))
+    assert torch.autograd.gradcheck(separate, (x, *weights))
+    assert torch.autograd.gradgradcheck(separate, (x, *weights))
+
+
+def test_matrices_that_differ_or_are_too_few_are_refused():
+    x, w = randn(5, 3), randn(3, 4, seed=2)
+    with refused("npu_gmm: weight has 1 matrices, but group_list has 2 groups"):
+        npu_gmm(x, [w], group_list=[2, 5])
+    kinds = "['(torch.float64, (3, 4))', '(torch.float64, (4, 3))']"
+    with refused(f"npu_gmm: the matrices of weight have different types or shapes: {kinds}"):
+        npu_gmm(x, [w, w.t()], group_list=[2, 5])
+    with refused("npu_gmm: a list of matrices supports neither group_type 2, nor bias, nor gemm_fusion"):
+        npu_gmm(x, [w, w], group_list=[2, 5], group_type=2)
+
+
+@pytest.mark.parametrize("name", SIZES)
 def test_group_type_2_multiplies_along_the_grouped_rows(name):
     sizes = SIZES[name]
     x, y = randn(3, sum(sizes)), randn(sum(sizes), 2, seed=2)

@@ -34,7 +34,7 @@ def gather_multiply(x_RK: Tensor, w_KN: Tensor, group: dist.ProcessGroup, parts:
 
     def multiply(part: int, gathering: Any) -> None:
         gathering.wait()
-        _multiply(x_PtrK[part].view(-1, K), w_KN, y_tPrN[:, part])
+        _multiply(x_PtrK[part], w_KN, y_tPrN[:, part])
 
     run_in_parts(parts, gather, multiply)
     return y_tPrN.view(-1, N), x_PtrK
@@ -47,8 +47,9 @@ def multiply_scatter(x_TK: Tensor, w_KN: Tensor, group: dist.ProcessGroup, parts
     y_PrN = x_TK.new_empty(parts, x_tPrK.shape[2], N)
 
     def multiply_and_send(part: int, _: None) -> tuple[Tensor, Any]:
-        product = x_tPrK[:, part].reshape(-1, K).matmul(w_KN)
-        return product, dist.reduce_scatter_tensor(y_PrN[part], product, group=group, async_op=True)
+        product_trN = x_TK.new_empty(ranks, x_tPrK.shape[2], N)
+        _multiply(x_tPrK[:, part], w_KN, product_trN)
+        return product_trN, dist.reduce_scatter_tensor(y_PrN[part], product_trN.view(-1, N), group=group, async_op=True)
 
     run_in_parts(parts, multiply_and_send, _wait)
     return y_PrN.view(-1, N)
@@ -68,12 +69,12 @@ def multiply_reduce(x_TK: Tensor, w_KN: Tensor, group: dist.ProcessGroup, parts:
     return y_PrN.view(-1, N)
 
 
-def _multiply(x_TK: Tensor, w_KN: Tensor, y_trN: Tensor) -> None:
-    """Write the product where it belongs, which is not one block of memory where there are several parts."""
-    if y_trN.is_contiguous():
-        torch.mm(x_TK, w_KN, out=y_trN.view(-1, y_trN.shape[-1]))
+def _multiply(x_trK: Tensor, w_KN: Tensor, y_trN: Tensor) -> None:
+    """Write the product where it belongs. With several parts the rows of ranks are apart: a batched product takes them."""
+    if x_trK.is_contiguous() and y_trN.is_contiguous():
+        torch.mm(x_trK.view(-1, x_trK.shape[-1]), w_KN, out=y_trN.view(-1, y_trN.shape[-1]))
     else:
-        y_trN.copy_(x_TK.matmul(w_KN).view(y_trN.shape))
+        torch.bmm(x_trK, w_KN.expand(len(x_trK), -1, -1), out=y_trN)
 
 
 def _wait(part: int, sent: tuple[Tensor, Any]) -> None:
@@ -115,7 +116,10 @@ class ScatteredProducts:
     def gradients(
         self, g_RN: Tensor, x_TK: Tensor, weight: Tensor, weight_gradient: WeightGradient
     ) -> tuple[Tensor, Tensor | None]:
-        """Gather the gradient behind its product with the weight, and use it again for the gradient of the weight."""
+        """Gather the gradient behind its product with the weight, and use it again for the gradient of the weight.
+
+        Several parts are copied into the order of the other rows, which one product sums.
+        """
         grad_input, g_PtrN = gather_multiply(g_RN, weight, self.group, self.parts(g_RN.shape[0]))
         g_TN = g_PtrN.transpose(0, 1).reshape(-1, g_RN.shape[1])
         return grad_input, weight_gradient(g_TN, x_TK)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.moe.grouped_experts import with_expert_mixin
-from mindspeed.moe.products import Operands, weight_gradient
+from mindspeed.moe.products import Operands, separate_gradient, weight_gradient
 from mindspeed.ops.npu_groupmatmul_add_fp32 import npu_groupmatmul_add_fp32
 
 
@@ -20,33 +20,38 @@ class AccumulatingExperts:
         """Add the gradient to the part of ``parameter.main_grad`` that the experts have; the result is a dummy then."""
         if not _has_buffer(parameter):
             return weight_gradient(parameter, operands)
-        x = _rows(operands)
+        x = operands.rows
         shape = (len(operands.ends), x.shape[1], operands.dy.shape[1])
         matrices = parameter.main_grad.view(-1, *shape[1:])[operands.first : operands.first + shape[0]]
         npu_groupmatmul_add_fp32(x, operands.dy, operands.ends, matrices)
         parameter.grad_added_to_main_grad = True
         return _dummy(parameter, shape)
 
-    def separate_gradient(self, weights_OI: Sequence[Any], stacked_EIO: Tensor, operands: Operands) -> Tensor:
-        """Add the gradients of experts with separate weight parameters to their buffers; the result is a dummy."""
-        if not all(map(_has_buffer, weights_OI)):
-            return weight_gradient(stacked_EIO, operands)
-        x, start = _rows(operands), 0
-        ends = operands.ends.tolist()
-        for weight, end in zip(weights_OI[operands.first : operands.first + len(ends)], ends, strict=True):
-            npu_groupmatmul_add_fp32(operands.dy[start:end], x[start:end], [end - start], weight.main_grad)
+    def needs_counts(self, weights_OI: Sequence[Any]) -> bool:
+        """Return whether every weight has a buffer, for each of which `separate_gradient` selects rows."""
+        return all(map(_has_buffer, weights_OI))
+
+    def separate_gradient(self, weights_OI: Sequence[Any], operands: Operands) -> Tensor:
+        """Add the gradients of experts with separate weight parameters to their buffers; the result is a dummy.
+
+        Each buffer takes a call: Megatron stores them in descending order of experts, which no grouped product can write.
+        """
+        if operands.counts is None:
+            return separate_gradient(operands)
+        counts = operands.counts()
+        sizes = torch.split(operands.ends.diff(prepend=operands.ends.new_zeros(1)), 1)
+        rows = zip(sizes, torch.split(operands.dy, counts), torch.split(operands.rows, counts), strict=True)
+        weights = weights_OI[operands.first : operands.first + len(counts)]
+        for weight, (size, dy, x) in zip(weights, rows, strict=True):
+            if len(x):
+                npu_groupmatmul_add_fp32(dy, x, size, weight.main_grad)
             weight.grad_added_to_main_grad = True
-            start = end
-        return _dummy(weights_OI[0], (len(ends), *stacked_EIO.shape[1:]))
+        return _dummy(weights[0], (len(weights), *weights[0].shape))
 
 
 def _has_buffer(parameter: Any) -> bool:
     buffer = getattr(parameter, "main_grad", None)
     return buffer is not None and buffer.dtype == torch.float32 and hasattr(parameter, "grad_added_to_main_grad")
-
-
-def _rows(operands: Operands) -> Tensor:
-    return operands.x if isinstance(operands.x, Tensor) else operands.x()
 
 
 def _dummy(parameter: Any, shape: Sequence[int]) -> Tensor:

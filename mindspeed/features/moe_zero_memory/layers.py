@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,8 +20,7 @@ from mindspeed.memory.checkpoint import Checkpoint
 from mindspeed.memory.recomputation import recomputation
 from mindspeed.moe.grouped_experts import activation, with_expert_mixin
 from mindspeed.moe.overlap import Redispatch
-from mindspeed.moe.products import Operands, Weight, rows_gradient
-from mindspeed.ops.npu_gmm import npu_gmm
+from mindspeed.moe.products import Counts, Operands, Weight, rows_gradient, rows_product
 
 Activate = Callable[[Tensor, Tensor], Tensor]
 """The activation [R, F] of a first product, weighed by the probabilities [R, 1]."""
@@ -37,16 +36,17 @@ class _Backward:
     again: Redispatch
     activate: Activate
     keeps_first: bool
+    counts: Counts | None
     rows: Tensor | None = None
 
-    def multiply(self, rows: Tensor, matrices: Tensor) -> Tensor:
-        return npu_gmm(rows, matrices[self.first : self.first + len(self.ends)], group_list=self.ends)
+    def multiply(self, rows: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+        return rows_product(rows, matrices, self.ends, self.first)
 
-    def gradient(self, dy: Tensor, matrices: Tensor) -> Tensor:
+    def gradient(self, dy: Tensor, matrices: Sequence[Tensor]) -> Tensor:
         return rows_gradient(dy, matrices, self.ends, self.first)
 
     def leave(self, weight: int, x: Tensor | Callable[[], Tensor], dy: Tensor) -> None:
-        self.weights[weight].operands.append(Operands(x, dy, self.ends, self.first))
+        self.weights[weight].operands.append(Operands(x, dy, self.ends, self.first, self.counts))
 
 
 def answers(
@@ -60,9 +60,10 @@ def answers(
     keeps_first: bool,
 ) -> Tensor:
     """Return the outputs [R, H] of experts; with ``keeps_first`` the first product is kept, else only the probabilities."""
-    shared = _Backward(weights, ends, first, again, activate, keeps_first)
-    h = _First.apply(x_RH, weights[0].matrices, shared)  # type: ignore[no-untyped-call]
-    y_RH: Tensor = _Second.apply(h, probs(), weights[0].matrices, weights[1].matrices, shared)  # type: ignore[no-untyped-call]
+    shared = _Backward(weights, ends, first, again, activate, keeps_first, weights[0].counts(ends))
+    h = _First.apply(x_RH, shared, *weights[0].matrices)  # type: ignore[no-untyped-call]
+    matrices = *weights[0].matrices, *weights[1].matrices
+    y_RH: Tensor = _Second.apply(h, probs(), shared, *matrices)  # type: ignore[no-untyped-call]
     return y_RH
 
 
@@ -70,13 +71,13 @@ class _First(torch.autograd.Function):
     """The first product. Its rows are not kept: they are sent here again under the gradient of the rows."""
 
     @staticmethod
-    def forward(ctx: Any, x_RH: Tensor, matrices: Tensor, shared: _Backward) -> Tensor:
+    def forward(ctx: Any, x_RH: Tensor, shared: _Backward, *matrices: Tensor) -> Tensor:
         ctx.shared = shared
-        ctx.save_for_backward(matrices)
+        ctx.save_for_backward(*matrices)
         return shared.multiply(x_RH, matrices)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dh,), shared = grads, ctx.shared
         if shared.keeps_first:
             shared.again.start()
@@ -84,22 +85,25 @@ class _First(torch.autograd.Function):
         else:
             shared.leave(0, shared.rows, dh)
             shared.rows = None
-        return shared.gradient(dh, ctx.saved_tensors[0]), None, None
+        matrices = ctx.saved_tensors
+        return shared.gradient(dh, matrices), None, *(None for _ in matrices)
 
 
 class _Second(torch.autograd.Function):
     """Activation and second product. The activation is computed again, and the first product where it was not kept."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, probs_R: Tensor, matrices1: Tensor, matrices2: Tensor, shared: _Backward) -> Tensor:
+    def forward(ctx: Any, h: Tensor, probs_R: Tensor, shared: _Backward, *matrices: Tensor) -> Tensor:
+        """``matrices`` are those of the first product, and as many of the second."""
         ctx.shared = shared
-        ctx.save_for_backward(h if shared.keeps_first else None, probs_R, matrices1, matrices2)
-        return shared.multiply(shared.activate(h, probs_R.unsqueeze(-1)), matrices2)
+        ctx.save_for_backward(h if shared.keeps_first else None, probs_R, *matrices)
+        return shared.multiply(shared.activate(h, probs_R.unsqueeze(-1)), matrices[len(matrices) // 2 :])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dy,), shared = grads, ctx.shared
-        h, probs_R, matrices1, matrices2 = ctx.saved_tensors
+        h, probs_R, *matrices = ctx.saved_tensors
+        matrices1, matrices2 = matrices[: len(matrices) // 2], matrices[len(matrices) // 2 :]
         if h is None:
             shared.rows = shared.again.rows()
             with recomputation():
@@ -110,7 +114,7 @@ class _Second(torch.autograd.Function):
         shared.leave(1, active.detach(), dy)
         da = shared.gradient(dy, matrices2)
         dh, dprobs = torch.autograd.grad(active, inputs, da, allow_unused=True)
-        return dh, dprobs, None, None, None
+        return dh, dprobs, None, *(None for _ in matrices)
 
 
 def do_first(rows: Tensor, action: Callable[[], None]) -> Tensor:

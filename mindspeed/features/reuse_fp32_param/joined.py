@@ -2,15 +2,17 @@
 
 A bf16 weight is the upper half of the fp32 one, rounded to the nearest, ties to even. The lower half as a signed number, the
 residual, is what the fp32 word has more than the bf16 word with sixteen zeros behind it: one addition gives it back. Only a
-tie, a lower half of exactly 0x8000, was rounded either way, so a bit is kept for each of these.
+tie, a lower half of exactly 0x8000, was rounded either way, so the place and the direction of each are kept.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Final
 
 import torch
@@ -44,8 +46,9 @@ def joined(window: OptimizerWindow) -> Iterator[None]:
         for member, weight in pairs:
             if window.use == "load":
                 weight.copy_(member.main.view_as(weight))
-            if window.use != "save":
-                member.residual, member.ties = split(member.main, out=member.residual)
+        if window.use != "save":
+            _split([member for member, _ in pairs])
+        for member, weight in pairs:
             member.conceal()
             if not member.is_parked and member.residual is not None:
                 member.park(partial(_join, member, weight))
@@ -59,39 +62,47 @@ def _join(member: MainWeight, weight: Tensor, out: Tensor) -> Tensor:
     return join(weight.to(out.device), residual, ties.to(out.device), out)
 
 
-def split(main: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return what ``main.bfloat16()`` lacks of the fp32 weights: residuals and the bits of the ties.
+def _split(members: Sequence[MainWeight]) -> None:
+    """Keep residuals and ties of main weights, which are on one device."""
+    found = split([member.main for member in members], [member.residual for member in members])
+    for member, (residual, ties) in zip(members, found, strict=True):
+        member.residual, member.ties = residual, ties
 
-    ``main`` is contiguous. The residuals are int16 in one dimension, written into ``out`` if given. The bits, 1 for a tie that
-    was rounded up, are packed into uint8 in the order of the ties.
+
+def split(mains: Sequence[Tensor], residuals: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor]]:
+    """Return what ``main.bfloat16()`` lacks of fp32 weights, for each tensor: residuals and ties.
+
+    ``mains`` are contiguous and on one device, which is read once for all of them. Residuals are int16 in one dimension,
+    written into those that are given. Ties are int64, for each twice its place, plus 1 where it was rounded up.
     """
-    words = main.view(torch.int32).view(-1)
-    lower = main.view(-1).view(torch.int16)[_LOWER::2]
-    residual = lower.clone() if out is None else out.copy_(lower)
-    odd = words[(residual == TIE).nonzero().view(-1)] >> 16 & 1
-    return residual, _packed(odd)
+    if not mains:
+        return []
+    sizes = [main.numel() for main in mains]
+    is_tie = torch.empty(sum(sizes), dtype=torch.bool, device=mains[0].device)
+    kept = []
+    for main, residual, part in zip(mains, residuals, torch.split(is_tie, sizes), strict=True):
+        lower = main.view(-1).view(torch.int16)[_LOWER::2]
+        kept.append(lower.clone() if residual is None else residual.copy_(lower))
+        torch.eq(kept[-1], TIE, out=part)
+    places = is_tie.nonzero().view(-1)
+    ties, starts = [], [0, *accumulate(sizes)]
+    on_host = places.tolist()
+    edges = [bisect_left(on_host, start) for start in starts]
+    for main, start, (first, last) in zip(mains, starts, pairwise(edges), strict=False):
+        own = places[first:last] - start
+        ties.append(own * 2 + (main.view(-1).view(torch.int32)[own] >> 16 & 1))
+    return list(zip(kept, ties, strict=True))
 
 
 def join(weight: Tensor, residual: Tensor, ties: Tensor, out: Tensor) -> Tensor:
-    """Write the fp32 weights that `split` received into ``out``, bit for bit. NaN remains NaN.
+    """Write the fp32 weights that `split` received into ``out``, bit for bit, without reading the device. NaN remains NaN.
 
     ``weight`` is their bf16 form. All tensors are contiguous and on one device.
     """
-    words = out.view(torch.int32).view(-1)
-    words.copy_(weight.view(torch.int16).view(-1)).bitwise_left_shift_(16).add_(residual)
+    halves = out.view(-1).view(torch.int16)
+    upper = halves[1 - _LOWER :: 2]
+    halves[_LOWER::2].copy_(residual)
+    torch.add(weight.view(-1).view(torch.int16), residual >> 15, out=upper)
     if len(ties):
-        places = (residual == TIE).nonzero().view(-1)
-        words.index_add_(0, places, (1 - _unpacked(ties, len(places))) << 16)
+        upper.index_add_(0, ties >> 1, (1 - (ties & 1)).to(torch.int16))
     return out
-
-
-def _packed(bits: Tensor) -> Tensor:
-    """Eight bits in a byte, the first one lowest."""
-    padded = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(-1, 8)
-    return (padded << torch.arange(8, device=bits.device)).sum(1).to(torch.uint8)
-
-
-def _unpacked(packed: Tensor, count: int) -> Tensor:
-    """The first ``count`` bits as int32."""
-    shifts = torch.arange(8, dtype=torch.int32, device=packed.device)
-    return ((packed[:, None].to(torch.int32) >> shifts) & 1).view(-1)[:count]

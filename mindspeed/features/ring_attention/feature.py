@@ -39,6 +39,11 @@ class RingAttentionArgs(KeepArgs):
         description="Received blocks that are kept for backward: none (all are received again), half (keys are kept) or full "
         "(keys and values). Keeping blocks saves transfers but uses memory",
     )
+    narrow_gradients: bool = ms.Field(
+        False,
+        description="Send the gradients of keys and values in the type of the weights instead of fp32. In bf16 this sends half "
+        "the bytes, and each hop rounds the sum of the ranks so far to bf16",
+    )
     second_communicator: bool = ms.Field(
         False,
         description="Use separate communicators for sending and receiving. Helps with backends that run only one transfer "
@@ -107,7 +112,7 @@ class RingAttention(AlgorithmFeature[RingAttentionArgs]):
     @ms.hookimpl
     def cost(self) -> ms.Cost:
         """Count the transfers of a ring, which blocks hide."""
-        return cost(ring(attention_of(self.world), self.world.cp, self.args.keep), NOTHING, 0)
+        return cost(ring(attention_of(self.world), self.world.cp, self.args.keep, self.args.narrow_gradients), NOTHING, 0)
 
     def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:
         received = blocks_of_ring(a, self.world.cp, self.args.keep)

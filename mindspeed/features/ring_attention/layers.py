@@ -31,6 +31,7 @@ class RingCoreAttention(CoreAttention):
             self.group,
             **self.attention_kwargs(visibility, query.device),
             window=args.window,
+            narrow_gradients=args.narrow_gradients,
             keep=args.keep if keeps(self.attention_number, args.interval) else "none",
             second_group=self.feature.ring_groups.get(RING_SECOND_GROUP),
             outer_group=self.feature.ring_groups.get(RING_OUTER_GROUP),

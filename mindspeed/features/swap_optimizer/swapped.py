@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mindspeed.memory import transfers
-from mindspeed.memory.on_host import host_tensor
 from mindspeed.memory.windows import MainWeight, OptimizerWindow
+from mindspeed.platforms.host_copy import host_tensor
 
 TO_HOST: Final = "optimizer to host"
 TO_DEVICE: Final = "optimizer to device"

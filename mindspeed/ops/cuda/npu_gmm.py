@@ -6,6 +6,8 @@ whatever was in the memory of the result.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import torch
@@ -18,6 +20,8 @@ from mindspeed.ops.triton.launch import INTERPRETED, cores, launch, pieces, powe
 
 _GROUPS: Final = 4096
 """Groups that a program can hold; more are left to the reference."""
+_ALIGNED: Final = 16
+"""Elements between the places of separate matrices are a multiple of this, so that rows are read in whole vectors."""
 
 
 class TileSizes(NamedTuple):
@@ -63,7 +67,26 @@ def ends_on(device: torch.device, groups: Tensor, rows: int, cumulative: bool) -
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumulative: bool) -> Tensor:
     """Each group of rows times its matrix."""
-    (rows, depth), (experts, _, columns) = x.shape, weight.shape
+    return _by_rows(x, weight, None, bias, groups, cumulative)
+
+
+def separate(x: Tensor, weights: Sequence[Tensor], groups: Tensor, cumulative: bool) -> Tensor:
+    """The product with a tensor of each group; they stay where they are, unless one begins at an odd place."""
+    first = weights[0]
+    places = tuple((weight.data_ptr() - first.data_ptr()) // first.element_size() for weight in weights)
+    if any(place % _ALIGNED for place in places) or any(weight.stride() != first.stride() for weight in weights):
+        return forward(x, torch.stack(list(weights)), None, groups, cumulative)
+    return _by_rows(x, first[None], _on_device(places, first.device), None, groups, cumulative)
+
+
+@lru_cache(maxsize=4096)
+def _on_device(places: tuple[int, ...], device: torch.device) -> Tensor:
+    """Copy the distances of matrices from the first one, once: parameters do not move between steps."""
+    return torch.tensor(places, dtype=torch.int64, device=device)
+
+
+def _by_rows(x: Tensor, weight: Tensor, places: Tensor | None, bias: Tensor | None, groups: Tensor, cumulative: bool) -> Tensor:
+    (rows, depth), experts, columns = x.shape, groups.shape[0], weight.shape[2]
     ends, out = ends_on(x.device, groups, rows, cumulative), x.new_empty((rows, columns))
     if not out.numel():
         return out
@@ -72,8 +95,9 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumu
     launch(
         kernels.by_rows,
         min(most, cores(x.device)),
-        *(x, weight, x if bias is None else bias.contiguous(), out, ends, rows, experts, depth, columns),
-        *(*x.stride(), *weight.stride()),
+        *(x, weight, x if bias is None else bias.contiguous(), out, ends, ends if places is None else places),
+        *(rows, experts, depth, columns, *x.stride(), *weight.stride()),
+        SEPARATE=places is not None,
         BIAS=bias is not None,
         WHOLE_K=depth % tile.depth == 0,
         GROUPS=power(experts),
@@ -132,6 +156,7 @@ def bias_sum(dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
 
 KERNELS: Final[dict[str, Kernel]] = {
     "npu_gmm": Kernel(forward, lambda x, weight, bias, *_: takes(x, bias) and weight.shape[0] <= _GROUPS),
+    "npu_gmm_separate": Kernel(separate, lambda x, weights, *_: takes(x) and len(weights) <= _GROUPS),
     "npu_gmm_sum": Kernel(grouped_sum, lambda x, *_: takes(x)),
     "npu_gmm_bias": Kernel(bias_sum, lambda dy, *_: takes(dy)),
 }

@@ -6,6 +6,7 @@ The gradient of a bias, which torch_npu has no operator for, runs the reference;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -17,6 +18,8 @@ from mindspeed.ops.numerics import filled
 from mindspeed.ops.registration import Kernel, with_reference
 
 GROUPS: Final = 1024
+_MATRICES: Final = 128
+"""The longest list of tensors."""
 _ENDS, _SIZES, _ONE_RESULT = 0, 1, 3
 
 
@@ -53,6 +56,23 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumu
     return y  # type: ignore[no-any-return]
 
 
+def _supports_separate(x: Tensor, weights: Sequence[Tensor], groups: Tensor, cumulative: bool) -> bool:
+    return len(weights) <= _MATRICES and _supports(x, weights[0], groups)
+
+
+def separate(x: Tensor, weights: Sequence[Tensor], groups: Tensor, cumulative: bool) -> Tensor:
+    """The product with a tensor of each group, which stays where it is."""
+    (y,) = torch.ops.npu.npu_grouped_matmul(
+        [x],
+        list(weights),
+        group_list=groups.to(x.device),
+        split_item=_ONE_RESULT,
+        group_type=GROUPED_ROWS,
+        group_list_type=kind_of_list(groups, cumulative),
+    )
+    return y  # type: ignore[no-any-return]
+
+
 def grouped_sum(x: Tensor, dy: Tensor, groups: Tensor, cumulative: bool) -> Tensor:
     """``x_e^T dy_e`` of each group."""
     (dweight,) = torch.ops.npu.npu_grouped_matmul(
@@ -77,6 +97,7 @@ def by_expert(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 KERNELS: Final[dict[str, Kernel]] = {
     "npu_gmm": Kernel(forward, _supports_forward),
+    "npu_gmm_separate": Kernel(separate, _supports_separate),
     "npu_gmm_sum": Kernel(grouped_sum, _supports_sum),
 }
 _PRODUCT: Final = with_reference(KERNELS["npu_gmm"], _forward)

@@ -26,6 +26,7 @@ def by_rows(
     bias,
     out,
     ends,
+    places,
     rows,
     groups,
     K,
@@ -35,6 +36,7 @@ def by_rows(
     w_e,
     w_k,
     w_n,
+    SEPARATE: tl.constexpr,
     BIAS: tl.constexpr,
     WHOLE_K: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -44,7 +46,10 @@ def by_rows(
     K_TILE: tl.constexpr,
     SWEEP: tl.constexpr,
 ):
-    """``out[m] = x[m] weight[e] + bias[e]`` for the group e of row m."""
+    """``out[m] = x[m] weight[e] + bias[e]`` for the group e of row m.
+
+    With SEPARATE the matrix of a group begins ``places[e]`` elements after ``weight``, a multiple of 16.
+    """
     group = tl.arange(0, GROUPS)
     known = group < groups
     last = tl.minimum(tl.load(ends + group, mask=known, other=0), rows).to(tl.int32)
@@ -64,7 +69,8 @@ def by_rows(
         n = n_tile * N_TILE + tl.arange(0, N_TILE)
         k = tl.arange(0, K_TILE)
         x_at = x + m.to(tl.int64)[:, None] * x_m + k[None, :] * x_k
-        w_at = weight + e.to(tl.int64) * w_e + n.to(tl.int64)[None, :] * w_n + k[:, None] * w_k
+        place = tl.multiple_of(tl.load(places + e), 16) if SEPARATE else e.to(tl.int64) * w_e
+        w_at = weight + place + n.to(tl.int64)[None, :] * w_n + k[:, None] * w_k
         within_m = m[:, None] < end
         within_n = n[None, :] < N
         total = tl.zeros([M_TILE, N_TILE], tl.float32)

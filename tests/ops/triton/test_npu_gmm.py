@@ -25,6 +25,18 @@ def test_product_and_both_gradients_are_like_the_reference(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("place", [0, 1], ids=["aligned", "one is not"])
+def test_a_matrix_of_each_group_is_taken_where_it_is(place, dtype):
+    x, whole = leaf(58, 32, dtype=dtype), leaf(3 * 512 + place, dtype=dtype, seed=2)
+
+    def call(x, whole):
+        parts = whole[1024 + place :], whole[:512], whole[512:1024]
+        return npu_gmm_v2(x, [part.view(32, 16) for part in parts], group_list=SIZES["uneven"])
+
+    assert_like_reference(call, x, whole, kernels=THREE)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 def test_the_bias_and_its_gradient_are_like_the_reference(dtype):
     tensors = leaf(58, 16, dtype=dtype), leaf(3, 16, 130, dtype=dtype, seed=2), leaf(3, 130, dtype=dtype, seed=3)
     call = lambda x, w, b: npu_gmm(x, w, bias=b, group_list=ends(SIZES["uneven"]))  # noqa: E731
