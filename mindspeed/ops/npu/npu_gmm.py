@@ -61,7 +61,7 @@ def _supports_separate(x: Tensor, weights: Sequence[Tensor], groups: Tensor, cum
 
 
 def separate(x: Tensor, weights: Sequence[Tensor], groups: Tensor, cumulative: bool) -> Tensor:
-    """The product with a tensor of each group, which stays where it is."""
+    """The product with a tensor of each group, which is not copied."""
     (y,) = torch.ops.npu.npu_grouped_matmul(
         [x],
         list(weights),
