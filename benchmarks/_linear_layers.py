@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from benchmarks._sockets import bytes_on_sockets
 from mindspeed.features.coc import products as coc
@@ -131,9 +132,10 @@ class SlowProducts(TorchDispatchMode):
         self.seconds_of_one = seconds / multiplications
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "aten.mm" in str(func):
-            self.clock.sleep(args[0].numel() * args[1].shape[1] * self.seconds_of_one)
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if (count := flop_registry.get(func._overloadpacket)) is not None:
+            self.clock.sleep(count(*args, **(kwargs or {}), out_val=out) / 2 * self.seconds_of_one)
+        return out
 
 
 def seconds_of(run: Callable[[], Any], multiplications: int, seconds: float, sent: float) -> float:

@@ -15,7 +15,7 @@ from mindspeed.context_parallel import ring
 from mindspeed.context_parallel.blocks import BlockCall, Scoring
 from mindspeed.context_parallel.layout import contiguous, zigzag
 from mindspeed.ops.attention_mask import attention_visibility
-from mindspeed.workbench.exposure.programs import Event, Kernel, Part, Post, Wait
+from mindspeed.workbench.exposure.programs import Computation, Event, PeerTransfer, Post, Wait
 
 Direction = Literal["forward", "backward", "both"]
 BACKWARD = 2.5
@@ -61,7 +61,7 @@ class _Recorder:
     def exchange(self, communicator: str) -> Any:
         def post(sent: Tensor, to: int, source: int) -> _Pending:
             self._numbers += 1
-            parts = (Part("send", sent.nbytes, to), Part("recv", sent.nbytes, source))
+            parts = (PeerTransfer("send", sent.nbytes, to), PeerTransfer("recv", sent.nbytes, source))
             self.program.append(Post(self._numbers, "block", communicator, tuple(range(self.job.ranks)), parts))
             return _Pending(self, self._numbers, torch.empty_like(sent))
 
@@ -79,7 +79,7 @@ class _Recorder:
     def _compute(self, name: str, work: Sequence[BlockCall], q: Tensor, k: Tensor, times: float) -> None:
         tiles = [(one.tile.rows, one.tile.columns, one.tile.causal) for one in work]
         pairs = sum((rows[1] - rows[0]) * (columns[1] - columns[0]) / (1 + causal) for rows, columns, causal in tiles)
-        self.program.append(Kernel(name, times * 4 * pairs * q.shape[2] * q.shape[3]))
+        self.program.append(Computation(name, times * 4 * pairs * q.shape[2] * q.shape[3]))
 
 
 def ring_program(job: RingJob, rank: int, direction: Direction) -> list[Event]:

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from benchmarks._ring_program import RingJob, ring_programs
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.workbench.exposure.machines import PUBLISHED, Machine
-from mindspeed.workbench.exposure.programs import Event, Kernel, Programs, at_once
+from mindspeed.workbench.exposure.machines import PUBLISHED, Topology
+from mindspeed.workbench.exposure.programs import Computation, Event, Programs, at_once
 from mindspeed.workbench.exposure.recorded import programs_of_steps
 from mindspeed.workbench.exposure.simulator import Interval, simulate
 from mindspeed.workbench.verification.case import build_case, with_few_micro_batches
@@ -120,11 +120,11 @@ def _recorded(file: Path, case: Case) -> list[Event]:
     first, second = programs_of_steps(file.read_text("utf-8").splitlines(), int(file.name))
     if case.optimizer or case.whole:
         return first if case.optimizer else second
-    last = max(place for place, event in enumerate(second) if isinstance(event, Kernel))
+    last = max(place for place, event in enumerate(second) if isinstance(event, Computation))
     return second[: last + 1]
 
 
-def simulated(programs: Programs, machine: Machine) -> dict[str, Any]:
+def simulated(programs: Programs, machine: Topology) -> dict[str, Any]:
     """Return the milliseconds of transfers and of exposed ones, as recorded and where each is waited for at once; and lanes."""
     found = simulate(programs, machine)
     rank = found.slowest

@@ -98,7 +98,7 @@ def emulated(tensors: Sequence[Tensor], dout: Tensor, ranks: int) -> list[Tensor
 
 
 def _plan(rule: Scoring, layout: Any, rounds: Rounds, member: Member) -> Any:
-    return ring._Plan(rule, layout, rounds, cast(Exchange, member), "none")
+    return ring._Plan(rule, layout, rounds, cast(Exchange, member), cast(Exchange, member), "none")
 
 
 def _flash(tensors: Sequence[Tensor], dout: Tensor, backends: Sequence[SDPBackend]) -> list[Tensor]:

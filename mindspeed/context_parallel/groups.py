@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from mindspeed.context_parallel.feature import INNER_GROUP, OUTER_GROUP
+from mindspeed.context_parallel.communicators import INNER_GROUP, OUTER_GROUP
 from mindspeed.ops.errors import OperatorError
 from mindspeed.problems import Fix, Problem
 

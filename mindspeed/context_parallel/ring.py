@@ -137,7 +137,7 @@ class _Plan:
     inner: Exchange
     outer: Exchange
     keep: Keep
-    narrow_gradients: bool
+    narrow_gradients: bool = False
 
     def post(self, sent: Tensor, hop: Hop) -> PendingCollective:
         return (self.outer if hop.between else self.inner).post(sent, hop.to, hop.source)

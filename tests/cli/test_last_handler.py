@@ -22,6 +22,7 @@ def raising(error: BaseException):
 def fail(monkeypatch, tmp_path):
     """Have `features list` raise an error; temporary files go into a folder of the test."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("mindspeed.process.run._folders", [])
     return lambda error: monkeypatch.setattr(feature_list, "installed", raising(error))
 
 

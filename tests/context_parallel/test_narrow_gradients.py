@@ -39,7 +39,8 @@ def test_a_hop_rounds_the_sum_so_far_and_sends_two_bytes_of_a_number(pool: Worke
         largest = torch.stack([gradients[number].abs() for gradients in by_rank]).sum(0)
         bound = (world - 1) * UNIT * 1.05 * largest + 2 * UNIT * theirs.abs()  # both are rounded at the end
         assert bool(((ours - theirs).abs() <= bound).all())
-        assert not torch.equal(ours, theirs)
+        if world > 2:  # what one rank adds has the type of the keys already
+            assert not torch.equal(ours, theirs)
     a = shape(tensors, world)
     for runs, how in ((wide, False), (narrow, True)):
         assert {sent for _, sent in runs} == {costs.ring(a, world, narrow_gradients=how).both}

@@ -17,6 +17,7 @@ PUBLIC = (
     "mindspeed.megatron.module_specs",
     "mindspeed.problems",
     "mindspeed.files.cache_folder",
+    "mindspeed.platforms.host_copy",
     "mindspeed.plugins.active",
     "mindspeed.plugins.conditions",
     "mindspeed.plugins.constraints",

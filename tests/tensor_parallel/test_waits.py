@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 import mindspeed
 from benchmarks._linear_layers import FFN, HIDDEN, ROWS, grid_of, run_layers
@@ -109,7 +110,7 @@ class Recorder(TorchDispatchMode):
         self.flights: list[tuple[str, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.products += "aten.mm" in str(func)
+        self.products += func._overloadpacket in flop_registry
         return func(*args, **(kwargs or {}))
 
     def recording(self, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:

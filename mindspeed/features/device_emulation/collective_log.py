@@ -164,11 +164,11 @@ def logged_step(forward_backward: Function, *args: Any, **kwargs: Any) -> Any:
 def whole_step() -> Iterator[None]:
     """Log the start of a step, and its products."""
     _write(event="step")
-    with Products():  # type: ignore[no-untyped-call]  # above the modes of a dry run, whose tensors have shapes only
+    with ProductLog():  # type: ignore[no-untyped-call]  # above the modes of a dry run, whose tensors have shapes only
         yield
 
 
-class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ProductLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Logs operators whose floating-point operations torch's counter knows: products and attention."""
 
     only_watches = True

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from mindspeed import plugins as ms
+from mindspeed.context_parallel.communicators import communicators_of_ring
 from mindspeed.context_parallel.conditions import (
     KeepArgs,
     degree_splits_heads,
@@ -28,7 +29,7 @@ from mindspeed.context_parallel.costs import (
     ulysses,
     with_heads_exchanged,
 )
-from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature, communicators_of_ring, packed_in, sliced_by
+from mindspeed.context_parallel.feature import ALGORITHM, TwoLevelFeature, packed_in, sliced_by
 from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:

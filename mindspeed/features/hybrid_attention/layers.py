@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from mindspeed import plugins as ms
+from mindspeed.context_parallel.communicators import RING_OUTER_GROUP
 from mindspeed.context_parallel.conditions import keeps
 from mindspeed.context_parallel.core_attention import CoreAttention
-from mindspeed.context_parallel.feature import RING_OUTER_GROUP
 from mindspeed.context_parallel.groups import Groups, require_groups
 from mindspeed.context_parallel.heads import own_heads
 from mindspeed.context_parallel.layout import Layout, zigzag

@@ -46,7 +46,6 @@ def _missing(args: MetricsExportArgs, world: ms.World) -> Mapping[str, Any]:
 @ms.condition(
     "the metrics-export sinks need {missing}, which this machine lacks",
     fix=(ms.Fix.run_command("pip install {missing}"), ms.Fix.drop_setting("sinks")),
-    otherwise="warn",
     values=_missing,
 )
 def sinks_are_installed(args: MetricsExportArgs, world: ms.World) -> bool:
@@ -55,10 +54,10 @@ def sinks_are_installed(args: MetricsExportArgs, world: ms.World) -> bool:
 
 
 class MetricsExport(ms.Feature[MetricsExportArgs]):
-    """Send the numbers of each step to wandb, Prometheus or OpenTelemetry.
+    """Send metrics of steps to dashboards.
 
-    Rank 0 sends the row that is in log.jsonl. Keys and addresses are read from the variables of each service, so that a plan
-    contains none.
+    Rank 0 sends the row that is in log.jsonl to wandb, Prometheus or OpenTelemetry. Keys and addresses are read from the
+    variables of each service, so that a plan contains none.
     """
 
     spec = ms.FeatureSpec(

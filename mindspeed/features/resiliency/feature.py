@@ -32,7 +32,6 @@ class ResiliencyArgs(ms.FeatureArgs):
 @ms.condition(
     "resiliency.rank_monitor needs the package nvidia-resiliency-ext, which is not installed on this machine",
     fix=(ms.Fix.run_command("pip install nvidia-resiliency-ext"), ms.Fix.drop_setting("rank_monitor")),
-    otherwise="warn",
 )
 def rank_monitor_is_installed(args: ResiliencyArgs, world: ms.World) -> bool:
     """Check that nvidia-resiliency-ext is installed where its rank monitor is used."""
@@ -40,7 +39,7 @@ def rank_monitor_is_installed(args: ResiliencyArgs, world: ms.World) -> bool:
 
 
 class Resiliency(ms.Feature[ResiliencyArgs]):
-    """Name the rank, the section and the collective of a hang.
+    """Name the rank and the collective of a hang.
 
     Each rank keeps a heartbeat in the store of the process group, and a thread watches it. If it stops, the log of each node
     names the ranks that lag. The job then waits on, or ends for a restart. The slowest rank of each step is logged.

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from mindspeed import plugins as ms
+from mindspeed.context_parallel.communicators import communicators_of_ring
 from mindspeed.context_parallel.conditions import KeepArgs, interval_is_inside, two_chunks_for_each_rank
 from mindspeed.context_parallel.costs import (
     NOTHING,
@@ -18,7 +19,7 @@ from mindspeed.context_parallel.costs import (
     ring,
     with_blocks,
 )
-from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature, communicators_of_ring
+from mindspeed.context_parallel.feature import ALGORITHM, AlgorithmFeature
 from mindspeed.plugins.saved_tensors import SavedTensors
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from mindspeed.context_parallel.communicators import RING_OUTER_GROUP, RING_SECOND_GROUP
 from mindspeed.context_parallel.conditions import keeps
 from mindspeed.context_parallel.core_attention import CoreAttention
-from mindspeed.context_parallel.feature import RING_OUTER_GROUP, RING_SECOND_GROUP
 from mindspeed.context_parallel.layout import zigzag
 from mindspeed.context_parallel.ring import ring_attention
 from mindspeed.ops.attention_mask import AttentionVisibility

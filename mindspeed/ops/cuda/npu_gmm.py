@@ -70,8 +70,8 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, groups: Tensor, cumu
     return _by_rows(x, weight, None, bias, groups, cumulative)
 
 
+def separate(x: Tensor, weights: Sequence[Tensor], groups: Tensor, cumulative: bool) -> Tensor:
     """The product with a tensor of each group; none is copied, unless one begins between two words of 16 bytes."""
-    """The product with a tensor of each group; they stay where they are, unless one begins at an odd place."""
     first = weights[0]
     places = tuple((weight.data_ptr() - first.data_ptr()) // first.element_size() for weight in weights)
     if any(place % _ALIGNED for place in places) or any(weight.stride() != first.stride() for weight in weights):

@@ -20,7 +20,7 @@ class Link(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Topology:
     """Ranks in nodes of ``node`` ranks. Each has a link ``within`` its node, one ``between`` nodes and one to its host.
 
     ``flops`` are those that a rank computes in a second. ``source`` says where the numbers come from.
@@ -75,7 +75,7 @@ class Machine:
 
 _MFU: Final = 0.4
 """Share of the peak rate at which a rank computes."""
-NODES: Final = Machine(
+NODES: Final = Topology(
     "16 nodes of 8",
     8,
     Link(450e9, 10e-6),
@@ -85,7 +85,7 @@ NODES: Final = Machine(
     "8 accelerators per node with 450 GB/s among them and 50 GB/s (400 Gbit/s) each to other nodes; 989 TFLOP/s in bf16, "
     "of which 40 % are reached (NVIDIA DGX H100)",
 )
-SUPERNODE: Final = Machine(
+SUPERNODE: Final = Topology(
     "supernode",
     768,
     Link(196e9, 10e-6),

@@ -7,7 +7,7 @@ from itertools import count
 
 from mindspeed.pipeline.messages import Message, needed, routes
 from mindspeed.pipeline.operations import Costs, Schedule
-from mindspeed.workbench.exposure.programs import Event, Kernel, Part, Post, Programs, Wait
+from mindspeed.workbench.exposure.programs import Computation, Event, PeerTransfer, Post, Programs, Wait
 
 
 def pipeline_programs(schedule: Schedule, costs: Costs, size: float = 0.0) -> Programs:
@@ -28,7 +28,9 @@ def _program(schedule: Schedule, costs: Costs, size: float, rank: int) -> Iterat
     def receive(source: int) -> Iterator[Event]:
         if (message := next(coming[source], None)) is not None:
             posted[message] = next(numbers)
-            yield Post(posted[message], f"{message}", f"{source} to {rank}", (source, rank), (Part("recv", size, source),))
+            yield Post(
+                posted[message], f"{message}", f"{source} to {rank}", (source, rank), (PeerTransfer("recv", size, source),)
+            )
 
     for source in coming:
         yield from receive(source)
@@ -41,8 +43,8 @@ def _program(schedule: Schedule, costs: Costs, size: float, rank: int) -> Iterat
                 yield from receive(source)
             yield Wait(posted[wanted])
             yield from receive(source)
-        yield Kernel(str(op), costs.of(op.kind, stage))
+        yield Computation(str(op), costs.of(op.kind, stage))
         made = Message("F" if op.kind == "F" else "B", stage, op.micro_batch)
         if op.kind in "FBD" and made in targets:
             target = targets[made]
-            yield Post(next(numbers), f"{made}", f"{rank} to {target}", (rank, target), (Part("send", size, target),))
+            yield Post(next(numbers), f"{made}", f"{rank} to {target}", (rank, target), (PeerTransfer("send", size, target),))

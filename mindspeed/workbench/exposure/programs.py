@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 
-class Kernel(NamedTuple):
+class Computation(NamedTuple):
     """Work on a stream of its rank, in floating-point operations."""
 
     name: str
@@ -15,7 +15,7 @@ class Kernel(NamedTuple):
     stream: str = "compute"
 
 
-class Part(NamedTuple):
+class PeerTransfer(NamedTuple):
     """Bytes to or from another rank; of a collective, the bytes of all ranks together."""
 
     direction: Literal["send", "recv", "all"]
@@ -35,7 +35,7 @@ class Post:
     name: str
     communicator: str
     ranks: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[PeerTransfer, ...]
     stream: str = "compute"
 
 
@@ -46,7 +46,7 @@ class Wait(NamedTuple):
     stream: str = "compute"
 
 
-Event = Kernel | Post | Wait
+Event = Computation | Post | Wait
 Programs = Mapping[int, Sequence[Event]]
 """The program of each rank."""
 

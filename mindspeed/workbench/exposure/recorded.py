@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from mindspeed.workbench.exposure.programs import Event, Kernel, Part, Post, Wait
+from mindspeed.workbench.exposure.programs import Computation, Event, PeerTransfer, Post, Wait
 
 _DIRECTIONS: Final[dict[str, Any]] = {"isend": "send", "send": "send", "irecv": "recv", "recv": "recv"}
 HOST: Final = "host"
@@ -34,7 +34,7 @@ def _events(rows: Sequence[Mapping[str, Any]], rank: int, communicators: Mapping
             launches.setdefault(row["id"], []).append(row)
     for row in rows:
         if row["event"] == "kernel":
-            yield Kernel(row["op"], row["flops"])
+            yield Computation(row["op"], row["flops"])
         elif row["event"] == "wait":
             if row["id"] in launches:  # else it was launched in the step before
                 yield Wait(row["id"])
@@ -47,9 +47,9 @@ def _post(launches: Sequence[Mapping[str, Any]], rank: int, communicators: Mappi
     first = launches[0]
     if first["group"] == HOST:
         size = sum(launch["bytes"] for launch in launches)
-        return Post(first["id"], first["kind"], f"{HOST} {first['kind']}", (rank,), (Part("all", size),))
+        return Post(first["id"], first["kind"], f"{HOST} {first['kind']}", (rank,), (PeerTransfer("all", size),))
     if first["kind"] in _DIRECTIONS:
-        parts = tuple(Part(_DIRECTIONS[launch["kind"]], launch["bytes"], launch["peer"]) for launch in launches)
+        parts = tuple(PeerTransfer(_DIRECTIONS[launch["kind"]], launch["bytes"], launch["peer"]) for launch in launches)
     else:
-        parts = (Part("all", sum(launch["bytes"] for launch in launches)),)
+        parts = (PeerTransfer("all", sum(launch["bytes"] for launch in launches)),)
     return Post(first["id"], first["kind"].lstrip("_"), first["communicator"], communicators[first["communicator"]], parts)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from mindspeed.workbench.exposure.machines import Machine
-from mindspeed.workbench.exposure.programs import Event, Kernel, Part, Post, Programs
+from mindspeed.workbench.exposure.machines import Topology
+from mindspeed.workbench.exposure.programs import Computation, Event, PeerTransfer, Post, Programs
 
 
 class Interval(NamedTuple):
@@ -72,12 +72,12 @@ class _Operation:
     rank: int
     post: Post
     ready: float
-    left: list[Part]
+    left: list[PeerTransfer]
     begin: float = math.inf
     end: float = 0.0
 
 
-_End = tuple[_Operation, Part]
+_End = tuple[_Operation, PeerTransfer]
 """An end of a transfer: the sender or the receiver of a message, or a rank of a collective."""
 
 
@@ -91,13 +91,13 @@ class _Rank:
     ended: dict[int, _Operation] = field(default_factory=dict)
 
 
-def simulate(programs: Programs, machine: Machine) -> Timeline:
+def simulate(programs: Programs, machine: Topology) -> Timeline:
     """Run programs on a machine. Raises StuckError where ranks wait for one another."""
     return _Simulation(programs, machine).run()
 
 
 class _Simulation:
-    def __init__(self, programs: Programs, machine: Machine) -> None:
+    def __init__(self, programs: Programs, machine: Topology) -> None:
         self.machine = machine
         self.ranks = {rank: _Rank(program) for rank, program in programs.items()}
         self.queues: defaultdict[tuple[str, int], deque[_Operation]] = defaultdict(deque)
@@ -130,7 +130,7 @@ class _Simulation:
         while self._is_open(state):
             event = state.program[state.place]
             now = state.streams[event.stream]
-            if isinstance(event, Kernel):
+            if isinstance(event, Computation):
                 end = state.streams[event.stream] = now + event.flops / self.machine.flops
                 self.found.kernels.append(Interval(rank, event.stream, event.name, now, end))
             elif isinstance(event, Post):
@@ -168,7 +168,7 @@ class _Simulation:
     def _add(self, ends: list[_End]) -> None:
         heapq.heappush(self.possible, (max(operation.ready for operation, _ in ends), next(self._numbers), ends))
 
-    def _ports(self, operation: _Operation, part: Part) -> Iterator[tuple[int, str, str]]:
+    def _ports(self, operation: _Operation, part: PeerTransfer) -> Iterator[tuple[int, str, str]]:
         """Yield the links of a rank that a transfer occupies."""
         post = operation.post
         if part.peer is not None:

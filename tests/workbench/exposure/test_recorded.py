@@ -13,8 +13,8 @@ from benchmarks._linear_layers import SECONDS, SENT, SHARE, WIDTH, launched_late
 from mindspeed.features.coc import products as coc
 from mindspeed.features.device_emulation import collective_log
 from mindspeed.tensor_parallel.linear import plain_weight_gradient
-from mindspeed.workbench.exposure.machines import Link, Machine
-from mindspeed.workbench.exposure.programs import Kernel, Part, Post, Wait
+from mindspeed.workbench.exposure.machines import Link, Topology
+from mindspeed.workbench.exposure.programs import Computation, PeerTransfer, Post, Wait
 from mindspeed.workbench.exposure.recorded import programs_of_steps
 from mindspeed.workbench.exposure.simulator import simulate
 from mindspeed.workbench.verification.pool import WorkerPool
@@ -46,7 +46,7 @@ def test_a_recorded_program_takes_as_long_as_on_the_emulated_link(pool: WorkerPo
     seconds = pool.call(measured, 2, plan=plan)[0]
     steps = [programs_of_steps((tmp_path / str(rank)).read_text().splitlines(), rank) for rank in range(2)]
     flops = 2 * (2 * SHARE * WIDTH * WIDTH) / SECONDS
-    machine = Machine("emulated", 2, Link(SENT / SECONDS), Link(1.0), Link(1.0), flops)
+    machine = Topology("emulated", 2, Link(SENT / SECONDS), Link(1.0), Link(1.0), flops)
     found = [simulate(dict(enumerate(programs)), machine).makespan for programs in zip(*steps, strict=True)]
     assert found == pytest.approx(seconds)
 
@@ -66,8 +66,8 @@ def test_a_program_has_the_parts_of_a_batch_and_the_copies_of_the_host() -> None
     ]
     (program,) = programs_of_steps(lines, 3)
     assert program == [
-        Post(1, "isend", "2", (3, 5), (Part("send", 4, 5), Part("recv", 4, 5))),
-        Kernel("aten.mm", 16),
+        Post(1, "isend", "2", (3, 5), (PeerTransfer("send", 4, 5), PeerTransfer("recv", 4, 5))),
+        Computation("aten.mm", 16),
         Wait(1),
-        Post(2, "offload", "host offload", (3,), (Part("all", 6),)),
+        Post(2, "offload", "host offload", (3,), (PeerTransfer("all", 6),)),
     ]

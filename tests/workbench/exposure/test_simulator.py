@@ -6,21 +6,21 @@ from benchmarks._ring_program import RingJob, ring_programs
 from mindspeed.pipeline.operations import Costs, PipelineShape
 from mindspeed.pipeline.simulator import judge
 from mindspeed.pipeline.synthesis import named
-from mindspeed.workbench.exposure.machines import NODES, PUBLISHED, Link, Machine
+from mindspeed.workbench.exposure.machines import NODES, PUBLISHED, Link, Topology
 from mindspeed.workbench.exposure.pipelines import pipeline_programs
-from mindspeed.workbench.exposure.programs import Kernel, Part, Post, Wait, at_once
+from mindspeed.workbench.exposure.programs import Computation, PeerTransfer, Post, Wait, at_once
 from mindspeed.workbench.exposure.simulator import StuckError, simulate
 
-UNIT = Machine("unit", 8, Link(1.0), Link(0.1), Link(2.0), 1.0)
+UNIT = Topology("unit", 8, Link(1.0), Link(0.1), Link(2.0), 1.0)
 """A byte within a node takes 1, between nodes 10, and to the host 0.5; so does a floating-point operation take 1."""
 
 
-def given(job: RingJob) -> Machine:
+def given(job: RingJob) -> Topology:
     """Where a block takes 1 to compute, 0.3 to the next rank of a node, and 3 to one of another node."""
     program = ring_programs(job, "forward")[0]
-    work = sum(event.flops for event in program if isinstance(event, Kernel)) / job.ranks
+    work = sum(event.flops for event in program if isinstance(event, Computation)) / job.ranks
     size = next(event.parts[0].bytes for event in program if isinstance(event, Post))
-    return Machine("given", 8, Link(size / 0.3), Link(size / 3), Link(1.0), work)
+    return Topology("given", 8, Link(size / 0.3), Link(size / 3), Link(1.0), work)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_pipelines_have_the_spans_of_the_schedule_simulator(name: str, vpp: int,
 
 
 def message(number: int, communicator: str, to: int, source: int, size: float = 1.0) -> Post:
-    return Post(number, "exchange", communicator, (0, 1), (Part("send", size, to), Part("recv", size, source)))
+    return Post(number, "exchange", communicator, (0, 1), (PeerTransfer("send", size, to), PeerTransfer("recv", size, source)))
 
 
 def test_operations_of_one_communicator_run_one_after_another_and_share_no_time_with_those_of_the_same_link() -> None:
@@ -69,7 +69,7 @@ def test_a_message_within_a_node_overlaps_with_one_between_nodes_unless_they_sha
         far, near = (rank + 8) % 16, rank ^ 1
         ranks = tuple(range(16))
         return [
-            Post(number, "exchange", name, ranks, (Part("send", 1, peer), Part("recv", 1, peer)))
+            Post(number, "exchange", name, ranks, (PeerTransfer("send", 1, peer), PeerTransfer("recv", 1, peer)))
             for number, (name, peer) in enumerate(((communicator, far), ("a", near)))
         ]
 
@@ -78,34 +78,34 @@ def test_a_message_within_a_node_overlaps_with_one_between_nodes_unless_they_sha
 
 
 def test_a_wait_is_exposed_for_as_long_as_the_kernels_before_it_do_not_hide_it() -> None:
-    gather = Post(1, "all_gather", "tp", (0, 1), (Part("all", 4),))
-    program = [gather, Kernel("product", 1.5), Wait(1), Kernel("product", 1)]
+    gather = Post(1, "all_gather", "tp", (0, 1), (PeerTransfer("all", 4),))
+    program = [gather, Computation("product", 1.5), Wait(1), Computation("product", 1)]
     found = simulate({0: program, 1: program}, UNIT)
     assert (found.exposed(0), found.transferred(0), found.makespan) == (0.5, 2, 3)
     assert simulate(dict.fromkeys((0, 1), at_once(program)), UNIT).exposed(0) == 2
 
 
 def test_collectives_that_queue_run_one_after_another_on_all_ranks() -> None:
-    gathers = [Post(number, "all_gather", "tp", (0, 1), (Part("all", 4),)) for number in range(3)]
-    programs = {0: [*gathers, Wait(2)], 1: [gathers[0], Kernel("product", 5), *gathers[1:], Wait(2)]}
+    gathers = [Post(number, "all_gather", "tp", (0, 1), (PeerTransfer("all", 4),)) for number in range(3)]
+    programs = {0: [*gathers, Wait(2)], 1: [gathers[0], Computation("product", 5), *gathers[1:], Wait(2)]}
     found = simulate(programs, UNIT)
     assert [one.end for one in found.transfers if one.rank == 0] == [2, 7, 9]
 
 
 def test_a_rank_without_a_program_is_ready() -> None:
-    program = [Kernel("product", 1), message(1, "ring", 1, 1), Wait(1)]
+    program = [Computation("product", 1), message(1, "ring", 1, 1), Wait(1)]
     assert simulate({0: program}, UNIT).makespan == 2
 
 
 def test_copies_to_and_from_the_host_overlap_with_kernels_and_with_each_other() -> None:
-    copies = [Post(n, kind, kind, (0,), (Part("all", 2),)) for n, kind in enumerate(("offload", "fetch"))]
-    assert simulate({0: [*copies, Kernel("product", 1), Wait(0), Wait(1)]}, UNIT).makespan == 1
+    copies = [Post(n, kind, kind, (0,), (PeerTransfer("all", 2),)) for n, kind in enumerate(("offload", "fetch"))]
+    assert simulate({0: [*copies, Computation("product", 1), Wait(0), Wait(1)]}, UNIT).makespan == 1
 
 
 def test_the_ranks_that_wait_for_one_another_are_named() -> None:
     programs = {
         rank: [
-            Post(1, "receive", "pair", (0, 1), (Part("recv", 1, 1 - rank),)),
+            Post(1, "receive", "pair", (0, 1), (PeerTransfer("recv", 1, 1 - rank),)),
             Wait(1),
             message(2, "pair", 1 - rank, 1 - rank),
         ]
@@ -121,7 +121,7 @@ def test_the_ranks_that_wait_for_one_another_are_named() -> None:
 @pytest.mark.parametrize(("kind", "expected"), [("all_gather", 15), ("all_reduce", 30), ("all_to_all", 80)])
 def test_a_collective_over_two_nodes_takes_as_long_as_on_its_slower_links(kind: str, expected: float) -> None:
     """Of 16 bytes, a node fetches 8 over the links of its 8 ranks; in an all-to-all each rank sends 8 to the other node."""
-    assert UNIT.collective(Post(1, kind, "all", tuple(range(16)), (Part("all", 16),))) == pytest.approx(expected)
+    assert UNIT.collective(Post(1, kind, "all", tuple(range(16)), (PeerTransfer("all", 16),))) == pytest.approx(expected)
 
 
 def test_published_machines_have_128_ranks_in_16_nodes_or_in_one() -> None:

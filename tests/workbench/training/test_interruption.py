@@ -25,6 +25,7 @@ def test_a_ctrl_c_while_ranks_agree_stops_the_next_step(monkeypatch: pytest.Monk
     trainer.state = SimpleNamespace(chunks=[], optimizer=optimizer, step=0, samples=0)  # type: ignore[assignment]
     trainer.train_batches, trainer.samples_per_step = None, 1  # type: ignore[assignment]
     trainer.stop, trainer.interrupted, trainer.initial_loss, trainer.reporter = StopRequest(), False, 0.0, None
+    trainer.guard = SimpleNamespace(is_active=False, rejected=0)  # type: ignore[assignment]
     arriving = [True, False]
 
     def largest(seconds: float, flag: bool) -> list[float]:

@@ -42,6 +42,7 @@ def test_a_feature_that_acts_only_around_a_training_step_is_seen(monkeypatch: py
     run.recipe, run.chunks, run.optimizer = SimpleNamespace(steps=2), ["chunk"], "adam"  # type: ignore[assignment]
     monkeypatch.setattr(training._Run, "train_step", lambda self, step: ORDER.append(f"step {step}"))
     monkeypatch.setattr(training._Run, "record_weights", lambda self: None)
+    monkeypatch.setattr(training.dist, "get_rank", lambda: 0)
     ORDER.clear()
     run.train()
     assert ORDER == [
