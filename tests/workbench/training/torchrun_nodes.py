@@ -12,6 +12,8 @@ from typing import IO, Final
 
 import psutil
 
+FRESH: Final = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Without it an agent whose rank was 0 once gives its ranks the address of its own store for ever."""
 TORCHRUN: Final = Path(sys.executable).with_name("torchrun")
 
 
@@ -35,7 +37,7 @@ class Node:
         left_out = ("MINDSPEED_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_", "PET_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
         path = f"{TORCHRUN.parent}{os.pathsep}{os.environ['PATH']}"
-        self.environ = kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": path} | variables
+        self.environ = kept | FRESH | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": path} | variables
         self.command, self.log, self.starts = command, log, 0
         self._file: IO[str] = log.open("w")
         self.start()
