@@ -63,7 +63,7 @@ def test_it_is_dense_attention(pool: WorkerPool, world: int, kind: str, dtype: t
     tensors = made(world * 8, 2, 4, 2, 8, 4, dtype)
     mask, reordered = MASKS[kind](world * 8), kind in ("interleaved", "documents")
     layout = planned(mask, world, reordered).layout
-    assert (layout == contiguous(world)) is not (kind == "interleaved" and world > 1) or kind == "documents"
+    assert (layout != contiguous(world)) <= reordered  # whether an order pays depends on the number of ranks
     assert_like_dense(pool.call(shares, world, tensors, mask, reordered), layout, reference(tensors, mask))
 
 
@@ -98,9 +98,9 @@ def watched(tensors: Sequence[Tensor], mask: Tensor) -> dict[str, Any]:
     def watch(name: str, place: int) -> Any:
         original = getattr(attention, name)
 
-        def call(*args: Any) -> None:
+        def call(*args: Any) -> Any:
             computed[name] += [args[place]] if name == "accumulate_block" else args[place]
-            original(*args)
+            return original(*args)
 
         return call
 
