@@ -100,13 +100,23 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
 
 
 def measured(built: Built, again: bool = False) -> tuple[Speed, ...]:
-    """The times of a library's operators on this processor, measured now in a separate process unless they are known."""
+    """The times of a library's operators on this processor, measured now in a separate process unless they are known.
+
+    Raises PlatformError: MS512 when an operator fails.
+    """
     if not set(built.operators).intersection(MEASURED):
         return ()
     if (known := speeds.read(built.library)) and not again:
         return known
-    done = subprocess.run([sys.executable, "-m", "mindspeed.ops.measuring"], stdout=subprocess.PIPE, text=True, check=True)
-    rows = tuple(Speed(**row) for row in json.loads(done.stdout))
+    environ = {name: value for name, value in os.environ.items() if name != "MINDSPEED_OPS"}
+    command = [sys.executable, "-m", "mindspeed.ops.measuring"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    if done.returncode != 0:
+        last = (done.stderr.splitlines() or [f"exit status {done.returncode}"])[-1]
+        text = f"the C++ operators cannot be measured: {last}"
+        fix = advice("mindspeed ops build --force compiles them again; MINDSPEED_OPS=reference trains without them")
+        raise PlatformError([Problem("MS512", text, where=str(built.library), fix=fix)])
+    rows = tuple(Speed(**row) for row in json.loads(done.stdout.splitlines()[-1]))
     speeds.write(built.library, rows)
     return rows
 

@@ -6,6 +6,7 @@ One thread, processor time, the least of several turns. A rank never measures: `
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -56,8 +57,9 @@ def measure(op: str, dtype: str) -> Speed:
 def main() -> None:
     """Print the times of every operator in the library as JSON."""
     torch.set_num_threads(1)
-    built = load()
-    names = [op for op in MEASURED if built is not None and op in built.operators]
+    if (built := load()) is None:
+        sys.exit("the library is not loaded")
+    names = [op for op in MEASURED if op in built.operators]
     print(json.dumps([asdict(measure(op, dtype)) for op in names for dtype in DTYPES]))
 
 
@@ -188,7 +190,7 @@ CASES: Final[dict[str, Callable[[torch.dtype], Case]]] = {
     "rms_norm": _rms_norm,
     "swiglu": _swiglu,
 }
-"""How each of `mindspeed.ops.speeds.MEASURED` is called."""
+"""Functions that make the case of each of `mindspeed.ops.speeds.MEASURED`."""
 
 
 if __name__ == "__main__":

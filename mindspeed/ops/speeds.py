@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 EQUAL: Final = 0.9
-"""What counts as equally fast: a measurement repeats itself within a few per cent."""
+"""The lowest ratio of two equal speeds: measurements of one call differ by a few per cent."""
 MEASURED: Final = (
     "npu_fused_moe_token_permute",
     "npu_fused_moe_token_unpermute",

@@ -8,7 +8,7 @@ import pytest
 
 from mindspeed.cli import ops
 from mindspeed.job.world import PLATFORMS
-from mindspeed.ops import OPERATORS, availability, instruction_sets, speeds
+from mindspeed.ops import OPERATORS, availability, building, instruction_sets, speeds
 from mindspeed.ops.availability import variant
 from mindspeed.ops.compiler import Compiler
 from mindspeed.ops.speeds import Speed
@@ -236,6 +236,13 @@ def test_the_table_has_the_measured_speeds(cache, mindspeed):
     speeds.write(built.library, tuple(measured))
     row = mindspeed("ops", "list", "--platform", "cpu").stdout.splitlines()[-1]
     assert row.split(maxsplit=3) == ["swiglu", "C++", "C++", "bf16 3.4x, fp32 2.4x"]
+
+
+def test_an_operator_that_fails_while_it_is_measured_is_a_problem(cache, mindspeed, monkeypatch):
+    built = pretend_built(cache)
+    monkeypatch.setattr(building, "build", lambda *_: (built, False))
+    done = mindspeed("ops", "build")
+    assert (done.exit_code, done.stderr.partition(": ")[0]) == (3, "MS512 the C++ operators cannot be measured")
 
 
 def test_times_of_another_processor_say_nothing(cache, monkeypatch):

@@ -32,7 +32,7 @@ PATH: str | None = None
 """File of the log, with ``{rank}`` for the rank, which is appended where the name lacks it. Set by the plan."""
 
 WHOLE_STEPS: bool = False
-"""Whether whole steps are logged. Set by the plan."""
+"""True where the plan logs whole steps."""
 
 _ids = count()
 _communicators: set[tuple[str, str]] = set()

@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from mindspeed import registry
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.features.metrics_export.feature import MetricsExport, MetricsExportArgs
 from mindspeed.problems import MindSpeedError
 from tests.workbench.training.torchrun_nodes import free_port
@@ -32,6 +33,23 @@ def test_a_job_with_a_missing_package_does_not_start(monkeypatch: pytest.MonkeyP
         "MS501 wandb, prometheus-client is not installed, but the sinks of metrics-export need it\n"
         "  fix: pip install wandb prometheus-client"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("metrics-export", {"sinks": ("wandb",)}, "the metrics-export sinks need wandb, which this machine lacks"),
+        ("resiliency", {"rank_monitor": True}, "resiliency.rank_monitor needs the package nvidia-resiliency-ext"),
+    ],
+    ids=["sink", "rank monitor"],
+)
+def test_check_refuses_what_the_start_would(
+    name: str, settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = name.replace("-", "_")
+    monkeypatch.setattr(f"mindspeed.features.{folder}.feature.find_spec", lambda module: None)
+    with pytest.raises(MindSpeedError, match=f"MS304 {name}: {message}"):
+        registry.resolve([Layer("test", features=(name,), settings={name: settings}, platform="cpu")])
 
 
 def test_each_row_of_a_step_reaches_each_sink_until_the_plan_ends(monkeypatch: pytest.MonkeyPatch) -> None:
