@@ -52,7 +52,8 @@ def unfit_layers(folder: Path, world: World) -> LayerKind | None:
     by_parameters = world.is_set("transformer_engine_layers") and _has_local_parameters(_index(folder))
     if kind == "local" and (world.is_set("engine_over_local") or by_parameters):
         return "transformer-engine"
-    if kind == "transformer-engine" and world.known().get("transformer_engine_layers") is False and _renames(_index(folder)):
+    is_local = world.known().get("transformer_engine_layers") is False and not world.is_set("engine_over_local")
+    if kind == "transformer-engine" and is_local and _renames(_index(folder)):
         return "local"
     return None
 

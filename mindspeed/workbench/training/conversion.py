@@ -178,6 +178,8 @@ def _rename(index: Any, kind: LayerKind) -> None:
         if isinstance(getattr(index, name, None), dict):
             setattr(index, name, _with_keys(getattr(index, name), key_of))
     index.state_dict_metadata = _with_keys(index.state_dict_metadata, key_of)
+    if hasattr(index, "all_local_plans"):  # what each rank wrote, under the old names; a later save compares its own with it
+        index.all_local_plans = None
 
 
 def _with_keys(values: dict[str, Any], key_of: Callable[[str], str | None]) -> dict[str, Any]:

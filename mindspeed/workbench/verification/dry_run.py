@@ -17,7 +17,7 @@ import torch.distributed as dist
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.utils import get_model_config
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nn import Module
@@ -52,6 +52,7 @@ def fake_tensors() -> Iterator[None]:
         patch.object(schedules, "moved", _own_data),
         patch.object(torch, "tensor", _stacked_scalars(torch.tensor)),
         patch.object(FakeTensor, "numpy", _zeros),
+        patch.object(UntypedStorage, "copy_", _copied_contents(UntypedStorage.copy_)),
         FakeTensorMode(allow_non_fake_inputs=True),
         ComputedIntegers(),  # type: ignore[no-untyped-call]
     ):
@@ -136,6 +137,15 @@ def _convert(module: Module, function: Callable[[Tensor], Tensor], recurse: bool
 def _gather_own(object_list: list[Any], obj: Any, group: Any = None) -> None:
     """``all_gather_object``: every rank has the same."""
     object_list[:] = [obj] * len(object_list)
+
+
+def _copied_contents(copy: Callable[..., Any]) -> Callable[..., Any]:
+    """Around ``UntypedStorage.copy_``: torch keeps each storage without contents that it copies as the key of a cache."""
+
+    def copied(self: UntypedStorage, source: UntypedStorage, *args: Any, **kwargs: Any) -> UntypedStorage:
+        return self if self.device.type == "meta" else copy(self, source, *args, **kwargs)
+
+    return copied
 
 
 def _own_data(data: Any, *_: Any) -> Any:

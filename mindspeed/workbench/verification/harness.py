@@ -106,7 +106,7 @@ def missing_effects(
     """
     known = registry.catalog()
     before, after = baseline[0].settings, feature[0].settings
-    idle = {name: reason for name in case.features if (reason := _why_idle(name, case.plan, feature[0]))}
+    idle = {name: reason for name in case.features if (reason := _why_idle(name, case, feature[0]))}
     for name in case.features:
         if name in idle:
             all_idle = len(idle) == len(case.features)
@@ -155,13 +155,15 @@ def _saves_bytes(case: VerificationCase) -> bool:
     return not poisoned and all(registry.catalog().feature(name).spec.category is ms.Category.MEMORY for name in case.features)
 
 
-def _why_idle(name: str, plan: ActivationPlan, record: RankResult) -> str:
-    """Say why a feature has nothing to do: its group has one rank, or a condition declares it; else ''."""
+def _why_idle(name: str, case: VerificationCase, record: RankResult) -> str:
+    """Say why a feature has nothing to do: one rank, the settings of the baseline, or a condition that declares it; else ''."""
     if sizes := _sizes_of_one(name, record):
         return f"the group of {', '.join(sizes)} has one rank"
     feature = registry.catalog().feature(name)
-    planned = next(planned for planned in plan.features if planned.name == name)
-    found = obstacle(feature.spec.constraints, name, feature.Args(**planned.args), plan.world)
+    planned = next(planned for planned in case.plan.features if planned.name == name)
+    if any((planned.name, planned.args) == (other.name, other.args) for other in case.baseline.features):
+        return "its settings are those of the baseline"
+    found = obstacle(feature.spec.constraints, name, feature.Args(**planned.args), case.plan.world)
     return found.message if found is not None and found.condition.otherwise == "idle" else ""
 
 
