@@ -191,7 +191,15 @@ def missing(ranks: Sequence[int], size: int, seconds: float) -> Problem:
     """MS611 of ranks that did not come in time."""
     text = f"{name_ranks(ranks)} of {size} did not activate a plan within {seconds:.0f} s"
     fix = f"check the log of {name_ranks(ranks)}; set {TIMEOUT}=SECONDS to wait longer"
-    return Problem("MS611", text, fix=advice(fix))
+    return Problem("MS611", text, fix=(*advice(fix), *advice(_own_store(os.environ))))
+
+
+def _own_store(environment: Mapping[str, str]) -> str:
+    """Return the advice for a restart whose agents keep a store each, else '': after a node was replaced ranks may read two."""
+    shares = environment.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    if not shares or environment.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        return ""
+    return "after the node of rank 0 was replaced, export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun"
 
 
 def replaced() -> Problem:

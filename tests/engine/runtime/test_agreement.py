@@ -336,6 +336,15 @@ def test_ranks_that_do_not_come_are_named(store, monkeypatch):
     assert met(store, 2, 5, {}) == told
 
 
+@pytest.mark.parametrize(("restarts", "named"), [("0", False), ("2", True)])
+def test_after_a_restart_with_a_store_of_each_agent_the_variable_is_named(store, monkeypatch, restarts, named):
+    monkeypatch.setenv(agreement.TIMEOUT, "0.1")
+    monkeypatch.setattr(agreement, "SLACK", 0.1)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+    assert ("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun" in met(store, 1, 2, {})) is named
+
+
 def test_after_a_while_rank_0_prints_for_whom_it_is_waiting(store, monkeypatch, capsys):
     monkeypatch.setenv(agreement.TIMEOUT, "0.3")
     for name in ("TOLD", "REPORTED"):

@@ -62,7 +62,7 @@ def main() -> None:
     from mindspeed.problems import RunError
     from mindspeed.workbench.training import saving
     from mindspeed.workbench.training.checkpoints import checkpoint_path, partial_path, saved_steps
-    from mindspeed.workbench.training.trainer import Trainer, _seed
+    from mindspeed.workbench.training.trainer import Trainer, seed_generators
 
     run = Path(sys.argv[1])
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
@@ -74,7 +74,7 @@ def main() -> None:
 
     dist.init_process_group("gloo", init_method=f"file://{run}/rendezvous", rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
-    _seed(job.config.seed)
+    seed_generators(job.config.seed)
     trainer = Trainer(job, job.source())
     while trainer.state.step < 3:
         trainer._step()

@@ -83,7 +83,7 @@ def test_ten_kills_at_random_places_do_not_keep_a_run_from_its_end(tmp_path, tex
 def test_a_run_goes_on_with_other_numbers_of_ranks(tmp_path, text):
     """A signal ends a start after it has saved, with status 75; the next one may have fewer or more ranks."""
     alone, run = tmp_path / "alone", tmp_path / "run"
-    words = [*job(text, 60), "--auto-resume"]
+    words = [*job(text, 60), "--micro-batch-size", "1", "--auto-resume"]  # four ranks share the batch of four
     Run("--nproc", 1, *words, alone).done()
     for ranks, step in ((4, 6), (2, 12)):
         start = Run("--nproc", ranks, *words, run, cold=True)
