@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 from mindspeed.plugins.answers import implements
+from mindspeed.plugins.class_import import import_class
 from mindspeed.plugins.conditions import Condition, ModelCondition
 from mindspeed.plugins.constraints import (
     After,
@@ -140,8 +141,7 @@ def _load(found: DiscoveredFeature) -> DiscoveredFeature:
     start = time.perf_counter()
     try:
         with running(f"the import of feature {found.name}", module_name):
-            module = importlib.import_module(module_name)
-            feature = getattr(module, attribute) if attribute else _only_feature(module)
+            feature = import_class(module_name, attribute) if attribute else _only_feature(importlib.import_module(module_name))
             feature = getattr(feature, "as_mindspeed_feature", lambda: feature)()
             _require_declaration(found, feature)
     except DeclarationError as error:

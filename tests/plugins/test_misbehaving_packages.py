@@ -109,6 +109,44 @@ def test_an_interrupt_from_the_keyboard_ends_discovery(install):
         signal.signal(signal.SIGINT, before)
 
 
+GOOD = """
+class Bolt(Feature):
+    spec = FeatureSpec("bolt", Category.TOOL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("malformed", "error"),
+    [
+        (
+            'class Acme(Feature):\n    spec = FeatureSpec("acme-clip", Category.TOOL, level=7)',
+            "MS101 feature acme-clip cannot be loaded: ValueError: acme-clip: level 7 is not 0, 1 or 2",
+        ),
+        (
+            'class Acme(Feature):\n    spec = FeatureSpec("acme-clip", "tool")',
+            "MS104 the declaration of feature acme-clip is wrong: FeatureSpec.category is 'tool', not a Category",
+        ),
+        (
+            "class Acme(Feature):\n    spec = Nowhere()",
+            "MS101 feature acme-clip cannot be loaded: NameError: name 'Nowhere' is not defined",
+        ),
+        (
+            "class AcmeArgs(FeatureArgs):\n    n = object()\nclass Acme(Feature[AcmeArgs]):\n    spec = None",
+            "MS101 feature acme-clip cannot be loaded: PydanticUserError: A non-annotated attribute was detected: `n = <object",
+        ),
+    ],
+)
+def test_a_malformed_class_costs_only_itself(install, tmp_path, malformed, error):
+    install("acme", "acme-clip", f"from mindspeed.plugins import *\n{malformed}\n{GOOD}")
+    with (tmp_path / "acme-1.2.dist-info" / "entry_points.txt").open("a") as entries:
+        entries.write("bolt = acme_features:Bolt\n")
+    known = discover()
+    assert str(known.broken["acme-clip"].problem).startswith(error)
+    assert known.usable["bolt"].where.startswith("acme 1.2, acme_features.py:")
+    assert set(discover(only=["bolt"]).broken) <= {"acme-clip"}
+    assert "recompute" in known.usable
+
+
 @pytest.mark.parametrize("default", ["10**5000", "object()"])
 def test_a_default_that_json_cannot_hold_is_a_row(install, default):
     install("acme", "acme-clip", package(f"    m: object = Field({default}, description='m')"))
