@@ -12,9 +12,8 @@ from string import Formatter
 from typing import Any, Final
 
 from mindspeed.engine.resolution.environment import version_in
-from mindspeed.engine.resolution.fix_values import with_values
+from mindspeed.engine.resolution.fix_values import broken_conditions, with_values
 from mindspeed.engine.resolution.jobs import JobSet
-from mindspeed.engine.resolution.planned_feature import Value
 from mindspeed.engine.resolution.request_merge import LAUNCH
 from mindspeed.engine.resolution.resolution_state import ResolutionState, because
 from mindspeed.job.world import UnknownValue, World, size_name
@@ -106,7 +105,7 @@ def _ways_out(names: Iterable[str]) -> Fixes:
 def check_sizes(state: ResolutionState) -> None:
     for has_remainder, jobs in state.values("sizes", _has_remainder):
         if has_remainder:
-            text, fix = _remainder(state.merged.world, state.world) if state.is_single else ("", ())
+            text, fix = _remainder(state) if state.is_single else ("", ())
             state.problem("MS302", text, (), fix, jobs, ("world_size", "tp", "pp", "cp"))
 
 
@@ -114,11 +113,14 @@ def _has_remainder(world: World) -> bool:
     return world.knows("world_size") and bool(world.world_size % (world.tp * world.pp * world.cp))
 
 
-def _remainder(given: Mapping[str, Value], world: World) -> tuple[str, Fixes]:
+def _remainder(state: ResolutionState) -> tuple[str, Fixes]:
     """Return message and fix for a number of processes that the parallel sizes do not divide."""
+    given, world = state.merged.world, state.world
     layout = world.tp * world.pp * world.cp
     factors = f"tp x pp x cp = {world.tp} x {world.pp} x {world.cp} = {layout}"
-    ranks = -(-world.world_size // layout) * layout
+    fewer = world.world_size // layout * layout
+    numbers = (fewer + layout, fewer) if fewer else (layout,)
+    ranks = min(numbers, key=lambda number: broken_conditions(state, {"world_size": number}))
     way = Fix.give_option("--nproc", ranks) if given["world_size"].source == LAUNCH else Fix.give_field("world_size", ranks)
     smaller = (
         Fix.give_field(

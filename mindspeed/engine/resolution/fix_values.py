@@ -48,7 +48,7 @@ def _with_value(state: ResolutionState, name: str, condition: Condition, fix: Fi
     fitting = list(islice((values for values in tried if _holds(state, name, condition, values)), _COMPARED))
     if _present(state, open_names[0]) is None and fitting == tried[:_COMPARED]:
         return fix
-    best = min(fitting, key=lambda values: (_broken(state, values), _switched_off(values)), default=None)
+    best = min(fitting, key=lambda values: (broken_conditions(state, values), _switched_off(values)), default=None)
     if best is None:
         is_single = isinstance(_present(state, fix.name), tuple) and not fix.steps
         return (Fix.drop_setting if "." in fix.name else Fix.drop_field)(fix.name) if is_single else None
@@ -124,7 +124,7 @@ def _is_met(condition: Condition, args: FeatureArgs, world: World, other: Featur
         return True
 
 
-def _broken(state: ResolutionState, values: Values) -> int:
+def broken_conditions(state: ResolutionState, values: Values) -> int:
     """Count the conditions of active features that do not hold with these values, and the layout that ranks do not fill."""
     world = _changed(state.world, values)
     layout = world.tp * world.pp * world.cp

@@ -77,7 +77,7 @@ class _Trial:
         fewest = min(ranks.values(), default=0)
         best = [fix for fix, left in ranks.items() if left == fewest]
         if fewest and self.ahead and len(best) > 1:
-            later = {fix: self._left_a_round_later(fix) for fix in best}
+            later = {fix: self._left_a_round_later(fix, problem) for fix in best}
             best.sort(key=later.__getitem__)
         if best:
             self.chosen.append(best[0])
@@ -102,12 +102,17 @@ class _Trial:
                 ranked[fix] = (left - self.pending).total()
         return ranked
 
-    def _left_a_round_later(self, fix: Fix) -> int:
-        """Return the number of problems after a fix and the first alternatives of what it leaves."""
+    def _left_a_round_later(self, fix: Fix, problem: Problem) -> int:
+        """Return the number of problems after a fix of a problem and the first alternatives of what it leaves.
+
+        A problem that it leaves and that adds a feature of the first one counts too: with the feature the first one returns.
+        """
         request = applied(fix, self.mended) or self.mended
-        for problem in with_tried_fixes(self.judge(request, "declared"), request, self.judge, self.ahead - 1):
-            request = next(filter(None, (applied(fix, request) for fix in problem.fix)), request)
-        return self._problems(request).total()
+        left = self.judge(request, "declared")
+        returning = {added for other in left for added in other.fix if added.verb == "add-feature"}
+        for other in with_tried_fixes(left, request, self.judge, self.ahead - 1):
+            request = next(filter(None, (applied(first, request) for first in other.fix)), request)
+        return self._problems(request).total() + sum(added.name in problem.features for added in returning)
 
     def _problems(self, request: JobRequest) -> Counter[Mistake]:
         return Counter(map(_mistake, self.judge(request, "none")))

@@ -116,7 +116,6 @@ def _decide(state: ResolutionState, environment: Environment) -> list[str]:
     """Find the active features and every problem; return the features in their order."""
     for problem in environment.problems():
         state.report(problem, state.scope)
-    constraint_checks.check_sizes(state)
     check_pattern(state)
     state.add_base_values()
     _propagate(state, _roots(state))
@@ -130,6 +129,7 @@ def _decide(state: ResolutionState, environment: Environment) -> list[str]:
     while leave_out_refused(state):
         state.complete_world()
     state.freeze()
+    constraint_checks.check_sizes(state)
     _report_idle_settings(state)
     constraint_checks.check_choices(state)
     constraint_checks.check_slots(state)
