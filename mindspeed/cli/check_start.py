@@ -35,7 +35,7 @@ class Starts:
     def of(self, plan: ActivationPlan, command: LaunchedCommand | None, checkout: Checkout | None) -> ActivationPlan:
         """Start the job of a plan: a Megatron-LM command, or without one the requested job of ``mindspeed pretrain``.
 
-        Returns the plan, with a row where the job has no plan on the CPU. Raises MindSpeedError with what a rank refuses.
+        Returns the plan, with a row where the job cannot be started on the CPU. Raises MindSpeedError with what a rank refuses.
         """
         try:
             if command is None:
@@ -43,7 +43,7 @@ class Starts:
             else:
                 self._command(command, plan, checkout)
         except ResolutionError as error:
-            text = f"its ranks are not started, because on a CPU {error.problems[0].message}"
+            text = f"its ranks are not started on a CPU: {error.problems[0].message}"
             return replace(plan, rows=(*plan.rows, PlanNote("not-checked", "start", text)))
         return plan
 

@@ -15,6 +15,8 @@ Derivation = Callable[[Values, Names], Any]
 """Compute a field from Megatron's values, the names of its own at hand; None where they do not tell."""
 _UNKNOWN: Final = object()
 """The default of a field that is unknown until somebody gives it."""
+MOST: Final = 2**63 - 1
+"""The largest whole number of a field and of a setting: sizes of tensors have 64 bits."""
 
 
 @dataclass(slots=True, eq=False)

@@ -50,7 +50,7 @@ def _with_value(state: ResolutionState, name: str, condition: Condition, fix: Fi
         return fix
     best = min(fitting, key=lambda values: (broken_conditions(state, values), _switched_off(values)), default=None)
     if best is None:
-        is_single = isinstance(_present(state, fix.name), tuple) and not fix.steps
+        is_single = not fix.steps and isinstance(_present(state, fix.name), tuple)
         return (Fix.drop_setting if "." in fix.name else Fix.drop_field)(fix.name) if is_single else None
     filled = tuple(_filled(step, best[step.name]) if step.name in open_names else step for step in steps)
     return Fix.together(filled) if fix.steps else filled[0]

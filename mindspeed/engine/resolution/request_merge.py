@@ -9,7 +9,7 @@ from typing import Any, Final
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.planned_feature import PlanNote, Value
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.job.fact import Field
+from mindspeed.job.fact import MOST, Field
 from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import FIELDS, World, size_name
 from mindspeed.plugins.discovery import Catalog
@@ -180,7 +180,7 @@ def _unify_size_spellings(
             problems.append(Problem("MS303", text, (owner,), (), layer.source, fix, facts))
         elif size in world:
             settings.setdefault(owner, {})[argument] = world[size]
-        elif isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+        elif isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= MOST:
             world[size] = given
     return world, settings
 
@@ -209,6 +209,9 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
             problems.append(
                 Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, field.least, or_more=True), facts=facts)
             )
+        elif field.kind is int and typed > MOST:
+            text = f"{name} is {brief(value)}, which is greater than {MOST} ({field.meaning})"
+            problems.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, _example(field)), facts=facts))
         elif field.words and typed not in field.words:
             near = near_names(typed, field.words, number=1) or list(field.words)
             text = f"{name} is {brief(value)}, which is not one of {', '.join(field.words)}"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, get_args
+from itertools import groupby
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from mindspeed.engine.resolution.planned_feature import Value
 from mindspeed.engine.resolution.request_merge import Settings
+from mindspeed.job.fact import MOST
 from mindspeed.plugins.feature import FeatureArgs
 from mindspeed.problems import Fix, Fixes, GivenValue, Problem, brief, filled, named_in, near_names, renames
 
@@ -27,10 +31,15 @@ class Arguments:
         given = self._settings.get(name)
         if not given and model in self._defaults:
             return self._defaults[model]
+        values = {key: value.value for key, value in (given or {}).items()}
         try:
-            args = model(**{key: value.value for key, value in (given or {}).items()})
+            args = model(**values)
         except ValidationError as error:
-            return [self._explain(name, model, detail) for detail in error.errors()]
+            return [self._explain(name, model, detail) for detail in _mistakes(model, values, error.errors())]
+        if too_large := [key for key, value in values.items() if isinstance(value, int) and abs(value) > MOST]:
+            text = f"input should be less than or equal to {MOST}"
+            details = ({"loc": (key,), "type": "less_than_equal", "msg": text, "input": values[key]} for key in too_large)
+            return [self._explain(name, model, detail) for detail in details]
         if not given:
             self._defaults[model] = args
         return args
@@ -66,7 +75,7 @@ class Arguments:
         own_fix = filled(getattr(error, "fix", ()), name, str)
         if not key:
             return self._contradiction(name, str(error), own_fix)
-        text = f"{name}.{key} is {brief(detail['input'])}: {str(error)[0].lower()}{str(error)[1:]}"
+        text = f"{name}.{key} is {brief(detail['input'])}: {_in_sentence(str(error))}"
         whole = key.partition(".")[0]
         if own_fix or whole not in fields:
             return Problem("MS301", text, (name,), (), where, own_fix, facts)
@@ -80,6 +89,32 @@ class Arguments:
         named = {*named_in(fix)}
         facts = (GivenValue(key, value.value, value.source, value.option) for key, value in given.items() if key in named)
         return Problem("MS301", f"{name}: {error}", (name,), fix=fix, facts=facts)
+
+
+def _mistakes(model: type[FeatureArgs], given: Mapping[str, Any], details: Sequence[Any]) -> Iterator[Any]:
+    """Yield one detail for each mistake. A value that fits none of a setting's types is one: the first detail of each type."""
+    for place, group in groupby(details, key=lambda detail: detail["loc"][:1]):
+        found = list(group)
+        field = model.model_fields.get(place[0]) if place else None
+        if field is None or not _has_several_types(field.annotation) or any(len(detail["loc"]) == 1 for detail in found):
+            yield from found
+            continue
+        of_types: dict[Any, Any] = {}
+        for detail in found:
+            of_types.setdefault(detail["loc"][1], detail)
+        sentences = (
+            f"item {detail['loc'][-1] + 1} is missing" if detail["type"] == "missing" else detail["msg"]
+            for detail in of_types.values()
+        )
+        yield {"loc": place, "type": "union", "msg": ", or ".join(map(_in_sentence, sentences)), "input": given[place[0]]}
+
+
+def _has_several_types(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, UnionType) and len({*get_args(annotation)} - {NoneType}) > 1
+
+
+def _in_sentence(text: str) -> str:
+    return f"{text[0].lower()}{text[1:]}"
 
 
 def accepted_value(field: FieldInfo) -> Any:

@@ -10,7 +10,8 @@ from typing import Final
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.world import World
-from mindspeed.megatron_lm.given_arguments import surface_or_nearest, without_option
+from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest, without_option
+from mindspeed.problems import Fix, Problem, ResolutionError
 from mindspeed.workbench.lint.dry_run import read_and_plan_command
 from mindspeed.workbench.lint.launched_command import LaunchedCommand
 from mindspeed.workbench.lint.shell_script import Word
@@ -42,9 +43,12 @@ def start(
 
     The workers of ``pool`` find it on their path. ``environment`` has the platform of the pool; the other arguments are those
     of `read_and_plan_command`. Steps have as many micro-batches as stages. Raises RunError with what one refuses, and
-    ResolutionError for a command without a plan on this platform.
+    ResolutionError for a command without a plan on this platform, or with arguments in a file.
     """
     known = surface_or_nearest(environment.megatron)
+    if (file := given_arguments([word.text for word in command.arguments], known).get("yaml_cfg")) is not None:
+        text = f"{file.value} ({file.option}) gives data and a tokenizer, which a start without ranks does not have"
+        raise ResolutionError([Problem("MS305", text, facts=(file.fact,), fix=Fix.advise("give these values as arguments"))])
     _, plan = read_and_plan_command(command, environment, below, also, registered)
     size = int(plan.world.world_size)
     shorter = _shorter(command, plan.world, environment.megatron)

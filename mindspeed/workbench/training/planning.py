@@ -104,5 +104,6 @@ def window_problems(plan: ActivationPlan, last: int, done: int) -> list[Problem]
         first, end = window
         if end <= done or first > last:
             text = f"{name} works in steps {first} to {end}, but this run has steps {done + 1} to {last}"
-            problems.append(Problem("MS301", text, (name,), fix=Fix.advise(f"change its steps, or remove {name}")))
+            fix = (Fix.advise("change its steps"), Fix.remove_feature(name))
+            problems.append(Problem("MS301", text, (name,), fix=fix))
     return problems

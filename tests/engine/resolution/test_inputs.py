@@ -50,6 +50,44 @@ def test_a_version_of_megatron_that_is_no_number_is_named():
     assert message(caught) == "megatron-core 'banana' is not a version"
 
 
+MOST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            {"features": ["zero-bubble"], "settings": {"zero-bubble": {"costs": "nope"}}},
+            "zero-bubble.costs is 'nope': input should be a valid tuple, or input should be 'measured'",
+        ),
+        (
+            {"features": ["zero-bubble"], "settings": {"zero-bubble": {"costs": [1, 2]}}},
+            "zero-bubble.costs is [1, 2]: item 3 is missing, or input should be 'measured'",
+        ),
+        (
+            {"features": ["zero-bubble"], "settings": {"zero-bubble": {"hop": "x"}}},
+            "zero-bubble.hop is 'x': input should be a valid number, unable to parse string as a number",
+        ),
+        (
+            {"features": ["virtual-pipeline"], "settings": {"virtual-pipeline": {"size": 10**30}}},
+            f"virtual-pipeline.size is {10**30}: input should be less than or equal to {MOST}",
+        ),
+        ({"world": {"pp": 2, "tp": 10**30}}, f"tp is {10**30}, which is greater than {MOST} (tensor-parallel size)"),
+    ],
+)
+def test_a_setting_that_fits_no_type_or_bound_is_one_problem(arguments, expected):
+    with pytest.raises(ResolutionError) as caught:
+        mindspeed.plan(**{"world": {"pp": 2}, "environment": CPU, **arguments})
+    assert message(caught) == expected
+
+
+def test_chunks_that_no_layout_fills_are_a_problem():
+    world = {"world_size": 2, "pp": 2, "vpp": 10**12, "num_layers": 4, "global_batch_size": 8, "micro_batch_size": 1}
+    with pytest.raises(ResolutionError) as caught:
+        mindspeed.plan(world=world, environment=CPU)
+    assert {problem.code for problem in caught.value.problems} == {"MS304"}
+
+
 @pytest.mark.parametrize("sizes", [{"world_size": 4, "tp": 8}, {"world_size": 1, "pp": 2}])
 def test_more_parallel_ranks_than_processes_are_a_problem_of_sizes(sizes):
     model = {"num_layers": 4, "num_attention_heads": 8, "hidden_size": 64, "global_batch_size": 8, "micro_batch_size": 1}

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from mindspeed.cli import main
 from mindspeed.engine.resolution.request import Layer, parse_assignments
 from mindspeed.plugins.answers import with_contribution
-from mindspeed.problems import MindSpeedError
+from mindspeed.problems import MindSpeedError, ResolutionError
 from mindspeed.registry import probe
 from mindspeed.workbench.lint.launched_command import command_of_words
 from mindspeed.workbench.start import script_start, trainer_start
@@ -86,6 +86,12 @@ def test_a_command_of_megatron_starts(name, checkout, at_checkout):
     launch = ["torchrun", "--nproc-per-node", str(size), "pretrain_gpt.py", *TINY, *words]
     command = command_of_words([*launch, "--train-iters", "4", "--vocab-size", "127"])
     script_start.start(at_checkout, command, checkout, probe("cpu"))
+
+
+def test_a_command_with_arguments_in_a_file_is_not_started(tmp_path):
+    command = command_of_words(["torchrun", "--nproc-per-node", "2", "pretrain_gpt.py", "--yaml-cfg", "run.yaml"])
+    with pytest.raises(ResolutionError, match=r"run.yaml \(--yaml-cfg\) gives data and a tokenizer"):
+        script_start.start(None, command, tmp_path, probe("cpu"))
 
 
 def test_check_starts_a_job_file(tmp_path):
