@@ -46,7 +46,7 @@ def test_every_rule_that_fails_is_told_with_its_place_and_values(checkout: Path)
         ("not args.fp16", f"{here}:{line('assert not args.fp16')}", "remove --fp16"),
         ("101 layers are too many", f"{here}:{line('too many')}", "--num-layers N (at most 100)"),
         ("deep ones have no biases", f"{here}:{line('deep ones')}", "--num-layers N (less than 50), or --disable-bias-linear"),
-        ("not deterministic", f"{here}:{line('not deterministic')}", "read the rule, and change what it refuses"),
+        ("not deterministic", f"{here}:{line('not deterministic')}", "remove --deterministic-mode"),
     ]
     first, *_, biases, _ = verdict(checkout, words).problems
     assert first.code == "MS115"
@@ -63,6 +63,39 @@ def test_rules_that_the_same_changes_mend_are_one_problem(tmp_path: Path) -> Non
     (problem,) = verdict(folder, "--bf16 --fp16").problems
     assert (problem.message.rpartition(": ")[2], problem.fix_text) == ("both", "remove --bf16 or --fp16")
     assert problem.chain[-1].startswith("also refused at megatron/training/arguments.py:")
+
+
+MISSING = """
+import argparse
+
+def parse_args(extra_args_provider=None, ignore_unknown_args=False):
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--num-layers", type=int)
+    parser.add_argument("--encoder-num-layers", type=int)
+    return parser.parse_known_args()[0]
+
+def validate_args(args, defaults={}):
+    if args.num_layers is not None:
+        args.encoder_num_layers = args.num_layers
+    else:
+        assert args.encoder_num_layers is not None, "one of them is needed"
+        args.num_layers = args.encoder_num_layers
+    for name in ["num_layers"]:
+        needed(args, name)
+
+def needed(args, arg):
+    assert getattr(args, arg) is not None, f"{arg} is None"
+
+def core_transformer_config_from_args(args, config_class=None):
+    pass
+"""
+
+
+def test_a_value_that_two_options_give_is_missing_once_and_the_first_one_gives_it(tmp_path: Path) -> None:
+    found = told(make(tmp_path, MISSING), "")
+    assert [(message, fix) for message, _, fix in found] == [
+        ("one of them is needed", "--num-layers N, or --encoder-num-layers N")
+    ]
 
 
 @pytest.mark.budget(20)

@@ -7,8 +7,10 @@ import io
 import sys
 from ast import parse
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
-from types import CodeType, SimpleNamespace
+from traceback import walk_tb
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any, Final
 
 from mindspeed.workbench.lint.upstream.stand_ins import ImportStandIn, UndecidedError
@@ -62,7 +64,7 @@ class Rules:
         self.failures: dict[int, _Failure] = {}
         self.undecided: dict[int, str] = {}
         self.unknown: set[str] = set()
-        self.raising: set[tuple[str, int]] = set()
+        self.raising: dict[tuple[str, int], ast.Raise | ast.Assert] = {}
         self._locals: dict[str, ast.expr] = {}
 
     def compiled(self, text: str, file: str) -> CodeType:
@@ -70,7 +72,7 @@ class Rules:
         tree = parse(text)
         for node in _statements(tree):
             if isinstance(node, (ast.Raise, ast.Assert)):
-                self.raising.update((file, line) for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
+                self.raising |= {(file, line): node for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
             elif isinstance(node, ast.FunctionDef) and (node.name in _COLLECTING or node.name.startswith(_VALIDATING)):
                 first, self._locals = len(self.sites), {}
                 body = self._block(node.body, file, ())
@@ -97,10 +99,13 @@ class Rules:
             reads = dict.fromkeys(
                 read for one in (*([test] if test else []), *reversed(tests)) for read in _reads(one, self._locals)
             )
-            text = ast.unparse(test) if test is not None else f"not ({ast.unparse(tests[-1])})" if tests else ""
-            own = self._new_site(RuleSite(file, node.lineno, text, tuple(reads), isinstance(node, ast.Raise)))
+            text = ast.unparse(test) if test is not None else ""
             if test is None and tests:
-                test = ast.UnaryOp(ast.Not(), tests[-1])
+                test = _negated(tests[-1])
+                text = f"not ({ast.unparse(test.operand)})" if isinstance(test, ast.UnaryOp) else ast.unparse(test)
+            own = self._new_site(RuleSite(file, node.lineno, text, tuple(reads), isinstance(node, ast.Raise)))
+            if isinstance(node, ast.Assert) and tests and _is_presence(_negated(tests[-1])):  # the value makes the rule idle
+                test = ast.BoolOp(ast.Or(), [_negated(tests[-1]), node.test])
         elif isinstance(node, ast.Try):
             for handler in node.handlers:
                 handler.body = self._block(handler.body, file, tests)
@@ -111,7 +116,8 @@ class Rules:
             if body := getattr(node, "body", None):
                 node.body = self._block(body, file, inner)  # type: ignore[attr-defined]
             if orelse := getattr(node, "orelse", None):
-                node.orelse = self._block(orelse, file, inner)  # type: ignore[attr-defined]
+                others = (*tests, _negated(node.test)) if isinstance(node, ast.If) else inner
+                node.orelse = self._block(orelse, file, others)  # type: ignore[attr-defined]
         number = self._number(_Statement(range(first, len(self.sites)), sets, own, test))
         stop, collect = ast.Name("__Stop__", ast.Load()), _call("__failed__", number, node, "__error__")
         handler = ast.fix_missing_locations(ast.copy_location(ast.ExceptHandler(stop, "__error__", [collect]), node))
@@ -149,10 +155,22 @@ class Rules:
                 self._found(own, error, frame.f_locals, frame.f_globals, statement.test)
                 return
             if own is None and (at in self.raising or isinstance(error, SystemExit)):
-                self._found(self._new_site(RuleSite(*at, "", ())), error, {}, {}, None)
+                self._found_in_function(at, error)
                 return
         self.undecided |= {site: f"{type(error).__name__}: {error}" for site in statement.sites if site not in self.failures}
         self.unknown |= statement.sets
+
+    def _found_in_function(self, at: tuple[str, int], error: BaseException) -> None:
+        """A function that is called refuses values: those of its assertion, with the names of arguments that it was given."""
+        node, frame = self.raising.get(at), _last_frame(error)
+        if isinstance(node, ast.Assert) and frame is not None:
+            test: ast.expr = _Named(frame.f_locals).visit(deepcopy(node.test))
+            reads = tuple(read for read in _reads(test, {}) if read[0] in frame.f_locals)
+            if reads:
+                site = self._new_site(RuleSite(*at, ast.unparse(test), reads))
+                self._found(site, error, frame.f_locals, frame.f_globals, test)
+                return
+        self._found(self._new_site(RuleSite(*at, "", ())), error, {}, {}, None)
 
     def _found(
         self, site: int, error: BaseException, names: dict[str, Any], scope: dict[str, Any], test: ast.expr | None
@@ -183,6 +201,37 @@ def place(error: BaseException) -> tuple[str, int]:
     ):
         trace = trace.tb_next
     return (trace.tb_frame.f_code.co_filename, trace.tb_lineno) if trace is not None else ("", 0)
+
+
+def _last_frame(error: BaseException) -> FrameType | None:
+    """Return the frame of the statement that raised an error."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return frames[-1] if frames else None
+
+
+class _Named(ast.NodeTransformer):
+    """Replace ``getattr(args, name)``, where ``name`` is a local name, by the attribute that it reads."""
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        self._names = names
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        match node:
+            case ast.Call(ast.Name("getattr"), [owner, ast.Name(name)]) if isinstance(self._names.get(name), str):
+                return ast.Attribute(owner, self._names[name], ast.Load())
+        return node
+
+
+def _negated(test: ast.expr) -> ast.expr:
+    return test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else ast.UnaryOp(ast.Not(), test)
+
+
+def _is_presence(test: ast.expr) -> bool:
+    """Return whether a condition is that an attribute has a value."""
+    match test:
+        case ast.Compare(ast.Attribute(), [ast.IsNot()], [ast.Constant(None)]):
+            return True
+    return False
 
 
 def _attributes_set(node: ast.stmt) -> Iterator[str]:

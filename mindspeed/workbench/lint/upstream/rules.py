@@ -160,17 +160,22 @@ def _problem(checkout: Checkout, site: Mapping[str, Any], given: Mapping[str, Gi
 
 
 def _one_each(problems: Iterable[Problem]) -> Iterator[Problem]:
-    """Yield one problem for rules that refuse the same values and that the same changes mend."""
-    groups: dict[tuple[object, ...], list[Problem]] = {}
-    for number, problem in enumerate(dict.fromkeys(problems)):
-        values = frozenset((fact.name, str(fact.value)) for fact in problem.facts)
-        groups.setdefault((values,) if values else (number,), []).append(problem)
-    for group in groups.values():
-        widest = max(group, key=lambda problem: len(problem.fix))
-        others = [problem for problem in group if problem is not widest and set(problem.fix) <= set(widest.fix)]
-        rows = tuple(f"also refused at {problem.where}" for problem in others)
-        yield replace(widest, chain=(*widest.chain, *rows))
-        yield from (problem for problem in group if problem is not widest and problem not in others)
+    """Yield one problem for rules that refuse the same values, or some of them, and that the same changes mend."""
+    found = list(dict.fromkeys(problems))
+    also: dict[Problem, list[str]] = {}
+    for problem in sorted(found, key=lambda one: (-len(one.facts), -len(one.fix))):
+        widest = next((other for other in also if _is_covered(problem, other)), None)
+        if widest is None:
+            also[problem] = []
+        else:
+            also[widest].append(f"also refused at {problem.where}")
+    yield from (replace(problem, chain=(*problem.chain, *also[problem])) for problem in found if problem in also)
+
+
+def _is_covered(problem: Problem, other: Problem) -> bool:
+    """Return whether all values that a rule refuses, and all changes that mend it, are among those of another one."""
+    values, others = ({(fact.name, str(fact.value)) for fact in one.facts} for one in (problem, other))
+    return bool(values) and values <= others and set(problem.fix) <= set(other.fix)
 
 
 def _fact(dest: str, value: Any, given: Mapping[str, Given], known: Surface) -> GivenValue:
