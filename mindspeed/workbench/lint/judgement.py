@@ -167,7 +167,7 @@ def _with_rules(
     problems = [located(problem, command, known, registry.catalog_for(())) for problem in theirs]
     problems += [trap.problem for trap in traps if trap.consequence == STOPS]
     if isinstance(plan, MindSpeedError):
-        certain = [problem for problem in problems if is_stock or all(fact.option for fact in problem.facts)]
+        certain = [problem for problem in problems if is_stock or _is_certain(problem)]
         return ResolutionError(one_of_each(certain, plan.problems, known), plan.words)
     if not problems and not is_stock:
         problems = [*refused_values(verdict.refused, plan.overrides), *_problems_of_job(verdict, plan)]
@@ -179,6 +179,11 @@ def _with_rules(
     if job.unjudged:
         notes.append(PlanNote("not-checked", "megatron-lm", job.unjudged))
     return replace(plan, rows=(*plan.rows, *notes))
+
+
+def _is_certain(problem: Problem) -> bool:
+    """Return whether a rule refuses values of the command, or the lack of values, whatever a plan would change."""
+    return all(fact.option for fact in problem.facts) or all(fact.value is None for fact in problem.facts)
 
 
 def _problems_of_job(verdict: RulesVerdict, plan: ActivationPlan) -> list[Problem]:
