@@ -66,7 +66,7 @@ def _parts(block: str) -> list[str]:
 def printed(command: str, pool: WorkerPool) -> set[int]:
     """The bytes that a command of ``features verify`` prints: of every kind, without and with the feature, by formula too.
 
-    The causal mask of `fusion_attention`, made once in a process, is left out.
+    Saved activations are also given without the causal mask of `fusion_attention`, which is made once in a process.
     """
     from mindspeed.cli import main
 
@@ -74,9 +74,8 @@ def printed(command: str, pool: WorkerPool) -> set[int]:
         result = CliRunner().invoke(main, [*shlex.split(command), "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     proof = json.loads(result.stdout)["proof"]
-    return {
-        number - MASK * (number > MASK) for kind in ("bytes", "formula") for sizes in proof[kind].values() for number in sizes
-    }
+    numbers = {number for kind in ("bytes", "formula") for sizes in proof[kind].values() for number in sizes}
+    return numbers | {number - MASK for number in proof["bytes"]["saved activations"]}
 
 
 def main(names: list[str]) -> None:
