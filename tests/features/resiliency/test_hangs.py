@@ -21,7 +21,7 @@ from tests.features.resiliency import faults
 from tests.forked_ranks import run_ranks
 from tests.workbench.training.conftest import log
 
-TIMEOUT = 1.5
+TIMEOUT = 2.5
 
 
 def stop_process() -> None:
