@@ -126,6 +126,8 @@ class Watch:
             faulthandler.dump_traceback_later(self.args.timeout + 2 * self.interval + _SLACK, file=self._log)
             self._look()
             looked = time.monotonic()
+        if self._reported is not None:  # a loop that went on may have ended before the next look
+            self._look()
 
     def _look(self) -> None:
         state = self._state()
