@@ -39,8 +39,8 @@ def _without_malformed_classes(name: str, error: Exception) -> ModuleType:
         raise error
     tree, errors = ast.parse(source), dict[str, Exception]()
     while (malformed := _class_at_fault(error, name, tree)) is not None:
-        needed = error.name if isinstance(error, NameError) else ""
-        errors[malformed.name] = errors.get(needed, error)
+        needed = error.name if isinstance(error, NameError) else None
+        errors[malformed.name] = errors.get(needed or "", error)
         tree.body.remove(malformed)
         module = sys.modules[name] = module_from_spec(spec)
         setattr(module, _MALFORMED, errors)
