@@ -46,6 +46,31 @@ def core_transformer_config_from_args(args, config_class=None):
     known["activation_func"] = F.silu if args.swiglu else F.gelu
     return TransformerConfig(**known)
 """
+MISSING = """
+import argparse
+
+def parse_args(extra_args_provider=None, ignore_unknown_args=False):
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--num-layers", type=int)
+    parser.add_argument("--encoder-num-layers", type=int)
+    return parser.parse_known_args()[0]
+
+def validate_args(args, defaults={}):
+    if args.num_layers is not None:
+        args.encoder_num_layers = args.num_layers
+    else:
+        assert args.encoder_num_layers is not None, "one of them is needed"
+        args.num_layers = args.encoder_num_layers
+    for name in ["num_layers"]:
+        needed(args, name)
+
+def needed(args, arg):
+    assert getattr(args, arg) is not None, f"{arg} is None"
+
+def core_transformer_config_from_args(args, config_class=None):
+    pass
+"""
+"""Arguments of which one is needed, in two spellings."""
 CONFIG = """
 from dataclasses import dataclass
 import torch

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from mindspeed.cli import main
-from tests.megatron_lm.upstream.checkouts import ARGUMENTS, make
+from tests.megatron_lm.upstream.checkouts import ARGUMENTS, MISSING, make
 
 RULES = """
     total_model_size = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
@@ -42,4 +42,16 @@ def test_tp_3_of_16_heads_is_told_once_for_each_rule(tmp_path: Path) -> None:
         ("the world does not divide", "--nproc-per-node 9, or --tensor-model-parallel-size 2"),
         ("the heads do not divide", "--tensor-model-parallel-size 1, or --tensor-model-parallel-size 2 (a divisor of 16)"),
         ("the groups do not divide", "--tensor-model-parallel-size 1, or --tensor-model-parallel-size 2 (a divisor of 8)"),
+    ]
+
+
+@pytest.mark.budget(20)
+def test_a_missing_value_is_told_with_the_problems_of_the_plan(tmp_path: Path) -> None:
+    make(tmp_path, MISSING)
+    words = ["check", "--json", "--platform", "cuda", "--checkout", str(tmp_path), "--features", "nano-pipe,zero-bubble"]
+    result = CliRunner().invoke(main, [*words, "--", "torchrun", "--nproc-per-node", "1", "pretrain_gpt.py"])
+    problems = json.loads(result.stdout)["problems"]
+    assert {problem["code"] for problem in problems} >= {"MS115", "MS203"}
+    assert [problem["fix"] for problem in problems if problem["code"] == "MS115"] == [
+        "--num-layers N, or --encoder-num-layers N"
     ]

@@ -8,7 +8,7 @@ from mindspeed.megatron_lm.given_arguments import surface_or_nearest
 from mindspeed.workbench.lint.upstream import process, rules
 from mindspeed.workbench.lint.upstream.process import find_checkout
 from mindspeed.workbench.lint.upstream.rules import Command, RulesVerdict, judge
-from tests.megatron_lm.upstream.checkouts import ARGUMENTS, make
+from tests.megatron_lm.upstream.checkouts import ARGUMENTS, MISSING, make
 
 KNOWN = surface_or_nearest("0.16.1")
 
@@ -63,32 +63,6 @@ def test_rules_that_the_same_changes_mend_are_one_problem(tmp_path: Path) -> Non
     (problem,) = verdict(folder, "--bf16 --fp16").problems
     assert (problem.message.rpartition(": ")[2], problem.fix_text) == ("both", "remove --bf16 or --fp16")
     assert problem.chain[-1].startswith("also refused at megatron/training/arguments.py:")
-
-
-MISSING = """
-import argparse
-
-def parse_args(extra_args_provider=None, ignore_unknown_args=False):
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--num-layers", type=int)
-    parser.add_argument("--encoder-num-layers", type=int)
-    return parser.parse_known_args()[0]
-
-def validate_args(args, defaults={}):
-    if args.num_layers is not None:
-        args.encoder_num_layers = args.num_layers
-    else:
-        assert args.encoder_num_layers is not None, "one of them is needed"
-        args.num_layers = args.encoder_num_layers
-    for name in ["num_layers"]:
-        needed(args, name)
-
-def needed(args, arg):
-    assert getattr(args, arg) is not None, f"{arg} is None"
-
-def core_transformer_config_from_args(args, config_class=None):
-    pass
-"""
 
 
 def test_a_value_that_two_options_give_is_missing_once_and_the_first_one_gives_it(tmp_path: Path) -> None:
