@@ -11,12 +11,13 @@ from pydantic import model_validator
 from mindspeed import plugins as ms
 from mindspeed.features.chunked_loss.chunks import default_chunks
 from mindspeed.job.arithmetic import BYTES
-from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, leave
 from mindspeed.plugins.shared_conditions import NO_CUDA_GRAPHS, NO_FSDP, NO_OVERLAPPED_MICRO_BATCHES
 
 _LAYERS = "mindspeed.features.chunked_loss.layers"
 _LOGITS = "loss: logits"
 _TARGETS = "loss: targets"
+_HIDDEN = "final norm: output"
 _GRADIENTS = "gradients of a layer"
 """Tensors of the memory planner."""
 
@@ -64,7 +65,7 @@ class ChunkedLoss(ms.Feature[ChunkedLossArgs]):
     spec = ms.FeatureSpec(
         name="chunked-loss",
         category=ms.Category.MEMORY,
-        megatron=">=0.14,<0.19",
+        megatron=">=0.14,<0.17",
         constraints=(
             NO_FSDP,
             NO_OVERLAPPED_MICRO_BATCHES,
@@ -113,23 +114,31 @@ class ChunkedLoss(ms.Feature[ChunkedLossArgs]):
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         if not any(tensor.name == _LOGITS for tensor in tensors):
             return tensors
-        world, size = self.world, BYTES[self.world.dtype]
-        tokens, chunks, rows = self._tokens(), self._chunks(), self.world.vocab_size // self.world.tp
-        accumulates = self.args.mode == "accumulate"
-        # the loss of a token and a copy of its label, and for recomputation the largest logit and the log-sum
-        targets = tokens * (4 + 8 * (world.micro_batch_size > 1) + 8 * (not accumulates))
-        more = {_LOGITS: -tokens * rows * 4, _TARGETS: targets - tokens * 13}
-        changed = [replace(t, bytes=t.bytes + more[t.name], by=self.spec.name) if t.name in more else t for t in tensors]
-        if accumulates:
-            hidden = tokens * world.hidden_size // (world.tp if world.sequence_parallel else 1)
-            changed.append(SavedTensor("loss: gradients", (hidden + rows * world.hidden_size) * size, 1, by=self.spec.name))
+        size, tokens, chunks = BYTES[self.world.dtype], self._tokens(), self._chunks()
+        rows = self.world.vocab_size // self.world.tp
+        changed = [self._with_targets(t, tokens) if t.name == _TARGETS else t for t in tensors]
+        if self.args.mode == "recompute":
+            changed = [*leave(changed, {_LOGITS}, "recomputed", self.spec.name, prediction=True)]
+        else:
+            changed = [t for t in changed if t.name != _LOGITS]
+            hidden = sum(t.bytes for t in tensors if t.name == _HIDDEN and not t.prediction)
+            gradients = hidden + rows * self.world.hidden_size * size
+            changed.append(SavedTensor("loss: gradients", gradients, 1, by=self.spec.name))
         chunk = -(-tokens // chunks) * rows * (4 if size == 4 else 4 + size)
         if size != 4 and chunks > 1:
-            chunk += rows * world.hidden_size * 4  # sum of the chunks' weight gradients
+            chunk += rows * self.world.hidden_size * 4  # sum of the chunks' weight gradients
         if chunk > sum(t.bytes for t in tensors if t.name == _GRADIENTS):  # the larger of both exists at the peak
             changed = [t for t in changed if t.name != _GRADIENTS]
             changed.append(SavedTensor("loss: chunk", chunk, 1, "in backward", self.spec.name, once=True))
-        return tuple(t for t in changed if t.bytes)
+        return tuple(changed)
+
+    def _with_targets(self, tensor: SavedTensor, tokens: int) -> SavedTensor:
+        """Return what is kept of each token: its loss, and for recomputation its largest logit and log-sum.
+
+        Megatron keeps 13 bytes. The label is a copy if micro-batches have several rows, and at each depth of multi-token prediction.
+        """
+        label = 8 * (tensor.prediction or self.world.micro_batch_size > 1)
+        return replace(tensor, bytes=tensor.bytes + tokens * (4 + label + 8 * (self.args.mode == "recompute") - 13))
 
     def _tokens(self) -> int:
         """Return the tokens of a micro-batch on a rank that computes their loss."""

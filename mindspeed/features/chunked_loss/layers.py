@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -31,10 +31,6 @@ class DeferredLogits:
     hidden: Tensor
     weight: Tensor
     loss_mask: Tensor | None
-
-    def __mul__(self, factor: float) -> DeferredLogits:
-        """Return the logits times a number, such as Megatron's factor of MuP."""
-        return replace(self, hidden=self.hidden * factor)
 
     def loss(self, labels_BS: Tensor, args: Any) -> Tensor:
         """Return the loss of each token [B, S]."""

@@ -255,7 +255,8 @@ class _Statistics(torch.autograd.Function):
                 _softmax_gradients(values_CV.exp_(), log_T[span], grad_4T[:, span])
             else:
                 _entropy_gradients(values_CV, log_T[span], expected_T[span], grad_4T[:, span])
-            gradients.add(span, _with_label(values_CV, grad_4T[:, span], labels_T[span], job))
+            values_CV = _with_label(values_CV, grad_4T[:, span], labels_T[span], job).to(weight_VH.dtype)
+            gradients.add(span, values_CV)
         return gradients.hidden(), gradients.weight(), None, None
 
 
@@ -270,14 +271,14 @@ class _Accumulated(torch.autograd.Function):
         loss_T = hidden_RH.new_empty(len(labels_T), dtype=_wide(hidden_RH.dtype))
         gradients = _Gradients(hidden_TH, weight_VH, ctx.needs_input_grad, job)
         for span in job.spans(len(labels_T)):
-            exponentials_CV = _logits(hidden_TH[span], weight_VH)
-            local_C, sums_4C = _local_sums(exponentials_CV, labels_T[span], job)
+            values_CV = _logits(hidden_TH[span], weight_VH)
+            local_C, sums_4C = _local_sums(values_CV, labels_T[span], job)
             statistics_4C, largest_C = _combined(local_C, sums_4C, labels_T[span], job)
             loss_T[span], grad_4C = loss.with_gradient(statistics_4C, largest_C, labels_T[span])
-            exponentials_CV.mul_((local_C - largest_C).exp_()[:, None])
-            _softmax_gradients(exponentials_CV, statistics_4C[LOG_SUM], grad_4C)
-            gradient_CV = _with_label(exponentials_CV, grad_4C, labels_T[span], job)
-            gradients.add(span, gradient_CV, None if weights_T is None else weights_T[span])
+            values_CV.mul_((local_C - largest_C).exp_()[:, None])
+            _softmax_gradients(values_CV, statistics_4C[LOG_SUM], grad_4C)
+            values_CV = _with_label(values_CV, grad_4C, labels_T[span], job).to(weight_VH.dtype)
+            gradients.add(span, values_CV, None if weights_T is None else weights_T[span])
         ctx.job, ctx.loss = job, loss
         ctx.save_for_backward(hidden_RH, weight_VH, labels_T, weights_T, gradients.hidden(), gradients.weight())
         return loss_T
@@ -314,7 +315,6 @@ class _Gradients:
 
     def add(self, span: slice, gradient_CV: Tensor, weights_C: Tensor | None = None) -> None:
         """Add a chunk, whose tokens count ``weights_C`` times for the weight, from the gradients of its logits."""
-        gradient_CV = gradient_CV.to(self._weight_VH.dtype)
         if self._grad_TH is not None:
             torch.mm(gradient_CV, self._weight_VH, out=self._grad_TH[span])
         if not self._needs_weight:

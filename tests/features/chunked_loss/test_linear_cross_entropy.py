@@ -9,6 +9,7 @@ from torch import Tensor
 
 import mindspeed
 from mindspeed.features.chunked_loss.linear_cross_entropy import Mode, linear_cross_entropy, token_log_probabilities
+from mindspeed.memory.meter import Meter
 from mindspeed.workbench.verification.pool import WorkerPool
 from tests.features.chunked_loss.ranks import beside_all_logits, beside_megatron, largest_differences
 from tests.features.chunked_loss.reference import cross_entropy, log_probabilities
@@ -105,6 +106,21 @@ def test_sequences_packed_as_in_slime_give_one_value_for_each_token() -> None:
     log, _ = token_log_probabilities(parts[0][:, None], parts[1], labels[:, None], chunks=4)
     assert log.shape == (10, 1)
     assert torch.allclose(log[:, 0], log_probabilities(*parts, labels, 1.0)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("chunks", [1, 4, 16])
+@pytest.mark.parametrize(("dtype", "bytes_of_logit"), [(torch.float32, 4), (torch.bfloat16, 2 + 4)])
+def test_the_peak_of_logits_is_that_of_one_chunk(mode: Mode, chunks: int, dtype: torch.dtype, bytes_of_logit: int) -> None:
+    tokens, width, vocabulary = 64, 8, 4096
+    parts, labels, _ = inputs(tokens, width, vocabulary, dtype)
+    with Meter() as meter:
+        linear_cross_entropy(*parts, labels, chunks=chunks, mode=mode).sum().backward()
+    gradients = sum(part.numel() for part in parts) * dtype.itemsize
+    sums = vocabulary * width * (0 if dtype is torch.float32 else 4)
+    vectors = tokens * 128
+    peak = meter.peak.host - gradients - sums - vectors
+    assert peak <= tokens * vocabulary * bytes_of_logit / chunks
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
