@@ -135,7 +135,7 @@ class ChunkedLoss(ms.Feature[ChunkedLossArgs]):
     def _with_targets(self, tensor: SavedTensor, tokens: int) -> SavedTensor:
         """Return what is kept of each token: its loss, and for recomputation its largest logit and log-sum.
 
-        Megatron keeps 13 bytes. The label is a copy if micro-batches have several rows, and at each depth of multi-token prediction.
+        Megatron keeps 13 bytes. The label is a copy if micro-batches have several rows, and at each depth of prediction.
         """
         label = 8 * (tensor.prediction or self.world.micro_batch_size > 1)
         return replace(tensor, bytes=tensor.bytes + tokens * (4 + label + 8 * (self.args.mode == "recompute") - 13))

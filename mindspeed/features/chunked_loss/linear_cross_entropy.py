@@ -257,6 +257,7 @@ class _Statistics(torch.autograd.Function):
                 _entropy_gradients(values_CV, log_T[span], expected_T[span], grad_4T[:, span])
             values_CV = _with_label(values_CV, grad_4T[:, span], labels_T[span], job).to(weight_VH.dtype)
             gradients.add(span, values_CV)
+            del values_CV  # before the next chunk's are made
         return gradients.hidden(), gradients.weight(), None, None
 
 
@@ -279,6 +280,7 @@ class _Accumulated(torch.autograd.Function):
             _softmax_gradients(values_CV, statistics_4C[LOG_SUM], grad_4C)
             values_CV = _with_label(values_CV, grad_4C, labels_T[span], job).to(weight_VH.dtype)
             gradients.add(span, values_CV, None if weights_T is None else weights_T[span])
+            del values_CV  # before the next chunk's are made
         ctx.job, ctx.loss = job, loss
         ctx.save_for_backward(hidden_RH, weight_VH, labels_T, weights_T, gradients.hidden(), gradients.weight())
         return loss_T

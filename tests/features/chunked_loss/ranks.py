@@ -9,6 +9,7 @@ from torch import Tensor
 from mindspeed.features.chunked_loss.linear_cross_entropy import Mode, linear_cross_entropy, token_log_probabilities
 from tests.features.chunked_loss.reference import cross_entropy, log_probabilities
 
+MODES: tuple[Mode, ...] = ("recompute", "accumulate")
 SEQUENCE, BATCH, HIDDEN, VOCABULARY = 12, 3, 16, 40
 
 
@@ -27,39 +28,49 @@ def _inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return hidden, weight, labels, gradient
 
 
-def beside_megatron(ranks: int, sequence_parallel: bool, mode: Mode, chunks: int, dtype: torch.dtype) -> list[float]:
-    """Return the differences of loss, hidden gradient and weight gradient from Megatron's loss over the same ranks."""
+def beside_megatron(ranks: int, sequence_parallel: bool) -> dict[str, float]:
+    """Return the largest difference of loss and gradients from Megatron's loss over the same ranks, for modes and types."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = _with_gradients(ranks, sequence_parallel, dtype, None)
+        for mode in MODES:
+            differences = largest_differences(_with_gradients(ranks, sequence_parallel, dtype, mode), expected)
+            found[f"{mode} {dtype}"] = max(differences)
+    return found
+
+
+def _with_gradients(ranks: int, sequence_parallel: bool, dtype: torch.dtype, mode: Mode | None) -> list[Tensor]:
+    """Loss and gradients of hidden states and weight, by Megatron without a mode."""
     group = parallel_state.get_tensor_model_parallel_group()
     hidden, weight, labels, gradient = _inputs(dtype)
     if sequence_parallel:
         hidden = hidden.chunk(ranks)[group.rank()]
-    weight = weight.chunk(ranks)[group.rank()]
-    results = []
-    for chunked in (True, False):
-        own_hidden, own_weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        if chunked:
-            loss = linear_cross_entropy(
-                own_hidden,
-                own_weight,
-                labels,
-                group=group,
-                sequence_parallel=sequence_parallel,
-                chunks=chunks,
-                mode=mode,
-                token_weights=(gradient > 0).float(),
-            )
-        else:
-            logits = linear_with_grad_accumulation_and_async_allreduce(
-                own_hidden, own_weight, None, False, ranks > 1 and not sequence_parallel, sequence_parallel, tp_group=group
-            )
-            loss = vocab_parallel_cross_entropy(logits, labels)
-        gradients = torch.autograd.grad(loss, [own_hidden, own_weight], gradient)
-        results.append([loss.detach(), *(tensor.float() for tensor in gradients)])
-    return largest_differences(*results)
+    hidden, weight = hidden.clone().requires_grad_(), weight.chunk(ranks)[group.rank()].clone().requires_grad_()
+    if mode is None:
+        logits = linear_with_grad_accumulation_and_async_allreduce(
+            hidden, weight, None, False, ranks > 1 and not sequence_parallel, sequence_parallel, tp_group=group
+        )
+        loss = vocab_parallel_cross_entropy(logits, labels)
+    else:
+        loss = linear_cross_entropy(
+            hidden,
+            weight,
+            labels,
+            group=group,
+            sequence_parallel=sequence_parallel,
+            chunks=5,
+            mode=mode,
+            token_weights=(gradient > 0).float(),
+        )
+    return [loss.detach(), *(tensor.float() for tensor in torch.autograd.grad(loss, [hidden, weight], gradient))]
 
 
-def beside_all_logits(ranks: int, sequence_parallel: bool, mode: Mode) -> list[float]:
-    """Return the differences of smoothed loss, log-probabilities and entropy, and of their gradients, from all logits."""
+def beside_all_logits(ranks: int, sequence_parallel: bool) -> dict[str, float]:
+    """Return the largest difference of smoothed loss, log-probabilities, entropy and gradients from all logits, for modes."""
+    return {mode: max(_from_all_logits(ranks, sequence_parallel, mode)) for mode in MODES}
+
+
+def _from_all_logits(ranks: int, sequence_parallel: bool, mode: Mode) -> list[float]:
     group = parallel_state.get_tensor_model_parallel_group()
     hidden, weight, labels, _ = _inputs(torch.float64)
     labels[2] = -100

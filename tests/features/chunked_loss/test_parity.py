@@ -27,7 +27,9 @@ test_the_loss_in_chunks_keeps_the_claim = trains(
         "sequence parallel, one depth": given("sequence-parallel", settings=RECOMPUTE, tp=2, mtp_num_layers=1),
         "context parallel": given("ring-attention", settings=cp(2, **RECOMPUTE), cp=2),
         "last stage, tied": given("pipeline-parallel", settings=RECOMPUTE, pp=2),
-        "last stage, one depth": given("pipeline-parallel", settings=RECOMPUTE, pp=2, mtp_num_layers=1),
+        "last stage, one depth, untied": given(
+            "pipeline-parallel", settings=RECOMPUTE, pp=2, mtp_num_layers=1, tied_embeddings=False
+        ),
         "last stage of tensor-parallel ranks, untied": given(
             "sequence-parallel", "pipeline-parallel", settings=ACCUMULATE, tp=2, pp=2, tied_embeddings=False
         ),
@@ -39,6 +41,7 @@ test_the_loss_in_chunks_keeps_the_claim = trains(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("chunks", [1, 3, 24])
 def test_the_bytes_of_logits_that_are_kept_are_gone(prove: Prove, chunks: int) -> None:
     verdict = prove(NAME, settings={NAME: {"chunks": chunks}}, nproc=1, steps=1)
