@@ -43,7 +43,7 @@ _OTHER_GRADIENTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _Options:
     """The constants of one call.
 
     ``group`` has more than one rank. ``chunk`` is in tokens, ``rows`` and ``vocabulary`` count rows of the output weight on
@@ -123,16 +123,16 @@ def linear_cross_entropy(
     except for a common factor: ``token_weights``, 1 if not given. Backward computes logits again where it gets others.
     ``weight_gradient`` adds the weight's gradient to a buffer, in recompute mode.
     """
-    job = _job_of(hidden, weight_VH, labels, group, sequence_parallel, chunks)
-    job = replace(job, has_total=label_smoothing > 0)
+    options = _options_of(hidden, weight_VH, labels, group, sequence_parallel, chunks)
+    options = replace(options, has_total=label_smoothing > 0)
     hidden_RH, labels_T = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
-    loss = _Loss(job.vocabulary, ignore_index, label_smoothing, z_loss)
+    loss = _Loss(options.vocabulary, ignore_index, label_smoothing, z_loss)
     if mode == "accumulate" and torch.is_grad_enabled():
         weights_T = None if token_weights is None else token_weights.detach().reshape(-1)
-        result_T: Tensor = _Accumulated.apply(hidden_RH, weight_VH, labels_T, weights_T, job, loss)  # type: ignore[no-untyped-call]
+        result_T: Tensor = _Accumulated.apply(hidden_RH, weight_VH, labels_T, weights_T, options, loss)  # type: ignore[no-untyped-call]
     else:
-        job = replace(job, weight_gradient=weight_gradient)
-        statistics_4T, largest_T = _Statistics.apply(hidden_RH, weight_VH, labels_T, job)  # type: ignore[no-untyped-call]
+        options = replace(options, weight_gradient=weight_gradient)
+        statistics_4T, largest_T = _Statistics.apply(hidden_RH, weight_VH, labels_T, options)  # type: ignore[no-untyped-call]
         result_T = loss.of(statistics_4T, largest_T, labels_T)
     return result_T.view(labels.shape)
 
@@ -155,12 +155,12 @@ def token_log_probabilities(
     second buffer of the size of a chunk's logits. Logits are divided by ``temperature``; the other arguments are those of
     `linear_cross_entropy`.
     """
-    job = _job_of(hidden, weight_VH, labels, group, sequence_parallel, chunks)
-    job = replace(job, has_expected=with_entropy)
+    options = _options_of(hidden, weight_VH, labels, group, sequence_parallel, chunks)
+    options = replace(options, has_expected=with_entropy)
     hidden_RH, labels_T = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     if temperature != 1:
         hidden_RH = hidden_RH / temperature
-    statistics_4T, _ = _Statistics.apply(hidden_RH, weight_VH, labels_T, job)  # type: ignore[no-untyped-call]
+    statistics_4T, _ = _Statistics.apply(hidden_RH, weight_VH, labels_T, options)  # type: ignore[no-untyped-call]
     log_T = statistics_4T[PICKED] - statistics_4T[LOG_SUM]
     if ignore_index is not None:
         log_T = torch.where(labels_T == ignore_index, 0, log_T)
@@ -170,14 +170,14 @@ def token_log_probabilities(
     return log_T.view(labels.shape), entropy_T.view(labels.shape)
 
 
-def _job_of(
+def _options_of(
     hidden: Tensor,
     weight_VH: Tensor,
     labels: Tensor,
     group: dist.ProcessGroup | None,
     sequence_parallel: bool,
     chunks: int | None,
-) -> _Job:
+) -> _Options:
     rows, width = weight_VH.shape
     if group is not None and group.size() == 1:
         group = None
@@ -188,7 +188,7 @@ def _job_of(
     if chunks is not None and chunks < 1:
         raise ValueError(f"chunks is {chunks}, but it must be at least 1")
     chunk = max(1, -(-labels.numel() // (chunks or default_chunks(rows, width))))
-    return _Job(group, sequence_parallel, chunk, rows, rank * rows, ranks * rows)
+    return _Options(group, sequence_parallel, chunk, rows, rank * rows, ranks * rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,15 +230,15 @@ class _Statistics(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden_RH: Tensor, weight_VH: Tensor, labels_T: Tensor, job: _Job) -> tuple[Tensor, Tensor]:
-        hidden_TH = job.gather(hidden_RH)
+    def forward(ctx: Any, hidden_RH: Tensor, weight_VH: Tensor, labels_T: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
+        hidden_TH = options.gather(hidden_RH)
         largest_T = hidden_RH.new_empty(len(labels_T), dtype=_wide(hidden_RH.dtype))
         sums_4T = largest_T.new_empty(4, len(labels_T))
-        for span in job.spans(len(labels_T)):
-            largest_T[span], sums_4T[:, span] = _local_sums(_logits(hidden_TH[span], weight_VH), labels_T[span], job)
-        statistics_4T, largest_T = _combined(largest_T, sums_4T, labels_T, job)
-        ctx.job = job
-        log_T, expected_T = statistics_4T[LOG_SUM].clone(), statistics_4T[EXPECTED].clone() if job.has_expected else None
+        for span in options.spans(len(labels_T)):
+            largest_T[span], sums_4T[:, span] = _local_sums(_logits(hidden_TH[span], weight_VH), labels_T[span], options)
+        statistics_4T, largest_T = _combined(largest_T, sums_4T, labels_T, options)
+        ctx.options = options
+        log_T, expected_T = statistics_4T[LOG_SUM].clone(), statistics_4T[EXPECTED].clone() if options.has_expected else None
         ctx.save_for_backward(hidden_RH, weight_VH, labels_T, largest_T, log_T, expected_T)
         ctx.mark_non_differentiable(largest_T)
         return statistics_4T, largest_T
@@ -246,16 +246,16 @@ class _Statistics(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_4T: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_RH, weight_VH, labels_T, largest_T, log_T, expected_T = ctx.saved_tensors
-        job: _Job = ctx.job
-        hidden_TH = job.gather(hidden_RH)
-        gradients = _Gradients(hidden_TH, weight_VH, ctx.needs_input_grad, job)
-        for span in job.spans(len(labels_T)):
+        options: _Options = ctx.options
+        hidden_TH = options.gather(hidden_RH)
+        gradients = _Gradients(hidden_TH, weight_VH, ctx.needs_input_grad, options)
+        for span in options.spans(len(labels_T)):
             values_CV = _logits(hidden_TH[span], weight_VH).sub_(largest_T[span, None])
             if expected_T is None:
                 _softmax_gradients(values_CV.exp_(), log_T[span], grad_4T[:, span])
             else:
                 _entropy_gradients(values_CV, log_T[span], expected_T[span], grad_4T[:, span])
-            values_CV = _with_label(values_CV, grad_4T[:, span], labels_T[span], job).to(weight_VH.dtype)
+            values_CV = _with_label(values_CV, grad_4T[:, span], labels_T[span], options).to(weight_VH.dtype)
             gradients.add(span, values_CV)
             del values_CV  # before the next chunk's are made
         return gradients.hidden(), gradients.weight(), None, None
@@ -266,31 +266,37 @@ class _Accumulated(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_RH: Tensor, weight_VH: Tensor, labels_T: Tensor, weights_T: Tensor | None, job: _Job, loss: _Loss
+        ctx: Any,
+        hidden_RH: Tensor,
+        weight_VH: Tensor,
+        labels_T: Tensor,
+        weights_T: Tensor | None,
+        options: _Options,
+        loss: _Loss,
     ) -> Tensor:
-        hidden_TH = job.gather(hidden_RH)
+        hidden_TH = options.gather(hidden_RH)
         loss_T = hidden_RH.new_empty(len(labels_T), dtype=_wide(hidden_RH.dtype))
-        gradients = _Gradients(hidden_TH, weight_VH, ctx.needs_input_grad, job)
-        for span in job.spans(len(labels_T)):
+        gradients = _Gradients(hidden_TH, weight_VH, ctx.needs_input_grad, options)
+        for span in options.spans(len(labels_T)):
             values_CV = _logits(hidden_TH[span], weight_VH)
-            local_C, sums_4C = _local_sums(values_CV, labels_T[span], job)
-            statistics_4C, largest_C = _combined(local_C, sums_4C, labels_T[span], job)
+            local_C, sums_4C = _local_sums(values_CV, labels_T[span], options)
+            statistics_4C, largest_C = _combined(local_C, sums_4C, labels_T[span], options)
             loss_T[span], grad_4C = loss.with_gradient(statistics_4C, largest_C, labels_T[span])
             values_CV.mul_((local_C - largest_C).exp_()[:, None])
             _softmax_gradients(values_CV, statistics_4C[LOG_SUM], grad_4C)
-            values_CV = _with_label(values_CV, grad_4C, labels_T[span], job).to(weight_VH.dtype)
+            values_CV = _with_label(values_CV, grad_4C, labels_T[span], options).to(weight_VH.dtype)
             gradients.add(span, values_CV, None if weights_T is None else weights_T[span])
             del values_CV  # before the next chunk's are made
-        ctx.job, ctx.loss = job, loss
+        ctx.options, ctx.loss = options, loss
         ctx.save_for_backward(hidden_RH, weight_VH, labels_T, weights_T, gradients.hidden(), gradients.weight())
         return loss_T
 
     @staticmethod
     def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor | None, ...]:
         hidden_RH, weight_VH, labels_T, weights_T, grad_RH, grad_VH = ctx.saved_tensors
-        job: _Job = ctx.job
+        options: _Options = ctx.options
         if grad_RH is not None:
-            grad_RH = (grad_RH * job.local_tokens(grad_T)[:, None]).to(grad_RH.dtype)
+            grad_RH = (grad_RH * options.local_tokens(grad_T)[:, None]).to(grad_RH.dtype)
         if grad_VH is not None:
             factor = _common_factor(grad_T, torch.ones_like(grad_T) if weights_T is None else weights_T.to(grad_T.dtype))
             if factor is not None:
@@ -299,7 +305,7 @@ class _Accumulated(torch.autograd.Function):
                 warnings.warn(_OTHER_GRADIENTS, stacklevel=1)
                 with torch.enable_grad():
                     leaf_VH = weight_VH.detach().requires_grad_()
-                    statistics_4T, largest_T = _Statistics.apply(hidden_RH, leaf_VH, labels_T, job)  # type: ignore[no-untyped-call]
+                    statistics_4T, largest_T = _Statistics.apply(hidden_RH, leaf_VH, labels_T, options)  # type: ignore[no-untyped-call]
                     loss_T = ctx.loss.of(statistics_4T, largest_T, labels_T)
                 (grad_VH,) = torch.autograd.grad(loss_T, leaf_VH, grad_T)
         return grad_RH, grad_VH, None, None, None, None
@@ -308,8 +314,8 @@ class _Accumulated(torch.autograd.Function):
 class _Gradients:
     """The gradients of hidden states and weight, summed over chunks. Those that are not needed are None."""
 
-    def __init__(self, hidden_TH: Tensor, weight_VH: Tensor, needed: Sequence[bool], job: _Job) -> None:
-        self._job = job
+    def __init__(self, hidden_TH: Tensor, weight_VH: Tensor, needed: Sequence[bool], options: _Options) -> None:
+        self._options = options
         self._hidden_TH, self._weight_VH = hidden_TH, weight_VH
         self._grad_TH = torch.empty_like(hidden_TH) if needed[0] else None
         self._needs_weight = needed[1]
@@ -324,8 +330,8 @@ class _Gradients:
         hidden_CH = self._hidden_TH[span]
         if weights_C is not None:
             hidden_CH = (hidden_CH * weights_C[:, None]).to(hidden_CH.dtype)
-        if self._job.weight_gradient is not None:
-            self._grad_VH = self._job.weight_gradient(gradient_CV, hidden_CH)
+        if self._options.weight_gradient is not None:
+            self._grad_VH = self._options.weight_gradient(gradient_CV, hidden_CH)
         elif len(hidden_CH) == len(self._hidden_TH):
             self._grad_VH = gradient_CV.t().mm(hidden_CH)
         else:
@@ -335,7 +341,7 @@ class _Gradients:
 
     def hidden(self) -> Tensor | None:
         """Return the gradient of this rank's hidden states [R, H], summed over ranks."""
-        return None if self._grad_TH is None else self._job.reduce(self._grad_TH)
+        return None if self._grad_TH is None else self._options.reduce(self._grad_TH)
 
     def weight(self) -> Tensor | None:
         """Return the gradient of the weight [V, H], or None where it was added to a buffer."""
@@ -363,19 +369,19 @@ def _logits(hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
     return hidden_CH.mm(weight_VH.t()).to(_wide(weight_VH.dtype))
 
 
-def _local_sums(logits_CV: Tensor, labels_C: Tensor, job: _Job) -> tuple[Tensor, Tensor]:
+def _local_sums(logits_CV: Tensor, labels_C: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
     """Return the largest logit of this rank's rows [C] and, relative to it, the sums over them [4, C].
 
     The logit of the label is absolute. Without the expected value, the logits become their exponentials, in place.
     """
-    rows_C, is_local_C = job.positions(labels_C)
+    rows_C, is_local_C = options.positions(labels_C)
     largest_C = logits_CV.amax(-1)
     sums_4C = largest_C.new_zeros(4, len(labels_C))
     sums_4C[PICKED] = torch.where(is_local_C, logits_CV.gather(1, rows_C[:, None])[:, 0], 0)
     logits_CV.sub_(largest_C[:, None])
-    if job.has_total:
+    if options.has_total:
         sums_4C[TOTAL] = logits_CV.sum(-1)
-    if job.has_expected:
+    if options.has_expected:
         exponentials_CV = logits_CV.exp()
         sums_4C[LOG_SUM] = exponentials_CV.sum(-1)
         sums_4C[EXPECTED] = logits_CV.mul_(exponentials_CV).sum(-1)
@@ -384,22 +390,22 @@ def _local_sums(logits_CV: Tensor, labels_C: Tensor, job: _Job) -> tuple[Tensor,
     return largest_C, sums_4C
 
 
-def _combined(local_T: Tensor, sums_4T: Tensor, labels_T: Tensor, job: _Job) -> tuple[Tensor, Tensor]:
+def _combined(local_T: Tensor, sums_4T: Tensor, labels_T: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
     """Return the statistics over all ranks [4, T], relative to the largest logits [T], from the sums of each rank."""
     largest_T = local_T
-    if job.group is not None:
+    if options.group is not None:
         largest_T = local_T.clone()
-        dist.all_reduce(largest_T, dist.ReduceOp.MAX, group=job.group)
+        dist.all_reduce(largest_T, dist.ReduceOp.MAX, group=options.group)
         shift_T = local_T - largest_T
-        if job.has_total:
-            sums_4T[TOTAL] += job.rows * shift_T
-        if job.has_expected:
+        if options.has_total:
+            sums_4T[TOTAL] += options.rows * shift_T
+        if options.has_expected:
             sums_4T[EXPECTED] += shift_T * sums_4T[LOG_SUM]
         sums_4T[[LOG_SUM, EXPECTED]] *= shift_T.exp_()
-        dist.all_reduce(sums_4T, group=job.group)
+        dist.all_reduce(sums_4T, group=options.group)
     statistics_4T = torch.empty_like(sums_4T)
     statistics_4T[LOG_SUM] = sums_4T[LOG_SUM].log()
-    is_known_T = (labels_T >= 0) & (labels_T < job.vocabulary)
+    is_known_T = (labels_T >= 0) & (labels_T < options.vocabulary)
     statistics_4T[PICKED] = torch.where(is_known_T, sums_4T[PICKED] - largest_T, 0)
     statistics_4T[TOTAL] = sums_4T[TOTAL]
     statistics_4T[EXPECTED] = sums_4T[EXPECTED] / sums_4T[LOG_SUM]
@@ -418,11 +424,11 @@ def _entropy_gradients(logits_CV: Tensor, log_C: Tensor, expected_C: Tensor, gra
     logits_CV.mul_(grad_C[:, None]).add_((grad_4C[LOG_SUM] + grad_C * (1 - expected_C))[:, None]).mul_(probabilities_CV)
 
 
-def _with_label(gradient_CV: Tensor, grad_4C: Tensor, labels_C: Tensor, job: _Job) -> Tensor:
+def _with_label(gradient_CV: Tensor, grad_4C: Tensor, labels_C: Tensor, options: _Options) -> Tensor:
     """Add the gradients of the label's logit and of the sum of logits, in place."""
-    if job.has_total:
+    if options.has_total:
         gradient_CV.add_(grad_4C[TOTAL][:, None])
-    rows_C, is_local_C = job.positions(labels_C)
+    rows_C, is_local_C = options.positions(labels_C)
     return gradient_CV.scatter_add_(1, rows_C[:, None], (grad_4C[PICKED] * is_local_C)[:, None])
 
 
