@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import model_validator
 
@@ -50,6 +50,27 @@ class ChunkedLossArgs(ms.FeatureArgs):
         return max(1, -(-tokens // self.chunk_size)) if self.chunk_size is not None else self.chunks
 
 
+@ms.condition(
+    "nano-pipe defers the weight gradient of the output layer (its setting output_layer), but {feature} computes it in chunks",
+    fix=(ms.Fix.give_setting("nano-pipe.output_layer", False), ms.Fix.remove_feature()),
+    of="nano-pipe",
+)
+def nano_pipe_leaves_output_layer(args: ChunkedLossArgs, world: ms.World, schedule: Any) -> bool:
+    """Check that the weight gradient of the output layer stays in nano-pipe's backward pass."""
+    return not schedule.output_layer
+
+
+@ms.condition(
+    "zero-bubble defers the weight gradient of the output layer (its setting output_layer), but {feature} computes it in "
+    "chunks",
+    fix=(ms.Fix.give_setting("zero-bubble.output_layer", False), ms.Fix.remove_feature()),
+    of="zero-bubble",
+)
+def zero_bubble_leaves_output_layer(args: ChunkedLossArgs, world: ms.World, schedule: Any) -> bool:
+    """Check that the weight gradient of the output layer stays in zero-bubble's backward pass."""
+    return not schedule.output_layer
+
+
 def _accumulates(args: ChunkedLossArgs, world: ms.World) -> bool:
     """Return whether gradients are computed in forward."""
     return args.mode == "accumulate"
@@ -69,6 +90,8 @@ class ChunkedLoss(ms.Feature[ChunkedLossArgs]):
         constraints=(
             NO_FSDP,
             NO_OVERLAPPED_MICRO_BATCHES,
+            nano_pipe_leaves_output_layer,
+            zero_bubble_leaves_output_layer,
             ms.Condition.unset(
                 "deferred_embedding_gradients",
                 "Megatron defers the weight gradient of the output layer (defer_embedding_wgrad_compute), which needs the "

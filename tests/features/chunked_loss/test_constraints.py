@@ -49,6 +49,15 @@ def test_gradients_in_forward_are_refused_where_recomputation_works(field: str, 
     assert problem == f"MS304 {NAME}: {sentence} | --set {NAME}.mode=recompute, or remove {NAME}"
 
 
+@pytest.mark.parametrize("schedule", ["nano-pipe", "zero-bubble"])
+def test_a_schedule_does_not_defer_the_weight_gradient_of_the_output_layer(schedule: str) -> None:
+    assert refusals(NAME, schedule, pp=2) == []
+    assert refusals(NAME, schedule, pp=2, settings={schedule: {"output_layer": True}}) == [
+        f"MS304 {NAME}: {schedule} defers the weight gradient of the output layer (its setting output_layer), but {NAME} "
+        f"computes it in chunks | --set {schedule}.output_layer=false, or remove {NAME}"
+    ]
+
+
 @pytest.mark.parametrize(
     ("settings", "note"),
     [
