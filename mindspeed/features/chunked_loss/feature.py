@@ -28,8 +28,8 @@ class ChunkedLossArgs(ms.FeatureArgs):
     chunks: int | None = ms.Field(
         None,
         ge=1,
-        description="Number of chunks of the tokens of a micro-batch (default: the smallest number with which the logits of a "
-        "chunk have no more elements than the hidden states)",
+        description="Number of chunks of the tokens of a micro-batch. By default, it is the smallest number with which the "
+        "logits of a chunk have no more elements than the hidden states",
     )
     chunk_size: int | None = ms.Field(None, ge=1, description="Tokens of a chunk on a rank, instead of a number of chunks")
     mode: Literal["recompute", "accumulate"] = ms.Field(
@@ -56,7 +56,7 @@ class ChunkedLossArgs(ms.FeatureArgs):
     of="nano-pipe",
 )
 def nano_pipe_leaves_output_layer(args: ChunkedLossArgs, world: ms.World, schedule: Any) -> bool:
-    """Check that the weight gradient of the output layer stays in nano-pipe's backward pass."""
+    """Check that the weight gradient of the output layer is computed in nano-pipe's backward pass."""
     return not schedule.output_layer
 
 
@@ -67,7 +67,7 @@ def nano_pipe_leaves_output_layer(args: ChunkedLossArgs, world: ms.World, schedu
     of="zero-bubble",
 )
 def zero_bubble_leaves_output_layer(args: ChunkedLossArgs, world: ms.World, schedule: Any) -> bool:
-    """Check that the weight gradient of the output layer stays in zero-bubble's backward pass."""
+    """Check that the weight gradient of the output layer is computed in zero-bubble's backward pass."""
     return not schedule.output_layer
 
 
