@@ -77,7 +77,7 @@ class TrainConfig(BaseModel):
     save_interval: int | None = Field(
         None, ge=1, description="Number of steps between two checkpoints (default: only one at the end)"
     )
-    async_save: bool = Field(False, description="Write checkpoints while training goes on, from copies of the tensors")
+    async_save: bool = Field(False, description="Continue training while a checkpoint is written from copies of the tensors")
     keep: int = Field(2, ge=1, description="Number of checkpoints to keep, newest first")
     eval_interval: int | None = Field(
         None, ge=1, description="Number of steps between two evaluations (default: only one at the end)"

@@ -71,7 +71,7 @@ class Saver:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint is not complete yet."""
+        """Return whether a checkpoint is not complete yet."""
         return bool(self._queue.get_num_unfinalized_calls())
 
     def save(self, state: TrainerState) -> None:

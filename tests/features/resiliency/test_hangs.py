@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.features.resiliency import faults
 from tests.forked_ranks import run_ranks
 from tests.workbench.training.conftest import log
 
-TIMEOUT = 1.5
+TIMEOUT = 2.5
 
 
 def stop_process() -> None:
@@ -32,8 +33,7 @@ def stop_process() -> None:
 def start_collective() -> None:
     import torch
 
-    torch.distributed.all_reduce(torch.ones(7), group=torch.distributed.new_group([1], use_local_synchronization=True))
-    torch.distributed.recv(torch.ones(7), src=0)
+    torch.distributed.all_reduce(torch.ones(7), group=groups[0])
 
 
 def wait_for_data() -> None:
@@ -42,6 +42,7 @@ def wait_for_data() -> None:
 
 
 heartbeat = Heartbeat()
+groups: list[Any] = []
 HANGS: dict[str, tuple[Callable[[], None], str]] = {
     "stopped process": (stop_process, r"MS620 rank 1 hung: no heartbeat while the other ranks wait\n"),
     "endless collective": (start_collective, r"MS620 the ranks hung: they wait in different collectives\n"),
@@ -59,6 +60,7 @@ def train(fault: Callable[[], None], run: Path, level: str, rank: int) -> int:
 
     set_run_folder(run)
     dist.init_process_group("gloo")
+    groups.append(dist.new_group())
     watch = Watch(heartbeat, ResiliencyArgs.model_validate({"timeout": TIMEOUT, "level": level}))
     for step in (1, 2, 3):
         heartbeat.step = step
@@ -76,7 +78,7 @@ def train(fault: Callable[[], None], run: Path, level: str, rank: int) -> int:
 )
 def test_the_log_names_the_rank_that_hangs(tmp_path: Path, fault: str) -> None:
     act, named = HANGS[fault]
-    statuses = run_ranks(2, partial(train, act, tmp_path, "restart"), 60, grace=3.0)
+    statuses = run_ranks(2, partial(train, act, tmp_path, "restart"), 60, grace=8.0)
     logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
     assert len(re.findall(named, "".join(logs))) == 1, logs
     first = logs["MS620" in logs[1]]
@@ -134,7 +136,7 @@ def test_a_training_job_prints_what_the_page_shows_of_a_fault(tmp_path: Path, na
     assert status == (0 if "NaN" in name else 75), text
     printed, page = (re.sub(r"[\d.,:]+", "N", block).splitlines() for block in (faults.shown(text, tmp_path), pages[name]))
     assert printed[:1] == page[:1]
-    assert any("rejected: skip" in line for line in printed) == ("NaN" in name)
+    assert any("rejected" in line for line in printed) == ("NaN" in name)
 
 
 @pytest.mark.long
