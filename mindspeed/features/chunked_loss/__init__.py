@@ -1,0 +1,1 @@
+"""The output layer and the cross-entropy of a model, computed in chunks of tokens."""

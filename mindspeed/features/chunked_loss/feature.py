@@ -1,0 +1,173 @@
+"""The output layer and its cross-entropy in chunks of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from mindspeed import plugins as ms
+from mindspeed.features.chunked_loss.chunks import default_chunks
+from mindspeed.job.arithmetic import BYTES
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, leave
+from mindspeed.plugins.shared_conditions import NO_CUDA_GRAPHS, NO_FSDP, NO_OVERLAPPED_MICRO_BATCHES
+
+_LAYERS = "mindspeed.features.chunked_loss.layers"
+_LOGITS = "loss: logits"
+_TARGETS = "loss: targets"
+_HIDDEN = "final norm: output"
+_GRADIENTS = "gradients of a layer"
+"""Tensors of the memory planner."""
+
+_RECOMPUTE = (ms.Fix.give_setting("mode", "recompute"), ms.Fix.remove_feature())
+
+
+class ChunkedLossArgs(ms.FeatureArgs):
+    chunks: int | None = ms.Field(
+        None,
+        ge=1,
+        description="Number of chunks of the tokens of a micro-batch. By default, it is the smallest number with which the "
+        "logits of a chunk have no more elements than the hidden states",
+    )
+    chunk_size: int | None = ms.Field(None, ge=1, description="Tokens of a chunk on a rank, instead of a number of chunks")
+    mode: Literal["recompute", "accumulate"] = ms.Field(
+        "recompute",
+        description="recompute: backward computes the logits of each chunk again. accumulate: forward computes the gradients "
+        "of hidden states and output weight, which saves one matrix product and needs memory for both gradients",
+    )
+
+    @model_validator(mode="after")
+    def _one_size_is_given(self) -> ChunkedLossArgs:
+        if self.chunks is not None and self.chunk_size is not None:
+            text = f"chunks={self.chunks} and chunk_size={self.chunk_size} both set the size of a chunk"
+            raise ms.SettingsError(text, ms.Fix.drop_setting("chunk_size"), ms.Fix.drop_setting("chunks"))
+        return self
+
+    def chunks_of(self, tokens: int) -> int | None:
+        """Return the number of chunks of so many tokens, or None where it follows from the sizes of the model."""
+        return max(1, -(-tokens // self.chunk_size)) if self.chunk_size is not None else self.chunks
+
+
+@ms.condition(
+    "nano-pipe defers the weight gradient of the output layer (its setting output_layer), but {feature} computes it in chunks",
+    fix=(ms.Fix.give_setting("nano-pipe.output_layer", False), ms.Fix.remove_feature()),
+    of="nano-pipe",
+)
+def nano_pipe_leaves_output_layer(args: ChunkedLossArgs, world: ms.World, schedule: Any) -> bool:
+    """Check that the weight gradient of the output layer is computed in nano-pipe's backward pass."""
+    return not schedule.output_layer
+
+
+@ms.condition(
+    "zero-bubble defers the weight gradient of the output layer (its setting output_layer), but {feature} computes it in "
+    "chunks",
+    fix=(ms.Fix.give_setting("zero-bubble.output_layer", False), ms.Fix.remove_feature()),
+    of="zero-bubble",
+)
+def zero_bubble_leaves_output_layer(args: ChunkedLossArgs, world: ms.World, schedule: Any) -> bool:
+    """Check that the weight gradient of the output layer is computed in zero-bubble's backward pass."""
+    return not schedule.output_layer
+
+
+def _accumulates(args: ChunkedLossArgs, world: ms.World) -> bool:
+    """Return whether gradients are computed in forward."""
+    return args.mode == "accumulate"
+
+
+class ChunkedLoss(ms.Feature[ChunkedLossArgs]):
+    """Compute logits and loss in chunks of tokens.
+
+    Neither the logits of a whole micro-batch nor their softmax are in memory. Each depth of multi-token prediction is
+    computed in chunks too.
+    """
+
+    spec = ms.FeatureSpec(
+        name="chunked-loss",
+        category=ms.Category.MEMORY,
+        megatron=">=0.14,<0.17",
+        constraints=(
+            NO_FSDP,
+            NO_OVERLAPPED_MICRO_BATCHES,
+            nano_pipe_leaves_output_layer,
+            zero_bubble_leaves_output_layer,
+            ms.Condition.unset(
+                "deferred_embedding_gradients",
+                "Megatron defers the weight gradient of the output layer (defer_embedding_wgrad_compute), which needs the "
+                "gradients of all logits",
+            ),
+            ms.Condition.unset(
+                "mtp_num_layers",
+                "mode=accumulate does not support multi-token prediction, because each depth has another loss mask",
+                fix=_RECOMPUTE,
+                when=_accumulates,
+            ),
+            replace(NO_CUDA_GRAPHS, fix=_RECOMPUTE, when=_accumulates),
+        ),
+        numerics=ms.Numerics.reordered(
+            reason="the gradient of the output weight is a sum over chunks, and the sum over the vocabulary is combined from "
+            "those of each rank"
+        ),
+        verify_with=ms.VerifyWith(settings={"chunked-loss": {"chunks": 4}}),
+    )
+
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
+        return [
+            ms.Wrap(
+                "megatron.core.models.gpt.gpt_model:GPTModel.forward",
+                f"{_LAYERS}:with_deferred_logits",
+                reason="hands hidden states and output weight to the loss, where the model computes one, instead of logits",
+            ),
+            ms.Wrap(
+                "megatron.core.models.common.language_module.language_module:LanguageModule.compute_language_model_loss",
+                f"{_LAYERS}:with_chunked_loss",
+                reason="computes logits and cross-entropy in chunks of tokens",
+            ),
+        ]
+
+    @ms.hookimpl
+    def notes(self) -> Iterable[str]:
+        tokens, chunks = self._tokens(), self._chunks()
+        chosen = "" if self.args.chunks or self.args.chunk_size else ", chosen from the sizes of vocabulary and hidden states"
+        yield f"the loss is computed in {chunks} chunks of at most {-(-tokens // chunks):,} tokens{chosen}"
+
+    @ms.hookimpl
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+        if not any(tensor.name == _LOGITS for tensor in tensors):
+            return tensors
+        size, tokens, chunks = BYTES[self.world.dtype], self._tokens(), self._chunks()
+        rows = self.world.vocab_size // self.world.tp
+        changed = [self._with_targets(t, tokens) if t.name == _TARGETS else t for t in tensors]
+        if self.args.mode == "recompute":
+            changed = [*leave(changed, {_LOGITS}, "recomputed", self.spec.name, prediction=True)]
+        else:
+            changed = [t for t in changed if t.name != _LOGITS]
+            hidden = sum(t.bytes for t in tensors if t.name == _HIDDEN and not t.prediction)
+            gradients = hidden + rows * self.world.hidden_size * size
+            changed.append(SavedTensor("loss: gradients", gradients, 1, by=self.spec.name))
+        chunk = -(-tokens // chunks) * rows * (4 if size == 4 else 4 + size)
+        if size != 4 and chunks > 1:
+            chunk += rows * self.world.hidden_size * 4  # sum of the chunks' weight gradients
+        if chunk > sum(t.bytes for t in tensors if t.name == _GRADIENTS):  # the larger of both exists at the peak
+            changed = [t for t in changed if t.name != _GRADIENTS]
+            changed.append(SavedTensor("loss: chunk", chunk, 1, "in backward", self.spec.name, once=True))
+        return tuple(changed)
+
+    def _with_targets(self, tensor: SavedTensor, tokens: int) -> SavedTensor:
+        """Return what is kept of each token: its loss, and for recomputation its largest logit and log-sum.
+
+        Megatron keeps 13 bytes. The label is a copy if micro-batches have several rows, and at each depth of prediction.
+        """
+        label = 8 * (tensor.prediction or self.world.micro_batch_size > 1)
+        return replace(tensor, bytes=tensor.bytes + tokens * (4 + label + 8 * (self.args.mode == "recompute") - 13))
+
+    def _tokens(self) -> int:
+        """Return the tokens of a micro-batch on a rank that computes their loss."""
+        return self.world.seq_length * self.world.micro_batch_size // self.world.cp
+
+    def _chunks(self) -> int:
+        """Return the number of chunks of a micro-batch."""
+        given = self.args.chunks_of(self._tokens())
+        return given or default_chunks(self.world.vocab_size // self.world.tp, self.world.hidden_size)
