@@ -10,13 +10,6 @@ from mindspeed.job.hybrid_pattern import ATTENTION, EXPERTS, KINDS, MLP
 from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING, NO_FSDP, NO_OTHER_PASSES, NO_TRANSFORMER_ENGINE_LAYERS
 
 _REMOVE: Final = ms.Fix.remove_feature()
-_SELECTIVE: Final = ms.Fix.give_field("recompute_granularity", "selective")
-
-
-@ms.condition("every layer is recomputed as a whole, so {feature} has nothing to do", fix=(_SELECTIVE, _REMOVE))
-def no_uniform_recompute(args: Any, world: ms.World) -> bool:
-    """Check that full recomputation does not take every layer of the model."""
-    return not (world.recompute_granularity == "full" and world.recompute_method == "uniform")
 
 
 def _has_blocks(args: Any, world: ms.World) -> bool:
@@ -44,33 +37,53 @@ def _places(args: Any, world: ms.World) -> list[list[int]]:
     return [places for places in chunks if places]
 
 
+def _is_uniform(args: Any, world: ms.World) -> bool:
+    """Return whether full recomputation takes every layer, in groups."""
+    return world.recompute_granularity == "full" and world.recompute_method == "uniform"
+
+
 def _layers_left(args: Any, world: ms.World) -> Mapping[str, Any]:
-    """Return the layers wanted of each model chunk, and those of the chunk in which block recomputation leaves the fewest."""
+    """Return the layers wanted of each model chunk, and those of the chunk in which block recomputation leaves the fewest.
+
+    Chunks that are recomputed as a whole count only where all of them are.
+    """
     chunks = _places(args, world) or [[]]
     taken = world.recompute_num_layers if _has_blocks(args, world) else 0
     wanted = getattr(args, "num_layers", None) or 1
-    left, number = min((sum(at >= taken for at in places), len(places)) for places in chunks)
+    counts = [(sum(at >= taken for at in places), len(places)) for places in chunks]
+    left, number = min([count for count in counts if count[0]] or counts)
     most = min((places[-wanted:] or [0])[0] for places in chunks)
     _, words = _PARTS[getattr(args, "part", "") if world.is_hybrid else ""]
     return {"wanted": wanted, "number": number, "layers": f"{number} {words}", "left": left, "most": most}
 
 
+@ms.condition("every layer is recomputed as a whole, so {feature} has nothing to do", otherwise="idle")
+def some_layer_is_left(args: Any, world: ms.World) -> bool:
+    """Check that full recomputation does not take every layer of the model."""
+    return not _is_uniform(args, world) and not (_has_blocks(args, world) and _layers_left(args, world)["left"] == 0)
+
+
+def _counts_layers(args: Any, world: ms.World) -> bool:
+    """Return whether num_layers is set."""
+    return getattr(args, "num_layers", None) is not None
+
+
+def _counts_layers_left(args: Any, world: ms.World) -> bool:
+    """Return whether num_layers counts layers that block recomputation leaves."""
+    return _counts_layers(args, world) and _has_blocks(args, world) and _layers_left(args, world)["left"] > 0
+
+
 @ms.condition(
     "--recompute-method block recomputes layers as a whole, and leaves {left} of the {layers} of a model chunk. {feature} "
     "works only in layers that are left, and needs at least {wanted} of them",
-    fix=(ms.Fix.give_field("recompute_num_layers", note="at most {most}"), _REMOVE),
-    when=_has_blocks,
+    fix=(ms.Fix.give_field("recompute_num_layers", "{most}", "or less"), _REMOVE),
+    when=_counts_layers_left,
     values=_layers_left,
 )
 def blocks_leave_layers(args: Any, world: ms.World) -> bool:
     """Check that block recomputation leaves as many layers of each model chunk as are wanted."""
     numbers = _layers_left(args, world)
     return bool(numbers["wanted"] <= numbers["left"])
-
-
-def _counts_layers(args: Any, world: ms.World) -> bool:
-    """Return whether num_layers is set."""
-    return args.num_layers is not None
 
 
 @ms.condition(
@@ -89,7 +102,7 @@ LAYERS_OF_MODEL: Final = ms.ModelCondition(
     "each model chunk has the requested number of layers, without fully sharded weights (FSDP)",
 )
 PARTS_OF_LAYERS: Final = (
-    no_uniform_recompute,
+    some_layer_is_left,
     *NO_OTHER_PASSES,
     NO_CPU_OFFLOADING,
     NO_TRANSFORMER_ENGINE_LAYERS,
