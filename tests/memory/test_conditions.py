@@ -94,6 +94,45 @@ def test_a_feature_for_which_full_recomputation_leaves_nothing_says_so(name: str
     assert NOTHING_LEFT.format(name) in notes(name, settings=SETTINGS, **job)
 
 
+EXPERTS = {"num_experts": 4, "router_topk": 2, "grouped_experts": True}
+
+
+@pytest.mark.parametrize(
+    ("job", "text"),
+    [
+        (
+            {},
+            (
+                "grouped experts compute their activation inside the grouped product, and every MLP is part of them, so "
+                "activation-recompute has nothing to do; recompute.modules=[moe_act] recomputes their activation"
+            ),
+        ),
+        ({"moe_layers": 6}, "grouped experts keep their activation; only dense layers and shared experts recompute it"),
+        (
+            {"shared_expert_hidden_size": 64},
+            "grouped experts keep their activation; only dense layers and shared experts recompute it",
+        ),
+    ],
+)
+def test_grouped_experts_keep_their_activation_and_the_plan_says_so(job: dict[str, Any], text: str) -> None:
+    assert text in notes(ACTIVATION, "moe-grouped-gemm", **EXPERTS | job)
+
+
+@pytest.mark.parametrize(
+    ("job", "owners"),
+    [
+        ({"num_experts": 4}, {"mlp", "experts"}),
+        (EXPERTS, {"mlp"}),
+        (EXPERTS | {"shared_expert_hidden_size": 64}, {"mlp", "shared experts"}),
+        (EXPERTS | {"shared_expert_hidden_size": 64, "shared_expert_overlap": True}, {"mlp"}),
+    ],
+)
+def test_the_tensors_that_are_not_kept_are_those_of_parts_that_recompute(job: dict[str, Any], owners: set[str]) -> None:
+    feature = CATALOG.feature(ACTIVATION)
+    names = feature(feature.Args(), World(MODEL | job)).recomputed_tensors()
+    assert {name.partition(":")[0] for name in names} == owners
+
+
 @pytest.mark.parametrize(
     ("other", "settings"),
     [("recompute", FULL), ("recompute-in-advance", {}), ("recompute-in-bubble", {}), ("zero-bubble", {"recompute": "all"})],
@@ -119,7 +158,7 @@ def test_other_jobs_are_accepted(name: str, job: dict[str, Any]) -> None:
         (ACTIVATION, {"fp8": "e4m3", "fp4": None}, ["no_low_precision"]),
         (SWAP, {"fp8": None, "fp4": "e2m1"}, ["no_low_precision"]),
         (ADAPTIVE, {"overlap_moe_expert_parallel_comm": True}, ["no_overlapped_micro_batches"]),
-        (ACTIVATION, {"moe_shared_expert_overlap": True}, ["no_shared_expert_overlap"]),
+        (ADAPTIVE, {"moe_shared_expert_overlap": True}, ["no_shared_expert_overlap"]),
         (REUSE, {"fp8": "e4m3", "fp8_param": True}, ["no_low_precision_weights"]),
         (HOST, {"fp8": "e4m3", "fp8_param": False}, []),
         (HOST, {"optimizer": "muon"}, ["optimizer_is_elementwise"]),

@@ -17,33 +17,32 @@ _OUTSIDE_PREDICTION: Final = (
     *("final norm: output", "loss: logits", "loss: targets"),
 )
 """Tensors of multi-token prediction that Megatron's full recomputation, by groups of layers, keeps."""
+
+
+def _activations(owner: str) -> tuple[str, ...]:
+    """Return the tensors of an activation function: its input first."""
+    return tuple(f"{owner}: activation {what}" for what in ("input", "inner", "output"))
+
+
 _MODULES: Final = {
     "core_attn": ("attention: softmax", "attention: softmax dropout"),
     "layernorm": tuple(
         f"{norm}: {part}" for norm in ("input norm", "pre-mlp norm") for part in ("statistics", "copies", "output")
     ),
-    "mlp": ("mlp: activation input", "mlp: activation inner", "mlp: activation output"),
-    "moe_act": ("mlp: activation inner", "mlp: activation output"),
-    "moe": (
-        "mlp: activation input",
-        "mlp: activation inner",
-        "mlp: activation output",
-        "moe: dispatched tokens",
-        "moe: routing",
-    ),
+    "mlp": _activations("mlp"),
+    "moe_act": _activations("experts")[1:],
+    "shared_experts": _activations("shared experts"),
+    "moe": (*_activations("experts"), *_activations("shared experts"), "moe: dispatched tokens", "moe: routing"),
 }
 """Tensors that the recomputation of a module leaves out."""
 _ATTENTION: Final = ("input norm", "attention")
-_MLP: Final = ("pre-mlp norm", "mlp", "moe")
+_MLP: Final = ("pre-mlp norm", "mlp", "moe", "shared experts", "experts")
 
 
 def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Remove recomputed tensors; the layers of a group are restored together, where no others are kept."""
     if args.granularity == "selective":
-        chosen = args.modules or ("core_attn",)
-        if bool(world.num_experts) and "mlp" in chosen:
-            chosen = tuple(module for module in chosen if module != "mlp")
-        names = [name for module in chosen for name in _MODULES.get(module, ())]
+        names = [name for module in args.modules or ("core_attn",) for name in _MODULES.get(module, ())]
         return leave(tensors, names, "recomputed", "recompute", prediction=True)
     of_layers = [t for t in tensors if t.name.startswith(("layer", *_ATTENTION, *_MLP)) and not (t.once or t.prediction)]
     counts = Counter[str]()  # other features may have taken some layers of a tensor
