@@ -14,7 +14,7 @@ _REMOVE: Final = ms.Fix.remove_feature()
 
 def _has_blocks(args: Any, world: ms.World) -> bool:
     """Return whether block recomputation is used."""
-    return world.recompute_granularity == "full" and world.recompute_method == "block"
+    return bool(world.block_recomputed)
 
 
 _PARTS: Final = {
@@ -26,15 +26,14 @@ _PARTS: Final = {
 
 
 def _places(args: Any, world: ms.World) -> list[list[int]]:
-    """Return for each model chunk the places of the layers that a feature acts on, without chunks that have none.
+    """Return for each model chunk the places of the layers that a feature acts on.
 
     A layer of a hybrid model has one part; ``part`` of the arguments is the one that the feature acts on, if not all.
     """
     if not world.is_hybrid:
-        return [list(range(size)) for size in world.layers_per_chunk if size]
+        return [list(range(size)) for size in world.layers_per_chunk]
     kinds, _ = _PARTS[getattr(args, "part", "")]
-    chunks = ([at for at, layer in enumerate(chunk) if layer in kinds] for chunk in world.pattern_per_chunk)
-    return [places for places in chunks if places]
+    return [[at for at, layer in enumerate(chunk) if layer in kinds] for chunk in world.pattern_per_chunk]
 
 
 def _is_uniform(args: Any, world: ms.World) -> bool:
@@ -47,12 +46,12 @@ def _layers_left(args: Any, world: ms.World) -> Mapping[str, Any]:
 
     Chunks that are recomputed as a whole count only where all of them are.
     """
-    chunks = _places(args, world) or [[]]
-    taken = world.recompute_num_layers if _has_blocks(args, world) else 0
+    chunks = _places(args, world)
+    taken = world.block_recomputed or [0] * len(chunks)
     wanted = getattr(args, "num_layers", None) or 1
-    counts = [(sum(at >= taken for at in places), len(places)) for places in chunks]
-    left, number = min([count for count in counts if count[0]] or counts)
-    most = min((places[-wanted:] or [0])[0] for places in chunks)
+    counts = [(sum(at >= first for at in places), len(places)) for places, first in zip(chunks, taken, strict=True) if places]
+    left, number = min([count for count in counts if count[0]] or counts or [(0, 0)])
+    most = min(((places[-wanted:] or [0])[0] for places in chunks if places), default=0)
     _, words = _PARTS[getattr(args, "part", "") if world.is_hybrid else ""]
     return {"wanted": wanted, "number": number, "layers": f"{number} {words}", "left": left, "most": most}
 
@@ -94,7 +93,7 @@ def blocks_leave_layers(args: Any, world: ms.World) -> bool:
 )
 def chunks_have_num_layers(args: Any, world: ms.World) -> bool:
     """Check that each model chunk has at least num_layers layers of those that the feature acts on."""
-    return bool(args.num_layers <= min(map(len, _places(args, world)), default=0))
+    return bool(args.num_layers <= min(map(len, filter(None, _places(args, world))), default=0))
 
 
 LAYERS_OF_MODEL: Final = ms.ModelCondition(

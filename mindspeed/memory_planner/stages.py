@@ -225,7 +225,7 @@ def _activations(world: World, options: JobOptions, changes: Changes, stage: int
     for chunk, (full, dropped) in enumerate(live):
         first, last = stage == chunk == 0, stage == world.pp - 1 and chunk == world.vpp - 1
         counts = counts_per_chunk(world)[chunk * world.pp + stage]
-        for t in chunk_tensors(world, options, changes, counts, first, last):
+        for t in chunk_tensors(world, options, changes, counts, first, last, chunk):
             key = (t.name, t.bytes * t.layers, t.held, t.by)
             before = rows.get(key, Row(*key, live=0, chunks=0))
             if t.once:

@@ -39,12 +39,19 @@ class JobOptions:
 
 
 def chunk_tensors(
-    world: World, options: JobOptions, changes: Changes, counts: LayerCounts, first: bool = False, last: bool = False
+    world: World,
+    options: JobOptions,
+    changes: Changes,
+    counts: LayerCounts,
+    first: bool = False,
+    last: bool = False,
+    chunk: int = 0,
 ) -> SavedTensors:
     """Return what a chunk of layers keeps with the changes of features; ``first`` and ``last`` have an end of the model."""
     tensors = (*_layer_tensors(world, options, counts, ends=last), *_ends(world, options, first, last))
     if last:
         tensors = (*tensors, *_prediction_tensors(world, options))
+    tensors = tuple(replace(tensor, chunk=chunk) for tensor in tensors)
     for change in changes:
         tensors = change(tensors)
     return tuple(t for t in with_coming_back(_without_converted_inputs(tensors, world)) if t.bytes)

@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 from mindspeed import plugins as ms
 from mindspeed.features.recompute.rules import CONSTRAINTS, Module, RecomputeArgs, is_full
 from mindspeed.job.arithmetic import mean_layer_forward, score_forward, shape_of_world
+from mindspeed.job.world import share_of_chunk
 from mindspeed.plugins.saved_tensors import SavedTensors, in_backward, leave
 
 _BETWEEN_LAYERS: Final = ("layer input",)
@@ -49,7 +50,10 @@ def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     for tensor in of_layers:
         counts[tensor.name] += tensor.layers
     inputs = counts[of_layers[0].name]
-    layers = min(inputs, args.num_layers or 1)
+    chunk, chunks = (of_layers[0].chunk, world.vpp) if args.per_rank else (0, 1)
+    layers = min(inputs, share_of_chunk(args.num_layers or 1, chunk, chunks))
+    if not layers:
+        return tensors
     left = tensors
     for name, count in counts.items():
         if name in _BETWEEN_LAYERS:
@@ -82,7 +86,8 @@ def estimate(args: Any, world: Any) -> ms.Estimate:
     share = world.micro_batch_size / (world.cp * world.tp)
     if args.granularity == "selective":
         return ms.Estimate(flops=score_forward(shape) * shape.counts.attention / shape.num_layers * share)
-    layers = 1.0 if args.method == "uniform" else (args.num_layers or 0) * world.pp * world.vpp / shape.num_layers
+    chunks = world.pp * (1 if args.per_rank else world.vpp)
+    layers = 1.0 if args.method == "uniform" else (args.num_layers or 0) * chunks / shape.num_layers
     return ms.Estimate(flops=mean_layer_forward(shape) * share * layers, repeated=layers)
 
 
@@ -125,6 +130,10 @@ class Recompute(ms.Feature[RecomputeArgs]):
         return self.spec.slots if is_full(self.args, self.world) else ()
 
     @ms.hookimpl
+    def job_values(self) -> Mapping[str, Any]:
+        return {"recompute_per_rank": True} if self.args.per_rank else {}
+
+    @ms.hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         return saved(self.args, self.world, tensors)
 
@@ -163,4 +172,9 @@ class Recompute(ms.Feature[RecomputeArgs]):
         if modules & {"layernorm", "moe_act", "mla_up_proj"}:
             reason = "avoids a request for Transformer Engine where it is not installed, and lets a norm be recomputed"
             patches.append(ms.Mixin(f"{_RANDOM}:CheckpointWithoutOutput", f"{_LAYERS}:LocalCheckpoint", reason))
+        if self.args.per_rank:
+            reason = "gives each model chunk its share of the layers that recompute.num_layers counts per pipeline rank"
+            patches.append(
+                ms.Wrap("megatron.core.optimizer:get_megatron_optimizer", f"{_LAYERS}:with_shares", reason, phase="build")
+            )
         return patches
