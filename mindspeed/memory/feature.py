@@ -18,6 +18,14 @@ ACTIVATIONS: Final = {
     for owner in ("mlp", "shared experts", "experts")
 }
 """Those of activation functions, by what computes them."""
+MLP: Final = ("mlp: activation input", *ACTIVATIONS["mlp"])
+"""Those of an MLP."""
+EXPERTS: Final = (
+    *("experts: activation input", *ACTIVATIONS["experts"]),
+    *("shared experts: activation input", *ACTIVATIONS["shared experts"]),
+    *("moe: dispatched tokens", "moe: routing"),
+)
+"""Those of a layer of experts."""
 ATTENTION: Final = {
     "core_attention": ("attention: queries, keys, values", "attention: softmax", "attention: softmax dropout"),
     "linear_qkv": ("input norm: output",),

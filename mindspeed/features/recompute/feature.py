@@ -10,6 +10,8 @@ from mindspeed import plugins as ms
 from mindspeed.features.recompute.rules import CONSTRAINTS, Module, RecomputeArgs, is_full
 from mindspeed.job.arithmetic import mean_layer_forward, score_forward, shape_of_world
 from mindspeed.job.world import share_of_chunk
+from mindspeed.memory.feature import ACTIVATIONS, EXPERTS, MLP
+from mindspeed.memory.patches import WHOLE_MLPS
 from mindspeed.plugins.saved_tensors import SavedTensors, in_backward, leave
 
 _BETWEEN_LAYERS: Final = ("layer input",)
@@ -18,22 +20,15 @@ _OUTSIDE_PREDICTION: Final = (
     *("final norm: output", "loss: logits", "loss: targets"),
 )
 """Tensors of multi-token prediction that Megatron's full recomputation, by groups of layers, keeps."""
-
-
-def _activations(owner: str) -> tuple[str, ...]:
-    """Return the tensors of an activation function: its input first."""
-    return tuple(f"{owner}: activation {what}" for what in ("input", "inner", "output"))
-
-
 _MODULES: Final = {
     "core_attn": ("attention: softmax", "attention: softmax dropout"),
     "layernorm": tuple(
         f"{norm}: {part}" for norm in ("input norm", "pre-mlp norm") for part in ("statistics", "copies", "output")
     ),
-    "mlp": _activations("mlp"),
-    "moe_act": _activations("experts")[1:],
-    "shared_experts": _activations("shared experts"),
-    "moe": (*_activations("experts"), *_activations("shared experts"), "moe: dispatched tokens", "moe: routing"),
+    "mlp": MLP,
+    "moe_act": ACTIVATIONS["experts"],
+    "shared_experts": ("shared experts: activation input", *ACTIVATIONS["shared experts"]),
+    "moe": EXPERTS,
 }
 """Tensors that the recomputation of a module leaves out."""
 _ATTENTION: Final = ("input norm", "attention")
@@ -167,8 +162,7 @@ class Recompute(ms.Feature[RecomputeArgs]):
         modules = set(self.args.modules or ())
         patches: list[ms.Patch] = []
         if "mlp" in modules:
-            reason = "keeps a bias that is returned separately from the output out of the autograd graph"
-            patches.append(ms.Wrap(f"{_RANDOM}:checkpoint", f"{_LAYERS}:checkpoint", reason))
+            patches.append(WHOLE_MLPS)
         if modules & {"layernorm", "moe_act", "mla_up_proj"}:
             reason = "avoids a request for Transformer Engine where it is not installed, and lets a norm be recomputed"
             patches.append(ms.Mixin(f"{_RANDOM}:CheckpointWithoutOutput", f"{_LAYERS}:LocalCheckpoint", reason))

@@ -7,31 +7,11 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
 from mindspeed.job.world import share_of_chunk
 from mindspeed.memory.model_layers import blocks_of
 from mindspeed.memory.region_checkpoint import RegionCheckpoint, make_region
-
-
-def checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around ``checkpoint(function, ...)``: a parameter that the function returns is copied.
-
-    The graph of a checkpoint takes over every tensor that is returned. A parameter would then be a part of the graph, whose
-    backward pass enters the checkpoint again without end.
-    """
-
-    @functools.wraps(original)
-    def wrapper(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        def run(*inputs: Any, **keywords: Any) -> Any:
-            made = function(*inputs, **keywords)
-            if not isinstance(made, tuple):
-                return made
-            return tuple(part.clone() if isinstance(part, Parameter) else part for part in made)
-
-        return original(run, *args, **kwargs)
-
-    return wrapper
 
 
 def with_shares(original: Callable[..., Any]) -> Callable[..., Any]:
