@@ -154,7 +154,6 @@ MAIN_WEIGHTS: Final = (
     ms.Condition.unset(
         "low_precision_weights", "weights are stored in fp8 or fp4, but {feature} writes updated weights only in 16 bits"
     ),
-    ms.Condition.unset("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
     ms.Condition.unset(
         "offloaded_optimizer",
         "Megatron offloads main weights and optimizer states (optimizer_cpu_offload), which {feature} does not support",

@@ -94,6 +94,12 @@ def test_a_feature_for_which_full_recomputation_leaves_nothing_says_so(name: str
     assert NOTHING_LEFT.format(name) in notes(name, settings=SETTINGS, **job)
 
 
+def test_main_weights_that_the_optimizer_manages_leave_nothing_to_do() -> None:
+    text = "the precision-aware optimizer already manages main weights, so reuse-fp32-param has nothing to do"
+    job = {"dtype": "bf16", "precision_aware_optimizer": True, "engine_installed": True}
+    assert text in notes(REUSE, **job)
+
+
 EXPERTS = {"num_experts": 4, "router_topk": 2, "grouped_experts": True}
 
 

@@ -113,7 +113,9 @@ def _of_rank(made: ArgumentWords) -> Settings:
         return {}
     if chunk is not None and count >= chunk * chunks:
         made.change(_LAYERS, str(chunk))
-        made.notes.append(f"{PER_RANK}: {count} layers of each pipeline rank are all {chunk} layers of its {chunks} model chunks")
+        made.notes.append(
+            f"{PER_RANK}: {count} layers of each pipeline rank are all {chunk} layers of its {chunks} model chunks"
+        )
         return {}
     made.notes.append(f"{PER_RANK} is recompute.per_rank=true: {count} layers of each pipeline rank are recomputed")
     return {"recompute": {"per_rank": True}}

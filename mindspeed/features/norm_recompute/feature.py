@@ -37,6 +37,7 @@ class NormRecompute(PartRecompute[LayersArgs]):
         ),
         numerics=ms.Numerics.exact(),
     )
+
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:
         return [
