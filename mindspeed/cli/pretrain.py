@@ -37,7 +37,8 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = {}
     for name, field in TrainConfig.model_fields.items():
         text = str(field.description) + ("" if field.default is None else f"  [default: {field.default}]")
-        spellings = [flag(name), *_FURTHER_SPELLINGS.get(name, ()), name]
+        switch = f"{flag(name)}/{flag(f'no_{name}')}" if field.annotation is bool else flag(name)
+        spellings = [switch, *_FURTHER_SPELLINGS.get(name, ()), name]
         options[name] = click.Option(spellings, type=_click_type(field.annotation), help=text)
     return gather_options(command, options, "train", lambda values: {k: v for k, v in values.items() if v is not None})
 

@@ -30,6 +30,11 @@ def _is_auto(args: ExpertParallelArgs, world: ms.World) -> bool:
     return args.dispatcher == "auto"
 
 
+def _is_flex(args: ExpertParallelArgs, world: ms.World) -> bool:
+    """Return whether Megatron's flex dispatcher is chosen."""
+    return args.dispatcher == "flex"
+
+
 def _has_biases_on_tensor_ranks(args: ExpertParallelArgs, world: ms.World) -> bool:
     """Return whether linear layers with biases are split over tensor-parallel ranks."""
     return world.tp > 1 and world.linear_bias
@@ -57,6 +62,16 @@ def ranks_hold_experts_of_given_size(args: ExpertParallelArgs, world: ms.World) 
 def bytes_are_known(args: ExpertParallelArgs, world: ms.World) -> bool:
     """Check that the bytes of both dispatchers can be computed."""
     return all(world.knows(name) for name in NEEDED)
+
+
+@ms.condition(
+    "dispatcher=flex sends tokens to other ranks, but every rank has all experts whole",
+    fix=(ms.Fix.give_setting("dispatcher", "alltoall"),),
+    when=_is_flex,
+)
+def flex_has_other_ranks(args: ExpertParallelArgs, world: ms.World) -> bool:
+    """Check that the flex dispatcher has ranks to send tokens to, which Megatron's class asserts."""
+    return args.size * (args.expert_tensor_size or world.tp) > 1
 
 
 @ms.condition(
@@ -100,6 +115,7 @@ class ExpertParallel(ms.Feature[ExpertParallelArgs]):
             ),
             ranks_hold_experts_of_given_size,
             bytes_are_known,
+            flex_has_other_ranks,
             biased_experts_are_whole,
             ms.Requires(
                 "sequence-parallel",

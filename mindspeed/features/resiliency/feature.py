@@ -21,9 +21,9 @@ class ResiliencyArgs(ms.FeatureArgs):
         "exit status 75",
     )
     timeout: float = ms.Field(
-        300.0, gt=0, description="Seconds without progress in a step, an evaluation or a collective after which a rank hangs"
+        300.0, ge=1, description="Seconds without progress in a step, an evaluation or a collective after which a rank hangs"
     )
-    save_timeout: float = ms.Field(1800.0, gt=0, description="Seconds without progress in a save after which a rank hangs")
+    save_timeout: float = ms.Field(1800.0, ge=1, description="Seconds without progress in a save after which a rank hangs")
     rank_monitor: bool = ms.Field(
         False, description="Also report sections to the rank monitor of ft_launcher (nvidia-resiliency-ext)"
     )
@@ -71,8 +71,10 @@ class Resiliency(ms.Feature[ResiliencyArgs]):
         if self.heartbeat is None:
             return None
         if self.watch is None:
-            from mindspeed.features.resiliency.watch import Watch
+            from mindspeed.features.resiliency.watch import Watch, has_peers
 
+            if not has_peers():
+                return None
             self.watch = Watch(self.heartbeat, self.args)
         self.heartbeat.step = state.step + 1
         return self.heartbeat.section("step")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mindspeed.features.resiliency.heartbeat import Heartbeat
 
 _LONGEST_INTERVAL: Final = 10.0
+_SLACK: Final = 10.0
 _STORE_TIMEOUT: Final = timedelta(seconds=5)
 _KILL_AFTER_TERM: Final = r"""
 for i in $(seq 100); do
@@ -44,6 +45,11 @@ kill -9 $0
 """Kill a process once a SIGTERM is pending in it, or after 30 s: its launcher must first see the rank that ended by itself."""
 _BETWEEN: Final = "between sections"
 Answer = TypeVar("Answer")
+
+
+def has_peers() -> bool:
+    """Return whether the other ranks exist; a start path in one process has none that could lag."""
+    return not dist.is_initialized() or dist.get_backend() != "fake"
 
 
 class HeartbeatStore:
@@ -115,10 +121,13 @@ class Watch:
             if stopped > self.interval + self.args.timeout / 2:
                 self._print(f"rank {self.rank}: this process did not run for {stopped:.0f} s")
                 self.heartbeat.since = time.monotonic()
-            # if a call keeps the interpreter locked, this thread cannot report, but faulthandler can
-            faulthandler.dump_traceback_later(self.args.timeout + 2 * self.interval, file=self._log)
+            # if a call keeps the interpreter locked, this thread cannot report, but faulthandler can. The stacks that it reads
+            # must not change meanwhile, so it waits until this thread would have looked again
+            faulthandler.dump_traceback_later(self.args.timeout + 2 * self.interval + _SLACK, file=self._log)
             self._look()
             looked = time.monotonic()
+        if self._reported is not None:  # a loop that went on may have ended before the next look
+            self._look()
 
     def _look(self) -> None:
         state = self._state()

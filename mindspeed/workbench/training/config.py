@@ -77,6 +77,7 @@ class TrainConfig(BaseModel):
     save_interval: int | None = Field(
         None, ge=1, description="Number of steps between two checkpoints (default: only one at the end)"
     )
+    async_save: bool = Field(False, description="Continue training while a checkpoint is written from copies of the tensors")
     keep: int = Field(2, ge=1, description="Number of checkpoints to keep, newest first")
     eval_interval: int | None = Field(
         None, ge=1, description="Number of steps between two evaluations (default: only one at the end)"
@@ -93,7 +94,10 @@ class TrainConfig(BaseModel):
 
 
 OPERATION: Final = frozenset(
-    {"run", "log_interval", "save_interval", "keep", "eval_interval", "eval_iters", "prompt", "sample_tokens", "top_k"}
+    {
+        *("run", "log_interval", "save_interval", "async_save", "keep", "eval_interval", "eval_iters"),
+        *("prompt", "sample_tokens", "top_k"),
+    }
 )
 """Fields that change no number of the training."""
 _PATHS: Final = frozenset({"run", "data", "tokenizer"})
@@ -131,7 +135,8 @@ def _explain(detail: Any, origin: Mapping[str, str]) -> Problem:
         fix = suggestion(near_names(key, fields), f"use one of the keys {', '.join(fields)}")
         return Problem("MS305", f"unknown key {key!r} in train", where=where, fix=advice(fix))
     text = f"train.{key} is {detail['input']!r}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-    return Problem("MS301", text, where=where, fix=Fix.advise(f"{flag(key)} {accepted_value(fields[key])}"))
+    given = flag(key) if fields[key].annotation is bool else f"{flag(key)} {accepted_value(fields[key])}"
+    return Problem("MS301", text, where=where, fix=Fix.advise(given))
 
 
 def _disagreements(config: TrainConfig, origin: Mapping[str, str]) -> list[Problem]:

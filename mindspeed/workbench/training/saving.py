@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial as partial_function
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from megatron.core.utils import unwrap_model
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -52,41 +55,80 @@ class TrainerState(LoopState):
     samples: int = 0
 
 
-def save(job: Job, state: TrainerState, data: str) -> None:
-    """Write a checkpoint to a temporary folder, and rename it only when it is complete; collective.
+class Saver:
+    """Write the checkpoints of a run, under a temporary name until they are complete.
 
-    ``data`` identifies the data that the samples were of. Raises RunError with MS603 when a rank cannot write; what was
-    saved before is then untouched. A rank whose error the others do not see ends, and takes the job with it.
+    With the setting ``async_save`` training goes on in the meantime: processes write copies of the tensors, and one checkpoint
+    is written at a time. ``data`` identifies the data of the samples. Its methods are collective. They raise RunError with
+    MS603 when a rank cannot write; what was saved before is then untouched. A rank whose error the others do not see ends, and
+    takes the job with it.
     """
-    path = checkpoint_path(job.run, state.step)
-    partial, first = partial_path(path), dist.get_rank() == 0
-    try:
-        if first:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        dist.barrier()
-        _start_adam(state.optimizer)
-        with gathered(state.chunks), children_without(SAVING_SIGNALS):
-            dist_checkpointing.save(_state_dict(state), str(partial))
-        if first:
-            registry.write_plan(job.plan, partial / "plan.json")
-            record_of(job.plan, registry.feature_classes(job.plan), registry.content_of(job.plan)).write(partial)
-            (partial / REQUEST).write_text(job.request, encoding="utf-8")
-            layout, files = _layout(), file_sizes(partial)
-            manifest = Manifest(state.step, state.samples, job.model, job.optimizer, data, layout, job.plan.digest, files)
-            manifest.write(partial)
-            shutil.rmtree(path, ignore_errors=True)  # an incomplete one
-            partial.rename(path)
-            remove_old(job.run, job.config.keep)
-        dist.barrier()
-    except CheckpointException as error:
-        reason = [str(_cause(error)).removeprefix("Worker failure: ")]
-        dist.broadcast_object_list(reason, src=0)  # every rank has the exception
-        raise _not_saved(job, state.step, reason[0]) from error
-    except (OSError, RuntimeError) as error:
-        if (lost := lost_peer(error)) is not None:
-            raise RunError([lost]) from error
-        raise _not_saved(job, state.step, str(error)) from error
+
+    def __init__(self, job: Job, data: str) -> None:
+        self._job, self._data = job, data
+        self._queue = AsyncCallsQueue()
+        self._step = 0
+
+    @property
+    def is_writing(self) -> bool:
+        """Return whether a checkpoint is not complete yet."""
+        return bool(self._queue.get_num_unfinalized_calls())
+
+    def save(self, state: TrainerState) -> None:
+        """Save the state; with ``async_save`` return as soon as it is copied, else when the checkpoint is complete."""
+        self.finish()
+        self._step = state.step
+        partial = partial_path(checkpoint_path(self._job.run, state.step))
+        with self._named_failures():
+            if dist.get_rank() == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+            dist.barrier()
+            _start_adam(state.optimizer)
+            with gathered(state.chunks), children_without(SAVING_SIGNALS):
+                if self._job.config.async_save:
+                    request = dist_checkpointing.save(_state_dict(state), str(partial), async_sharded_save=True)
+                    request.add_finalize_fn(partial_function(self._complete, state.step, state.samples))
+                    self._queue.schedule_async_request(request)
+                    return
+                dist_checkpointing.save(_state_dict(state), str(partial))
+            self._complete(state.step, state.samples)
+            dist.barrier()
+
+    def finish(self, wait: bool = True) -> bool:
+        """Complete the checkpoint that is being written; return whether it is complete now. Without ``wait`` only look."""
+        if not self.is_writing:
+            return False
+        with self._named_failures():
+            return bool(self._queue.maybe_finalize_async_calls(blocking=wait))
+
+    def _complete(self, step: int, samples: int) -> None:
+        """Describe what was written, and give it its name."""
+        if dist.get_rank() > 0:
+            return
+        job, path = self._job, checkpoint_path(self._job.run, step)
+        partial = partial_path(path)
+        registry.write_plan(job.plan, partial / "plan.json")
+        record_of(job.plan, registry.feature_classes(job.plan), registry.content_of(job.plan)).write(partial)
+        (partial / REQUEST).write_text(job.request, encoding="utf-8")
+        layout, files = _layout(), file_sizes(partial)
+        Manifest(step, samples, job.model, job.optimizer, self._data, layout, job.plan.digest, files).write(partial)
+        shutil.rmtree(path, ignore_errors=True)  # an incomplete one
+        partial.rename(path)
+        remove_old(job.run, job.config.keep)
+
+    @contextmanager
+    def _named_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointException as error:
+            reason = [str(_cause(error)).removeprefix("Worker failure: ")]
+            dist.broadcast_object_list(reason, src=0)  # every rank has the exception
+            raise _not_saved(self._job, self._step, reason[0]) from error
+        except (OSError, RuntimeError) as error:
+            if (lost := lost_peer(error)) is not None:
+                raise RunError([lost]) from error
+            raise _not_saved(self._job, self._step, str(error)) from error
 
 
 def load(job: Job, state: TrainerState, source: DataSource) -> list[str]:

@@ -111,6 +111,7 @@ class Trainer:
             Batches(dataset, world.micro_batch_size, world.global_batch_size, self.config.seed) for dataset in datasets
         )
         self.saved = self.state.step
+        self.saver = saving.Saver(job, source.identity)
         self.guard = LossGuard(self.config, scales_loss=world.dtype == "fp16")
         self.stop = StopRequest()
         self.interrupted = False
@@ -133,6 +134,7 @@ class Trainer:
                 self._after_step()
             if self.state.step != self.saved:
                 self._save()
+            self._finish_saving()
             result = self._result()
             session.enter(None)
             if self.reporter is not None:
@@ -152,6 +154,7 @@ class Trainer:
             self._reject(action, loss)
             return
         if not math.isfinite(loss) or (updated and not math.isfinite(gradient)):
+            self._finish_saving()
             raise self._not_finite(loss)
         if math.isnan(self.initial_loss):
             self.initial_loss = loss
@@ -160,6 +163,7 @@ class Trainer:
 
     def _reject(self, action: Action, loss: float) -> None:
         """Go on after a step that changed no weights: with the next one, or from the newest checkpoint."""
+        self._finish_saving()
         step, steps = self.state.step, saved_steps(self.job.run)
         if self.guard.rejected > LIMIT:
             raise self._unusable(
@@ -179,6 +183,7 @@ class Trainer:
     def _after_step(self) -> None:
         step, config = self.state.step, self.config
         with self.reporter.paused() if self.reporter is not None else nullcontext():
+            self._finish_saving(wait=False)
             if config.save_interval and step % config.save_interval == 0:
                 self._save()
             has_time = step < config.train_iters and not self.interrupted
@@ -186,12 +191,22 @@ class Trainer:
                 self._evaluate()
 
     def _save(self) -> None:
+        self._finish_saving()
         with session.around("around_save", step=self.state.step):
-            saving.save(self.job, self.state, self.source.identity)
+            self.saver.save(self.state)
         self.saved = self.state.step
         self._agree_to_stop()
+        if not self.saver.is_writing:
+            self._note_saved()
+
+    def _finish_saving(self, wait: bool = True) -> None:
+        """Complete the checkpoint that is being written; without ``wait`` only if all of it is written."""
+        if self.saver.finish(wait):
+            self._note_saved()
+
+    def _note_saved(self) -> None:
         if self.reporter is not None:
-            self.reporter.note(f"step {self.state.step}/{self.config.train_iters}  saved")
+            self.reporter.note(f"step {self.saved}/{self.config.train_iters}  saved")
 
     def _agree_to_stop(self) -> bool:
         """Return whether a signal has asked any rank to stop; collective."""

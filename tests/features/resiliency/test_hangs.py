@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.features.resiliency import faults
 from tests.forked_ranks import run_ranks
 from tests.workbench.training.conftest import log
 
-TIMEOUT = 1.5
+TIMEOUT = 2.5
 
 
 def stop_process() -> None:
@@ -32,8 +33,7 @@ def stop_process() -> None:
 def start_collective() -> None:
     import torch
 
-    torch.distributed.all_reduce(torch.ones(7), group=torch.distributed.new_group([1], use_local_synchronization=True))
-    torch.distributed.recv(torch.ones(7), src=0)
+    torch.distributed.all_reduce(torch.ones(7), group=groups[0])
 
 
 def wait_for_data() -> None:
@@ -42,6 +42,7 @@ def wait_for_data() -> None:
 
 
 heartbeat = Heartbeat()
+groups: list[Any] = []
 HANGS: dict[str, tuple[Callable[[], None], str]] = {
     "stopped process": (stop_process, r"MS620 rank 1 hung: no heartbeat while the other ranks wait\n"),
     "endless collective": (start_collective, r"MS620 the ranks hung: they wait in different collectives\n"),
@@ -59,6 +60,7 @@ def train(fault: Callable[[], None], run: Path, level: str, rank: int) -> int:
 
     set_run_folder(run)
     dist.init_process_group("gloo")
+    groups.append(dist.new_group())
     watch = Watch(heartbeat, ResiliencyArgs.model_validate({"timeout": TIMEOUT, "level": level}))
     for step in (1, 2, 3):
         heartbeat.step = step

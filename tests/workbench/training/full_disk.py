@@ -1,7 +1,7 @@
-"""One process that saves again and again, each time on a disk that is full from a later write on: ``full_disk.py RUN EVERY``.
+"""One process that saves again and again, each time on a disk that is full from a later write on.
 
-``RUN`` holds a job and its checkpoint of step 2; every ``EVERY``-th write is the first that fails. Prints one JSON line:
-the number of saves that failed, and what was lost.
+``full_disk.py RUN EVERY [async]``: ``RUN`` holds a job and its checkpoint of step 2; every ``EVERY``-th write is the first that
+fails; ``async`` saves asynchronously. Prints one JSON line: the number of saves that failed, and what was lost.
 """
 
 import errno
@@ -78,12 +78,14 @@ def main() -> None:
     trainer = Trainer(job, job.source())
     while trainer.state.step < 3:
         trainer._step()
+    saver = saving.Saver(replace(job, config=job.config.model_copy(update={"async_save": sys.argv[3:] == ["async"]})), "data")
     kept, lost, failed = content(checkpoint_path(str(run), 2)), [], 0
     io.open = sys.modules["builtins"].open = limited_open  # type: ignore[assignment]
     for writes in range(0, 100_000, int(sys.argv[2])):
         LEFT.value = writes
         try:
-            saving.save(job, trainer.state, trainer.source.identity)
+            saver.save(trainer.state)
+            saver.finish()
         except RunError as error:
             failed += 1
             (problem,) = error.problems
@@ -99,7 +101,7 @@ def main() -> None:
         if partial_path(checkpoint_path(str(run), 3)).exists():
             lost.append(f"{writes}: a part of step 3 is left")
     print(json.dumps({"failed": failed, "lost": lost, "steps": saved_steps(str(run))}))
-    os._exit(0)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

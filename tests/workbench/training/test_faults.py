@@ -24,10 +24,11 @@ time.time = lambda: real() + (-86_400, 0, 31_536_000)[next(calls) // 7 % 3]
 """A clock that is a day behind, right, and a year ahead in turns, for Python."""
 
 
+@pytest.mark.parametrize("how", [[], ["async"]], ids=["at once", "async"])
 @pytest.mark.parametrize("every", [41, pytest.param(1, marks=pytest.mark.exhaustive("the row above has every 41st write"))])
-def test_a_disk_that_is_full_from_any_write_of_a_save_on_loses_nothing(run: Path, every: int) -> None:
+def test_a_disk_that_is_full_from_any_write_of_a_save_on_loses_nothing(run: Path, every: int, how: list[str]) -> None:
     """A write of a save fails, with all that come after it; then an earlier or later one."""
-    program = [sys.executable, str(Path(__file__).with_name("full_disk.py")), str(run), str(every)]
+    program = [sys.executable, str(Path(__file__).with_name("full_disk.py")), str(run), str(every), *how]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(program, env=variables, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr

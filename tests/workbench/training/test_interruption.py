@@ -59,6 +59,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
     trainer.config = SimpleNamespace(train_iters=3, save_interval=1, eval_interval=1, eval_iters=4)  # type: ignore[assignment]
     trainer.state = SimpleNamespace(step=0, chunks=[])  # type: ignore[assignment]
     trainer.job, trainer.source, trainer.held_out_batches = None, SimpleNamespace(identity=""), None  # type: ignore[assignment]
+    trainer.saver = SimpleNamespace(save=lambda *_: None, finish=lambda *_: False, is_writing=False)  # type: ignore[assignment]
     trainer.saved, trainer.stop, trainer.interrupted, trainer.reporter = 0, StopRequest(), False, None
 
     def step() -> None:
@@ -78,7 +79,7 @@ def test_a_signal_during_a_save_ends_the_run_after_that_save(trainer: Trainer, m
         os.kill(os.getpid(), signal.SIGUSR1)
         saved.append(trainer.state.step)
 
-    monkeypatch.setattr(module.saving, "save", save)
+    monkeypatch.setattr(trainer.saver, "save", save)
     monkeypatch.setattr(module, "held_out_loss", lambda *_: pytest.fail("evaluated after the signal"))
     trainer.run()
     assert (saved, trainer.state.step) == ([1], 1)
@@ -93,7 +94,6 @@ def test_a_signal_during_an_evaluation_ends_it_before_the_next_batch(trainer: Tr
 
     dataset = SimpleNamespace(count=1, micro_batch_size=1, replicas=1, dataset=range(9))
     trainer.held_out_batches = dataset  # type: ignore[assignment]
-    monkeypatch.setattr(module.saving, "save", lambda *_: None)
     monkeypatch.setattr(evaluation, "run_schedule", run_schedule)
     monkeypatch.setattr(evaluation, "over_ranks", lambda loss: 1.0)
     trainer.run()
@@ -136,6 +136,7 @@ def hangup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[int]]]
     """Run a trainer whose first step meets SIGHUP, and return the steps that it saved."""
     trainer = Trainer.__new__(Trainer)
     trainer.config, trainer.state = SimpleNamespace(train_iters=3), SimpleNamespace(step=0)  # type: ignore[assignment]
+    trainer.saver = SimpleNamespace(save=lambda *_: None, finish=lambda *_: False, is_writing=False)  # type: ignore[assignment]
     trainer.saved, trainer.stop, trainer.interrupted, trainer.reporter = 0, StopRequest(), False, None
     saved: list[int] = []
 
