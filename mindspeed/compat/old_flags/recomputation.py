@@ -96,8 +96,8 @@ def _ahead_of_backward(made: ArgumentWords, left: dict[str, Any], per_rank: bool
     if flag == _AHEAD and made.value(_METHOD) == "block" and count is not None and every is not None and count < every:
         left.pop("recompute_in_advance")
         text = (
-            f"{flag} is skipped: {count} of {every} layers are recomputed, but mindspeed recomputes in advance only all layers; "
-            "these are recomputed when backward reaches them"
+            f"{flag} is skipped: {count} of {every} layers are recomputed, but mindspeed recomputes in advance only all "
+            "layers; these are recomputed when backward reaches them"
         )
         made.left_out.append(problem_of_flags("MS113", text, [flag], Fix.drop_option(flag)))
     elif flags := _taken(made, _ALL):

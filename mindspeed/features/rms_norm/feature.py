@@ -15,8 +15,8 @@ _NORMS = ("input norm", "pre-mlp norm", "final norm", "prediction norms")
 class RmsNormArgs(ms.FeatureArgs):
     weights_in_fp32: bool = ms.Field(
         False,
-        description="Keep the weights of norms in fp32 in a model of 16 bits. The norm is then computed in fp32, and its output "
-        "has the type of its input",
+        description="Keep the weights of norms in fp32 in a model of 16 bits. The norm is then computed in fp32, and its "
+        "output has the type of its input",
     )
 
 

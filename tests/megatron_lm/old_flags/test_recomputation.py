@@ -86,8 +86,8 @@ def test_fewer_layers_than_all_are_recomputed_without_the_feature_for_all(count:
     assert read_line.layer.features == ()
     assert read_line.rest == (*CHUNKS.split(), *BLOCK.split(), "--recompute-num-layers", str(count))
     assert [problem.message for problem in read_line.left_out] == [
-        f"--recompute-in-advance is skipped: {count} of {every} layers are recomputed, but mindspeed recomputes in advance only "
-        "all layers; these are recomputed when backward reaches them"
+        f"--recompute-in-advance is skipped: {count} of {every} layers are recomputed, but mindspeed recomputes in advance "
+        "only all layers; these are recomputed when backward reaches them"
     ]
 
 
