@@ -93,7 +93,10 @@ def _ahead_of_backward(made: ArgumentWords, left: dict[str, Any], per_rank: bool
         return
     count, (chunk, chunks) = made.number(_LAYERS), _model_chunks(made)
     every = None if chunk is None else chunk * chunks if per_rank else chunk
-    if flag == _AHEAD and made.value(_METHOD) == "block" and count is not None and every is not None and count < every:
+    if flag == _AHEAD and count is not None and made.value(_GRANULARITY) is None:
+        left.pop("recompute_in_advance")
+        made.notes.append(f"{flag} has no effect without {_GRANULARITY} full, because no layer is recomputed")
+    elif flag == _AHEAD and made.value(_METHOD) == "block" and count is not None and every is not None and count < every:
         left.pop("recompute_in_advance")
         text = (
             f"{flag} is skipped: {count} of {every} layers are recomputed, but mindspeed recomputes in advance only all "

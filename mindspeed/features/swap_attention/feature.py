@@ -115,6 +115,11 @@ def _requests_linear_qkv(args: SwapAttentionArgs, world: ms.World) -> bool:
     return "linear_qkv" in (args.modules or ())
 
 
+def _recomputes_mlps(args: SwapAttentionArgs, world: ms.World) -> bool:
+    """Return whether MLPs are recomputed."""
+    return args.mlp_layers is not None
+
+
 def _offloads_linear_qkv(args: SwapAttentionArgs, world: ms.World) -> bool:
     """Return whether the input of linear_qkv is offloaded."""
     return "linear_qkv" in offloaded(args, world)
@@ -155,6 +160,11 @@ class SwapAttention(ms.Feature[SwapAttentionArgs]):
                 reason="norm-recompute already frees the input of linear_qkv; remove linear_qkv from swap-attention.modules",
                 when=_offloads_linear_qkv,
             ),
+            ms.Conflicts(
+                "moe-zero-memory",
+                reason="swap-attention.mlp_layers already recomputes the experts of these layers",
+                when=_recomputes_mlps,
+            ),
         ),
         numerics=ms.Numerics.exact(),
     )
@@ -171,7 +181,7 @@ class SwapAttention(ms.Feature[SwapAttentionArgs]):
 
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:
-        return [WHOLE_MLPS] if self.args.mlp_layers is not None else []
+        return [WHOLE_MLPS] if _recomputes_mlps(self.args, self.world) else []
 
     @ms.hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:

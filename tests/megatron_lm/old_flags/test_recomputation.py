@@ -91,6 +91,13 @@ def test_fewer_layers_than_all_are_recomputed_without_the_feature_for_all(count:
     ]
 
 
+def test_a_count_without_granularity_recomputes_no_layer_in_advance() -> None:
+    read_line = read(f"{CHUNKS} --recompute-in-advance --recompute-num-layers 2")
+    assert read_line.layer.features == ()
+    text = "--recompute-in-advance has no effect without --recompute-granularity full, because no layer is recomputed"
+    assert text in read_line.notes
+
+
 def test_all_layers_are_recomputed_in_advance() -> None:
     read_line = read(f"{CHUNKS} --recompute-in-advance {BLOCK} --recompute-num-layers 8 {PER_RANK}")
     assert read_line.layer.features == ("recompute-in-advance",)
