@@ -109,8 +109,8 @@ EXPERTS = {"num_experts": 4, "router_topk": 2, "grouped_experts": True}
         (
             {},
             (
-                "grouped experts compute their activation inside the grouped product, and every MLP is part of them, so "
-                "activation-recompute has nothing to do; recompute.modules=[moe_act] recomputes their activation"
+                "grouped experts compute their activation inside the grouped product, and the model has no other MLP, so "
+                "activation-recompute has nothing to do"
             ),
         ),
         ({"moe_layers": 6}, "grouped experts keep their activation; only dense layers and shared experts recompute it"),

@@ -32,8 +32,8 @@ def _recomputes_shared_experts(world: ms.World) -> bool:
 
 
 @ms.condition(
-    "grouped experts compute their activation inside the grouped product, and every MLP is part of them, so {feature} has "
-    "nothing to do; recompute.modules=[moe_act] recomputes their activation",
+    "grouped experts compute their activation inside the grouped product, and the model has no other MLP, so {feature} has "
+    "nothing to do",
     when=_has_grouped_experts,
     otherwise="idle",
 )

@@ -36,8 +36,8 @@ class RecomputeArgs(ms.FeatureArgs):
     )
     per_rank: bool = ms.Field(
         False,
-        description="With method block: num_layers counts the layers of a pipeline rank, which are dealt out to its model "
-        "chunks in turn; false = the layers of each model chunk",
+        description="With method block: num_layers counts the layers of a pipeline rank, dealt out to its model chunks in turn. "
+        "false = the layers of each model chunk",
     )
     distribute: bool = ms.Field(
         False,

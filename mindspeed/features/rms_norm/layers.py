@@ -37,7 +37,7 @@ class RMSNorm(torch.nn.Module):
 
 
 class FullPrecisionRMSNorm(RMSNorm):
-    """`RMSNorm` whose weight stays in fp32 when the model is converted to 16 bits."""
+    """`RMSNorm` whose weight is kept in fp32 when the model is converted to 16 bits."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__(config, hidden_size, eps)

@@ -56,8 +56,8 @@ class SwapAttentionArgs(ms.FeatureArgs):
     )
     per_rank: bool = ms.Field(
         False,
-        description="attention_layers and mlp_layers count the layers of a pipeline rank, which are dealt out to its model "
-        "chunks in turn; false = the layers of each model chunk",
+        description="Both numbers count the layers of a pipeline rank, dealt out to its model chunks in turn. "
+        "false = the layers of each model chunk",
     )
 
     def layers_of(self, count: int | None, chunk: int, chunks: int) -> int | None:
