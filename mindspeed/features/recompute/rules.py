@@ -36,7 +36,7 @@ class RecomputeArgs(ms.FeatureArgs):
     )
     per_rank: bool = ms.Field(
         False,
-        description="With method block: num_layers counts the layers of a pipeline rank, dealt out to its model chunks in turn. "
+        description="With method block: num_layers counts the layers of a pipeline rank, dealt out to its chunks in turn. "
         "false = the layers of each model chunk",
     )
     distribute: bool = ms.Field(
