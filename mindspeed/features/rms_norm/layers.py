@@ -44,7 +44,7 @@ class FullPrecisionRMSNorm(RMSNorm):
         self.weight.data = self.weight.data.float()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        return super()._apply(lambda tensor: fn(tensor).to(tensor.dtype), recurse)
+        return super()._apply(lambda tensor: fn(tensor).to(tensor.dtype), recurse)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` is [..., hidden_size]."""
