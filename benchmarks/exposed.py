@@ -55,7 +55,6 @@ SPARSE: Final = DENSE | {
     "global_batch_size": 16,
 }
 """Experts of the size of Mixtral's, 64 of them on 16 ranks; a token goes to two."""
-STAGES: Final = DENSE | {"world_size": 4, "pp": 4, "global_batch_size": 8, "num_layers": 8}
 COLUMNS: Final = ("transfers", "at once", "exposed")
 
 
@@ -96,8 +95,6 @@ CASES: Final[Mapping[str, Case | RingJob]] = {
     "pipe-experts": Case(("pipe-experts",), SPARSE, {"pipe-experts": {"parts": 2}}),
     "swap-attention": Case(("swap-attention", "flash-attention"), ALONE),
     "swap-optimizer": Case(("swap-optimizer",), ALONE, optimizer=True),
-    "nano-pipe": Case(("nano-pipe",), STAGES),
-    "zero-bubble": Case(("zero-bubble",), STAGES),
 }
 """Every feature that overlaps transfers with compute. The name of a further case begins with that of its feature."""
 

@@ -14,16 +14,16 @@ from mindspeed.memory_planner.plans import Active, changes, has_schedule, passes
 from mindspeed.memory_planner.several import Column, by_case, several
 from mindspeed.memory_planner.stages import (
     AT_PEAK,
-    Live,
+    Passes,
     Stage,
     is_outside,
-    live_passes,
     parameters_with_ends,
     passes_in_flight,
     peak_bytes,
     resting_rows,
 )
 from mindspeed.memory_planner.tensors import JobOptions, chunk_tensors
+from mindspeed.pipeline.operations import PipelineShape
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature
@@ -57,11 +57,12 @@ class _Jobs(World):
 class StagePasses(NamedTuple):
     """The passes through chunks whose activations a rank has at its peak, and those that are dropped.
 
-    ``full`` and ``dropped`` are those of each ``stage`` of a layout, ``full_last`` and ``dropped_last`` those of the chunk
-    before the loss. A layout with fewer stages repeats its last.
+    ``full`` and ``dropped`` are those of each ``rank`` of a layout's pipeline, ``full_last`` and ``dropped_last`` those of the
+    chunk before the loss, which the rank ``of_loss`` has. A layout with fewer ranks repeats its last.
     """
 
-    stage: Column
+    rank: Column
+    of_loss: Column
     full: Column
     dropped: Column
     full_last: Column
@@ -78,7 +79,7 @@ class LayoutPeaks:
         self.catalog, self.model, self.columns = catalog, model, columns
         self._tables: dict[tuple[Any, ...], Numbers] = {}
         self._peaks: dict[tuple[Any, ...], Numbers] = {}
-        self._passes: dict[tuple[Any, ...], tuple[Live, Live]] = {}
+        self._passes: dict[tuple[Any, ...], Passes] = {}
 
     def of(self, rows: Column, active: Mapping[str, Mask], settings: Settings) -> Numbers:
         """Return the bytes of the fullest rank of these layouts, with the features that are active in each of them."""
@@ -92,16 +93,12 @@ class LayoutPeaks:
     def _highest(self, kept: Numbers, rests: Numbers, rows: Column, flight: StagePasses) -> Numbers:
         """Return the bytes of the fullest stage of these layouts."""
         chunk, outside, once, last, last_outside, last_once = kept
-        first_resting, middle_resting, last_resting, behind, last_behind = rests
-        is_last = flight.stage == self.columns["pp"][rows, None] - 1
+        resting, behind = rests[:4, :, None], rests[4:, :, None]
+        is_first, is_last = flight.rank == 0, flight.rank == flight.of_loss[:, None]
         passes = flight.full * chunk[:, None] + flight.dropped * outside[:, None] + once[:, None]
         ends = flight.full_last * (last - chunk) + flight.dropped_last * (last_outside - outside) + last_once - once
-        resting = np.where(flight.stage == 0, first_resting[:, None], middle_resting[:, None])
-        peaks = peak_bytes(
-            np.where(is_last, last_resting[:, None], resting),
-            passes + is_last * ends[:, None],
-            np.where(is_last, last_behind[:, None], behind[:, None]),
-        )
+        place = is_first + 2 * is_last
+        peaks = peak_bytes(np.choose(place, resting), passes + is_last * ends[:, None], np.choose(place, behind))
         highest: Numbers = peaks.max(axis=1)
         return highest
 
@@ -111,31 +108,31 @@ class LayoutPeaks:
         pp, vpp, micro_batches = sizes.T[:, :, None]
         scheduled = {name: mask[rows] for name, mask in active.items() if has_schedule(self.catalog.feature(name))}
         if not any(mask.any() for mask in scheduled.values()):
-            stage = np.concatenate([np.zeros_like(pp), pp - 1], axis=1)
-            full = passes_in_flight(pp, vpp, micro_batches, stage)
-            return StagePasses(stage, full, np.zeros_like(full), np.ones_like(rows), np.zeros_like(rows))
-        stage = np.minimum(np.arange(pp.max()), pp - 1)
-        found = StagePasses(stage, *(np.zeros_like(array) for array in (stage, stage, rows, rows)))
+            rank = np.concatenate([np.zeros_like(pp), pp - 1], axis=1)
+            full = passes_in_flight(pp, vpp, micro_batches, rank)
+            return StagePasses(rank, rank[:, -1], full, np.zeros_like(full), np.ones_like(rows), np.zeros_like(rows))
+        rank = np.minimum(np.arange(pp.max()), pp - 1)
+        found = StagePasses(rank, *(np.zeros_like(array) for array in (rows, rank, rank, rows, rows)))
         cases, numbers = np.unique(np.column_stack([sizes, *scheduled.values()]), axis=0, return_inverse=True)
         for number, case in enumerate(cases):
             same = numbers == number
             names = [name for name, is_active in zip(scheduled, case[sizes.shape[1] :], strict=True) if is_active]
-            full, dropped = self._passes_of(int(rows[same.argmax()]), names, settings)
-            places = stage[same.argmax()]
-            found.full[same] = np.array([sum(stage) for stage in full])[places]
-            found.dropped[same] = np.array([sum(stage) for stage in dropped])[places]
-            found.full_last[same], found.dropped_last[same] = full[-1][-1], dropped[-1][-1]
+            full, dropped, placement = self._passes_of(int(rows[same.argmax()]), names, settings)
+            places = rank[same.argmax()]
+            found.full[same] = np.array([sum(chunks) for chunks in full])[places]
+            found.dropped[same] = np.array([sum(chunks) for chunks in dropped])[places]
+            pipeline = PipelineShape(len(full), len(full[0]), 1, placement)
+            last = found.of_loss[same] = pipeline.rank_of(pipeline.stages - 1)
+            found.full_last[same], found.dropped_last[same] = full[last][-1], dropped[last][-1]
         return found
 
-    def _passes_of(self, row: int, names: Sequence[str], settings: Settings) -> tuple[Live, Live]:
+    def _passes_of(self, row: int, names: Sequence[str], settings: Settings) -> Passes:
         """Return the passes of a layout, which are those of all with its stages, chunks and micro-batches."""
         features = {name: (self.catalog.feature(name), self.catalog.models[name](**settings.get(name, {}))) for name in names}
         world = World({**self.model, **{name: int(self.columns[name][row]) for name in SIZES}})
         key = (world.pp, world.vpp, world.num_micro_batches, *((name, repr(args)) for name, (_, args) in features.items()))
         if key not in self._passes:
-            full, dropped = passes_with(world, features)
-            full = full or [live_passes(world, stage) for stage in range(world.pp)]
-            self._passes[key] = full, dropped or [[0] * world.vpp] * world.pp
+            self._passes[key] = passes_with(world, features) or Passes.of_megatron(world)
         return self._passes[key]
 
     def _table(
@@ -193,12 +190,12 @@ def _bytes(tensors: SavedTensors) -> tuple[Any, ...]:
 
 
 def _resting(world: World, active: Active) -> tuple[Any, ...]:
-    """Count what rests on ranks of the first, a middle and the last stage, and what is behind the passes of both ends."""
+    """Count what rests on a rank with no end of the model, the first, the last or both, and what is behind its passes."""
     layers = layers_parameters(shape_of_world(world), _layers_of_chunk(world)) * world.vpp
-    options, moved, alone = _options(world, active), list(changes(active, "resting", world)), world.pp == 1
-    counts = (parameters_with_ends(world, layers, *ends) for ends in ((True, alone), (False, False), (alone, True)))
-    first, middle, last = (Stage(0, tuple(resting_rows(world, options, moved, count))) for count in counts)
-    return (first.resting, middle.resting, last.resting, first.behind, last.behind)
+    options, moved = _options(world, active), list(changes(active, "resting", world))
+    counts = [parameters_with_ends(world, layers, first, last) for last in (False, True) for first in (False, True)]
+    stages = [Stage(0, tuple(resting_rows(world, options, moved, count))) for count in counts]
+    return (*(stage.resting for stage in stages), *(stage.behind for stage in stages))
 
 
 def _layers_of_chunk(world: World) -> LayerCounts:

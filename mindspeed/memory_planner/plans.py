@@ -8,7 +8,7 @@ from typing import Any, Final
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.job.world import FIELDS, UnknownValue, World
 from mindspeed.memory.byte_count import MIB
-from mindspeed.memory_planner.stages import NEEDED, Live, Stage, stages
+from mindspeed.memory_planner.stages import NEEDED, Passes, Stage, stages
 from mindspeed.memory_planner.tensors import JobOptions
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Op, PipelineShape
@@ -58,7 +58,7 @@ def planned_stages(made: ActivationPlan, known: Catalog, dropout: bool = False) 
     )
     active = _active(made, known)
     saved, resting = (changes(active, hook, made.world) for hook in ("saved_tensors", "resting"))
-    return stages(made.world, options, saved, resting, *passes_with(made.world, active))
+    return stages(made.world, options, saved, resting, passes_with(made.world, active))
 
 
 def peak_of(made: ActivationPlan, known: Catalog) -> int:
@@ -73,7 +73,8 @@ def peaks(made: ActivationPlan, known: Catalog) -> list[dict[str, int]]:
 
 def repeats(made: ActivationPlan, known: Catalog) -> bool:
     """Return whether the schedule of a plan drops the activations of a pass and repeats it."""
-    return any(map(sum, passes_with(made.world, _active(made, known))[1] or ()))
+    passes = passes_with(made.world, _active(made, known))
+    return passes is not None and any(map(sum, passes.dropped))
 
 
 def over_budget(made: ActivationPlan, known: Catalog, budget: float) -> list[Problem]:
@@ -108,19 +109,19 @@ def has_schedule(feature: type[Feature[Any]]) -> bool:
     return issubclass(feature, (ScheduleFeature, RecomputeFeature))
 
 
-def passes_with(world: World, active: Active) -> tuple[Live | None, Live | None]:
-    """Return the passes in flight of each stage and chunk, and the dropped ones, by the schedules of these features."""
+def passes_with(world: World, active: Active) -> Passes | None:
+    """Return the passes in flight by the schedules of these features; None where they have none."""
     features = [feature(args, world) for feature, args in active.values()]
     lists = [feature for feature in features if isinstance(feature, ScheduleFeature)]
     recomputes = [feature for feature in features if isinstance(feature, RecomputeFeature)]
     if world.pp == 1 or not (lists or recomputes):
-        return None, None
+        return None
     shape = PipelineShape(world.pp, world.vpp, world.num_micro_batches, lists[0].placement() if lists else "loop")
     schedule = lists[0].planned_schedule(shape, lists[0].costs()) if lists else megatron(shape)
     for feature in recomputes:
         schedule = feature.listed(schedule)
     peaks = [_at_peak(ops, world.vpp) for ops in schedule.ops]
-    return [full for full, _ in peaks], [dropped for _, dropped in peaks]
+    return Passes([full for full, _ in peaks], [dropped for _, dropped in peaks], shape.placement)
 
 
 def changes(active: Active, hook: str, world: World) -> Iterator[Callable[[SavedTensors], SavedTensors]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mindspeed.job.arithmetic import (
     BYTES,
@@ -19,6 +19,7 @@ from mindspeed.job.arithmetic import (
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory.byte_count import Bytes
 from mindspeed.memory_planner.tensors import LAYER_INPUT, Changes, JobOptions, chunk_tensors
+from mindspeed.pipeline.operations import PipelineShape, Placement
 from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
 
 NEEDED: Final = (
@@ -116,7 +117,23 @@ GRADIENT: Final = 4
 """Bytes of a gradient: Megatron's buffers are fp32."""
 
 Live = Sequence[Sequence[int]]
-"""For each stage, and each of its chunks, the micro-batches in flight at the peak."""
+"""For each rank of a pipeline, and each of its chunks, the micro-batches in flight at the peak."""
+
+
+class Passes(NamedTuple):
+    """Count the passes in flight at the peak.
+
+    Of ``dropped`` ones only what is outside of layers and their inputs exist. ``placement`` is that of the chunks on ranks.
+    """
+
+    full: Live
+    dropped: Live
+    placement: Placement = "loop"
+
+    @classmethod
+    def of_megatron(cls, world: World) -> Passes:
+        """Return those of Megatron's own schedules."""
+        return cls([live_passes(world, rank) for rank in range(world.pp)], [[0] * world.vpp] * world.pp)
 
 
 def stages(
@@ -124,25 +141,24 @@ def stages(
     options: JobOptions,
     changes: Changes = (),
     resting: Changes = (),
-    live: Live | None = None,
-    dropped: Live | None = None,
+    passes: Passes | None = None,
 ) -> list[Stage]:
-    """Return the stages of a job. Raises `UnknownValue` for sizes that are not set.
+    """Return what the ranks of a pipeline have. Raises `UnknownValue` for sizes that are not set.
 
     ``changes`` are those that its features make to what layers keep, ``resting`` to what the optimizer keeps between steps.
-    ``live`` is that of Megatron's own schedules if not given; of ``dropped`` passes only what is outside of layers and their
-    inputs exist.
+    ``passes`` are those of Megatron's own schedules if not given.
     """
     world.need(*NEEDED)
     if set(world.pattern.layers) - ESTIMATED:
         raise UnknownValue("hybrid_layer_pattern")
-    live = live or [live_passes(world, stage) for stage in range(world.pp)]
-    dropped = dropped or [[0] * world.vpp] * world.pp
+    passes = passes or Passes.of_megatron(world)
+    pipeline = PipelineShape(world.pp, world.vpp, 1, passes.placement)
     changes, resting = tuple(changes), tuple(resting)
     made = []
-    for number, (full, inputs) in enumerate(zip(live, dropped, strict=True)):
-        rows = _activations(world, options, changes, number, list(zip(full, inputs, strict=True)))
-        made.append(Stage(number, (*resting_rows(world, options, resting, parameters(world, number)), *rows)))
+    for rank, (full, dropped) in enumerate(zip(passes.full, passes.dropped, strict=True)):
+        chunks = [pipeline.stage_of(rank, chunk) for chunk in range(world.vpp)]
+        rows = _activations(world, options, changes, list(zip(chunks, full, dropped, strict=True)))
+        made.append(Stage(rank, (*resting_rows(world, options, resting, parameters(world, chunks)), *rows)))
     return made
 
 
@@ -174,25 +190,28 @@ def live_passes(world: World, stage: int) -> list[int]:
     return live
 
 
-def parameters(world: World, stage: int) -> tuple[int, int]:
-    """Return the parameters of a rank of a stage: those outside of experts, and those of its experts."""
-    shape = shape_of_world(world)
-    layers = sum((layers_parameters(shape, counts) for counts in counts_per_chunk(world)[stage :: world.pp]), Parameters())
-    return parameters_with_ends(world, layers, stage == 0, stage == world.pp - 1)
+def parameters(world: World, chunks: Sequence[int]) -> tuple[int, int]:
+    """Return the parameters of a rank with these chunks: those outside of experts, and those of its experts."""
+    shape, counts = shape_of_world(world), counts_per_chunk(world)
+    layers = sum((layers_parameters(shape, counts[chunk]) for chunk in chunks), Parameters())
+    return parameters_with_ends(world, layers, 0 in chunks, len(counts) - 1 in chunks)
 
 
 def parameters_with_ends(world: World, layers: Parameters, first: bool, last: bool) -> tuple[int, int]:
-    """Return those of a rank with these layers, and with the ends of the model where its stage is the first or the last."""
-    shape = shape_of_world(world)
+    """Return those of a rank with these layers, and with the ends of the model that its chunks have.
+
+    Only a chunk that has both ends shares the weights of the embedding with the output layer.
+    """
+    shape, is_shared = shape_of_world(world), world.pp == 1
     total = layers.split // world.tp + layers.replicated
     if first:
         ends = embedding_parameters(shape)
         total += ends.split // world.tp + ends.replicated
     if last:
-        output = output_parameters(shape) if first else Parameters(shape.vocab_size * shape.hidden_size)
+        output = output_parameters(shape) if is_shared else Parameters(shape.vocab_size * shape.hidden_size)
         total += output.split // world.tp + shape.hidden_size * (2 if shape.norm_bias else 1)
         if shape.mtp_num_layers:
-            behind = prediction_parameters(shape) + (Parameters() if first else embedding_parameters(shape))
+            behind = prediction_parameters(shape) + (Parameters() if is_shared else embedding_parameters(shape))
             total += behind.split // world.tp + behind.replicated
             layers += Parameters(experts=behind.experts)
     return total, layers.experts // world.ep // world.tp
@@ -219,13 +238,13 @@ def resting_rows(world: World, options: JobOptions, changes: Changes, counts: tu
     return [*rows, *(Row(t.name, t.bytes, t.held, t.by) for t in kept), *arriving]
 
 
-def _activations(world: World, options: JobOptions, changes: Changes, stage: int, live: Sequence[tuple[int, int]]) -> list[Row]:
-    """The rows of each chunk's tensors, for its passes that are live and those that are dropped."""
+def _activations(world: World, options: JobOptions, changes: Changes, chunks: Sequence[tuple[int, int, int]]) -> list[Row]:
+    """Return the rows of the tensors of each chunk, for its passes that are in flight and those that are dropped."""
     rows: dict[tuple[str, int, str, str], Row] = {}
-    for chunk, (full, dropped) in enumerate(live):
-        first, last = stage == chunk == 0, stage == world.pp - 1 and chunk == world.vpp - 1
-        counts = counts_per_chunk(world)[chunk * world.pp + stage]
-        for t in chunk_tensors(world, options, changes, counts, first, last, chunk):
+    counts = counts_per_chunk(world)
+    for chunk, full, dropped in chunks:
+        first, last = chunk == 0, chunk == len(counts) - 1
+        for t in chunk_tensors(world, options, changes, counts[chunk], first, last, chunk // world.pp):
             key = (t.name, t.bytes * t.layers, t.held, t.by)
             before = rows.get(key, Row(*key, live=0, chunks=0))
             if t.once:

@@ -25,12 +25,12 @@ def test_every_feature_whose_description_promises_overlap_has_a_case() -> None:
     assert promising - named == set()
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", CASES)
 def test_a_case_has_results_on_both_machines_and_overlaps(name: str) -> None:
     assert set(FOUND[name]) == {machine.name for machine in PUBLISHED}
     for row in FOUND[name].values():
         transfers, at_once, hidden = (row[column] for column in COLUMNS)
-        assert 0 <= hidden <= at_once <= row["step"]
+        assert 0 <= hidden <= min(at_once, row["step"])
         assert transfers > 0
 
 
@@ -43,7 +43,7 @@ def test_a_page_has_the_table_and_the_picture_of_its_feature() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", CASES)
 def test_a_result_is_what_a_recording_gives(pool: WorkerPool, name: str) -> None:
     programs = record(pool, CASES[name])
     assert {machine.name: simulated(programs, machine) for machine in PUBLISHED} == FOUND[name]

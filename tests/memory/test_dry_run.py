@@ -81,6 +81,17 @@ def unique_of_fakes() -> None:
 
 
 @pytest.mark.long
+def test_the_loss_is_on_the_first_rank_with_placement_v(pool: WorkerPool) -> None:
+    world = LARGER | LLAMA | BF16 | {"pp": 2, "vpp": 2, "num_layers": 4, "global_batch_size": 8}
+    layer = Layer("test", settings={"zero-bubble": {"placement": "v"}}, world=world)
+    case = build_case(("zero-bubble",), [layer], (), 2)
+    stages = stages_of(case.plan, registry.catalog())
+    assert [any("loss" in row.name for row in stage.rows) for stage in stages] == [True, False]
+    for stage, (_, peak) in zip(stages, pool.dry_run(case.plan, case.recipe), strict=True):
+        assert stage.peak == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.long
 def test_recomputed_layers_come_back_with_what_the_operators_in_them_keep(pool: WorkerPool) -> None:
     settings = {"recompute": {"granularity": "full", "method": "uniform", "num_layers": 1}}
     operators = ("rms-norm", "swiglu", "flash-attention", "rotary-embedding")

@@ -38,8 +38,12 @@ EXPERTS = {"num_experts": 8, "moe_ffn_hidden_size": 256, "router_topk": 2}
 HYBRID = {"num_layers": None, "hybrid_layer_pattern": "*-" * 32, "vpp": 1, "megatron": "0.19.0"}
 
 
+V_PLACEMENT = {"vpp": 2, "pp": 4, "tied_embeddings": False}
+
+
 def job_of(*features: str, **world: Any) -> SearchJob:
-    layer = Layer("test", features, world=LLAMA | world)
+    settings = {"zero-bubble": {"placement": "v"}} if world.items() >= V_PLACEMENT.items() else {}
+    layer = Layer("test", features, world=LLAMA | world, settings=settings)
     return make_search([layer], {}, made_up("cuda", world.get("megatron", "0.16.1")), 16)
 
 
@@ -52,8 +56,9 @@ def job_of(*features: str, **world: Any) -> SearchJob:
         ({}, ("swap-optimizer",)),
         ({}, ("reuse-fp32-param",)),
         ({}, ("zero-bubble",)),
+        (V_PLACEMENT, ("zero-bubble",)),
     ],
-    ids=["dense", "experts", "hybrid", "swapped optimizer", "residuals", "schedule"],
+    ids=["dense", "experts", "hybrid", "swapped optimizer", "residuals", "schedule", "placement v"],
 )
 def test_bytes_of_the_search_are_those_of_the_planner(world: dict[str, Any], features: tuple[str, ...]) -> None:
     job, chosen = job_of(*features, **world), random.Random(5)

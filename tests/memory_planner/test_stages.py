@@ -4,7 +4,7 @@ import pytest
 
 from mindspeed.job.arithmetic import LayerCounts
 from mindspeed.job.world import UnknownValue, World
-from mindspeed.memory_planner.stages import live_passes, parameters, stages
+from mindspeed.memory_planner.stages import Passes, live_passes, parameters, stages
 from mindspeed.memory_planner.tensors import JobOptions, chunk_tensors
 from mindspeed.plugins.answers import changed_tensors
 from mindspeed.plugins.discovery import discover
@@ -65,7 +65,7 @@ def test_multi_token_prediction_keeps_what_a_meter_counted(shape, depths, dtype,
 
 def test_multi_token_prediction_is_on_the_last_stage_with_an_embedding_of_its_own():
     plain, predicted = ({"pp": 2, "world_size": 2, "mtp_num_layers": depths} for depths in (0, 1))
-    before, after = ([parameters(world(LLAMA, **job), stage) for stage in range(2)] for job in (plain, predicted))
+    before, after = ([parameters(world(LLAMA, **job), [stage]) for stage in range(2)] for job in (plain, predicted))
     layer, embedding = (before[0][0] - 64 * 32) // 2, 64 * 32
     assert before[0] == after[0]
     assert after[1][0] - before[1][0] == layer + embedding + 2 * 32 * 32 + 3 * 32
@@ -113,7 +113,11 @@ def test_the_gradients_of_one_layer_count_once_at_the_peak(shape, dropout, eleme
 def test_a_dropped_pass_keeps_what_is_outside_of_its_layers():
     options = JobOptions(dropout=True)
     kept, dropped = (
-        {row.name for row in stages(world(), options, live=[[int(is_kept)]], dropped=[[int(not is_kept)]])[0].rows if row.live}
+        {
+            row.name
+            for row in stages(world(), options, passes=Passes([[int(is_kept)]], [[int(not is_kept)]]))[0].rows
+            if row.live
+        }
         for is_kept in (True, False)
     )
     outside = {"layer input", "embedding: dropout mask", "final norm: input", "loss: logits", "loss: targets"}
@@ -123,7 +127,7 @@ def test_a_dropped_pass_keeps_what_is_outside_of_its_layers():
 
 def test_uneven_chunks_and_given_passes_have_rows_of_their_own():
     split = World({**world(pp=2, world_size=2).known()}, layer_split=(1, 3))
-    first, last = stages(split, JobOptions(), live=[[2], [1]], dropped=[[3], [0]])
+    first, last = stages(split, JobOptions(), passes=Passes([[2], [1]], [[3], [0]]))
     rows = {row.name: row for row in first.rows}
     assert (rows["layer input"].live, rows["mlp: activation input"].live) == (5, 2)
     assert next(row.bytes for row in last.rows if row.name == "layer input") == 3 * rows["layer input"].bytes
@@ -182,7 +186,7 @@ def test_earlier_stages_have_more_micro_batches_in_flight():
 
 def test_main_weights_and_states_are_shared_by_the_distributed_optimizer():
     job = world(LLAMA, dtype="bf16", world_size=4)
-    count = sum(parameters(job, 0))
+    count = sum(parameters(job, [0]))
     rows = {row.name: row.bytes for row in stages(job, JobOptions(distributed_optimizer=True))[0].rows}
     assert rows["weights"] == 2 * count
     assert rows["main weights"] == count
@@ -198,7 +202,7 @@ def test_gradients_of_all_ranks_arrive_on_the_cpu_behind_the_passes():
     assert not {row.name for row in (*alone.rows, *on_device.rows)} & {"gradients that arrive"}
     shared = stage(world_size=2, seq_length=8)
     arriving = [row for row in shared.rows if row.name == "gradients that arrive"]
-    assert [(row.bytes, row.held) for row in arriving] == [(4 * sum(parameters(world(LLAMA), 0)), "behind backward")]
+    assert [(row.bytes, row.held) for row in arriving] == [(4 * sum(parameters(world(LLAMA), [0])), "behind backward")]
     resting = sum(row.bytes for row in shared.rows if row.name in ("weights", "gradients", "main weights", "states"))
 
     def in_passes(found):
@@ -211,7 +215,7 @@ def test_gradients_of_all_ranks_arrive_on_the_cpu_behind_the_passes():
 
 def test_features_of_the_optimizer_replace_and_move_what_it_keeps():
     job, known = world(LLAMA, dtype="bf16"), discover(only=())
-    count = sum(parameters(job, 0))
+    count = sum(parameters(job, [0]))
 
     def rows(*names):
         made = [known.feature(name) for name in names]

@@ -183,6 +183,8 @@ class Watch:
             if restarts:
                 self._kill_silent(states or {})
                 leave_problems(RunError([problem]))
+        elif self.args.level == "restart":  # a launcher ends all ranks with the first one, which must have left its problem
+            self._ended.wait(_STORE_TIMEOUT.total_seconds())
         if self.args.level == "restart":
             sys.stdout.flush()
             os._exit(UNFINISHED)

@@ -45,7 +45,7 @@ def fake_tensors() -> Iterator[None]:
     """Make tensors without contents, and replace what reads them: conversions of modules, object collectives, routing."""
     with (
         patch.object(Module, "_apply", _convert),
-        patch.object(TopKRouter, "forward", _routed_evenly(TopKRouter.forward)),
+        patch.object(TopKRouter, "routing", _routed_evenly(TopKRouter.routing)),
         patch.object(dist, "all_gather_object", _gather_own),
         patch.object(P2PCommunicator, "_communicate", _of_one_shape(P2PCommunicator._communicate)),
         patch.object(Engine, "__call__", _of_one_shape(Engine.__call__)),
@@ -110,11 +110,11 @@ def _count(mask: Tensor, shape: torch.Size) -> int:
         return int(mask.broadcast_to(shape).sum())  # Megatron's masks have the shape of what they select from, or fewer axes
 
 
-def _routed_evenly(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Around a router: token ``t`` goes to the experts ``t k``, ``t k + 1`` ..., so that all have equally many."""
+def _routed_evenly(routing: Callable[..., Any]) -> Callable[..., Any]:
+    """Around a router's choice: token ``t`` goes to the experts ``t k``, ``t k + 1`` ..., so that all have equally many."""
 
     def routed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        probs, routing_map = forward(self, *args, **kwargs)
+        probs, routing_map = routing(self, *args, **kwargs)
         tokens, experts = routing_map.shape
         with unset_fake_temporarily():
             chosen = torch.arange(tokens * self.topk, device="cuda").view(tokens, self.topk) % experts

@@ -78,7 +78,7 @@ def train(fault: Callable[[], None], run: Path, level: str, rank: int) -> int:
 )
 def test_the_log_names_the_rank_that_hangs(tmp_path: Path, fault: str) -> None:
     act, named = HANGS[fault]
-    statuses = run_ranks(2, partial(train, act, tmp_path, "restart"), 60, grace=3.0)
+    statuses = run_ranks(2, partial(train, act, tmp_path, "restart"), 60, grace=8.0)
     logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
     assert len(re.findall(named, "".join(logs))) == 1, logs
     first = logs["MS620" in logs[1]]
@@ -136,7 +136,7 @@ def test_a_training_job_prints_what_the_page_shows_of_a_fault(tmp_path: Path, na
     assert status == (0 if "NaN" in name else 75), text
     printed, page = (re.sub(r"[\d.,:]+", "N", block).splitlines() for block in (faults.shown(text, tmp_path), pages[name]))
     assert printed[:1] == page[:1]
-    assert any("rejected: skip" in line for line in printed) == ("NaN" in name)
+    assert any("rejected" in line for line in printed) == ("NaN" in name)
 
 
 @pytest.mark.long
