@@ -110,6 +110,7 @@ def test_a_feature_has_a_page_with_its_claim_and_measured_effects(name):
     assert page.startswith(f"# {name}\n")
     assert catalog().feature(name).spec.numerics.claim in page.lower()
     assert f"mindspeed features verify {name}" in page
+    assert "](../" not in page, "a page of the site has no neighbours in folders: write the name"
     assert (ROOT / "tests" / "features" / folder).is_dir()
 
 

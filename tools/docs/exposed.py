@@ -43,8 +43,7 @@ def lines_of(feature: str) -> list[str]:
     about = (
         "Transfer time that compute does not hide, on the rank that waits longest. It is simulated from the order of products, "
         f"posts and waits that a dry run records (`python -m benchmarks.exposed {feature}`; `benchmarks/exposed.py` has the "
-        "job). Without overlap, each transfer is waited for where it is posted. Only products and attention take time. In a "
-        "pipeline, waits for other stages are exposed too."
+        "job). Without overlap, each transfer is waited for where it is posted. Only products and attention take time."
     )
     machines = "".join(f"\n- *{machine.name}*: {machine.source}." for machine in PUBLISHED)
     return [about + "\n" + machines + "\n\n" + "\n".join(table(("case", "machine", *_HEADERS), rows))]

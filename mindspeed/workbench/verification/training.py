@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -40,6 +41,8 @@ DOCUMENTS: Final = 0.2
 
 
 _PASS: Final = "forward pass"
+_SETTLED: Final = 0.05
+"""Seconds after which the threads of gloo have let go of the tensors of a collective that has ended."""
 _MEASURING: Final = (str(Path(__file__).parent), getfile(Meter))
 """Code that reads values for the record of a run."""
 
@@ -145,6 +148,8 @@ class KeptBytes:
         """Add what the last pass has left."""
         meter, self._meter = self._meter, None
         if meter is not None:
+            if dist.get_world_size() > 1:
+                time.sleep(_SETTLED)
             self.total += meter.by_owner().get(_PASS, Bytes())
             meter.__exit__(None, None, None)
 
