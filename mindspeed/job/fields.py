@@ -116,6 +116,7 @@ class Fields(ShapeFields):
         least=0,
         default=0,
     )
+    recompute_per_rank: bool = flag("block recomputation counts the layers of all model chunks of a rank together")
     recompute_modules: tuple[str, ...] = fact(
         "modules that selective recomputation recomputes",
         "recompute_modules",

@@ -28,6 +28,11 @@ def typed_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: FIELDS[name].typed(value) if name in FIELDS else value for name, value in values.items()}
 
 
+def share_of_chunk(layers: int, chunk: int, chunks: int) -> int:
+    """Return how many layers a model chunk gets where those of a rank are dealt out to its chunks in turn."""
+    return max(0, -(-(layers - chunk) // chunks))
+
+
 class Signal(Exception):  # noqa: N818 - no error of the code that it passes through
     """Base of exceptions by which a value of a job reports to the caller of a function of the job."""
 
@@ -117,6 +122,17 @@ class World(Fields, BaseModel):
         chunks[0] -= self.embedding_is_layer
         chunks[-1] -= self.loss_is_layer
         return tuple(chunks)
+
+    @property
+    def block_recomputed(self) -> tuple[int, ...]:
+        """Layers of each model chunk, in the order of the model, that block recomputation takes; empty without it."""
+        if (self.recompute_granularity, self.recompute_method) != ("full", "block"):
+            return ()
+        chunks = self.vpp if self.recompute_per_rank else 1
+        return tuple(
+            share_of_chunk(self.recompute_num_layers, number // self.pp if chunks > 1 else 0, chunks)
+            for number in range(self.pp * self.vpp)
+        )
 
     @property
     def pattern_per_chunk(self) -> tuple[str, ...]:

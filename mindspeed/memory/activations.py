@@ -42,19 +42,19 @@ def _are_grouped(experts: Any) -> bool:
 def recompute_activations(layer: Any, owner: str) -> list[Region]:
     """Let the MLP of a layer, or its experts and shared experts, recompute their activation.
 
-    Empty where a part computes its activation by other means. Needs `with_region` around ``MLP.forward`` and, for grouped
-    experts, `RegionCheckpoint` as a mixin of Megatron's ``CheckpointWithoutOutput``.
+    Parts that compute their activation by other means, such as inside a grouped product, keep it. Needs `with_region` around
+    ``MLP.forward`` and, for grouped experts, `RegionCheckpoint` as a mixin of Megatron's ``CheckpointWithoutOutput``.
     """
     from megatron.core.transformer.mlp import MLP
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
-    if not has_own_activation(layer):
-        return []
     regions: list[Region] = []
-    if isinstance(layer.mlp, MoELayer) and _are_grouped(experts := layer.mlp.experts):
+    if not isinstance(mlp := getattr(layer, "mlp", None), Module):
+        return regions
+    if isinstance(mlp, MoELayer) and _are_grouped(experts := mlp.experts) and has_own_activation(layer):
         experts.activation_recompute = True
         regions.append(make_region(experts.activation_func_with_probs, owner, f"layer {layer.layer_number} experts"))
-    for name, part in layer.mlp.named_modules(prefix="mlp"):
+    for name, part in mlp.named_modules(prefix="mlp"):
         if isinstance(part, MLP):
             setattr(part, _REGION, region := model_region(owner, f"layer {layer.layer_number} {name}"))
             regions.append(region)

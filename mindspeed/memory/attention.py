@@ -17,16 +17,28 @@ from mindspeed.memory.swap import LayerSwap
 _CORE = "core_attention"
 
 
-def swap_attention(swap: LayerSwap, chunks: Sequence[Any], modules: Sequence[str], owner: str) -> list[SwappedLayer]:
-    """Swap the attention of every layer but the one before the loss; the layers keep the handles of their hooks."""
+def swap_attention(
+    swap: LayerSwap, chunk: Any, modules: Sequence[str], owner: str, count: int | None = None
+) -> list[SwappedLayer]:
+    """Swap the attention of the first ``count`` layers of a model chunk, or of all, but not of the one before the loss.
+
+    The layers keep the handles of their hooks.
+    """
+    layers = chosen_layers([chunk], None, "self_attention")
+    ends = any(getattr(module, "post_process", False) for module in chunk.modules())
     swapped: list[SwappedLayer] = []
-    for chunk in chunks:
-        layers = chosen_layers([chunk], None, "self_attention")
-        ends = any(getattr(module, "post_process", False) for module in chunk.modules())
-        for number, layer in enumerate(layers):
-            names = () if ends and layer is layers[-1] else [name for name in modules if hasattr(layer.self_attention, name)]
-            swapped.append(SwappedLayer(swap, layer, names, owner, begins=number == 0))
+    for number, layer in enumerate(layers):
+        keeps = (ends and layer is layers[-1]) or (count is not None and number >= count)
+        names = () if keeps else [name for name in modules if can_leave(layer, name)]
+        swapped.append(SwappedLayer(swap, layer, names, owner, begins=number == 0))
     return swapped
+
+
+def can_leave(layer: Any, name: str) -> bool:
+    """Return whether the attention of a layer has a module whose input no other part needs."""
+    from megatron.core.transformer.identity_op import IdentityOp
+
+    return hasattr(layer.self_attention, name) and not (name == "linear_qkv" and isinstance(layer.input_layernorm, IdentityOp))
 
 
 class SwappedLayer:

@@ -10,18 +10,11 @@ from mindspeed.job.hybrid_pattern import ATTENTION, EXPERTS, KINDS, MLP
 from mindspeed.plugins.shared_conditions import NO_CPU_OFFLOADING, NO_FSDP, NO_OTHER_PASSES, NO_TRANSFORMER_ENGINE_LAYERS
 
 _REMOVE: Final = ms.Fix.remove_feature()
-_SELECTIVE: Final = ms.Fix.give_field("recompute_granularity", "selective")
-
-
-@ms.condition("every layer is recomputed as a whole, so {feature} has nothing to do", fix=(_SELECTIVE, _REMOVE))
-def no_uniform_recompute(args: Any, world: ms.World) -> bool:
-    """Check that full recomputation does not take every layer of the model."""
-    return not (world.recompute_granularity == "full" and world.recompute_method == "uniform")
 
 
 def _has_blocks(args: Any, world: ms.World) -> bool:
     """Return whether block recomputation is used."""
-    return world.recompute_granularity == "full" and world.recompute_method == "block"
+    return bool(world.block_recomputed)
 
 
 _PARTS: Final = {
@@ -33,44 +26,63 @@ _PARTS: Final = {
 
 
 def _places(args: Any, world: ms.World) -> list[list[int]]:
-    """Return for each model chunk the places of the layers that a feature acts on, without chunks that have none.
+    """Return for each model chunk the places of the layers that a feature acts on.
 
     A layer of a hybrid model has one part; ``part`` of the arguments is the one that the feature acts on, if not all.
     """
     if not world.is_hybrid:
-        return [list(range(size)) for size in world.layers_per_chunk if size]
+        return [list(range(size)) for size in world.layers_per_chunk]
     kinds, _ = _PARTS[getattr(args, "part", "")]
-    chunks = ([at for at, layer in enumerate(chunk) if layer in kinds] for chunk in world.pattern_per_chunk)
-    return [places for places in chunks if places]
+    return [[at for at, layer in enumerate(chunk) if layer in kinds] for chunk in world.pattern_per_chunk]
+
+
+def _is_uniform(args: Any, world: ms.World) -> bool:
+    """Return whether full recomputation takes every layer, in groups."""
+    return world.recompute_granularity == "full" and world.recompute_method == "uniform"
 
 
 def _layers_left(args: Any, world: ms.World) -> Mapping[str, Any]:
-    """Return the layers wanted of each model chunk, and those of the chunk in which block recomputation leaves the fewest."""
-    chunks = _places(args, world) or [[]]
-    taken = world.recompute_num_layers if _has_blocks(args, world) else 0
+    """Return the layers wanted of each model chunk, and those of the chunk in which block recomputation leaves the fewest.
+
+    Chunks that are recomputed as a whole count only where all of them are.
+    """
+    chunks = _places(args, world)
+    taken = world.block_recomputed or [0] * len(chunks)
     wanted = getattr(args, "num_layers", None) or 1
-    left, number = min((sum(at >= taken for at in places), len(places)) for places in chunks)
-    most = min((places[-wanted:] or [0])[0] for places in chunks)
+    counts = [(sum(at >= first for at in places), len(places)) for places, first in zip(chunks, taken, strict=True) if places]
+    left, number = min([count for count in counts if count[0]] or counts or [(0, 0)])
+    most = min(((places[-wanted:] or [0])[0] for places in chunks if places), default=0)
     _, words = _PARTS[getattr(args, "part", "") if world.is_hybrid else ""]
     return {"wanted": wanted, "number": number, "layers": f"{number} {words}", "left": left, "most": most}
+
+
+@ms.condition("every layer is recomputed as a whole, so {feature} has nothing to do", otherwise="idle")
+def some_layer_is_left(args: Any, world: ms.World) -> bool:
+    """Check that full recomputation does not take every layer of the model."""
+    return not _is_uniform(args, world) and not (_has_blocks(args, world) and _layers_left(args, world)["left"] == 0)
+
+
+def _counts_layers(args: Any, world: ms.World) -> bool:
+    """Return whether num_layers is set."""
+    return getattr(args, "num_layers", None) is not None
+
+
+def _counts_layers_left(args: Any, world: ms.World) -> bool:
+    """Return whether num_layers counts layers that block recomputation leaves."""
+    return _counts_layers(args, world) and _has_blocks(args, world) and _layers_left(args, world)["left"] > 0
 
 
 @ms.condition(
     "--recompute-method block recomputes layers as a whole, and leaves {left} of the {layers} of a model chunk. {feature} "
     "works only in layers that are left, and needs at least {wanted} of them",
-    fix=(ms.Fix.give_field("recompute_num_layers", note="at most {most}"), _REMOVE),
-    when=_has_blocks,
+    fix=(ms.Fix.give_field("recompute_num_layers", "{most}", "or less"), _REMOVE),
+    when=_counts_layers_left,
     values=_layers_left,
 )
 def blocks_leave_layers(args: Any, world: ms.World) -> bool:
     """Check that block recomputation leaves as many layers of each model chunk as are wanted."""
     numbers = _layers_left(args, world)
     return bool(numbers["wanted"] <= numbers["left"])
-
-
-def _counts_layers(args: Any, world: ms.World) -> bool:
-    """Return whether num_layers is set."""
-    return args.num_layers is not None
 
 
 @ms.condition(
@@ -81,7 +93,7 @@ def _counts_layers(args: Any, world: ms.World) -> bool:
 )
 def chunks_have_num_layers(args: Any, world: ms.World) -> bool:
     """Check that each model chunk has at least num_layers layers of those that the feature acts on."""
-    return bool(args.num_layers <= min(map(len, _places(args, world)), default=0))
+    return bool(args.num_layers <= min(map(len, filter(None, _places(args, world))), default=0))
 
 
 LAYERS_OF_MODEL: Final = ms.ModelCondition(
@@ -89,7 +101,7 @@ LAYERS_OF_MODEL: Final = ms.ModelCondition(
     "each model chunk has the requested number of layers, without fully sharded weights (FSDP)",
 )
 PARTS_OF_LAYERS: Final = (
-    no_uniform_recompute,
+    some_layer_is_left,
     *NO_OTHER_PASSES,
     NO_CPU_OFFLOADING,
     NO_TRANSFORMER_ENGINE_LAYERS,
@@ -142,7 +154,6 @@ MAIN_WEIGHTS: Final = (
     ms.Condition.unset(
         "low_precision_weights", "weights are stored in fp8 or fp4, but {feature} writes updated weights only in 16 bits"
     ),
-    ms.Condition.unset("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
     ms.Condition.unset(
         "offloaded_optimizer",
         "Megatron offloads main weights and optimizer states (optimizer_cpu_offload), which {feature} does not support",

@@ -13,8 +13,19 @@ NORMS: Final = tuple(
     f"{norm}: {what}" for norm in ("input norm", "pre-mlp norm") for what in ("statistics", "copies", "output")
 )
 """Tensors that layers keep of their norms."""
-ACTIVATIONS: Final = ("mlp: activation inner", "mlp: activation output")
-"""Those of activation functions."""
+ACTIVATIONS: Final = {
+    owner: tuple(f"{owner}: activation {what}" for what in ("inner", "output"))
+    for owner in ("mlp", "shared experts", "experts")
+}
+"""Those of activation functions, by what computes them."""
+MLP: Final = ("mlp: activation input", *ACTIVATIONS["mlp"])
+"""Those of an MLP."""
+EXPERTS: Final = (
+    *("experts: activation input", *ACTIVATIONS["experts"]),
+    *("shared experts: activation input", *ACTIVATIONS["shared experts"]),
+    *("moe: dispatched tokens", "moe: routing"),
+)
+"""Those of a layer of experts."""
 ATTENTION: Final = {
     "core_attention": ("attention: queries, keys, values", "attention: softmax", "attention: softmax dropout"),
     "linear_qkv": ("input norm: output",),
@@ -42,8 +53,9 @@ LayersArgsT = TypeVar("LayersArgsT", bound=LayersArgs)
 class PartRecompute(ms.Feature[LayersArgsT], ABC):
     """Recompute a part of the first layers of each model chunk that no block recomputation takes."""
 
-    recomputed_tensors: ClassVar[Sequence[str]]
-    """The tensors that are not kept."""
+    @abstractmethod
+    def recomputed_tensors(self) -> Sequence[str]:
+        """Return the names of the tensors that are not kept."""
 
     @abstractmethod
     def recompute(self, layer: Any) -> object:
@@ -51,7 +63,7 @@ class PartRecompute(ms.Feature[LayersArgsT], ABC):
 
     @ms.hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
-        return leave(tensors, self.recomputed_tensors, "recomputed", self.spec.name, self.args.num_layers)
+        return leave(tensors, self.recomputed_tensors(), "recomputed", self.spec.name, self.args.num_layers)
 
     @ms.hookimpl
     def model_built(self, chunks: Sequence[Any]) -> None:

@@ -18,7 +18,7 @@ def chosen_layers(chunks: Sequence[Any], count: int | None, part: str = "") -> l
     """
     chosen: list[Any] = []
     for block in blocks_of(chunks):
-        layers = list(block.layers)[fully_recomputed(block.config) :]
+        layers = list(block.layers)[fully_recomputed(block) :]
         chosen += [layer for layer in layers if has_part(layer, part)][:count]
     return chosen
 
@@ -41,10 +41,12 @@ def blocks_of(chunks: Sequence[Any]) -> list[Any]:
     return [block for block in blocks if not getattr(block, "is_mtp_layer", False)]
 
 
-def fully_recomputed(config: Any) -> int:
-    """Return the layers of each model chunk that block recomputation takes."""
-    is_block = config.recompute_granularity == "full" and config.recompute_method == "block"
-    return int(config.recompute_num_layers or 0) if is_block else 0
+def fully_recomputed(block: Any) -> int:
+    """Return how many of the first layers of a block full recomputation takes."""
+    config = block.config
+    if config.recompute_granularity != "full":
+        return 0
+    return int(config.recompute_num_layers or 0) if config.recompute_method == "block" else len(block.layers)
 
 
 def model_region(owner: str, module: str) -> Region:
@@ -64,11 +66,11 @@ def missing_layers(feature: Feature[Any], chunks: Sequence[Any]) -> Iterator[str
     modules = [module for chunk in chunks for module in chunk.modules()]
     if any(type(module).__name__.endswith("FullyShardedDataParallel") for module in modules):
         yield f"weights are fully sharded (FSDP) and not gathered when {feature.spec.name} needs them"
-    wanted, part = getattr(feature.args, "num_layers", None) or 1, getattr(feature.args, "part", "")
+    wanted, part = getattr(feature.args, "num_layers", None) or 0, getattr(feature.args, "part", "")
     for block in blocks_of(chunks):
         counted = [has_part(layer, part) for layer in block.layers]
-        count, taken = sum(counted), sum(counted[: fully_recomputed(block.config)])
-        if count and wanted > count - taken:
+        count, taken = sum(counted), sum(counted[: fully_recomputed(block)])
+        if 0 < count - taken < wanted:
             yield (f"{wanted} layers are needed, but a model chunk has {count}, and {taken} of them are in block recomputation")
 
 

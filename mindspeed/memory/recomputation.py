@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch.nn import Parameter
 
 from mindspeed.platforms import runtime
 
@@ -82,3 +84,23 @@ def is_recomputing() -> bool:
     if getattr(_state, "depth", 0):
         return True
     return torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
+
+
+def with_copied_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around ``checkpoint(function, ...)``: a parameter that the function returns is copied.
+
+    The graph of a checkpoint takes over every tensor that is returned. A parameter would then be a part of the graph, whose
+    backward pass enters the checkpoint again without end.
+    """
+
+    @functools.wraps(original)
+    def wrapper(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def run(*inputs: Any, **keywords: Any) -> Any:
+            made = function(*inputs, **keywords)
+            if not isinstance(made, tuple):
+                return made
+            return tuple(part.clone() if isinstance(part, Parameter) else part for part in made)
+
+        return original(run, *args, **kwargs)
+
+    return wrapper

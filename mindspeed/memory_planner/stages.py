@@ -243,7 +243,8 @@ def _activations(world: World, options: JobOptions, changes: Changes, chunks: Se
     rows: dict[tuple[str, int, str, str], Row] = {}
     counts = counts_per_chunk(world)
     for chunk, full, dropped in chunks:
-        for t in chunk_tensors(world, options, changes, counts[chunk], chunk == 0, chunk == len(counts) - 1):
+        first, last = chunk == 0, chunk == len(counts) - 1
+        for t in chunk_tensors(world, options, changes, counts[chunk], first, last, chunk // world.pp):
             key = (t.name, t.bytes * t.layers, t.held, t.by)
             before = rows.get(key, Row(*key, live=0, chunks=0))
             if t.once:

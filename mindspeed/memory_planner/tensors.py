@@ -39,12 +39,19 @@ class JobOptions:
 
 
 def chunk_tensors(
-    world: World, options: JobOptions, changes: Changes, counts: LayerCounts, first: bool = False, last: bool = False
+    world: World,
+    options: JobOptions,
+    changes: Changes,
+    counts: LayerCounts,
+    first: bool = False,
+    last: bool = False,
+    chunk: int = 0,
 ) -> SavedTensors:
     """Return what a chunk of layers keeps with the changes of features; ``first`` and ``last`` have an end of the model."""
     tensors = (*_layer_tensors(world, options, counts, ends=last), *_ends(world, options, first, last))
     if last:
         tensors = (*tensors, *_prediction_tensors(world, options))
+    tensors = tuple(replace(tensor, chunk=chunk) for tensor in tensors)
     for change in changes:
         tensors = change(tensors)
     return tuple(t for t in with_coming_back(_without_converted_inputs(tensors, world)) if t.bytes)
@@ -164,7 +171,8 @@ def _scores(world: World, options: JobOptions, scores: int) -> dict[str, int]:
 
 def _mlp(world: World, tokens: int) -> dict[str, int]:
     """A dense MLP."""
-    return _activation(tokens * (world.ffn_hidden_size // world.tp) * BYTES[world.dtype], bool(world.gated_linear_unit))
+    inner = tokens * (world.ffn_hidden_size // world.tp) * BYTES[world.dtype]
+    return _activation("mlp", inner, bool(world.gated_linear_unit))
 
 
 def _experts(world: World, shape: ModelShape, tokens: int) -> dict[str, int]:
@@ -172,8 +180,8 @@ def _experts(world: World, shape: ModelShape, tokens: int) -> dict[str, int]:
     size, gated = BYTES[world.dtype], bool(world.gated_linear_unit)
     routed, experts = tokens * shape.router_topk, tokens * shape.num_experts
     shared = tokens * (shape.shared_expert_hidden_size // world.tp) * size
-    made = _activation(routed * (shape.moe_ffn_hidden_size // world.tp) * size, gated, outputs=2)
-    made = {name: bytes + _activation(shared, gated)[name] for name, bytes in made.items()}
+    made = _activation("experts", routed * (shape.moe_ffn_hidden_size // world.tp) * size, gated, outputs=2)
+    made |= _activation("shared experts", shared, gated)
     made["moe: dispatched tokens"] = routed * world.hidden_size * size
     made["moe: routing"] = routed * (20 + size) + experts * (6 + size)
     return made
@@ -195,12 +203,12 @@ def _gradients(world: World, options: JobOptions, shape: ModelShape, counts: Lay
     return hidden * size + (2 * inner if world.gated_linear_unit else inner + masked)
 
 
-def _activation(inner: int, gated: bool, outputs: int = 1) -> dict[str, int]:
+def _activation(owner: str, inner: int, gated: bool, outputs: int = 1) -> dict[str, int]:
     """An activation function. Experts keep its output and, as a second one, its product with the probability."""
     return {
-        "mlp: activation input": inner * (2 if gated else 1),
-        "mlp: activation inner": 2 * inner if gated else 0,
-        "mlp: activation output": outputs * inner,
+        f"{owner}: activation input": inner * (2 if gated else 1),
+        f"{owner}: activation inner": 2 * inner if gated else 0,
+        f"{owner}: activation output": outputs * inner,
     }
 
 

@@ -17,7 +17,7 @@ class SavedTensor:
     ``layers`` of a chunk have it; with ``ends`` the last of them is the one before the loss. With ``once`` a rank has it once,
     whatever is in flight; with ``parts`` it is as large as the largest of these groups of tensors. ``held`` says where it is
     between forward and backward, ``by`` which feature moved it. ``prediction`` tensors are those of multi-token
-    prediction, see `leave`.
+    prediction, see `leave`. ``chunk`` numbers the model chunks of a rank.
     """
 
     name: str
@@ -29,6 +29,7 @@ class SavedTensor:
     once: bool = False
     parts: tuple[tuple[str, ...], ...] = ()
     prediction: bool = False
+    chunk: int = 0
 
 
 SavedTensors = tuple[SavedTensor, ...]

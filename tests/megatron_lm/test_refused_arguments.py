@@ -100,7 +100,7 @@ def test_layers_of_transformer_engine_are_refused_where_it_is_installed(plan):
                 f"--transformer-impl local, or remove {name}"
             )
         ]
-        assert len(refusals(plan, line)) == (name in ("norm-recompute", "swap-attention"))
+        assert len(refusals(plan, line)) == (name == "norm-recompute")
 
 
 def test_features_that_need_norms_of_their_own_say_so(plan):
@@ -111,15 +111,15 @@ def test_features_that_need_norms_of_their_own_say_so(plan):
             "separate norms | --transformer-impl local, or remove norm-recompute"
         )
     ]
-    assert refusals(plan, f"{line} --features swap-attention") == [
+    asked = "--set swap-attention.modules=['core_attention','linear_qkv','linear_proj']"
+    assert refusals(plan, f"{line} --features swap-attention {asked}") == [
         (
             "MS304 swap-attention: linear_qkv includes the norm, so its input cannot be offloaded: the residual "
             "connection needs it too | --set "
             "'swap-attention.modules=[core_attention,linear_proj]' (without linear_qkv), or --transformer-impl local"
         )
     ]
-    others = "--set swap-attention.modules=['core_attention','linear_proj']"
-    assert refusals(plan, f"{line} --features swap-attention {others}") == []
+    assert refusals(plan, f"{line} --features swap-attention") == []
 
 
 def test_recomputation_goes_on_where_other_passes_have_another_order(plan):

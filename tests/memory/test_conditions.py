@@ -12,7 +12,7 @@ from mindspeed.megatron.hook_wrappers import get_megatron_optimizer
 from mindspeed.memory.model_layers import unsuited_optimizers
 from mindspeed.plugins import MindSpeedError, World
 from mindspeed.plugins.conditions import conditions, failure
-from tests.features.resolving import CATALOG, MODEL, active, refusals
+from tests.features.resolving import CATALOG, MODEL, active, ask, refusals
 
 NORM, ACTIVATION, SWAP, ADAPTIVE = "norm-recompute", "activation-recompute", "swap-attention", "adaptive-recompute"
 REUSE, HOST = "reuse-fp32-param", "swap-optimizer"
@@ -23,23 +23,7 @@ FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
 PARTS = {"modules": ("core_attention", "linear_proj")}
 SELECTIVE = {"recompute_granularity": "selective"}
 
-OF_PARTS: list[tuple[dict[str, Any], str]] = [
-    (
-        UNIFORM,
-        (
-            "every layer is recomputed as a whole, so {name} has nothing to do | --recompute-granularity selective, or "
-            "remove {name}"
-        ),
-    ),
-    (
-        BLOCK | {"recompute_num_layers": 8},
-        (
-            "--recompute-method block recomputes layers as a whole, and leaves 0 of the 8 layers of a model chunk. {name} "
-            "works only in layers that are left, and needs at least 1 of them | --recompute-num-layers "
-            "7 (at most 7), or remove {name}"
-        ),
-    ),
-]
+NOTHING_LEFT = "every layer is recomputed as a whole, so {} has nothing to do"
 MUON = "the optimizer muon does not update each element independently, which {name} needs | --optimizer adam, or remove {name}"
 MLP_TAKEN = (
     "recompute_modules contains mlp, which already recomputes the activation function | remove --recompute-modules, or remove "
@@ -54,7 +38,15 @@ LAST_ATTENTION = (
     "remove {name}"
 )
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    *((name, job, text) for name in (NORM, ACTIVATION, SWAP, ADAPTIVE) for job, text in OF_PARTS),
+    (
+        NORM,
+        BLOCK | {"recompute_num_layers": 6},
+        (
+            "--recompute-method block recomputes layers as a whole, and leaves 2 of the 8 layers of a model chunk. {name} "
+            "works only in layers that are left, and needs at least 3 of them | --recompute-num-layers "
+            "5 (or less), or remove {name}"
+        ),
+    ),
     *((name, {"dtype": "bf16", "optimizer": "muon"}, MUON) for name in (REUSE, HOST)),
     *(
         (
@@ -85,7 +77,75 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "job", "text"), REFUSED)
 def test_a_job_that_does_not_fit_is_refused_when_the_plan_is_made(name: str, job: dict[str, Any], text: str) -> None:
-    assert refusals(name, settings=SETTINGS if name == ADAPTIVE else {}, **job) == [f"MS304 {name}: {text.format(name=name)}"]
+    settings = {NORM: {"num_layers": 3}} if name == NORM else {}
+    assert refusals(name, settings=settings, **job) == [f"MS304 {name}: {text.format(name=name)}"]
+
+
+def notes(*names: str, settings: dict[str, dict[str, Any]] | None = None, **job: Any) -> list[str]:
+    """Return the notes of the plan of a request that must be fine about its first feature."""
+    resolution = ask(*names, settings=settings, **job)
+    assert resolution.problems == []
+    return [row.text for row in resolution.rows if row.kind == "note" and row.feature == names[0]]
+
+
+@pytest.mark.parametrize("job", [UNIFORM, BLOCK | {"recompute_num_layers": 8}])
+@pytest.mark.parametrize("name", [NORM, ACTIVATION, SWAP, ADAPTIVE])
+def test_a_feature_for_which_full_recomputation_leaves_nothing_says_so(name: str, job: dict[str, Any]) -> None:
+    assert NOTHING_LEFT.format(name) in notes(name, settings=SETTINGS, **job)
+
+
+def test_main_weights_that_the_optimizer_manages_leave_nothing_to_do() -> None:
+    text = "the precision-aware optimizer already manages main weights, so reuse-fp32-param has nothing to do"
+    job = {"dtype": "bf16", "precision_aware_optimizer": True, "engine_installed": True}
+    assert text in notes(REUSE, **job)
+
+
+EXPERTS = {"num_experts": 4, "router_topk": 2, "grouped_experts": True}
+
+
+@pytest.mark.parametrize(
+    ("job", "text"),
+    [
+        (
+            {},
+            (
+                "grouped experts compute their activation inside the grouped product, and the model has no other MLP, so "
+                "activation-recompute has nothing to do"
+            ),
+        ),
+        ({"moe_layers": 6}, "grouped experts keep their activation; only dense layers and shared experts recompute it"),
+        (
+            {"shared_expert_hidden_size": 64},
+            "grouped experts keep their activation; only dense layers and shared experts recompute it",
+        ),
+    ],
+)
+def test_grouped_experts_keep_their_activation_and_the_plan_says_so(job: dict[str, Any], text: str) -> None:
+    assert text in notes(ACTIVATION, "moe-grouped-gemm", **EXPERTS | job)
+
+
+@pytest.mark.parametrize(
+    ("job", "owners"),
+    [
+        ({"num_experts": 4}, {"mlp", "experts"}),
+        (EXPERTS, {"mlp"}),
+        (EXPERTS | {"shared_expert_hidden_size": 64}, {"mlp", "shared experts"}),
+        (EXPERTS | {"shared_expert_hidden_size": 64, "shared_expert_overlap": True}, {"mlp"}),
+    ],
+)
+def test_the_tensors_that_are_not_kept_are_those_of_parts_that_recompute(job: dict[str, Any], owners: set[str]) -> None:
+    feature = CATALOG.feature(ACTIVATION)
+    names = feature(feature.Args(), World(MODEL | job)).recomputed_tensors()
+    assert {name.partition(":")[0] for name in names} == owners
+
+
+@pytest.mark.parametrize(
+    ("other", "settings"),
+    [("recompute", FULL), ("recompute-in-advance", {}), ("recompute-in-bubble", {}), ("zero-bubble", {"recompute": "all"})],
+)
+@pytest.mark.parametrize("name", [NORM, ACTIVATION, SWAP])
+def test_another_feature_may_leave_nothing(name: str, other: str, settings: dict[str, Any]) -> None:
+    assert NOTHING_LEFT.format(name) in notes(name, other, settings={other: settings}, pp=2)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +164,7 @@ def test_other_jobs_are_accepted(name: str, job: dict[str, Any]) -> None:
         (ACTIVATION, {"fp8": "e4m3", "fp4": None}, ["no_low_precision"]),
         (SWAP, {"fp8": None, "fp4": "e2m1"}, ["no_low_precision"]),
         (ADAPTIVE, {"overlap_moe_expert_parallel_comm": True}, ["no_overlapped_micro_batches"]),
-        (ACTIVATION, {"moe_shared_expert_overlap": True}, ["no_shared_expert_overlap"]),
+        (ADAPTIVE, {"moe_shared_expert_overlap": True}, ["no_shared_expert_overlap"]),
         (REUSE, {"fp8": "e4m3", "fp8_param": True}, ["no_low_precision_weights"]),
         (HOST, {"fp8": "e4m3", "fp8_param": False}, []),
         (HOST, {"optimizer": "muon"}, ["optimizer_is_elementwise"]),
@@ -120,18 +180,9 @@ def test_a_configuration_that_is_built_gets_the_same_answer(name: str, config: d
     assert [one.condition.name for one in failures if one is not None] == found
 
 
-NOTHING_LEFT = (
-    "every layer is recomputed as a whole, so {name} has nothing to do | --recompute-granularity selective, or remove {name}"
-)
-
-
 @pytest.mark.parametrize(
     ("names", "other", "settings", "text"),
     [
-        ((NORM, ACTIVATION, SWAP), "recompute", FULL, NOTHING_LEFT),
-        ((NORM, ACTIVATION, SWAP), "recompute-in-advance", {}, NOTHING_LEFT),
-        ((NORM, ACTIVATION, SWAP), "recompute-in-bubble", {}, NOTHING_LEFT),
-        ((NORM, ACTIVATION, SWAP), "zero-bubble", {"recompute": "all"}, NOTHING_LEFT),
         ((ACTIVATION,), "recompute", {"modules": ["mlp"]}, MLP_TAKEN),
         ((SWAP,), "recompute", {}, ATTENTION_TAKEN),
         ((SWAP,), "recompute-in-advance", {"granularity": "selective"}, ATTENTION_TAKEN),
@@ -183,10 +234,8 @@ def test_a_count_of_layers_of_a_pattern_is_of_those_with_the_part(
     ("name", "settings", "pattern", "taken", "texts"),
     [
         (SWAP, PARTS, "*-*-*-", 2, None),
-        (SWAP, PARTS, "*-*---", 3, ("leaves 0 of the 2 attention layers", "least 1")),
         (ACTIVATION, {"num_layers": 2}, "*-*-*-", 3, None),
         (ACTIVATION, {"num_layers": 2}, "*-*-*-", 4, ("leaves 1 of the 3 layers with an MLP or experts", "least 2")),
-        (ADAPTIVE, {"budget_mb": 1000}, "-*-*", 3, ("leaves 0 of the 2 layers with an MLP or experts", "least 1")),
         (ADAPTIVE, {"budget_mb": 1000, "swap": True}, "-*-*", 3, None),
     ],
 )
@@ -200,6 +249,12 @@ def test_block_recomputation_of_a_pattern_leaves_layers_with_the_part(
         f"that are left, and needs at {least} of them"
     )
     assert found == ([text] if texts else [])
+
+
+@pytest.mark.parametrize(("name", "settings", "pattern"), [(SWAP, PARTS, "*-*---"), (ADAPTIVE, {"budget_mb": 1000}, "-*-*")])
+def test_block_recomputation_of_a_pattern_may_leave_nothing(name: str, settings: dict[str, Any], pattern: str) -> None:
+    found = messages(name, settings, hybrid_layer_pattern=pattern, **BLOCK | {"recompute_num_layers": 3})
+    assert found == [NOTHING_LEFT.format(name)]
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,12 @@ class Layer(torch.nn.Module):
 
 
 class Block(TransformerBlock):
-    def __init__(self, layers: int = 4, taken: int = 0, fused: bool = False) -> None:
+    def __init__(self, layers: int = 4, taken: int = 0, fused: bool = False, uniform: bool = False) -> None:
         torch.nn.Module.__init__(self)
         self.layers = torch.nn.ModuleList(Layer(fused) for _ in range(layers))
-        full = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": taken}
-        self.config: Any = SimpleNamespace(**full if taken else dict.fromkeys(full))
+        method = "uniform" if uniform else "block"
+        full = {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": taken or 1}
+        self.config: Any = SimpleNamespace(**full if taken or uniform else dict.fromkeys(full))
 
 
 class MambaLayer(torch.nn.Module):
@@ -81,9 +82,11 @@ def test_a_count_that_a_chunk_does_not_have_is_refused():
     assert found(missing_layers, Block(taken=1), num_layers=4) == [
         "4 layers are needed, but a model chunk has 4, and 1 of them are in block recomputation"
     ]
-    assert found(missing_layers, Block(taken=4)) == [
-        "1 layers are needed, but a model chunk has 4, and 4 of them are in block recomputation"
-    ]
+
+
+def test_a_chunk_that_is_recomputed_as_a_whole_has_no_layer_for_a_feature():
+    assert chosen_layers([Block(taken=4), Block(uniform=True)], None) == []
+    assert found(missing_layers, Block(taken=4), Block(uniform=True), num_layers=3) == []
 
 
 def test_layers_of_a_hybrid_model_are_those_with_the_part():

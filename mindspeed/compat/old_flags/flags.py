@@ -7,26 +7,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from mindspeed.compat.old_flags.other_flags import counts, translate_others
+from mindspeed.compat.old_flags.recomputation import translate_recomputation
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.tables import fields_of, table_beside
-from mindspeed.megatron_lm.argument_words import ArgumentWords, Count, problem_of_flags
+from mindspeed.megatron_lm.argument_words import ArgumentWords, problem_of_flags
 from mindspeed.megatron_lm.dialects import Translation
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.problems import Fix, Fixes, Problem, advice
-
-_POLICIES: Final = {"recompute_in_advance": "--recompute-in-advance", "recompute_in_bubble": "--recompute-in-bubble"}
-_COUNTS: Final = ("recompute_norm_num_layers", "recompute_activation_function_num_layers")
-_TAKEN: Final[dict[str, Count]] = {
-    "--recompute-granularity": 1,
-    "--recompute-method": 1,
-    "--recompute-num-layers": 1,
-    "--recompute-modules": "+",
-    "--recompute-activations": 0,
-}
 
 
 def without_empty_layers(made: ArgumentWords, places: str) -> None:
@@ -48,30 +39,6 @@ def without_empty_layers(made: ArgumentWords, places: str) -> None:
         words = ["--num-virtual-stages-per-pipeline-rank", str(total // stages // per_chunk)]
         made.put(*words)
         made.notes.append(f"--num-layers-per-virtual-pipeline-stage {per_chunk} includes them too: it is {' '.join(words)}")
-
-
-def without_second_policy(made: ArgumentWords, values: Mapping[str, Any]) -> None:
-    """Let a feature that decides when layers are recomputed replace Megatron's arguments, which MindSpeed gives in addition."""
-    flag = next((flag for dest, flag in _POLICIES.items() if values.get(dest)), None)
-    if flag is None or (made.number("--pipeline-model-parallel-size") or 1) == 1:
-        return
-    if taken := [name for name, count in _TAKEN.items() if made.take(name, count) is not None]:
-        made.notes.append(f"{flag} replaces {', '.join(taken)}: it recomputes every layer")
-
-
-def within_a_chunk(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values without a number of layers above that of a model chunk: MindSpeed recomputes all of them then."""
-    kept = dict(values)
-    layers, stages = made.number("--num-layers"), made.number("--pipeline-model-parallel-size") or 1
-    chunk = made.number("--num-layers-per-virtual-pipeline-stage")
-    if chunk is None and layers is not None:
-        chunk = layers // stages // (made.number("--num-virtual-stages-per-pipeline-rank") or 1)
-    for dest in _COUNTS:
-        count = values.get(dest)
-        if chunk is not None and isinstance(count, int) and count > chunk:
-            kept.pop(dest)
-            made.notes.append(f"--{dest.replace('_', '-')} {count} covers all {chunk} layers of a model chunk")
-    return kept
 
 
 DISPATCHER, EXPERTS, TENSOR = "--moe-token-dispatcher-type", "--expert-model-parallel-size", "--tensor-model-parallel-size"
@@ -196,9 +163,9 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
     made = ArgumentWords(rest, known)
     sizes = {size: made.number(f"--{size.replace('_', '-')}") or 1 for size in (_TENSOR, _PIPELINE, _CONTEXT)}
     has_algorithm = "context_parallel_algo" in values or made.has("--cp-comm-type")
-    without_second_policy(made, values)
-    values = without_unserved(made, within_a_chunk(made, values))
-    layer, by_flag, missing = request_of(sizes | values, catalog)
+    values, settings = translate_recomputation(made, values)
+    layer, by_flag, missing = request_of(sizes | without_unserved(made, values), catalog)
+    layer = replace(layer, settings=_merged(layer.settings, settings))
     made.notes[:0] = by_flag.values()
     in_new_meaning(made, bool(values.get("moe_tp_extend_ep")))
     if values.get("noop_layers"):
@@ -210,6 +177,11 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
         fallbacks = [(feature, f"MindSpeed uses {name} when --context-parallel-algo is not given")]
     all_problems = (*problems, *missing, *made.problems)
     return Translation(layer, tuple(made.words), tuple(made.notes), all_problems, tuple(made.left_out), tuple(fallbacks))
+
+
+def _merged(first: Mapping[str, Mapping[str, Any]], second: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the settings of both."""
+    return {name: {**first.get(name, {}), **second.get(name, {})} for name in {**first, **second}}
 
 
 def request_of(values: Mapping[str, Any], catalog: Catalog) -> tuple[Layer, dict[str, str], list[Problem]]:

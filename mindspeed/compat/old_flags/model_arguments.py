@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from mindspeed.compat.old_flags.recomputation import PER_RANK
 from mindspeed.megatron_lm.argument_words import ArgumentWords, problem_of_flags
 from mindspeed.problems import Fix
 
@@ -224,23 +225,6 @@ def _layers_of_stages(text: str) -> list[int] | None:
         return None
 
 
-def _recompute_per_rank(made: ArgumentWords) -> None:
-    flag = "--enable-recompute-layers-per-pp-rank"
-    if made.take(flag, 0) is None:
-        return
-    chunks = made.number("--num-virtual-stages-per-pipeline-rank")
-    layers, stages = made.number("--num-layers"), made.number("--pipeline-model-parallel-size") or 1
-    if (per_chunk := made.number("--num-layers-per-virtual-pipeline-stage")) and layers:
-        chunks = layers // stages // per_chunk
-    count = made.number("--recompute-num-layers")
-    if chunks is None or chunks < 2 or count is None or made.value("--recompute-method") != "block":
-        made.notes.append(f"{flag} is not needed: a rank has one chunk, or recomputes all of its layers")
-        return
-    each = -(-count // chunks)
-    made.replace("--recompute-num-layers", 1, ["--recompute-num-layers", str(each)])
-    made.notes.append(f"{flag}: {count} recomputed layers per rank are {each} in each of its {chunks} chunks")
-
-
 def _converted_weights(made: ArgumentWords) -> None:
     flag = "--enable-hf2mg-convert"
     if made.take(flag, 0) is None:
@@ -271,9 +255,9 @@ RULES: Final = (
         _stages,
     ),
     Rule(
-        ("--enable-recompute-layers-per-pp-rank",),
-        "`--recompute-num-layers` is divided by the chunks of a rank",
-        _recompute_per_rank,
+        (PER_RANK,),
+        "`--set recompute.per_rank=true`, or `--set swap-attention.per_rank=true` with `--swap-attention`",
+        lambda made: None,
     ),
     Rule(("--enable-hf2mg-convert",), "skipped: convert weights of Hugging Face before the run", _converted_weights),
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mindspeed import plugins as ms
-from mindspeed.memory.conditions import LOCAL_LAYERS, NO_SHARED_EXPERT_OVERLAP, PARTS_OF_LAYERS, chunks_have_num_layers
+from mindspeed.memory.conditions import LOCAL_LAYERS, PARTS_OF_LAYERS, chunks_have_num_layers
 from mindspeed.memory.feature import ACTIVATIONS, LayersArgs, PartRecompute
 
 _LAYERS = "mindspeed.features.activation_recompute.layers"
@@ -18,6 +19,28 @@ _LAYERS = "mindspeed.features.activation_recompute.layers"
 def mlp_is_not_recomputed(args: Any, world: ms.World) -> bool:
     """Check that selective recomputation does not take the whole MLP."""
     return not (world.recompute_granularity == "selective" and "mlp" in world.recompute_modules)
+
+
+def _has_grouped_experts(args: Any, world: ms.World) -> bool:
+    """Return whether a product of all experts of a rank computes their activation."""
+    return world.is_set("num_experts") and world.is_set("grouped_experts")
+
+
+def _recomputes_shared_experts(world: ms.World) -> bool:
+    """Return whether there are shared experts that run as one, and not in steps between transfers."""
+    return world.is_set("shared_expert_hidden_size") and not world.is_set("shared_expert_overlap")
+
+
+@ms.condition(
+    "grouped experts compute their activation inside the grouped product, and the model has no other MLP, so {feature} has "
+    "nothing to do",
+    when=_has_grouped_experts,
+    otherwise="idle",
+)
+def mlps_are_not_all_grouped(args: Any, world: ms.World) -> bool:
+    """Check that a model with grouped experts has dense layers or shared experts."""
+    has_dense_layers = world.is_set("moe_layers") and world.moe_layers < world.num_layers
+    return has_dense_layers or _recomputes_shared_experts(world)
 
 
 class ActivationRecomputeArgs(LayersArgs):
@@ -37,7 +60,7 @@ class ActivationRecompute(PartRecompute[ActivationRecomputeArgs]):
             *PARTS_OF_LAYERS,
             chunks_have_num_layers,
             mlp_is_not_recomputed,
-            NO_SHARED_EXPERT_OVERLAP,
+            mlps_are_not_all_grouped,
             ms.ModelCondition(
                 "mindspeed.features.activation_recompute.layers:fused_activations",
                 "the activation function of every layer is a separate call that can be recomputed",
@@ -47,7 +70,11 @@ class ActivationRecompute(PartRecompute[ActivationRecomputeArgs]):
         ),
         numerics=ms.Numerics.exact(),
     )
-    recomputed_tensors = ACTIVATIONS
+
+    @ms.hookimpl
+    def notes(self) -> Iterable[str]:
+        if _has_grouped_experts(self.args, self.world) and mlps_are_not_all_grouped.holds(self.args, self.world):
+            yield "grouped experts keep their activation; only dense layers and shared experts recompute it"
 
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:
@@ -65,6 +92,12 @@ class ActivationRecompute(PartRecompute[ActivationRecomputeArgs]):
                 "backward, which may sum gradients in a different order",
             ),
         ]
+
+    def recomputed_tensors(self) -> Sequence[str]:
+        owners = ["mlp"]
+        owners += ["shared experts"] if _recomputes_shared_experts(self.world) else []
+        owners += [] if _has_grouped_experts(self.args, self.world) else ["experts"]
+        return [name for owner in owners for name in ACTIVATIONS[owner]]
 
     def recompute(self, layer: Any) -> None:
         from mindspeed.memory.activations import recompute_activations

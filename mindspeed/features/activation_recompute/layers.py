@@ -12,9 +12,11 @@ from mindspeed.memory.region_checkpoint import RegionCheckpoint
 
 
 def fused_activations(feature: ms.Feature[Any], chunks: Sequence[Any]) -> Iterator[str]:
-    """Yield a sentence for each layer whose activation is a part of another function."""
+    """Yield a sentence for each layer, but those with experts, whose activation is a part of another function."""
+    from megatron.core.transformer.moe.moe_layer import MoELayer
+
     for layer in chosen_layers(chunks, getattr(feature.args, "num_layers", None), "mlp"):
-        if not has_own_activation(layer):
+        if not isinstance(layer.mlp, MoELayer) and not has_own_activation(layer):
             yield f"the activation of layer {layer.layer_number} ({type(layer.mlp).__name__}) is fused into another function"
 
 

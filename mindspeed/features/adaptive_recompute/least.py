@@ -34,5 +34,6 @@ def least_saved(swap: bool, fused_norms: bool, tensors: SavedTensors) -> SavedTe
     if swap:
         names = [tensor for module in SWAPPED for tensor in ATTENTION[module]]
         tensors = in_backward(leave(tensors, names, "swapped", NAME, spare=1), NAME)
-    recomputed = ACTIVATIONS if fused_norms else (*NORMS, *ACTIVATIONS)
+    activations = [tensor for tensors in ACTIVATIONS.values() for tensor in tensors]
+    recomputed = activations if fused_norms else (*NORMS, *activations)
     return leave(tensors, recomputed, "recomputed", NAME)

@@ -142,7 +142,7 @@ class Policy:
                 for region in (*recompute_norms(layer, NAME), *recompute_activations(layer, NAME)):
                     yield RecomputeChoice(number, "recompute", region.part)
             if self._swap is not None:
-                swapped = swap_attention(self._swap, [chunk], SWAPPED, NAME)
+                swapped = swap_attention(self._swap, chunk, SWAPPED, NAME)
                 self._swapped += swapped
                 yield from (RecomputeChoice(number, "swap", layer.part) for layer in swapped if layer.part.active)
 

@@ -38,7 +38,7 @@ def _is_reference(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 
 
 def _chooses_one_expert(args: DeepspeedMoeArgs, world: ms.World) -> bool:
-    """Return whether a setting needs one expert per token."""
+    """Return whether a setting acts only with one expert per token."""
     return args.random_priority or args.noise == "rsample"
 
 
@@ -162,12 +162,9 @@ CONDITIONS: Final[tuple[ms.Condition, ...]] = (
     ms.Condition.equals(
         "router_topk",
         1,
-        "noise=rsample and random_priority support only one expert per token, but router_topk is {world.router_topk}",
-        fix=(
-            ms.Fix.together((ms.Fix.drop_setting("noise"), ms.Fix.drop_setting("random_priority"))),
-            ms.Fix.give_field("router_topk", 1),
-        ),
+        "noise=rsample and random_priority act only where a token has one expert, but router_topk is {world.router_topk}",
         when=_chooses_one_expert,
+        otherwise="idle",
     ),
     ms.Condition.equals(
         "router_score", "softmax", "router scores are {world.router_score}, but {feature} supports only softmax"

@@ -100,12 +100,13 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         """Let the router's logits decide in fp32, with noise in training."""
         options, groups = self.options, self.groups(x_SBH.shape[0] * x_SBH.shape[1], chunks)
         noise = options.noise if self.training else "none"
+        has_one_expert = self.config.moe_router_topk == 1
         x_SBH = self.router.apply_input_jitter(x_SBH)
         if noise == "jitter":
             x_SBH = (x_SBH.float() * (1 + JITTER * (2 * drawn(x_SBH) - 1))).to(x_SBH.dtype)
         logits_GTE = self.router.gating(x_SBH).float().reshape(groups, -1, self.config.num_moe_experts)
-        gumbel_GTE = -(-drawn(logits_GTE).log()).log() if noise == "rsample" else None
-        draws_GT = drawn(logits_GTE[..., 0]) if options.random_priority and self.training else None
+        gumbel_GTE = -(-drawn(logits_GTE).log()).log() if noise == "rsample" and has_one_expert else None
+        draws_GT = drawn(logits_GTE[..., 0]) if options.random_priority and self.training and has_one_expert else None
 
         def select(score_GTE: Tensor, topk: int) -> Tensor:
             chosen_SBK = self.choose_experts(score_GTE.view(*x_SBH.shape[:2], -1))

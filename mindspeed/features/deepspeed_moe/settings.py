@@ -28,7 +28,8 @@ class DeepspeedMoeArgs(ms.FeatureArgs):
     noise: Literal["none", "jitter", "rsample"] = ms.Field(
         "none",
         description="Noise of the router in training. jitter = multiply the router's input by random factors near 1. "
-        "rsample = add Gumbel noise to the router's logits (top-1 only). DeepSpeed's names Jitter and RSample also work",
+        "rsample = add Gumbel noise to the router's logits, where a token has one expert. DeepSpeed's names Jitter and RSample "
+        "also work",
     )
     random_priority: bool = ms.Field(
         False, description="In training with one expert per token: fill expert capacity in random order instead of token order"

@@ -64,11 +64,6 @@ class MoeGroupedGemm(ms.Feature[ms.FeatureArgs]):
                 "an offset is added to the linear part of gated units (glu_linear_offset), which {feature} does not support",
             ),
             weighed_inputs_have_one_expert,
-            ms.Conflicts(
-                "activation-recompute",
-                reason="grouped experts compute their activation inside the grouped operator; use "
-                "recompute.modules=[moe_act] to recompute it",
-            ),
             experts_are_grouped,
             ms.ModelCondition(
                 "mindspeed.features.moe_grouped_gemm.layers:foreign_experts",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mindspeed import plugins as ms
@@ -36,7 +37,6 @@ class NormRecompute(PartRecompute[LayersArgs]):
         ),
         numerics=ms.Numerics.exact(),
     )
-    recomputed_tensors = NORMS
 
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:
@@ -49,6 +49,9 @@ class NormRecompute(PartRecompute[LayersArgs]):
                 "gradients in a different order",
             )
         ]
+
+    def recomputed_tensors(self) -> Sequence[str]:
+        return NORMS
 
     def recompute(self, layer: Any) -> None:
         from mindspeed.memory.region_checkpoint import recompute_norms

@@ -9,6 +9,9 @@ from typing import Any, Final, get_args
 from mindspeed import plugins as ms
 from mindspeed.features.recompute.rules import CONSTRAINTS, Module, RecomputeArgs, is_full
 from mindspeed.job.arithmetic import mean_layer_forward, score_forward, shape_of_world
+from mindspeed.job.world import share_of_chunk
+from mindspeed.memory.feature import ACTIVATIONS, EXPERTS, MLP
+from mindspeed.memory.patches import WHOLE_MLPS
 from mindspeed.plugins.saved_tensors import SavedTensors, in_backward, leave
 
 _BETWEEN_LAYERS: Final = ("layer input",)
@@ -22,35 +25,30 @@ _MODULES: Final = {
     "layernorm": tuple(
         f"{norm}: {part}" for norm in ("input norm", "pre-mlp norm") for part in ("statistics", "copies", "output")
     ),
-    "mlp": ("mlp: activation input", "mlp: activation inner", "mlp: activation output"),
-    "moe_act": ("mlp: activation inner", "mlp: activation output"),
-    "moe": (
-        "mlp: activation input",
-        "mlp: activation inner",
-        "mlp: activation output",
-        "moe: dispatched tokens",
-        "moe: routing",
-    ),
+    "mlp": MLP,
+    "moe_act": ACTIVATIONS["experts"],
+    "shared_experts": ("shared experts: activation input", *ACTIVATIONS["shared experts"]),
+    "moe": EXPERTS,
 }
 """Tensors that the recomputation of a module leaves out."""
 _ATTENTION: Final = ("input norm", "attention")
-_MLP: Final = ("pre-mlp norm", "mlp", "moe")
+_MLP: Final = ("pre-mlp norm", "mlp", "moe", "shared experts", "experts")
 
 
 def saved(args: Any, world: Any, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Remove recomputed tensors; the layers of a group are restored together, where no others are kept."""
     if args.granularity == "selective":
-        chosen = args.modules or ("core_attn",)
-        if bool(world.num_experts) and "mlp" in chosen:
-            chosen = tuple(module for module in chosen if module != "mlp")
-        names = [name for module in chosen for name in _MODULES.get(module, ())]
+        names = [name for module in args.modules or ("core_attn",) for name in _MODULES.get(module, ())]
         return leave(tensors, names, "recomputed", "recompute", prediction=True)
     of_layers = [t for t in tensors if t.name.startswith(("layer", *_ATTENTION, *_MLP)) and not (t.once or t.prediction)]
     counts = Counter[str]()  # other features may have taken some layers of a tensor
     for tensor in of_layers:
         counts[tensor.name] += tensor.layers
     inputs = counts[of_layers[0].name]
-    layers = min(inputs, args.num_layers or 1)
+    chunk, chunks = (of_layers[0].chunk, world.vpp) if args.per_rank else (0, 1)
+    layers = min(inputs, share_of_chunk(args.num_layers or 1, chunk, chunks))
+    if not layers:
+        return tensors
     left = tensors
     for name, count in counts.items():
         if name in _BETWEEN_LAYERS:
@@ -83,7 +81,8 @@ def estimate(args: Any, world: Any) -> ms.Estimate:
     share = world.micro_batch_size / (world.cp * world.tp)
     if args.granularity == "selective":
         return ms.Estimate(flops=score_forward(shape) * shape.counts.attention / shape.num_layers * share)
-    layers = 1.0 if args.method == "uniform" else (args.num_layers or 0) * world.pp * world.vpp / shape.num_layers
+    chunks = world.pp * (1 if args.per_rank else world.vpp)
+    layers = 1.0 if args.method == "uniform" else (args.num_layers or 0) * chunks / shape.num_layers
     return ms.Estimate(flops=mean_layer_forward(shape) * share * layers, repeated=layers)
 
 
@@ -126,6 +125,10 @@ class Recompute(ms.Feature[RecomputeArgs]):
         return self.spec.slots if is_full(self.args, self.world) else ()
 
     @ms.hookimpl
+    def job_values(self) -> Mapping[str, Any]:
+        return {"recompute_per_rank": True} if self.args.per_rank else {}
+
+    @ms.hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         return saved(self.args, self.world, tensors)
 
@@ -159,9 +162,13 @@ class Recompute(ms.Feature[RecomputeArgs]):
         modules = set(self.args.modules or ())
         patches: list[ms.Patch] = []
         if "mlp" in modules:
-            reason = "keeps a bias that is returned separately from the output out of the autograd graph"
-            patches.append(ms.Wrap(f"{_RANDOM}:checkpoint", f"{_LAYERS}:checkpoint", reason))
+            patches.append(WHOLE_MLPS)
         if modules & {"layernorm", "moe_act", "mla_up_proj"}:
             reason = "avoids a request for Transformer Engine where it is not installed, and lets a norm be recomputed"
             patches.append(ms.Mixin(f"{_RANDOM}:CheckpointWithoutOutput", f"{_LAYERS}:LocalCheckpoint", reason))
+        if self.args.per_rank:
+            reason = "gives each model chunk its share of the layers that recompute.num_layers counts per pipeline rank"
+            patches.append(
+                ms.Wrap("megatron.core.optimizer:get_megatron_optimizer", f"{_LAYERS}:with_shares", reason, phase="build")
+            )
         return patches

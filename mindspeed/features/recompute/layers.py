@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
-from torch.nn import Module, Parameter
+from torch.nn import Module
 
+from mindspeed.job.world import share_of_chunk
+from mindspeed.memory.model_layers import blocks_of
 from mindspeed.memory.region_checkpoint import RegionCheckpoint, make_region
 
 
-def checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around ``checkpoint(function, ...)``: a parameter that the function returns is copied.
-
-    The graph of a checkpoint takes over every tensor that is returned. A parameter would then be a part of the graph, whose
-    backward pass enters the checkpoint again without end.
-    """
+def with_shares(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around ``get_megatron_optimizer(config, model_chunks, ...)``: deal the layers of a rank out to its model chunks."""
 
     @functools.wraps(original)
-    def wrapper(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        def run(*inputs: Any, **keywords: Any) -> Any:
-            made = function(*inputs, **keywords)
-            if not isinstance(made, tuple):
-                return made
-            return tuple(part.clone() if isinstance(part, Parameter) else part for part in made)
-
-        return original(run, *args, **kwargs)
+    def wrapper(config: Any, model_chunks: Any, *args: Any, **kwargs: Any) -> Any:
+        for number, chunk in enumerate(model_chunks):
+            for block in blocks_of([chunk]):
+                block.config = copy(block.config)
+                layers = share_of_chunk(block.config.recompute_num_layers, number, len(model_chunks))
+                block.config.recompute_num_layers = layers
+        return original(config, model_chunks, *args, **kwargs)
 
     return wrapper
 

@@ -34,6 +34,11 @@ class RecomputeArgs(ms.FeatureArgs):
         description="With full granularity: number of layers per group (method uniform), or number of recomputed layers per "
         "model chunk (method block). In a HybridModel, each character of the pattern is a layer",
     )
+    per_rank: bool = ms.Field(
+        False,
+        description="With method block: num_layers counts the layers of a pipeline rank, dealt out to its chunks in turn. "
+        "false = the layers of each model chunk",
+    )
     distribute: bool = ms.Field(
         False,
         description="With full granularity: split the saved inputs of layers over the tensor-parallel ranks. Saves memory, "
@@ -47,7 +52,7 @@ class RecomputeArgs(ms.FeatureArgs):
             text = f"granularity=full needs {' and '.join(missing)}"
             raise ms.SettingsError(text, ms.Fix.together(tuple(ms.Fix.give_setting(name, needed[name]) for name in missing)))
         other = "selective" if self.granularity == "full" else "full"
-        of_other = ("modules",) if other == "selective" else ("method", "num_layers", "distribute")
+        of_other = ("modules",) if other == "selective" else ("method", "num_layers", "per_rank", "distribute")
         if given := [name for name in of_other if getattr(self, name)]:
             text = f"{' and '.join(given)} can be set only with granularity={other}, but granularity is {self.granularity}"
             drop = ms.Fix.together(tuple(ms.Fix.drop_setting(name) for name in given))
@@ -80,8 +85,8 @@ def _is_uniform(args: RecomputeArgs, world: ms.World) -> bool:
 
 
 def _is_block(args: RecomputeArgs, world: ms.World) -> bool:
-    """Return whether the first layers of each chunk are recomputed."""
-    return args.method == "block"
+    """Return whether a number of layers of each chunk is recomputed."""
+    return args.method == "block" and not args.per_rank
 
 
 def _is_distributed(args: RecomputeArgs, world: ms.World) -> bool:

@@ -33,6 +33,11 @@ class ReuseFp32Param(ms.Feature[ReuseFp32ParamArgs]):
             ms.Condition.equals(
                 "dtype", "bf16", "weights are {world.dtype}, but {feature} supports only bf16 weights with a 16-bit residual"
             ),
+            ms.Condition.unset(
+                "precision_aware_optimizer",
+                "the precision-aware optimizer already manages main weights, so {feature} has nothing to do",
+                otherwise="idle",
+            ),
             *MAIN_WEIGHTS,
         ),
         numerics=ms.Numerics.exact(),
@@ -52,6 +57,8 @@ class ReuseFp32Param(ms.Feature[ReuseFp32ParamArgs]):
 
     @ms.hookimpl
     def optimizer_built(self, optimizer: Any) -> None:
+        if self.world.is_set("precision_aware_optimizer"):
+            return
         from mindspeed.features.reuse_fp32_param.joined import joined
         from mindspeed.memory.optimizer_windows import manage
 

@@ -12,7 +12,20 @@ from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
 _NORMS = ("input norm", "pre-mlp norm", "final norm", "prediction norms")
 
 
-class RmsNorm(ms.Feature[ms.FeatureArgs]):
+class RmsNormArgs(ms.FeatureArgs):
+    weights_in_fp32: bool = ms.Field(
+        False,
+        description="Keep the weights of norms in fp32 in a model of 16 bits. The norm is then computed in fp32, and its "
+        "output has the type of its input",
+    )
+
+
+def _keeps_weights_in_fp32(args: RmsNormArgs, world: ms.World) -> bool:
+    """Return whether weights of norms are kept in fp32."""
+    return args.weights_in_fp32
+
+
+class RmsNorm(ms.Feature[RmsNormArgs]):
     """Compute RMSNorm by one operator.
 
     All norms of the model call ``mindspeed::rms_norm``. For backward it saves its input and the reciprocal
@@ -27,13 +40,21 @@ class RmsNorm(ms.Feature[ms.FeatureArgs]):
         constraints=(
             ms.Condition.equals("normalization", "RMSNorm", "normalization is {world.normalization}, not RMSNorm"),
             NO_TRANSFORMER_ENGINE_LAYERS,
+            ms.Condition.unset(
+                "engine_over_local",
+                "norms are part of layers in Transformer Engine's roles, which keep their weights in the type of the model",
+                fix=(ms.Fix.give_field("transformer_engine_layers", False), ms.Fix.drop_setting("weights_in_fp32")),
+                when=_keeps_weights_in_fp32,
+            ),
         ),
         numerics=ms.Numerics.reordered(reason="the mean of squares is summed in a different order than in Megatron's norm"),
     )
 
     @ms.hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
-        return resized(tensors, {f"{norm}: copies": 0 for norm in _NORMS})
+        copies = {tensor.name: tensor.bytes for tensor in tensors if tensor.name in {f"{norm}: copies" for norm in _NORMS}}
+        keeps_fp32 = self.args.weights_in_fp32 and self.world.dtype != "fp32"
+        return resized(tensors, {name: bytes // 2 if keeps_fp32 else 0 for name, bytes in copies.items()})
 
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:
@@ -50,4 +71,4 @@ class RmsNorm(ms.Feature[ms.FeatureArgs]):
     def layer_spec(self, spec: Any, config: Any) -> Any:
         from mindspeed.features.rms_norm.layers import with_operator_norms
 
-        return with_operator_norms(spec)
+        return with_operator_norms(spec, self.args.weights_in_fp32)

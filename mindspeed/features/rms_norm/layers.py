@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,14 +36,29 @@ class RMSNorm(torch.nn.Module):
         return f"{self.weight.numel()}, eps={self.eps}"
 
 
+class FullPrecisionRMSNorm(RMSNorm):
+    """`RMSNorm` whose weight is kept in fp32 when the model is converted to 16 bits."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__(config, hidden_size, eps)
+        self.weight.data = self.weight.data.float()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        return super()._apply(lambda tensor: fn(tensor).to(tensor.dtype), recurse)  # type: ignore[no-untyped-call]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` is [..., hidden_size]."""
+        return super().forward(x.float()).to(x.dtype)
+
+
 def operator_norm(x: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
     """Replace `mindspeed.features.transformer_engine_layers.modules.rms_norm`."""
     return rms_norm(x, gamma, epsilon)
 
 
-def with_operator_norms(spec: Any) -> Any:
-    """The spec of a block with every local norm of Megatron's exchanged for `RMSNorm`."""
-    return with_modules(spec, dict.fromkeys(_norms(), RMSNorm))
+def with_operator_norms(spec: Any, weights_in_fp32: bool = False) -> Any:
+    """Return the spec of a block with every local norm of Megatron's exchanged for `RMSNorm`."""
+    return with_modules(spec, dict.fromkeys(_norms(), FullPrecisionRMSNorm if weights_in_fp32 else RMSNorm))
 
 
 def _norms() -> list[type]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed import plugins as ms
 from mindspeed.job.hybrid_pattern import ATTENTION
+from mindspeed.job.world import share_of_chunk
 from mindspeed.memory.conditions import PARTS_OF_LAYERS
 from mindspeed.memory.feature import ATTENTION as MODULES_OF_ATTENTION
+from mindspeed.memory.feature import EXPERTS, MLP
+from mindspeed.memory.patches import WHOLE_MLPS
 from mindspeed.plugins.saved_tensors import SavedTensors, in_backward, leave
 
 if TYPE_CHECKING:
@@ -35,12 +38,31 @@ class SwapAttentionArgs(ms.FeatureArgs):
     part: ClassVar[str] = "self_attention"
     """The part that a layer of a hybrid model needs."""
 
-    modules: tuple[str, ...] = ms.Field(
-        MODULES,
+    modules: tuple[str, ...] | None = ms.Field(
+        None,
         min_length=1,
-        description="Modules of self-attention whose activations are offloaded. core_attention: all tensors that it saves "
-        "for backward; linear_qkv and linear_proj: their input",
+        description="Modules of self-attention whose activations are offloaded (default: those of core_attention, linear_qkv "
+        "and linear_proj that the model allows). core_attention: all tensors that it saves for backward; linear_qkv and "
+        "linear_proj: their input",
     )
+    attention_layers: int | None = ms.Field(
+        None, ge=1, description="Number of first layers of each model chunk whose attention is offloaded (default: all)"
+    )
+    mlp_layers: int | None = ms.Field(
+        None,
+        ge=1,
+        description="Number of first layers of each model chunk whose MLP or experts are recomputed in backward, as a whole "
+        "(default: none). With offloaded attention, this replaces full recomputation",
+    )
+    per_rank: bool = ms.Field(
+        False,
+        description="Both numbers count the layers of a pipeline rank, dealt out to its model chunks in turn. "
+        "false = the layers of each model chunk",
+    )
+
+    def layers_of(self, count: int | None, chunk: int, chunks: int) -> int | None:
+        """Return how many layers of one of the chunks of a rank a count means; None for all."""
+        return share_of_chunk(count, chunk, chunks) if count is not None and self.per_rank else count
 
 
 @ms.condition(
@@ -65,6 +87,19 @@ def parts_of(world: ms.World) -> tuple[str, ...]:
     return ("core_attention", *queries, "linear_kv_down_proj", "linear_kv_up_proj", "linear_proj")
 
 
+def _fuses_norm(args: SwapAttentionArgs, world: ms.World) -> bool:
+    """Return whether linear_qkv includes the norm before it."""
+    return world.is_set("engine_over_local")
+
+
+def offloaded(args: SwapAttentionArgs, world: ms.World) -> tuple[str, ...]:
+    """Return the modules that are offloaded: those that are given, or all that the model allows."""
+    if args.modules is not None:
+        return args.modules
+    fused = {"linear_qkv"} if _fuses_norm(args, world) else set()
+    return tuple(name for name in MODULES if name in parts_of(world) and name not in fused)
+
+
 @ms.condition(
     "modules={args.modules} has a name that latent attention lacks, such as linear_qkv",
     fix=(ms.Fix.give_setting("modules", ("core_attention", "linear_proj")), ms.Fix.remove_feature()),
@@ -72,19 +107,30 @@ def parts_of(world: ms.World) -> tuple[str, ...]:
 )
 def modules_exist(args: SwapAttentionArgs, world: ms.World) -> bool:
     """Check that attention has the modules."""
-    return set(args.modules) <= set(parts_of(world))
+    return set(args.modules or ()) <= set(parts_of(world))
+
+
+def _requests_linear_qkv(args: SwapAttentionArgs, world: ms.World) -> bool:
+    """Return whether linear_qkv is among the given modules."""
+    return "linear_qkv" in (args.modules or ())
+
+
+def _recomputes_mlps(args: SwapAttentionArgs, world: ms.World) -> bool:
+    """Return whether MLPs are recomputed."""
+    return args.mlp_layers is not None
 
 
 def _offloads_linear_qkv(args: SwapAttentionArgs, world: ms.World) -> bool:
     """Return whether the input of linear_qkv is offloaded."""
-    return "linear_qkv" in args.modules
+    return "linear_qkv" in offloaded(args, world)
 
 
 class SwapAttention(ms.Feature[SwapAttentionArgs]):
     """Offload attention activations to host memory.
 
     Activations are offloaded after forward and prefetched before backward. Both transfers overlap with the computation of a
-    neighbouring layer. The last layer keeps its activations on the device.
+    neighbouring layer. The last layer keeps its activations on the device. In place of full recomputation, the MLPs of some
+    layers are recomputed.
     """
 
     spec = ms.FeatureSpec(
@@ -101,7 +147,7 @@ class SwapAttention(ms.Feature[SwapAttentionArgs]):
                     ms.Fix.give_setting("modules", note="without linear_qkv"),
                     ms.Fix.give_field("transformer_engine_layers", False),
                 ),
-                when=_offloads_linear_qkv,
+                when=_requests_linear_qkv,
             ),
             *PARTS_OF_LAYERS,
             ms.ModelCondition(
@@ -114,6 +160,11 @@ class SwapAttention(ms.Feature[SwapAttentionArgs]):
                 reason="norm-recompute already frees the input of linear_qkv; remove linear_qkv from swap-attention.modules",
                 when=_offloads_linear_qkv,
             ),
+            ms.Conflicts(
+                "moe-zero-memory",
+                reason="swap-attention.mlp_layers already recomputes the experts of these layers",
+                when=_recomputes_mlps,
+            ),
         ),
         numerics=ms.Numerics.exact(),
     )
@@ -122,19 +173,42 @@ class SwapAttention(ms.Feature[SwapAttentionArgs]):
     handles: Sequence[Any] = ()
 
     @ms.hookimpl
+    def notes(self) -> Iterable[str]:
+        if self.args.modules is None and _fuses_norm(self.args, self.world):
+            yield (
+                "linear_qkv includes the norm, whose input the residual connection needs too: its input is kept on the device"
+            )
+
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
+        return [WHOLE_MLPS] if _recomputes_mlps(self.args, self.world) else []
+
+    @ms.hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         """Return what is left: all but the layer before the loss are offloaded, and one is prefetched for backward."""
-        names = [tensor for module in self.args.modules for tensor in MODULES_OF_ATTENTION.get(module, ())]
-        return in_backward(leave(tensors, names, "swapped", self.spec.name, spare=1), self.spec.name)
+        names = [name for module in offloaded(self.args, self.world) for name in MODULES_OF_ATTENTION.get(module, ())]
+        chunk, chunks = next((tensor.chunk for tensor in tensors), 0), self.world.vpp
+        attention = self.args.layers_of(self.args.attention_layers, chunk, chunks)
+        left = leave(tensors, names, "swapped", self.spec.name, attention, spare=1)
+        mlps = self.args.layers_of(self.args.mlp_layers, chunk, chunks) or 0
+        dense = sum(tensor.layers for tensor in tensors if tensor.name == MLP[0] and not tensor.prediction)
+        left = leave(left, MLP, "recomputed", self.spec.name, min(mlps, dense))
+        left = leave(left, EXPERTS, "recomputed", self.spec.name, mlps - min(mlps, dense))
+        return in_backward(left, self.spec.name)
 
     @ms.hookimpl
     def model_built(self, chunks: Sequence[Any]) -> None:
+        from mindspeed.features.swap_attention.layers import recompute_mlps
         from mindspeed.memory.attention import swap_attention
         from mindspeed.memory.swap import LayerSwap
 
         self.swap = self.swap or LayerSwap()
-        swapped = swap_attention(self.swap, chunks, self.args.modules, self.spec.name)
-        self.handles = [*self.handles, *(handle for layer in swapped for handle in layer.handles)]
+        modules = offloaded(self.args, self.world)
+        for number, chunk in enumerate(chunks):
+            layers = self.args.layers_of(self.args.attention_layers, number, len(chunks))
+            swapped = swap_attention(self.swap, chunk, modules, self.spec.name, layers)
+            self.handles = [*self.handles, *(handle for layer in swapped for handle in layer.handles)]
+            recompute_mlps(chunk, self.args.layers_of(self.args.mlp_layers, number, len(chunks)) or 0)
 
     @ms.hookimpl
     def around_schedule(self, chunks: Sequence[Any], forward_only: bool) -> AbstractContextManager[None] | None:

@@ -30,7 +30,11 @@ class SwapOptimizer(ms.Feature[SwapOptimizerArgs]):
     spec = ms.FeatureSpec(
         name="swap-optimizer",
         category=ms.Category.MEMORY,
-        constraints=(*MAIN_WEIGHTS, ms.After("reuse-fp32-param")),
+        constraints=(
+            ms.Condition.unset("precision_aware_optimizer", "the precision-aware optimizer already manages main weights"),
+            *MAIN_WEIGHTS,
+            ms.After("reuse-fp32-param"),
+        ),
         numerics=ms.Numerics.exact(),
         verify_with=ms.VerifyWith(world={"dtype": "bf16"}),
     )

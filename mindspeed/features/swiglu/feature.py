@@ -70,7 +70,7 @@ class Swiglu(ms.Feature[ms.FeatureArgs]):
 
     @ms.hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
-        return resized(tensors, {"mlp: activation inner": 0})
+        return resized(tensors, {f"{owner}: activation inner": 0 for owner in ("mlp", "shared experts", "experts")})
 
     @ms.hookimpl
     def megatron_args(self) -> list[ms.ArgOverride]:

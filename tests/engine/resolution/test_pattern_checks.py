@@ -261,8 +261,11 @@ def test_features_that_deal_out_layers_refuse_a_pattern():
     ],
 )
 def test_a_fix_gives_no_field_another_value_than_the_pattern(feature, fix):
+    settings = {"swap-attention": {"modules": ["core_attention", "linear_qkv", "linear_proj"]}}
     with pytest.raises(ResolutionError) as error:
-        mindspeed.plan([feature], world=TWO | {"hybrid_layer_pattern": "*-|*-"}, environment=made_up("cpu", "0.19.1"))
+        mindspeed.plan(
+            [feature], settings=settings, world=TWO | {"hybrid_layer_pattern": "*-|*-"}, environment=made_up("cpu", "0.19.1")
+        )
     assert [problem.fix_text for problem in error.value.problems] == [fix]
 
 

@@ -25,6 +25,15 @@ def test_deepspeeds_spelling_of_noise_is_accepted():
     assert [feature(noise=word).args.noise for word in ("RSample", "Jitter", "None")] == ["rsample", "jitter", "none"]
 
 
+@pytest.mark.parametrize("settings", [{"noise": "rsample"}, {"random_priority": True}])
+def test_noise_for_one_expert_changes_nothing_with_several_and_the_plan_says_so(settings: dict[str, Any]):
+    text = "noise=rsample and random_priority act only where a token has one expert, but router_topk is 2"
+    for topk, expected in ((1, False), (2, True)):
+        resolution = ask("deepspeed-moe", settings={"deepspeed-moe": settings}, router_topk=topk, **MOE)
+        assert resolution.problems == []
+        assert (text in [row.text for row in resolution.rows]) == expected
+
+
 def test_operators_of_dispatchers_are_left_out_and_refused_where_they_are_requested():
     everywhere = {"has_variant": lambda op, platform: True}
     resolution = ask("deepspeed-moe", **MOE, **everywhere)

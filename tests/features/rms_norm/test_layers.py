@@ -5,7 +5,7 @@ from megatron.core.transformer.torch_norm import L2Norm, WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from mindspeed.features.rms_norm.layers import RMSNorm, with_operator_norms
+from mindspeed.features.rms_norm.layers import FullPrecisionRMSNorm, RMSNorm, with_operator_norms
 
 
 def config(**values):
@@ -52,6 +52,23 @@ def test_norms_of_moe_and_latent_attention_layers_are_exchanged():
     assert norms(changed.layer_specs[0]) == [RMSNorm, RMSNorm, IdentityOp, IdentityOp]
     assert norms(changed.layer_specs[1]) == [RMSNorm] * 4
     assert changed.layer_specs[0].submodules.mlp is moe.submodules.mlp
+
+
+def test_weights_in_fp32_stay_so_when_the_model_is_converted():
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=True)
+    changed = with_operator_norms(block_of(layer), weights_in_fp32=True)
+    assert norms(changed.layer_specs[0]) == [FullPrecisionRMSNorm] * 4
+    norm = FullPrecisionRMSNorm(config(params_dtype=torch.bfloat16, sequence_parallel=False), 16, eps=1e-3).bfloat16()
+    assert norm.weight.dtype == torch.float32
+    assert norm.weight.sequence_parallel is False
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(16))
+    x = torch.randn(3, 16, dtype=torch.bfloat16, requires_grad=True)
+    y = norm(x)
+    expected = torch.nn.functional.rms_norm(x.detach().float(), (16,), norm.weight, 1e-3).bfloat16()
+    torch.testing.assert_close(y, expected)
+    y.sum().backward()
+    assert (norm.weight.grad.dtype, x.grad.dtype) == (torch.float32, torch.bfloat16)
 
 
 def test_the_module_is_torchs_rms_norm_with_the_same_parameter_name():

@@ -104,12 +104,6 @@ def test_every_group_says_why_and_what_megatron_calls_it_exists():
             "--pipeline-num-transformer-layers [[0,1],[1,1]*2,[3,0]] --mtp-num-layers 1",
             "--mtp-num-layers 1 --pipeline-model-parallel-layout E|t|t|ttt|t|t|t|mL",
         ),
-        (
-            "--num-layers 8 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 "
-            "--recompute-method block --recompute-num-layers 3 --enable-recompute-layers-per-pp-rank",
-            "--num-layers 8 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2 "
-            "--recompute-method block --recompute-num-layers 2",
-        ),
         ("--spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec --lr 1", "--lr 1"),
         ("--swiglu-limit 7.0", "--activation-func-clamp-value 7.0 --no-bias-swiglu-fusion"),
         ("--fix-router -- --fix-router", "--moe-router-force-load-balancing -- --fix-router"),

@@ -142,7 +142,7 @@ def test_a_feature_is_verified_without_surroundings_that_the_others_exclude_and_
 
 
 def test_a_setting_that_the_others_exclude_is_left_out_and_the_note_says_so() -> None:
-    case = asked("activation-recompute", "moe-shared-experts")
+    case = asked("adaptive-recompute", "moe-shared-experts")
     assert case.note == "moe-shared-experts is verified without moe-shared-experts.overlap=True"
     (experts,) = [planned.args for planned in case.plan.features if planned.name == "moe-shared-experts"]
     assert (experts["count"], experts["overlap"]) == (1, False)

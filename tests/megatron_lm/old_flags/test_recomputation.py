@@ -1,0 +1,104 @@
+"""What MindSpeed's flags make of Megatron's arguments of recomputation: no count changes, and each change has a note."""
+
+from typing import Any
+
+import pytest
+
+from mindspeed.compat.old_flags.flags import read_old_flags
+from mindspeed.megatron_lm.dialects import Translation
+from mindspeed.megatron_lm.given_arguments import surface_or_nearest
+from mindspeed.registry import catalog
+
+KNOWN = frozenset(surface_or_nearest("0.16.1").by_option)
+CHUNKS = "--num-layers 16 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2"
+BLOCK = "--recompute-granularity full --recompute-method block"
+PER_RANK = "--enable-recompute-layers-per-pp-rank"
+SWAP = "swap-attention"
+
+
+def read(line: str) -> Translation:
+    translation = read_old_flags(line.split(), KNOWN, catalog())
+    assert translation.problems == ()
+    return translation
+
+
+@pytest.mark.parametrize(
+    ("line", "settings", "note"),
+    [
+        ("--recompute-num-layers 1", {"mlp_layers": 1}, "the MLPs of 1 layers of each model chunk are recomputed"),
+        (
+            f"--recompute-num-layers 3 {PER_RANK}",
+            {"mlp_layers": 3, "per_rank": True},
+            "the MLPs of 3 layers of each pipeline rank are recomputed",
+        ),
+        (
+            f"{BLOCK} --recompute-num-layers 1",
+            {"attention_layers": 1, "mlp_layers": 1},
+            "the MLPs of 1 layers of each model chunk are recomputed",
+        ),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+            {"mlp_layers": 2},
+            "the MLPs of 2 layers of each model chunk are recomputed",
+        ),
+        (f"--recompute-num-layers 0 {PER_RANK}", {}, "no MLP is recomputed"),
+    ],
+)
+def test_offloaded_attention_replaces_full_recomputation(line: str, settings: dict[str, Any], note: str) -> None:
+    read_line = read(f"{CHUNKS} --swap-attention {line}")
+    assert read_line.layer.settings.get(SWAP, {}) == settings
+    assert read_line.rest == tuple(CHUNKS.split())
+    flags = ", ".join(word for word in line.split() if word.startswith("--") and word != PER_RANK)
+    text = f"--swap-attention replaces {flags}: attention is offloaded, and {note} instead of whole layers"
+    assert text in read_line.notes
+
+
+@pytest.mark.parametrize("line", ["", "--recompute-granularity selective"])
+def test_other_recomputation_stays_beside_offloaded_attention(line: str) -> None:
+    read_line = read(f"{CHUNKS} --swap-attention {line}")
+    assert read_line.layer.settings == {}
+    assert read_line.rest == (*CHUNKS.split(), *line.split())
+
+
+def test_offloaded_attention_recomputes_nothing_in_advance() -> None:
+    read_line = read(f"{CHUNKS} --swap-attention --recompute-in-advance --recompute-num-layers 2")
+    assert read_line.layer.features == (SWAP,)
+    assert [problem.message for problem in read_line.left_out] == [
+        "--recompute-in-advance is skipped: with --swap-attention, the MLPs are recomputed when backward reaches them"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "per_rank", "rest"),
+    [(3, "", "3"), (3, PER_RANK, "3"), (8, PER_RANK, "2")],
+)
+def test_layers_of_a_rank_are_not_rounded_up(count: int, per_rank: str, rest: str) -> None:
+    read_line = read(f"{CHUNKS} {BLOCK} --recompute-num-layers {count} {per_rank}")
+    assert read_line.rest == (*CHUNKS.split(), *BLOCK.split(), "--recompute-num-layers", rest)
+    counts = per_rank and count < 8
+    assert read_line.layer.settings == ({"recompute": {"per_rank": True}} if counts else {})
+    assert bool(read_line.notes) == bool(per_rank)
+
+
+@pytest.mark.parametrize(("count", "per_rank", "every"), [(1, "", 2), (3, PER_RANK, 8)])
+def test_fewer_layers_than_all_are_recomputed_without_the_feature_for_all(count: int, per_rank: str, every: int) -> None:
+    read_line = read(f"{CHUNKS} --recompute-in-advance {BLOCK} --recompute-num-layers {count} {per_rank}")
+    assert read_line.layer.features == ()
+    assert read_line.rest == (*CHUNKS.split(), *BLOCK.split(), "--recompute-num-layers", str(count))
+    assert [problem.message for problem in read_line.left_out] == [
+        f"--recompute-in-advance is skipped: {count} of {every} layers are recomputed, but mindspeed recomputes in advance "
+        "only all layers; these are recomputed when backward reaches them"
+    ]
+
+
+def test_a_count_without_granularity_recomputes_no_layer_in_advance() -> None:
+    read_line = read(f"{CHUNKS} --recompute-in-advance --recompute-num-layers 2")
+    assert read_line.layer.features == ()
+    text = "--recompute-in-advance has no effect without --recompute-granularity full, because no layer is recomputed"
+    assert text in read_line.notes
+
+
+def test_all_layers_are_recomputed_in_advance() -> None:
+    read_line = read(f"{CHUNKS} --recompute-in-advance {BLOCK} --recompute-num-layers 8 {PER_RANK}")
+    assert read_line.layer.features == ("recompute-in-advance",)
+    assert read_line.rest == tuple(CHUNKS.split())
