@@ -24,6 +24,7 @@ EVERY_SETTING: dict[str, dict[str, Any]] = {
         "granularity": "full",
         "method": "block",
         "num_layers": 1,
+        "per_rank": True,
         "modules": None,
         "distribute": True,
     },

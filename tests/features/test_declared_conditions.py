@@ -19,7 +19,8 @@ from tests.features.resolving import CATALOG
 
 def field_of(one: Condition | ModelCondition) -> str:
     """Return the field of the job that may not be set; empty for a condition of another kind."""
-    name = one.name.removeprefix("no_") if isinstance(one, Condition) and one.when is None else ""
+    refuses = isinstance(one, Condition) and one.when is None and one.otherwise != "idle"
+    name = one.name.removeprefix("no_") if refuses else ""
     return name if name in FIELDS else ""
 
 

@@ -14,6 +14,7 @@ PUBLIC = (
     "mindspeed.job.arithmetic",
     "mindspeed.job.config",
     "mindspeed.job.hybrid_pattern",
+    "mindspeed.job.world",
     "mindspeed.megatron.module_specs",
     "mindspeed.problems",
     "mindspeed.files.cache_folder",

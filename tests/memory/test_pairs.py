@@ -16,7 +16,6 @@ REFUSED = {
     ("activation-recompute", "adaptive-recompute"),
     ("adaptive-recompute", "norm-recompute"),
     ("adaptive-recompute", "swap-attention"),
-    ("norm-recompute", "swap-attention"),
 }
 PAIRS = list(combinations(sorted(SIX), 2))
 

@@ -118,13 +118,16 @@ def _in_sentence(text: str) -> str:
 
 
 def accepted_value(field: FieldInfo) -> Any:
-    """Return a value that a field accepts: its default, its lowest number, its first word, also in a list, else None."""
+    """Return a value that a field accepts: its default, an example, its lowest number, its first word or a list of it.
+
+    None where it accepts none of them.
+    """
     annotated: Any = Annotated  # type checkers know no annotation that is built from parts
     parts = (field.annotation, *field.metadata, None)
     adapter: TypeAdapter[Any] = TypeAdapter(annotated[parts])
     bounds = [bound.ge for bound in field.metadata if hasattr(bound, "ge")]
     words = _words(field.annotation)
-    for value in (field.default, *bounds, *words, *((word,) for word in words), 1):
+    for value in (field.default, *(field.examples or ()), *bounds, *words, *((word,) for word in words), 1):
         with suppress(ValidationError):
             if value is not None and adapter.validate_python(value, strict=True) is not None:
                 return value

@@ -41,6 +41,7 @@ class SwapAttentionArgs(ms.FeatureArgs):
     modules: tuple[str, ...] | None = ms.Field(
         None,
         min_length=1,
+        examples=[MODULES],
         description="Modules of self-attention whose activations are offloaded (default: those of core_attention, linear_qkv "
         "and linear_proj that the model allows). core_attention: all tensors that it saves for backward; linear_qkv and "
         "linear_proj: their input",
