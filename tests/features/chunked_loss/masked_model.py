@@ -2,6 +2,7 @@
 
 import torch
 from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
@@ -13,10 +14,12 @@ HIDDEN, VOCABULARY, BATCH, LENGTH = 8, 32, 3, 10
 def masked_steps(ranks: int, sequence_parallel: bool, tied: bool) -> dict[str, list[Tensor]]:
     """Return the losses of tokens and the gradients of parameters, by the kind of their weights."""
     torch.manual_seed(0)
+    model_parallel_cuda_manual_seed(0, force_reset_rng=True)
     config = TransformerConfig(
         num_layers=1,
         hidden_size=HIDDEN,
         num_attention_heads=2,
+        hidden_dropout=0.0,
         use_cpu_initialization=True,
         tensor_model_parallel_size=ranks,
         sequence_parallel=sequence_parallel,
