@@ -23,7 +23,9 @@ RESULTS: Final = ROOT / "build" / "hybrid"
 FIRST: Final = Version("0.19")
 _OLD: Final = "needs megatron-core >=0.14,<0.17"
 REFUSED: Final = {
-    **dict.fromkeys(("ampipe", "deepspeed-moe", "deepspeed-moe-dropless", "deepspeed-moe-rearrange", "pipe-experts"), _OLD),
+    **dict.fromkeys(
+        ("ampipe", "chunked-loss", "deepspeed-moe", "deepspeed-moe-dropless", "deepspeed-moe-rearrange", "pipe-experts"), _OLD
+    ),
     "noop-layers": "refused: the pattern of a hybrid model already assigns layers to pipeline stages",
     "norm-recompute": (
         "refused: norms are fused into the linear layers that follow them, but norm-recompute recomputes separate norms"
