@@ -30,8 +30,6 @@ REFUSED: Final = {
     "norm-recompute": (
         "refused: norms are fused into the linear layers that follow them, but norm-recompute recomputes separate norms"
     ),
-    "swap-attention": "refused: linear_qkv includes the norm, so its input cannot be offloaded: the residual connection "
-    "needs it too",
 }
 """Features that do not run on a HybridModel with their defaults, and why."""
 EXPECTED: Final = {name: REFUSED.get(name, PASSED) for name in SPECS}
