@@ -29,7 +29,7 @@ KINDS = {
 }
 ENGINE = "transformer-engine-layers"
 DRY_RUN = str(Path(verification.__file__).with_name("dry_run.py"))
-QUICK = {("latent attention", "swap-attention", ""), ("shared experts", "moe-zero-memory", "")}
+QUICK = {("shared experts", "moe-zero-memory", "")}
 """Cases of the default run; the others are long."""
 
 
