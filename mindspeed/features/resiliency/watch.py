@@ -48,7 +48,7 @@ Answer = TypeVar("Answer")
 
 
 def has_peers() -> bool:
-    """Return whether there are other ranks that could lag; one process that stands for a rank has none."""
+    """Return whether there are other ranks; a start path in one process has none."""
     return not dist.is_initialized() or dist.get_backend() != "fake"
 
 
