@@ -12,9 +12,11 @@ from mindspeed.process import run
 
 @pytest.fixture(autouse=True)
 def hook(monkeypatch, tmp_path):
-    """The hook before ours prints the type of the error."""
+    """The hook before ours prints the type of the error; a test before this one may have left a run folder or a hook."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(uncaught, "_before", None)  # what a test before this one left installed
+    monkeypatch.setattr(run, "_folders", [])
+    monkeypatch.delenv(run.REPORT_VARIABLE, raising=False)
+    monkeypatch.setattr(uncaught, "_before", None)
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: print("before:", kind.__name__, file=sys.stderr))
     uncaught.install()
     yield
