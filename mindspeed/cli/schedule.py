@@ -10,7 +10,7 @@ import click
 
 from mindspeed.cli.lazy import Group
 from mindspeed.cli.output import html_option, json_option, print_result, write_page
-from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
+from mindspeed.pipeline.operations import Costs, Duration, PipelineShape, Placement, Schedule
 from mindspeed.problems import Fix, MindSpeedError, Problem
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def schedule() -> None:
     show_default=True,
     metavar="F:B:W:R",
     help="Durations of forward, input gradient, weight gradient and recomputation for one model chunk, all in the same unit "
-    "of your choice",
+    "of your choice. Each is one number, or numbers separated by commas, one per pipeline stage",
 )
 @click.option(
     "--hop",
@@ -102,8 +102,8 @@ def show(
 
     F is forward, B input gradient, W weight gradient, D both gradients, R recompute. Upper-case letters are the model
     chunks 0, 2 and so on of a rank, lower-case letters are the chunks 1, 3 and so on. The makespan is the time of a step.
-    The floor is its lower bound for this placement of stages. An activation set is the activations of one micro-batch in
-    one model chunk.
+    The floor is a lower bound: no order of these operations on this placement of stages is shorter. With --limit, it is the
+    lower bound of schedules that keep the limit. An activation set is the activations of one micro-batch in one model chunk.
 
     mindspeed schedule show --schedule interleaved --pp 4 --vpp 2 --micro-batches 16
     """
@@ -113,8 +113,8 @@ def show(
     costs = _costs(cost, hop, weights)
     if recompute == "backward":
         costs = costs.with_recompute_in_backward()
-    planned = _planned(name, (pp, vpp, micro_batches, group), costs, recompute, limit, assignments)
-    verdict = judge(planned, costs)
+    planned, limit = _planned(name, (pp, vpp, micro_batches, group), costs, recompute, limit, assignments)
+    verdict = judge(planned, costs, limit)
     if verdict.problems:
         fix = Fix.advise("change the order of operations, or use another --schedule")
         raise MindSpeedError([Problem("MS650", f"{planned.name}: {text}", where=name, fix=fix) for text in verdict.problems])
@@ -128,8 +128,9 @@ def show(
     lines = [f"{planned.name}: {sizes}, placement {shape.placement}"]
     for title, timeline in timelines:
         lines += ["", *([title] if traces else []), *as_text(timeline)]
+    bounded = "" if limit is None else f" with at most {limit} activation sets"
     costs_of_ranks = [
-        f"makespan {verdict.makespan:g}, floor {verdict.floor:g}, bubble {verdict.bubble:.2%}",
+        f"makespan {verdict.makespan:g}, floor {verdict.floor:g}{bounded}, bubble {verdict.bubble:.2%}",
         f"idle within each rank's span: {', '.join(f'{share:.2%}' for share in verdict.span_bubble)}",
         f"activation sets kept at most: {', '.join(map(str, verdict.peak))}",
     ]
@@ -145,15 +146,24 @@ def show(
 
 def _costs(cost: str, hop: float, weights: str | None) -> Costs:
     try:
-        numbers = [float(word) for word in cost.split(":")]
-        factors = tuple(float(word) for word in weights.split(",")) if weights else ()
+        numbers = [tuple(map(float, words.split(","))) for words in cost.split(":")]
+        factors = tuple(map(float, weights.split(","))) if weights else (1.0,)
     except ValueError as error:
         raise click.BadParameter(f"{error}") from error
-    if not 3 <= len(numbers) <= 4 or min(*numbers, *factors) < 0:
+    if not 3 <= len(numbers) <= 4 or min(map(min, (*numbers, factors))) < 0:
         text = f"{cost} does not have the form F:B:W or F:B:W:R with durations of at least 0"
         raise click.BadParameter(text, param_hint="--cost")
-    forward, gradient, weight, again = (*numbers, numbers[0])[:4]
-    return Costs(forward, gradient, weight, again, hop, factors)
+    forward, gradient, weight, again = (_by_stage(duration, factors) for duration in (*numbers, numbers[0])[:4])
+    return Costs(forward, gradient, weight, again, hop)
+
+
+def _by_stage(durations: tuple[float, ...], factors: tuple[float, ...]) -> Duration:
+    """Return the products of durations and factors, each one for all stages or one per stage."""
+    stages = max(len(durations), len(factors))
+    if {len(durations), len(factors)} > {1, stages}:
+        raise click.BadParameter(f"{len(durations)} durations and {len(factors)} weights are given", param_hint="--weights")
+    products = tuple(durations[stage % len(durations)] * factors[stage % len(factors)] for stage in range(stages))
+    return products if stages > 1 else products[0]
 
 
 def _planned(
@@ -163,27 +173,42 @@ def _planned(
     recompute: str,
     limit: int | None,
     assignments: tuple[str, ...],
-) -> Schedule:
-    """Return the schedule of a name: a file, a schedule of the library, or what a feature plans for these sizes."""
-    from mindspeed.pipeline.synthesis import NAMES, named, recomputed
+) -> tuple[Schedule, int | None]:
+    """Return the schedule of a file, of a name of the library or of a feature that plans one, and the limit that it keeps."""
+    from mindspeed.pipeline.recomputation import LimitTooSmallError
+    from mindspeed.pipeline.search import NAMES, named
+    from mindspeed.pipeline.simulator import peak_sets
 
     pp, vpp, micro_batches, group = sizes
     try:
         if name.endswith(".json"):
-            return Schedule.from_json(json.loads(Path(name).read_text("utf-8")))
-        feature = None if name in NAMES else _feature(name, assignments)
-        placement: Placement = NAMES[name] if feature is None else getattr(feature.args, "placement", "loop")
-        shape = PipelineShape(pp, vpp or (2 if placement == "v" else 1), micro_batches, placement, group)
-        if len(costs.weights) not in (0, shape.stages):
-            raise ValueError(f"{len(costs.weights)} weights are given, but there are {shape.stages} stages")
-        if feature is not None:
-            return cast("Schedule", feature.planned_schedule(shape, costs))
-        kind: Any = "none" if recompute == "backward" else recompute  # which is of the costs
-        return recomputed(named(name, shape, costs), kind, limit)
+            planned = Schedule.from_json(json.loads(Path(name).read_text("utf-8")))
+            _need_costs_of_all_stages(costs, planned.shape)
+        else:
+            feature = None if name in NAMES else _feature(name, assignments)
+            placement: Placement = NAMES[name] if feature is None else getattr(feature.args, "placement", "loop")
+            shape = PipelineShape(pp, vpp or (2 if placement == "v" else 1), micro_batches, placement, group)
+            _need_costs_of_all_stages(costs, shape)
+            if feature is None:
+                kind: Any = "none" if recompute == "backward" else recompute  # which is of the costs
+                planned = named(name, shape, costs, kind, limit)
+            else:
+                limit = getattr(feature.args, "limit", None)
+                planned = cast("Schedule", feature.planned_schedule(shape, costs))
+        if limit is not None and (peak := max(map(peak_sets, planned.ops))) > limit:
+            raise LimitTooSmallError(limit, peak)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         fix = Fix.advise(f"--schedule with one of {', '.join(NAMES)}, a feature or a file, and sizes that it supports")
         raise MindSpeedError([Problem("MS650", f"{name}: {reason}", fix=fix)]) from error
+    return planned, limit
+
+
+def _need_costs_of_all_stages(costs: Costs, shape: PipelineShape) -> None:
+    """Raise ValueError if a kind of operation has costs of another number of stages."""
+    for durations in (costs.F, costs.B, costs.W, costs.R):
+        if isinstance(durations, tuple) and len(durations) != shape.stages:
+            raise ValueError(f"costs of {len(durations)} stages are given, but there are {shape.stages} stages")
 
 
 def _feature(name: str, assignments: tuple[str, ...]) -> Any:
@@ -192,7 +217,7 @@ def _feature(name: str, assignments: tuple[str, ...]) -> Any:
     from mindspeed.engine.resolution.request import parse_assignments
     from mindspeed.engine.resolution.setting_validation import Arguments
     from mindspeed.job.world import World
-    from mindspeed.pipeline.synthesis import NAMES
+    from mindspeed.pipeline.search import NAMES
     from mindspeed.registry import catalog_for
 
     known = catalog_for([name])

@@ -63,31 +63,34 @@ class PipelineShape:
         return chunk * self.pp + rank
 
 
+Duration = float | tuple[float, ...]
+"""Duration of an operation, or one for each stage where stages differ."""
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Duration of each kind of operation for one chunk, and of a message between two ranks (``hop``).
+    """Duration of each kind of operation for one chunk, and of a message between two ranks (``hop``). D lasts B + W."""
 
-    D lasts B + W. ``weights`` has a factor for each stage, where stages differ.
-    """
-
-    F: float = 1.0
-    B: float = 1.0
-    W: float = 1.0
-    R: float = 1.0
+    F: Duration = 1.0
+    B: Duration = 1.0
+    W: Duration = 1.0
+    R: Duration = 1.0
     hop: float = 0.0
-    weights: tuple[float, ...] = ()
 
     def of(self, kind: Kind, stage: int) -> float:
-        duration: float = self.B + self.W if kind == "D" else getattr(self, kind)
-        return duration * self.weights[stage] if self.weights else duration
+        if kind == "D":
+            return self.of("B", stage) + self.of("W", stage)
+        duration: Duration = getattr(self, kind)
+        return duration[stage] if isinstance(duration, tuple) else duration
 
     def with_recompute_in_backward(self) -> Costs:
         """Return the costs of a backward pass that first runs the forward again."""
-        return replace(self, B=self.B + self.R)
+        stages = max((len(duration) for duration in (self.B, self.R) if isinstance(duration, tuple)), default=0)
+        both = tuple(self.of("B", stage) + self.of("R", stage) for stage in range(max(stages, 1)))
+        return replace(self, B=both if stages else both[0])
 
     def to_json(self) -> dict[str, Any]:
-        numbers = {name: getattr(self, name) for name in ("F", "B", "W", "R", "hop")}
-        return numbers | ({"weights": list(self.weights)} if self.weights else {})
+        return {name: getattr(self, name) for name in ("F", "B", "W", "R", "hop")}
 
 
 @dataclass(frozen=True, slots=True)

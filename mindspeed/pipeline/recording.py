@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from mindspeed.pipeline.operations import Costs, Op, PipelineShape
+from mindspeed.pipeline.operations import Costs, Kind, Op, PipelineShape
 
-_KINDS: Final = "FBWR"
+_KINDS: Final[tuple[Kind, ...]] = ("F", "B", "W", "R")
 
 
 class Timed(NamedTuple):
@@ -43,24 +44,26 @@ def write_trace(folder: str, timed: Sequence[Timed]) -> None:
 
 
 def agreed_costs(timed: Sequence[Timed], shape: PipelineShape, rank: int, before: Costs) -> Costs:
-    """Return the mean milliseconds of each kind of operation, and the weight of each stage; collective over the job.
+    """Return the mean milliseconds of each kind of operation on each stage; collective over the job.
 
     All ranks get the same numbers, also those of other pipelines: their collectives follow the lists that are made of them. The
-    duration of a hop, and of a kind that no rank has run, are those of ``before``.
+    duration of a hop, and of a kind that a stage has not run, are those of ``before``.
     """
-    sums = torch.zeros(2, shape.stages, len(_KINDS), dtype=torch.float64)
+    sums = torch.zeros(2, len(_KINDS), shape.stages, dtype=torch.float64)
     for op, begin, end, _ in timed:
         if op.kind in _KINDS:
-            place = shape.stage_of(rank, op.chunk), _KINDS.index(op.kind)
+            place = _KINDS.index(op.kind), shape.stage_of(rank, op.chunk)
             sums[0][place] += (end - begin) * 1e3
             sums[1][place] += 1
     everywhere = sums.to(torch.cuda.current_device(), torch.float32)
     dist.all_reduce(everywhere)
     dist.broadcast(everywhere, 0)
-    total, count = everywhere.cpu().double()
-    means = total / count.clamp(min=1)
-    ran = count.sum(0) > 0
-    mean = {kind: float(means[:, place].mean()) if ran[place] else getattr(before, kind) for place, kind in enumerate(_KINDS)}
-    of_stage = means[:, :3].sum(1)
-    weights = tuple(float(weight) for weight in of_stage / of_stage.mean())
-    return Costs(mean["F"], mean["B"], mean["W"], mean["R"], before.hop, weights)
+    totals, counts = everywhere.tolist()
+    means: dict[str, Any] = {
+        kind: tuple(
+            total / count if count else before.of(kind, stage)
+            for stage, (total, count) in enumerate(zip(totals[place], counts[place], strict=True))
+        )
+        for place, kind in enumerate(_KINDS)
+    }
+    return replace(before, **means)

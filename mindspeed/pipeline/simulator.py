@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from mindspeed.pipeline.bounds import lower_bound
 from mindspeed.pipeline.messages import Message, needed
-from mindspeed.pipeline.operations import Costs, Op, PipelineShape, Schedule
+from mindspeed.pipeline.operations import Costs, Op, Schedule
 
 
 class Span(NamedTuple):
@@ -22,7 +24,7 @@ class Span(NamedTuple):
 class SimulationResult:
     """Result of a simulation. With ``problems`` the schedule cannot run, and the numbers are those up to the stop.
 
-    ``floor`` is the least makespan of this placement: the work of a rank after the forwards of the stages before its first one.
+    ``floor`` is a lower bound for all orders of the same operations on this placement, see `bounds.lower_bound`.
     ``bubble`` is the idle share of the makespan, ``span_bubble`` that of each rank between its own first and last operation,
     ``peak`` the activation sets (of one chunk and one micro-batch) that each rank keeps at most.
     """
@@ -45,13 +47,13 @@ class SimulationResult:
         }
 
 
-def judge(schedule: Schedule, costs: Costs | None = None) -> SimulationResult:
-    """Run a schedule by its dependencies and return what came of it."""
+def judge(schedule: Schedule, costs: Costs | None = None, limit: int | None = None) -> SimulationResult:
+    """Run a schedule by its dependencies and return what came of it. ``limit`` is the one of `bounds.lower_bound`."""
     costs = costs or Costs()
     problems = tuple(incomplete(schedule))
     spans: tuple[tuple[Span, ...], ...] = tuple(() for _ in schedule.ops)
     if not problems:
-        spans, problems = _simulate(schedule, costs)
+        spans, problems = simulate(schedule, costs)
     work = [sum(span.end - span.begin for span in rank) for rank in spans]
     makespan = max((rank[-1].end for rank in spans if rank), default=0.0)
     idle = [1 - done / (rank[-1].end - rank[0].begin) if rank else 0.0 for done, rank in zip(work, spans, strict=True)]
@@ -59,11 +61,18 @@ def judge(schedule: Schedule, costs: Costs | None = None) -> SimulationResult:
         problems=problems,
         spans=spans,
         makespan=makespan,
-        floor=_floor(schedule.shape, costs, work),
+        floor=lower_bound(schedule.shape, costs, limit, recomputations(schedule)),
         bubble=1 - sum(work) / (makespan * len(work)) if makespan else 0.0,
         span_bubble=tuple(idle),
         peak=tuple(peak_sets(rank) for rank in schedule.ops),
     )
+
+
+def recomputations(schedule: Schedule) -> tuple[int, ...]:
+    """Return the number of R of each stage."""
+    shape = schedule.shape
+    count = Counter(shape.stage_of(rank, op.chunk) for rank, ops in enumerate(schedule.ops) for op in ops if op.kind == "R")
+    return tuple(count[stage] for stage in range(shape.stages))
 
 
 COMPLETE: Final = ("FD", "FRD", "FBW", "FRBW")
@@ -119,17 +128,11 @@ def peak_sets(ops: tuple[Op, ...]) -> int:
     return peak
 
 
-def _floor(shape: PipelineShape, costs: Costs, work: list[float]) -> float:
-    lead = 0.0
-    floor = 0.0
-    for rank, done in enumerate(work):
-        floor = max(floor, lead + done)
-        lead += costs.of("F", rank) + costs.hop
-    return floor
+def simulate(schedule: Schedule, costs: Costs) -> tuple[tuple[tuple[Span, ...], ...], tuple[str, ...]]:
+    """Return the spans of each rank of a complete schedule, and a sentence for each rank that waits for ever.
 
-
-def _simulate(schedule: Schedule, costs: Costs) -> tuple[tuple[tuple[Span, ...], ...], tuple[str, ...]]:
-    """Run every rank until it waits; the end of an operation wakes the rank that waits for it."""
+    Every rank runs until it waits; the end of an operation wakes the rank that waits for it.
+    """
     shape = schedule.shape
     stage_of = [[shape.stage_of(rank, chunk) for chunk in range(shape.vpp)] for rank in range(shape.pp)]
     rank_of = [shape.rank_of(stage) for stage in range(shape.stages)]

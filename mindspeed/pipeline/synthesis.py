@@ -1,18 +1,14 @@
-"""Schedules from closed forms, and a search over a few of them that the simulator judges. Light, no torch."""
+"""Schedules from closed forms. Light, no torch."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal
+from typing import Literal
 
-from mindspeed.pipeline.operations import Costs, Op, PipelineShape, Placement, Schedule
-from mindspeed.pipeline.recomputation import LimitTooSmallError, recompute_all, recompute_least
-from mindspeed.pipeline.simulator import SimulationResult, judge
-
-LAGS: Final = tuple(step / 4 for step in (4, 0, 1, 2, 3, 5, 6, 7, 8))
-"""Factors of the rank that a search tries as the lag of weight gradients; 1 comes first, the best where F = B = W."""
+from mindspeed.pipeline.operations import Op, PipelineShape, Schedule
+from mindspeed.pipeline.recomputation import recompute_all, recompute_least
 
 
 def megatron(shape: PipelineShape) -> Schedule:
@@ -65,6 +61,14 @@ def lag_by_rank(factor: float, pp: int) -> tuple[int, ...]:
     return tuple(math.ceil(factor * rank) for rank in range(pp))
 
 
+def zero_bubble_h1(shape: PipelineShape) -> Schedule:
+    """Return Megatron's order with the weight gradients of rank r that many chunk-steps behind: ZB-H1 (arXiv 2401.10241).
+
+    Where F = B = W, its bubble is the floor with the activations of Megatron's order.
+    """
+    return delayed(megatron(shape), range(shape.pp))
+
+
 def zero_bubble_v(shape: PipelineShape) -> Schedule:
     """Return the V schedule of Qi et al., "Pipeline Parallelism with Controllable Memory" (arXiv 2405.15362), ZB-V.
 
@@ -93,29 +97,6 @@ def _zero_bubble_v(shape: PipelineShape, rank: int) -> Iterator[Op]:
             yield Op(word[0], int(word[1]), micro_batch)  # type: ignore[arg-type]
 
 
-NAMES: Final[dict[str, Placement]] = {
-    "1f1b": "loop",
-    "interleaved": "loop",
-    "zb-h1": "loop",
-    "fastest": "loop",
-    "zb-v": "v",
-}
-"""Schedules that need no feature, and their placement."""
-
-
-def named(name: str, shape: PipelineShape, costs: Costs) -> Schedule:
-    """Return a schedule of `NAMES`. Raises ValueError for a number of chunks that it does not have."""
-    if (name == "1f1b" and shape.vpp > 1) or (name == "interleaved" and shape.vpp == 1):
-        raise ValueError(
-            f"{name} needs {'one chunk' if name == '1f1b' else 'two chunks or more'} per rank, but vpp is {shape.vpp}"
-        )
-    if name == "zb-h1":
-        return delayed(megatron(shape), range(shape.pp))
-    if name == "zb-v":
-        return zero_bubble_v(shape)
-    return fastest(shape, costs)[0] if name == "fastest" else megatron(shape)
-
-
 Recomputation = Literal["none", "all", "least"]
 """Activation sets to recompute: none, every one ahead of its gradient, or as few as a limit allows."""
 
@@ -127,38 +108,3 @@ def recomputed(base: Schedule, recompute: Recomputation, limit: int | None = Non
     if recompute == "least":
         return recompute_least(base, base.shape.stages if limit is None else limit)
     return base
-
-
-def fastest(
-    shape: PipelineShape, costs: Costs, recompute: Recomputation = "none", limit: int | None = None
-) -> tuple[Schedule, SimulationResult]:
-    """Return the schedule with the least makespan of those with weight gradients behind, and its verdict.
-
-    ``limit`` bounds the activation sets of every rank. The search ends at the floor.
-    Raises LimitTooSmallError where no candidate keeps the limit.
-    """
-    candidates: Iterator[Schedule]
-    if shape.placement == "v":
-        candidates = iter([zero_bubble_v(shape)])
-    else:
-        base = megatron(shape)
-        candidates = (delayed(base, lag_by_rank(factor, shape.pp)) for factor in LAGS)
-    best: tuple[Schedule, SimulationResult] | None = None
-    least: list[int] = []
-    for candidate in candidates:
-        try:
-            schedule = recomputed(candidate, recompute, limit)
-        except LimitTooSmallError as error:
-            least.append(error.least)
-            continue
-        verdict = judge(schedule, costs)
-        if limit is not None and max(verdict.peak) > limit:
-            least.append(max(verdict.peak))
-            continue
-        if best is None or verdict.makespan < best[1].makespan:
-            best = schedule, verdict
-        if verdict.makespan <= verdict.floor * (1 + 1e-9):
-            break
-    if best is None:
-        raise LimitTooSmallError(limit or 0, min(least))
-    return best

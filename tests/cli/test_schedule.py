@@ -63,7 +63,7 @@ def test_bad_input_is_refused_in_one_line(mindspeed, tmp_path):
         (("--schedule", "zb-v", "--vpp", 3), "MS650 zb-v: placement v has two stages on each rank, but vpp is 3"),
         (("--schedule", "1f1b", "--recompute", "least", "--limit", 0), "0 is not in the range x>=1"),
         (("--schedule", "1f1b", "--cost", "1:x"), "could not convert string to float: 'x'"),
-        (("--schedule", "1f1b", "--weights", "1,2"), "2 weights are given, but there are 4 stages"),
+        (("--schedule", "1f1b", "--weights", "1,2"), "costs of 2 stages are given, but there are 4 stages"),
         (("--schedule", tmp_path / "bad.json"), "not a schedule: KeyError('vpp')"),
         (("--schedule", "no-such.json"), "MS650 no-such.json: No such file or directory"),
     ):

@@ -12,7 +12,7 @@ from mindspeed.features.zero_bubble.placement import V_CONDITIONS, V_PLACEMENT
 from mindspeed.pipeline.conditions import KEEPS_PASSES, LISTED_RECOMPUTE, WAITING_WEIGHTS, ScheduleArgs, full_recompute
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
-from mindspeed.pipeline.recomputation import LimitTooSmallError, least_limit
+from mindspeed.pipeline.recomputation import least_limit
 from mindspeed.plugins.constraints import Constraint
 
 
@@ -62,10 +62,9 @@ def given_costs(args: ZeroBubbleArgs) -> Costs:
 
 def planned(args: ZeroBubbleArgs, shape: PipelineShape, costs: Costs) -> Schedule:
     """Return the fastest list for the costs. Raises ValueError where none keeps the limit."""
-    from mindspeed.pipeline.synthesis import fastest
+    from mindspeed.pipeline.search import fastest
 
-    limit = shape.stages if args.limit is None and args.recompute == "least" else args.limit
-    return fastest(shape, costs, args.recompute, limit)[0]
+    return fastest(shape, costs, args.recompute, args.limit)[0]
 
 
 def _shape(args: ZeroBubbleArgs, world: ms.World) -> PipelineShape:
@@ -73,14 +72,12 @@ def _shape(args: ZeroBubbleArgs, world: ms.World) -> PipelineShape:
 
 
 def _least(args: ZeroBubbleArgs, world: ms.World) -> int:
-    """Return the least limit that a list keeps: the limit itself where one does, or the placement is refused for vpp."""
+    """Return the least limit that a schedule keeps: the limit itself where the placement is refused for vpp."""
+    from mindspeed.pipeline.search import least_kept
+
     if args.placement == "v" and world.vpp != 2:
         return args.limit or 0
-    try:
-        planned(args, _shape(args, world), given_costs(args))
-    except LimitTooSmallError as error:
-        return error.least
-    return args.limit or 0
+    return least_kept(_shape(args, world)) if args.recompute == "none" else 1
 
 
 def _least_listed(args: ZeroBubbleArgs, world: ms.World) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mindspeed.pipeline.operations import Costs, PipelineShape
-from mindspeed.pipeline.synthesis import fastest, megatron
+from mindspeed.pipeline.search import fastest
+from mindspeed.pipeline.synthesis import megatron
 from tools.docs.drawing import Picture
 from tools.docs.figures.operations_over_time import LEGEND, timeline
 
