@@ -51,9 +51,9 @@ class ListScheduler:
     def run(self, keys: Times, limits: Limits, patience: float = 0.0) -> Timetable:
         """Run every rank as its operations become ready.
 
-        An operation with a greater key is not begun if one with a smaller key is known to come before that share of its
-        duration is over. Without ``forwards``, a rank keeps room for the later chunks of its micro-batches, so that it never
-        stops for ever.
+        An operation with a greater key is not begun if one with a smaller key is known to come before the share ``patience`` of
+        its duration is over. With the patience `NEVER` a key is also the earliest begin of its operation. Without ``forwards``,
+        a rank keeps room for the later chunks of its micro-batches, so that it never stops for ever.
         """
         shape = self.shape
         self._keys, self._limits, self._patience = keys, limits, patience
@@ -113,14 +113,15 @@ class ListScheduler:
                     coming.append((at, key))
                 elif key < best:
                     best, chosen = key, (F, stage)
-        if coming:
-            if chosen is None:
-                return None, min(coming)[0]
-            if self._patience:
-                until = now + self._patience * self.durations[chosen[0]][chosen[1]] * (1 - 1e-9)
-                soon = [at for at, key in coming if key < best and at < until]
-                if soon:
-                    return None, min(soon)
+        if chosen is None:
+            return None, min(coming)[0] if coming else NEVER
+        if self._patience == NEVER and best > now:
+            return None, min([best, *(at for at, _ in coming)])
+        if coming and self._patience:
+            until = now + self._patience * self.durations[chosen[0]][chosen[1]] * (1 - 1e-9)
+            soon = [at for at, key in coming if key < best and at < until]
+            if soon:
+                return None, min(soon)
         return chosen, NEVER
 
     def _start(self, kind: int, stage: int, rank: int, now: float) -> tuple[float, int]:

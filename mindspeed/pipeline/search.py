@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from mindspeed.pipeline.bounds import PASSES, Times, lower_bound, tails
-from mindspeed.pipeline.list_scheduling import Limits, ListScheduler, begins, scheduled
+from mindspeed.pipeline.list_scheduling import NEVER, Limits, ListScheduler, begins, scheduled
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import LimitTooSmallError
 from mindspeed.pipeline.simulator import SimulationResult, judge, peak_sets, simulate
@@ -89,7 +89,7 @@ class _Found(NamedTuple):
 
 
 class _Search:
-    """Closed forms first, then list scheduling by several rules, then with keys drawn near the begins of the best schedule.
+    """Closed forms, then list scheduling by rules, then by keys drawn near a rule or near the begins of the best schedule.
 
     With placement loop, each rank runs its forwards in Megatron's order, so that they draw the same random numbers.
     """
@@ -146,34 +146,35 @@ class _Search:
             self.best = found
 
     def _keys(self) -> Iterator[tuple[Times, Limits, float]]:
-        """Yield the keys, limits and patience of list scheduling."""
+        """Yield the keys, limits and patience of list scheduling. With recomputation, whose R are placed later, rules only."""
+        shape = self.shape
         waiting = self.all_sets if self.limit is None else self.limit
-        yield from self._rules(waiting)
+        by_tail = [
+            [[-rest - duration for rest in row] for row, duration in zip(rows, durations, strict=True)]
+            for rows, durations in zip(tails(shape, self.planned), self.scheduler.durations, strict=True)
+        ]
+        yield from self._rules(waiting, by_tail)
         draw = random.Random(0)
-        mean = sum(map(sum, self.scheduler.durations)) / (len(PASSES) * self.shape.stages)
-        ahead = (self.shape.micro_batches,) * self.shape.stages
-        while True:
+        mean = sum(map(sum, self.scheduler.durations)) / (len(PASSES) * shape.stages)
+        ahead = (shape.micro_batches,) * shape.stages
+        while self.recompute == "none":
+            base, patience = draw.choice(((self.best.begin, NEVER), (self.best.begin, 0.5), (by_tail, 0.0), (by_tail, 1.0)))
             reach, share = mean * draw.choice((0.3, 1.0, 3.0)), draw.choice((1.0, 0.3, 0.1))
             keys = [
                 [[at + draw.uniform(-reach, reach) if draw.random() < share else at for at in row] for row in kind]
-                for kind in self.best.begin
+                for kind in base
             ]
-            kept = self.best.peak if self.recompute == "none" else self.all_sets
-            yield keys, Limits(kept, waiting, ahead), draw.choice((0.0, 0.5, 1.0))
+            yield keys, Limits(draw.choice((self.best.peak, waiting)), waiting, ahead), patience
 
-    def _rules(self, waiting: int) -> Iterator[tuple[Times, Limits, float]]:
+    def _rules(self, waiting: int, by_tail: Times) -> Iterator[tuple[Times, Limits, float]]:
         """Yield two rules within several limits: B before F before W, and the operation first that most must follow."""
         shape = self.shape
         own = max(map(peak_sets, self.closed[0].ops))
         most = waiting if self.recompute == "none" else self.all_sets
-        memory = sorted({min(most, math.ceil(own * factor)) if factor < math.inf else most for factor in MEMORY})
+        memory = sorted({math.ceil(min(most, own * factor)) for factor in MEMORY})
         by_kind = [
             [[float(kind * shape.stages + sign * stage)] * shape.micro_batches for stage in range(shape.stages)]
             for kind, sign in ((1, -1), (0, -1), (2, 1))
-        ]
-        by_tail = [
-            [[-rest - duration for rest in row] for row, duration in zip(rows, durations, strict=True)]
-            for rows, durations in zip(tails(shape, self.planned), self.scheduler.durations, strict=True)
         ]
         for patience, kept, factor, keys in itertools.product((0.0, 0.5), memory, AHEAD, (by_kind, by_tail)):
             ahead = [math.ceil(min(shape.micro_batches, factor * (shape.stages - stage))) for stage in range(shape.stages)]

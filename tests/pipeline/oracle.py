@@ -1,20 +1,24 @@
 """An independent scheduler: active schedules of the operations of a pipeline as a graph (Giffler and Thompson, 1960).
 
-Of all operations that may run, the one that would end first decides the rank, and one of those that can begin on this rank before
-that end is next. A depth-first search follows every such choice up to a number of steps; draws follow one choice each.
+Of all operations that may run, the one that would end first decides the rank. One of those that can begin on this rank before
+that end is next. A depth-first search follows every such choice up to a number of steps, and draws follow one choice each.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from mindspeed.pipeline.operations import Costs, PipelineShape
 from mindspeed.pipeline.synthesis import megatron
 
 Node = tuple[str, int, int]
 """Kind, stage and micro-batch."""
+SMALL: Final = 300
+"""Operations of a pipeline that is searched in depth."""
 
 
 @dataclass
@@ -46,8 +50,10 @@ def graph(shape: PipelineShape, costs: Costs, limit: int | None) -> Graph:
         after["F", last, m].append((("B", last, m), 0.0))
     if shape.placement == "loop":
         for rank in range(shape.pp):
-            forwards = [("F", shape.stage_of(rank, op.chunk), op.micro_batch) for op in megatron(shape).ops[rank] if op.kind == "F"]
-            for first, second in zip(forwards, forwards[1:], strict=False):
+            forwards = [
+                ("F", shape.stage_of(rank, op.chunk), op.micro_batch) for op in megatron(shape).ops[rank] if op.kind == "F"
+            ]
+            for first, second in itertools.pairwise(forwards):
                 after[first].append((second, 0.0))
     chunk = {shape.stage_of(rank, chunk): chunk for rank in range(shape.pp) for chunk in range(shape.vpp)}
     spare = {node: shape.vpp - 1 - chunk[node[1]] if shape.placement == "v" else 0 for node in nodes}
@@ -97,13 +103,16 @@ class Oracle:
                 choices = self._choices()
                 if not choices:
                     break
-                chosen = max(choices, key=lambda node: self.graph.tail[node] + self.graph.duration[node] + draw.uniform(0, reach))
+                chosen = max(
+                    choices, key=lambda node: self.graph.tail[node] + self.graph.duration[node] + draw.uniform(0, reach)
+                )
                 self._run(chosen)
             if not self.ready:
                 self.best = min(self.best, max(self.free))
-        self._reset()
-        self.steps = steps
-        self._search()
+        if len(self.graph.duration) <= SMALL:
+            self._reset()
+            self.steps = steps
+            self._search()
         return self.best
 
     def _reset(self) -> None:

@@ -19,14 +19,15 @@ def of(**settings: object) -> dict[str, dict[str, object]]:
 
 
 def test_a_limit_that_no_list_keeps_is_refused_with_the_least_and_the_least_is_not() -> None:
-    (text,) = refusals("zero-bubble", pp=4, settings=of(limit=3))
+    (text,) = refusals("zero-bubble", pp=4, vpp=2, settings=of(limit=4))
     assert text == (
-        "MS304 zero-bubble: with zero-bubble.recompute=none, every schedule keeps the activations of at least 4 forward "
-        "passes, but zero-bubble.limit is 3 | --set zero-bubble.limit=4, or --set zero-bubble.recompute=least (recomputes the "
+        "MS304 zero-bubble: with zero-bubble.recompute=none, every schedule keeps the activations of at least 5 forward "
+        "passes, but zero-bubble.limit is 4 | --set zero-bubble.limit=5, or --set zero-bubble.recompute=least (recomputes the "
         "passes that exceed the limit)"
     )
-    assert active("zero-bubble", pp=4, settings=of(limit=4))[-1] == "zero-bubble"
-    assert active("zero-bubble", pp=4, settings=of(limit=3, recompute="least"))[-1] == "zero-bubble"
+    assert active("zero-bubble", pp=4, vpp=2, settings=of(limit=5))[-1] == "zero-bubble"
+    assert active("zero-bubble", pp=4, vpp=2, settings=of(limit=4, recompute="least"))[-1] == "zero-bubble"
+    assert active("zero-bubble", pp=4, settings=of(limit=1))[-1] == "zero-bubble"
 
 
 def test_a_cost_of_zero_is_refused_and_measured_costs_are_not() -> None:
