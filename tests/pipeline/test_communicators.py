@@ -10,6 +10,9 @@ from mindspeed.platforms.backend_rules import NAMES
 from tests.conftest import Prove
 
 V = {"zero-bubble": {"placement": "v"}}
+SEARCHED: dict[str, Any] = {"costs": [10, 20, 7, 10], "hop": 1}
+LISTED = {"zero-bubble": SEARCHED}
+LISTED_V = {"zero-bubble": {"placement": "v"} | SEARCHED}
 MEASURED = {"zero-bubble": {"costs": "measured"}}
 
 
@@ -66,8 +69,11 @@ def test_two_stages_do_not_wait_for_each_others_communicator(prove: Prove, featu
         ("zero-bubble", 1, MEASURED, ()),
         ("zero-bubble", 2, None, ()),
         ("zero-bubble", 2, V, ()),
+        ("zero-bubble", 1, LISTED, ()),
+        ("zero-bubble", 2, LISTED, ()),
+        ("zero-bubble", 2, LISTED_V, ()),
     ],
-    ids=["nano", "nano-virtual", "nano-dynamic", "zero", "zero-measured", "zero-virtual", "zero-v"],
+    ids=["nano", "nano-virtual", "nano-dynamic", "zero", "zero-measured", "zero-virtual", "zero-v", "listed", "listed-virtual", "listed-v"],
 )
 def test_no_schedule_hangs(
     prove: Prove, rules: str, pp: int, feature: str, vpp: int, settings: dict[str, Any] | None, also: tuple[str, ...]

@@ -27,7 +27,8 @@ def loop_verdict(pool: WorkerPool, pipeline: str, world: dict[str, Any], setting
 @pytest.mark.parametrize(
     ("pipeline", "world", "settings"),
     [
-        ("virtual-pipeline", {"vpp": 2}, {"costs": [10, 13, 8, 10], "hop": 2}),
+        ("virtual-pipeline", {"vpp": 2}, {"costs": [10, 20, 7, 10], "hop": 1}),
+        ("pipeline-parallel", {"global_batch_size": 12}, {"costs": [10, 20, 7, 10], "output_layer": True}),
         ("virtual-pipeline", {"vpp": 2, "global_batch_size": 16}, {"recompute": "least", "limit": 3}),
         ("pipeline-parallel", {"dtype": "bf16"}, {"recompute": "all", "output_layer": True}),
         ("virtual-pipeline", {"vpp": 2}, {"costs": "measured"}),
@@ -49,6 +50,7 @@ test_stages_placed_as_a_v_train_as_one_process = trains(
     {
         "stages": v(),
         "few micro-batches": v(global_batch_size=4),
+        "searched": v(own={"costs": [10, 20, 7, 10], "hop": 1}),
         "bf16": v(dtype="bf16"),
         "recomputed, costs measured": v(own={"recompute": "all", "costs": "measured"}),
         "experts": v(also=("moe-token-permute",)),
