@@ -116,11 +116,11 @@ class _Search:
             if self._is_done():
                 break
             timetable = self.scheduler.run(keys, limits, patience)
-            schedule = partial(scheduled, timetable, self.shape)
+            make = partial(scheduled, timetable, self.shape)
             if self.recompute == "none":
-                self._take(_Found(timetable.makespan, timetable.peak, timetable.begin, schedule), GAIN)
+                self._take(_Found(timetable.makespan, timetable.peak, timetable.begin, make), GAIN)
             else:
-                self._try(schedule(), GAIN)
+                self._try(make(), GAIN)
         return self.best.schedule()
 
     def _is_done(self) -> bool:
