@@ -15,7 +15,7 @@ F, B, W = range(len(PASSES))
 NEVER = float("inf")
 
 
-class Limits(NamedTuple):
+class RankLimits(NamedTuple):
     """Bounds of a rank: activation sets from F to W, sets from B to W, and for each stage micro-batches from F to B."""
 
     kept: int
@@ -48,7 +48,7 @@ class ListScheduler:
         self._forwards = forwards and [[*(stages[chunk] for chunk in forwards), -1] for stages in self._stages]
         self._chunk = {stage: chunk for stages in self._stages for chunk, stage in enumerate(stages)}
 
-    def run(self, keys: Times, limits: Limits, patience: float = 0.0) -> Timetable:
+    def run(self, keys: Times, limits: RankLimits, patience: float = 0.0) -> Timetable:
         """Run every rank as its operations become ready.
 
         An operation with a greater key is not begun if one with a smaller key is known to come before the share ``patience`` of

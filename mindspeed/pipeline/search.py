@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from mindspeed.pipeline.bounds import PASSES, Times, lower_bound, tails
-from mindspeed.pipeline.list_scheduling import NEVER, Limits, ListScheduler, begins, scheduled
+from mindspeed.pipeline.list_scheduling import NEVER, ListScheduler, RankLimits, begins, scheduled
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import LimitTooSmallError
 from mindspeed.pipeline.simulator import SimulationResult, judge, peak_sets, simulate
@@ -145,7 +145,7 @@ class _Search:
         if as_small or found.makespan < best.makespan * (1 - gain):
             self.best = found
 
-    def _keys(self) -> Iterator[tuple[Times, Limits, float]]:
+    def _keys(self) -> Iterator[tuple[Times, RankLimits, float]]:
         """Yield the keys, limits and patience of list scheduling. With recomputation, whose R are placed later, rules only."""
         shape = self.shape
         waiting = self.all_sets if self.limit is None else self.limit
@@ -164,9 +164,9 @@ class _Search:
                 [[at + draw.uniform(-reach, reach) if draw.random() < share else at for at in row] for row in kind]
                 for kind in base
             ]
-            yield keys, Limits(draw.choice((self.best.peak, waiting)), waiting, ahead), patience
+            yield keys, RankLimits(draw.choice((self.best.peak, waiting)), waiting, ahead), patience
 
-    def _rules(self, waiting: int, by_tail: Times) -> Iterator[tuple[Times, Limits, float]]:
+    def _rules(self, waiting: int, by_tail: Times) -> Iterator[tuple[Times, RankLimits, float]]:
         """Yield two rules within several limits: B before F before W, and the operation first that most must follow."""
         shape = self.shape
         own = max(map(peak_sets, self.closed[0].ops))
@@ -178,4 +178,4 @@ class _Search:
         ]
         for patience, kept, factor, keys in itertools.product((0.0, 0.5), memory, AHEAD, (by_kind, by_tail)):
             ahead = [math.ceil(min(shape.micro_batches, factor * (shape.stages - stage))) for stage in range(shape.stages)]
-            yield keys, Limits(kept, waiting, tuple(ahead)), patience
+            yield keys, RankLimits(kept, waiting, tuple(ahead)), patience

@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks._ring_program import RingJob, ring_programs
 from mindspeed.pipeline.operations import Costs, PipelineShape
+from mindspeed.pipeline.search import named
 from mindspeed.pipeline.simulator import judge
-from mindspeed.pipeline.synthesis import named
 from mindspeed.workbench.exposure.machines import NODES, PUBLISHED, Link, Topology
 from mindspeed.workbench.exposure.pipelines import pipeline_programs
 from mindspeed.workbench.exposure.programs import Computation, PeerTransfer, Post, Wait, at_once
