@@ -73,7 +73,18 @@ def test_two_stages_do_not_wait_for_each_others_communicator(prove: Prove, featu
         ("zero-bubble", 2, LISTED, ()),
         ("zero-bubble", 2, LISTED_V, ()),
     ],
-    ids=["nano", "nano-virtual", "nano-dynamic", "zero", "zero-measured", "zero-virtual", "zero-v", "listed", "listed-virtual", "listed-v"],
+    ids=[
+        "nano",
+        "nano-virtual",
+        "nano-dynamic",
+        "zero",
+        "zero-measured",
+        "zero-virtual",
+        "zero-v",
+        "listed",
+        "listed-virtual",
+        "listed-v",
+    ],
 )
 def test_no_schedule_hangs(
     prove: Prove, rules: str, pp: int, feature: str, vpp: int, settings: dict[str, Any] | None, also: tuple[str, ...]
