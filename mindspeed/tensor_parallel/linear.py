@@ -68,6 +68,25 @@ def linear(
     return y
 
 
+class _Replicated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        g = g.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(g, group=ctx.group)
+        return g, None
+
+
+def replicated(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return ``x``, which is equal on all ranks; its gradient is summed over them."""
+    same: Tensor = _Replicated.apply(x, group)  # type: ignore[no-untyped-call]
+    return same
+
+
 def plain_weight_gradient(g_TN: Tensor, x_TK: Tensor) -> Tensor:
     """The gradient of a weight [N, K] as a new tensor."""
     return g_TN.t().matmul(x_TK)
