@@ -20,8 +20,9 @@ from mindspeed.features.adaptive_cp.masks import RuleMask
 from mindspeed.features.hybrid_attention.attention import hybrid_attention
 from mindspeed.features.kv_allgather_cp.attention import kv_allgather_attention
 from mindspeed.features.ulysses_attention.attention import ulysses_attention
-from mindspeed.nn.mesh import Mesh, group_of, refuse, share_of
+from mindspeed.nn.mesh import Mesh, group_of, share_of
 from mindspeed.ops.autocast import in_autocast_type
+from mindspeed.ops.errors import refuse
 from mindspeed.ops.process_groups import group_of_name, name_of
 
 Algorithm: TypeAlias = Literal["ring", "ulysses", "hybrid", "kv-allgather", "adaptive"]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from mindspeed.context_parallel.documents import in_one_row
 from mindspeed.context_parallel.fused_attention import BAND, CAUSAL
 from mindspeed.context_parallel.position_bias import slopes_of
-from mindspeed.nn.mesh import refuse
 from mindspeed.ops.attention_mask import compressed_mask
+from mindspeed.ops.errors import refuse
 from mindspeed.ops.fusion_attention import fusion_attention
 from mindspeed.ops.numerics import unflatten
 

@@ -12,8 +12,9 @@ from torch.nn import functional
 from typing_extensions import Self
 
 from mindspeed.features.coc.products import GatheredProducts, Parts, ReducedProducts, ScatteredProducts
-from mindspeed.nn.mesh import Mesh, group_of, refuse, share_of
+from mindspeed.nn.mesh import Mesh, group_of, share_of
 from mindspeed.ops.autocast import in_autocast_type
+from mindspeed.ops.errors import refuse
 from mindspeed.ops.process_groups import group_of_name, name_of
 from mindspeed.tensor_parallel.linear import Products, linear, replicated
 from mindspeed.tensor_parallel.pipeline import parts_that_fit

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from mindspeed.features.chunked_loss.linear_cross_entropy import Mode, linear_cross_entropy
-from mindspeed.nn.mesh import Mesh, group_of, refuse, share_of
+from mindspeed.nn.mesh import Mesh, group_of, share_of
 from mindspeed.ops.autocast import in_autocast_type
+from mindspeed.ops.errors import refuse
 from mindspeed.ops.process_groups import group_of_name, name_of
 
 Reduction: TypeAlias = Literal["none", "mean", "sum"]

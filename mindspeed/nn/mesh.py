@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from mindspeed.ops.errors import OperatorError
-from mindspeed.problems import Fix, Problem
+from mindspeed.ops.errors import refuse
 
 Mesh: TypeAlias = DeviceMesh | dist.ProcessGroup
-
-
-def refuse(sentence: str, fix: str) -> NoReturn:
-    """Raise OperatorError (MS505) with its fix."""
-    raise OperatorError([Problem("MS505", sentence, fix=Fix.advise(fix))])
 
 
 def group_of(mesh: Mesh, module: str) -> dist.ProcessGroup:

@@ -16,8 +16,9 @@ from mindspeed.moe.overlap import OverlappedCall, Redispatch
 from mindspeed.moe.products import Weight, deferred, grouped_product
 from mindspeed.moe.routing import expert_indices
 from mindspeed.nn.activation import SwiGLU
-from mindspeed.nn.mesh import Mesh, group_of, refuse, share_of
+from mindspeed.nn.mesh import Mesh, group_of, share_of
 from mindspeed.ops.autocast import in_autocast_type
+from mindspeed.ops.errors import refuse
 from mindspeed.ops.npu_fused_moe_token_permute import npu_fused_moe_token_permute
 from mindspeed.ops.npu_fused_moe_token_unpermute import npu_fused_moe_token_unpermute
 from mindspeed.ops.npu_gmm import npu_gmm

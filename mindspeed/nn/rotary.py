@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mindspeed.nn.mesh import refuse
+from mindspeed.ops.errors import refuse
 from mindspeed.ops.npu_rotary_position_embedding import HALF, INTERLEAVED, npu_rotary_position_embedding
 
 

@@ -105,6 +105,7 @@ def data_parallel(x: Tensor, kind: str) -> list[Tensor]:
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
+    groups = set(dist.distributed_c10d._world.pg_map)
     torch.manual_seed(6)
     layer: Any = Layer(x.shape[-1])
     module = layer.attention
@@ -118,7 +119,10 @@ def data_parallel(x: Tensor, kind: str) -> list[Tensor]:
         for parameter in layer.parameters():
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
-    return [p.grad.full_tensor() if kind == "fsdp" else p.grad for p in layer.parameters()]
+    gradients = [p.grad.full_tensor() if kind == "fsdp" else p.grad for p in layer.parameters()]
+    for group in set(dist.distributed_c10d._world.pg_map) - groups:
+        dist.destroy_process_group(group)
+    return gradients
 
 
 def refusals(calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> list[tuple[str, str]]:
