@@ -161,13 +161,17 @@ class ContextParallelAttention(nn.Module):
         if self.algorithm == "ring":
             return ring_attention(query, key, value, outer, keep=self.keep, **common)
         common["slopes"] = own_heads(seen["slopes"], inner[0])
-        return hybrid_attention(query, key, value, inner[0], lambda *own: ring_attention(*own, outer, keep=self.keep, **common))
+
+        def ring(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return ring_attention(q, k, v, outer, keep=self.keep, **common)
+
+        return hybrid_attention(query, key, value, inner[0], ring)
 
 
 @in_autocast_type("query", "key", "value")
 def _attend(module: ContextParallelAttention, query: Tensor, key: Tensor, value: Tensor, seen: dict[str, Any]) -> Tensor:
-    tokens_first = (x.transpose(0, 1) for x in (query, key, value))
-    return module._attend(*tokens_first, seen).transpose(0, 1)
+    q, k, v = (x.transpose(0, 1) for x in (query, key, value))
+    return module._attend(q, k, v, seen).transpose(0, 1)
 
 
 def _groups_of(mesh: Mesh, algorithm: Algorithm, inner: int | None) -> list[dist.ProcessGroup]:

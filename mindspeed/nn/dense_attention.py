@@ -66,8 +66,8 @@ def attention(
         )
     one_row = in_one_row(ends)
     options |= {"actual_seq_qlen": one_row, "actual_seq_kvlen": one_row, "softmax_layout": "TND"}
-    rows = (x.flatten(0, 1) for x in (query, key, value))
-    return unflatten(fusion_attention(*rows, heads, "TND", **options)[0], 0, (len(query), -1))
+    q, k, v = (x.flatten(0, 1) for x in (query, key, value))
+    return unflatten(fusion_attention(q, k, v, heads, "TND", **options)[0], 0, (len(query), -1))
 
 
 class Attention(nn.Module):

@@ -124,7 +124,7 @@ class RowParallelLinear(_ParallelLinear):
     def forward(self, input: Tensor) -> Tensor:
         """Multiply ``input`` by this rank's share of the weight, and sum over the ranks."""
         products: Products = ReducedProducts(self.group, self._parts)
-        bias = self.bias
+        bias: Tensor | None = self.bias
         if self.sequence_parallel:
             share_of(input.shape[0], self.ranks, "RowParallelLinear", "tokens")
             products = ScatteredProducts(self.group, self._parts)

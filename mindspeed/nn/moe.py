@@ -50,7 +50,7 @@ class TopKRouter(nn.Linear):
         super().__init__(hidden_size, experts, False, device, dtype)
         self.top_k, self.normalize = top_k, normalize
 
-    def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Return probabilities [tokens, experts], 0 where not chosen, and the boolean map of the chosen experts."""
         probs_TE = super().forward(input).softmax(-1, dtype=torch.promote_types(input.dtype, torch.float32))
         probs_TK, chosen_TK = probs_TE.topk(self.top_k)

@@ -32,11 +32,15 @@ class _Windowed(Optimizer):
         self._wrapped = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._wrapped = True
+        inner: Optimizer = optimizer
         if isinstance(optimizer, _Windowed):
-            self.optimizer, self._parameters, self._managed = optimizer.optimizer, optimizer._parameters, optimizer._managed
+            inner = optimizer.optimizer
+            parameters: dict[MainWeight, Tensor] = optimizer._parameters
+            managed: Managed = optimizer._managed
         else:
-            self.optimizer, self._parameters = optimizer, _main_weights(optimizer)
-            self._managed = Managed(tuple(self._parameters), contexts=[self._with_gradients])
+            parameters = _main_weights(inner)
+            managed = Managed(tuple(parameters), contexts=[self._with_gradients])
+        self.optimizer, self._parameters, self._managed = inner, parameters, managed
         self.state = self.optimizer.state
         self._managed.add(parts, around, owner)
 

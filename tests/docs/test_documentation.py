@@ -129,6 +129,7 @@ def test_every_code_that_is_raised_is_explained_and_every_explained_code_is_rais
 SHAPE = [
     "When to use it",
     "Usage",
+    "In your own trainer",
     "How it works",
     "Settings",
     "Works with, needs and refuses",
