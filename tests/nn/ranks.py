@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 from mindspeed import nn as own
+from mindspeed.ops.errors import OperatorError
 
 
 def gathered(x: Tensor) -> list[Tensor]:
@@ -100,46 +102,29 @@ class Layer(nn.Module):
         return x + self.moe(x)
 
 
-def data_parallel(x: Tensor, kind: str) -> list[Tensor]:
-    """Gradients of a layer's weights in a wrapper of torch, whose ranks are those of context parallelism."""
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
-
-    groups = set(dist.distributed_c10d._world.pg_map)
+def data_parallel(x: Tensor, wrapped: bool) -> list[Tensor]:
+    """Gradients of a layer's weights, averaged by torch's wrapper or here, over the ranks of context parallelism."""
     torch.manual_seed(6)
     layer: Any = Layer(x.shape[-1])
-    module = layer.attention
-    share, positions = module.shard(x), module.positions(x.shape[1])
-    if kind == "ddp":
-        layer = DistributedDataParallel(layer)
-    elif kind == "fsdp":
-        layer = fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    layer(share, positions).square().mean().backward()
-    if kind == "none":
-        for parameter in layer.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
-    gradients = [p.grad.full_tensor() if kind == "fsdp" else p.grad for p in layer.parameters()]
-    for group in set(dist.distributed_c10d._world.pg_map) - groups:
-        dist.destroy_process_group(group)
-    return gradients
+    share, positions = layer.attention.shard(x), layer.attention.positions(x.shape[1])
+    run = DistributedDataParallel(layer) if wrapped else layer
+    run(share, positions).square().mean().backward()
+    for parameter in [] if wrapped else layer.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+    return [parameter.grad for parameter in layer.parameters()]
 
 
 def refusals(calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> list[tuple[str, str]]:
-    """The sentence and the fix of each module that is refused, with a mesh of two dimensions where None stands for it."""
-    from mindspeed.ops.errors import OperatorError
-
+    """The sentence and the fix of each module that is refused, on all ranks or on a mesh of two dimensions."""
+    square = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "cp"))
+    meshes = {"world": dist.group.WORLD, "square": square}
     found = []
-    world = dist.get_world_size()
-    square = init_device_mesh("cpu", (1, world), mesh_dim_names=("dp", "cp"))
     for name, args, keywords in calls:
-        given = {
-            key: square if value == "square" else dist.group.WORLD if value == "world" else value
-            for key, value in keywords.items()
-        }
+        batch = keywords.pop("shard", None)
         try:
-            module = getattr(own, name)(*args, **{key: value for key, value in given.items() if key != "shard"})
-            module.shard(given["shard"])
+            module = getattr(own, name)(*args, **keywords | {"mesh": meshes[keywords["mesh"]]})
+            module.shard(batch)
         except OperatorError as error:
             (problem,) = error.problems
             found.append((problem.message, problem.fix_text))

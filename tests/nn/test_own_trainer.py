@@ -25,6 +25,7 @@ def plain() -> list[float]:
     return found
 
 
+@pytest.mark.budget(6)
 def test_all_features_on_one_process_are_the_plain_loop(plain: list[float]) -> None:
     assert losses(1, "--use", "all") == pytest.approx(plain, abs=1e-6)
 

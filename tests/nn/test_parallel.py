@@ -95,24 +95,22 @@ def test_loss_with_split_classes_is_that_of_one_process(pool: WorkerPool, world:
         close(found, expected)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_wrappers_of_torch_average_the_gradients(pool: WorkerPool, kind: str) -> None:
+def test_a_wrapper_of_torch_averages_the_gradients(pool: WorkerPool) -> None:
     x = torch.randn(2, 16, 16)
-    wrapped, plain = (pool.call(ranks.data_parallel, 2, x, name) for name in (kind, "none"))
+    wrapped, plain = (pool.call(ranks.data_parallel, 2, x, wrapped) for wrapped in (True, False))
     for found, expected in zip(wrapped, plain, strict=True):
         close(found, expected)
 
 
 def test_error_names_the_number_that_would_do(pool: WorkerPool) -> None:
     calls = [
-        ("ContextParallelAttention", ("square",), {}),
+        ("ContextParallelAttention", (), {"mesh": "square"}),
         ("ColumnParallelLinear", (8, 7), {"mesh": "world"}),
         ("MoE", (8, 8, 3, 1), {"mesh": "world"}),
+        ("ContextParallelAttention", (), {"mesh": "world", "shard": torch.zeros(1, 6, 1, 1)}),
+        ("ContextParallelAttention", (), {"mesh": "world", "algorithm": "hybrid", "inner": 3}),
     ]
-    named = [(name, (), {"mesh": args[0]} if args == ("square",) else {**keywords}) for name, args, keywords in calls[:1]]
-    shard = ("ContextParallelAttention", (), {"mesh": "world", "shard": torch.zeros(1, 6, 1, 1)})
-    hybrid = ("ContextParallelAttention", (), {"mesh": "world", "algorithm": "hybrid", "inner": 3})
-    (found, _) = pool.call(ranks.refusals, 2, [*named, *calls[1:], shard, hybrid])
+    (found, _) = pool.call(ranks.refusals, 2, calls)
     assert found == [
         ("ContextParallelAttention: the mesh has 2 dimensions ('dp', 'cp'), but 1 is needed", 'pass mesh["cp"]'),
         (

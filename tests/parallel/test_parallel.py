@@ -65,7 +65,11 @@ def test_swapped_layers_keep_their_bits_and_names() -> None:
 def test_swapped_layers_are_away_when_the_next_layer_has_ended() -> None:
     net = blocks()
     kept: dict[int, Any] = {}
-    net[0].up.register_forward_hook(lambda layer, inputs, output: kept.setdefault(0, output.untyped_storage()) and None)
+
+    def keep(layer: Any, inputs: Any, output: Tensor) -> None:
+        kept.setdefault(0, output.untyped_storage())  # a repetition makes another one
+
+    net[0].up.register_forward_hook(keep)
     SwapActivations(net)
     x = torch.randn(5, 16)
     for block in net:
