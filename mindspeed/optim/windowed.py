@@ -26,21 +26,21 @@ class _Windowed(Optimizer):
     parameter in bf16 or fp16 gets an fp32 main weight, which is updated and rounded to it.
     """
 
+    optimizer: Optimizer
+    _parameters: dict[MainWeight, Tensor]
+    _managed: Managed
+
     def __init__(self, optimizer: Optimizer, parts: int, around: Around, owner: str) -> None:
         if parts < 1:
             refuse(f"{owner}: parts is {parts}", "pass parts=1 or more")
         self._wrapped = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._wrapped = True
-        inner: Optimizer = optimizer
         if isinstance(optimizer, _Windowed):
-            inner = optimizer.optimizer
-            parameters: dict[MainWeight, Tensor] = optimizer._parameters
-            managed: Managed = optimizer._managed
+            self.optimizer, self._parameters, self._managed = optimizer.optimizer, optimizer._parameters, optimizer._managed
         else:
-            parameters = _main_weights(inner)
-            managed = Managed(tuple(parameters), contexts=[self._with_gradients])
-        self.optimizer, self._parameters, self._managed = inner, parameters, managed
+            self.optimizer, self._parameters = optimizer, _main_weights(optimizer)
+            self._managed = Managed(tuple(self._parameters), contexts=[self._with_gradients])
         self.state = self.optimizer.state
         self._managed.add(parts, around, owner)
 

@@ -27,21 +27,21 @@ def plain() -> list[float]:
 
 @pytest.mark.budget(6)
 def test_all_features_on_one_process_are_the_plain_loop(plain: list[float]) -> None:
-    assert losses(1, "--use", "all") == pytest.approx(plain, abs=1e-6)
+    assert losses(1, "--use", "all") == pytest.approx(plain, rel=1e-6)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("use", [*ALONE, ["all"]], ids="-".join)
 @pytest.mark.parametrize("nproc", [1, 2, 4])
 def test_features_are_the_plain_loop(plain: list[float], nproc: int, use: list[str]) -> None:
-    assert losses(nproc, "--use", *use) == pytest.approx(plain, abs=1e-6)
+    assert losses(nproc, "--use", *use) == pytest.approx(plain, rel=1e-6)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("use", [[], ["ring", "chunked-loss", "swap-optimizer"]], ids="-".join)
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
 def test_wrappers_of_torch_are_the_plain_loop(plain: list[float], wrapper: str, use: list[str]) -> None:
-    assert losses(2, "--wrapper", wrapper, "--use", *use) == pytest.approx(plain, abs=1e-6)
+    assert losses(2, "--wrapper", wrapper, "--use", *use) == pytest.approx(plain, rel=1e-6)
 
 
 def test_the_loop_has_at_most_eighty_lines() -> None:
