@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -70,20 +70,21 @@ def linear(
 
 class _Replicated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
+    def forward(ctx: Any, x: Tensor, groups: Sequence[dist.ProcessGroup]) -> Tensor:
+        ctx.groups = groups
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         g = g.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(g, group=ctx.group)
+        for group in ctx.groups:
+            dist.all_reduce(g, group=group)
         return g, None
 
 
-def replicated(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return ``x``, which is equal on all ranks; its gradient is summed over them."""
-    same: Tensor = _Replicated.apply(x, group)  # type: ignore[no-untyped-call]
+def replicated(x: Tensor, *groups: dist.ProcessGroup) -> Tensor:
+    """Return ``x``, which is equal on all ranks; its gradient is summed over them, in one group after the other."""
+    same: Tensor = _Replicated.apply(x, groups)  # type: ignore[no-untyped-call]
     return same
 
 

@@ -58,6 +58,22 @@ def feed_forward(x: Tensor, towards: Tensor, sequence_parallel: bool, chunks: in
     return [*tokens, *weights, row.bias.grad]
 
 
+def feed_forward_on_a_grid(x: Tensor, towards: Tensor, chunks: int) -> list[Tensor]:
+    """Output, and gradients of the input and of the last bias, with weights that are split along both dimensions."""
+    torch.manual_seed(3)
+    first, second = nn.Linear(x.shape[-1], 32), nn.Linear(32, x.shape[-1])
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("x", "y"))
+    column = own.ColumnParallelLinear.from_linear(first, mesh, sequence_parallel=True, chunks=chunks)
+    row = own.RowParallelLinear.from_linear(second, mesh, sequence_parallel=True, chunks=chunks)
+    given, gradient = (part.chunk(4)[dist.get_rank()].clone() for part in (x, towards))
+    out = row(torch.relu(column(given.requires_grad_())))
+    out.backward(gradient)
+    sums = [column.weight.grad.square().sum(), row.weight.grad.square().sum(), column.bias.grad.sum()]
+    for total in sums:
+        dist.all_reduce(total)
+    return [torch.cat(gathered(out)), torch.cat(gathered(given.grad)), row.bias.grad, *sums]
+
+
 def mixture(x: Tensor, towards: Tensor, keywords: dict[str, Any]) -> list[Tensor]:
     """Output and gradients of a mixture of experts over all ranks, those of experts put together."""
     rank, world = dist.get_rank(), dist.get_world_size()

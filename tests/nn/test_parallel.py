@@ -71,6 +71,19 @@ def test_linear_layers_are_those_of_one_process(pool: WorkerPool, world: int, se
         close(found, expected)
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_linear_layers_on_a_mesh_of_two_dimensions(pool: WorkerPool, chunks: int) -> None:
+    x, towards = torch.randn(64, 2, 16), torch.randn(64, 2, 16)
+    torch.manual_seed(3)
+    first, second = nn.Linear(16, 32), nn.Linear(32, 16)
+    given = x.clone().requires_grad_()
+    leaves = [given, first.weight, second.weight, first.bias, second.bias]
+    out, dx, dfirst, dsecond, dbias, last = gradients(second(torch.relu(first(given))), leaves, towards)
+    expected = [out, dx, last, dfirst.square().sum(), dsecond.square().sum(), dbias.sum()]
+    for found in pool.call(ranks.feed_forward_on_a_grid, 4, x, towards, chunks):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("keywords", [{}, {"chunks": 2}, {"dispatcher": "allgather"}], ids=str)
 @pytest.mark.parametrize("world", WORLDS)
 def test_experts_of_all_ranks_are_one_mixture(pool: WorkerPool, world: int, keywords: dict[str, Any]) -> None:
