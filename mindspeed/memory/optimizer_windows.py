@@ -39,7 +39,7 @@ class Managed:
     use: Use | None = None
 
     def add(self, parts: int, around: Around, owner: str) -> None:
-        """Step in at least so many windows, and put a context around those that are there, which begins now."""
+        """Step in at least ``parts`` windows, and put a context around the existing ones, which begins now."""
         self.parts = max(self.parts, parts)
         self.contexts.insert(0, around)
         for weight in self.weights:

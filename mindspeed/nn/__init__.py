@@ -1,4 +1,4 @@
-"""Features as modules of plain torch, for a trainer of your own: no plan, no Megatron, no global state.
+"""Features as modules of plain torch, for a trainer without Megatron: no plan and no global state.
 
 ``from mindspeed.nn import RMSNorm`` imports torch and the mechanism only then. Tensors are [batch, tokens, ...], as torch's
 ``batch_first`` has them. Modules that communicate take a ``DeviceMesh`` of one dimension, or a process group.

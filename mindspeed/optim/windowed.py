@@ -61,7 +61,7 @@ class _Windowed(Optimizer):
             return {**self.optimizer.state_dict(), "main_weights": mains}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` or the wrapped optimizer's returned; without main weights those of the model are taken."""
+        """Load what `state_dict` or the wrapped optimizer's returned; without main weights, those of the model are used."""
         mains = state_dict.get("main_weights", [None] * len(self._managed.weights))
         with self._managed.whole("load"), self._over_main_weights():
             self.optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "main_weights"})

@@ -103,4 +103,4 @@ class _Step:
         """No schedule of this pipeline has R."""
 
     def sent(self, op: Op, output: Tensor) -> None:
-        """Keep the output, whose shape torch's backward asks for."""
+        """Keep the output: torch's backward reads its shape."""

@@ -1,4 +1,4 @@
-"""What layers keep for backward, in host memory between forward and backward: `mindspeed.memory.swap` for plain modules."""
+"""Layers whose saved tensors are in host memory between forward and backward: `mindspeed.memory.swap` for plain modules."""
 
 from __future__ import annotations
 

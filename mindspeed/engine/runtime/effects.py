@@ -59,7 +59,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class FeatureProof:
-    """The points of one feature. ``own_trainer`` is what its declaration says of a trainer without Megatron."""
+    """The points of one feature. ``own_trainer`` is that field of its declaration."""
 
     name: str
     stability: str
