@@ -7,6 +7,7 @@ the host, where attention reads it without waiting for a device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeGuard
 
 import torch
@@ -26,6 +27,11 @@ def are_documents(mask: Tensor | None) -> TypeGuard[Tensor]:
 def ends_of_rows(documents: Tensor) -> Ends:
     """The document ends that such a tensor contains."""
     return tuple(tuple(dict.fromkeys(row)) for row in documents.tolist())
+
+
+def in_one_row(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Return the ends of documents when rows of equal length follow one another."""
+    return [number * row[-1] + end for number, row in enumerate(rows) for end in row]
 
 
 def ends_of_packed(packed: Any, side: Literal["q", "kv"], tokens: int) -> tuple[int, ...]:

@@ -13,6 +13,16 @@ Form = Literal["distance", "root", "signed"]
 """The factor of a slope: ``-|query - key|``, ``-sqrt |query - key|``, or ``key - query``."""
 
 
+def slopes_of(heads: int) -> tuple[float, ...]:
+    """Make a slope for each head: ``2 ** (-8 (i + 1) / heads)`` for a power of two.
+
+    Any other number takes those of the power of two below, then every second one of twice that power.
+    """
+    power = 1 << heads.bit_length() - 1
+    more = [2 ** (-4 * (i + 1) / power) for i in range(0, 2 * (heads - power), 2)]
+    return (*(2 ** (-8 * (i + 1) / power) for i in range(power)), *more)
+
+
 @dataclass(frozen=True, slots=True)
 class PositionBias:
     """``slopes`` of the heads, at first of all heads of the model.

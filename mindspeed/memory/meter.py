@@ -34,7 +34,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     A tensor is on the device where its device is neither the CPU nor meta. On the CPU platform it is, unless it is marked as a
     host tensor, which happens behind the operator that made it: sizes are counted at the next operator or reading. Storages
-    that were there before are not counted.
+    that were there before are not counted. Under torch's ``FakeTensorMode`` the meter predicts the same bytes in total, all as
+    host bytes, without allocating them.
     """
 
     only_watches = True

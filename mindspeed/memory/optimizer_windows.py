@@ -38,6 +38,15 @@ class Managed:
     contexts: list[Around] = field(default_factory=list)
     use: Use | None = None
 
+    def add(self, parts: int, around: Around, owner: str) -> None:
+        """Step in at least ``parts`` windows, and put a context around the existing ones, which begins now."""
+        self.parts = max(self.parts, parts)
+        self.contexts.insert(0, around)
+        for weight in self.weights:
+            weight.owner = owner
+        with self.whole("load"):
+            pass
+
     @contextmanager
     def around(self, window: OptimizerWindow) -> Iterator[None]:
         with ExitStack() as stack:
@@ -116,12 +125,7 @@ def manage(optimizer: Any, parts: int, around: Around, owner: str = "") -> None:
     """
     for member in members(optimizer):
         managed = _managed.setdefault(member, Managed(main_weights(member)))
-        managed.parts = max(managed.parts, parts)
-        managed.contexts.insert(0, around)
-        for weight in managed.weights:
-            weight.owner = owner
-        with managed.whole("load"):
-            pass
+        managed.add(parts, around, owner)
 
 
 @wrapper

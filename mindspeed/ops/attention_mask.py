@@ -152,6 +152,10 @@ def compressed_mask(device: torch.device, with_prefix: bool = False) -> Tensor:
     return mask
 
 
+# As torch.compiler.assume_constant_result, which would import all of TorchDynamo here.
+compressed_mask._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def forget_compressed_masks() -> None:
     """Drop the masks, so that the bytes of the next job include those that it makes."""
     _COMPRESSED.clear()

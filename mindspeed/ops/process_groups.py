@@ -28,7 +28,8 @@ def name_of(op: str, group: Group | None) -> str:
     return str(name)
 
 
-def _group(name: str) -> dist.ProcessGroup:
+def group_of_name(name: str) -> dist.ProcessGroup:
+    """Return the group that torch gave a name in this process."""
     group: dist.ProcessGroup = getattr(distributed_c10d, "_resolve_process_group")(name)  # noqa: B009  private, untyped
     return group
 
@@ -36,12 +37,12 @@ def _group(name: str) -> dist.ProcessGroup:
 def size_of(group: Group) -> int:
     """Ranks of a group."""
     # asked of the object where there is one: looking up a name is a graph break under torch.compile
-    return dist.get_world_size(_group(group)) if isinstance(group, str) else group.size()
+    return dist.get_world_size(group_of_name(group)) if isinstance(group, str) else group.size()
 
 
 def hccl_name(group: str) -> str:
     """Name of the communicator behind a group on NPU, which products fused with a collective take."""
-    name: str = _group(group)._get_backend(torch.device("npu")).get_hccl_comm_name(dist.get_rank())  # type: ignore[attr-defined]
+    name: str = group_of_name(group)._get_backend(torch.device("npu")).get_hccl_comm_name(dist.get_rank())  # type: ignore[attr-defined]
     return name
 
 
@@ -55,28 +56,28 @@ def name_of_size(op: str, group: Group, size: int) -> str:
 def all_reduce(x: Tensor, name: str) -> Tensor:
     """The sum over the group."""
     x = x.contiguous()
-    dist.all_reduce(x, group=_group(name))
+    dist.all_reduce(x, group=group_of_name(name))
     return x
 
 
 def all_gather(x: Tensor, name: str) -> Tensor:
     """Gather the tensors of all ranks as [ranks, ...]."""
     whole = x.new_empty((size_of(name), *x.shape))
-    dist.all_gather_into_tensor(whole.flatten(0, 1) if x.dim() else whole, x.contiguous(), group=_group(name))
+    dist.all_gather_into_tensor(whole.flatten(0, 1) if x.dim() else whole, x.contiguous(), group=group_of_name(name))
     return whole
 
 
 def reduce_scatter(x: Tensor, name: str) -> Tensor:
     """The sum over the group of this rank's part of ``x`` [ranks, ...]."""
     part = x.new_empty(x.shape[1:])
-    dist.reduce_scatter_tensor(part, x.contiguous().flatten(0, 1), group=_group(name))
+    dist.reduce_scatter_tensor(part, x.contiguous().flatten(0, 1), group=group_of_name(name))
     return part
 
 
 def all_to_all(x: Tensor, name: str) -> Tensor:
     """``x`` [ranks, ...] with the part that each rank sent to this one in the place of the part that went there."""
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(result, x.contiguous(), group=_group(name))
+    dist.all_to_all_single(result, x.contiguous(), group=group_of_name(name))
     return result
 
 

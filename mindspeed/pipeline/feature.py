@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from mindspeed.pipeline.conditions import ScheduleArgs
@@ -46,15 +47,17 @@ class ScheduleFeature(Feature[ArgsT], ABC):
 
     @hookimpl
     def groups_created(self, sizes: dict[str, int], get_group: Callable[[str], Any]) -> None:
+        import torch
         from megatron.core.parallel_state import get_virtual_pipeline_model_parallel_world_size
 
         from mindspeed.pipeline.megatron import Engine
         from mindspeed.pipeline.transport import open_links
 
+        empty = partial(torch.empty, device=torch.cuda.current_device())
         self.engine = Engine(
             self.spec.name,
             self.planned_schedule,
-            open_links(get_group("pp"), get_virtual_pipeline_model_parallel_world_size() or 1, self.placement()),
+            open_links(get_group("pp"), get_virtual_pipeline_model_parallel_world_size() or 1, self.placement(), empty),
             placement=self.placement(),
             costs=self.costs(),
             trace=self.args.trace,

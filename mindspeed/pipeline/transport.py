@@ -29,8 +29,10 @@ class Links(NamedTuple):
             dist.destroy_process_group(group)
 
 
-def open_links(group: Any, vpp: int, placement: Placement) -> Links:
+def open_links(group: Any, vpp: int, placement: Placement, empty: Callable[..., Tensor]) -> Links:
     """Create the communicators between the ranks of a pipeline group; collective over all ranks of the job.
+
+    ``empty`` is that of `Channels`.
 
     NCCL and HCCL create a communicator at its first message and block both hosts meanwhile. So a message is sent on every
     channel here, in an order that is equal on all ranks.
@@ -39,7 +41,7 @@ def open_links(group: Any, vpp: int, placement: Placement) -> Links:
     pipelines: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(pipelines, own)
     links, rank = Links(own, {}), own.index(dist.get_rank())
-    first = torch.zeros(1, device=torch.cuda.current_device())
+    first = empty(1)
     for number, chosen in enumerate(independent(channels(len(own), vpp, placement))):
         members = sorted({rank for channel in chosen for rank in channel})
         # not by the members alone: torch names such a group by the number of groups of a rank, in which stages differ

@@ -185,7 +185,8 @@ class FeatureSpec:
     ``megatron_flags`` the arguments of Megatron-LM that switch it on or out or are a setting of it; ``ops`` the operators it
     switches to; ``state`` what it adds to checkpoints; ``verify_with`` the surroundings in which verification finds it at
     work; ``reference`` the settings with which a feature that trains another model than Megatron takes Megatron's own means,
-    as it does in the baseline that it is compared with.
+    as it does in the baseline that it is compared with; ``own_trainer`` the import line for a trainer without Megatron, or the
+    reason why it needs Megatron.
     """
 
     name: str
@@ -205,6 +206,7 @@ class FeatureSpec:
     state: CheckpointState = field(default_factory=CheckpointState)
     verify_with: VerifyWith = field(default_factory=VerifyWith)
     reference: Mapping[str, Any] | None = None
+    own_trainer: str = ""
 
     def __post_init__(self) -> None:
         require_types(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -66,6 +66,26 @@ def linear(
     """Multiply ``x`` [sequence, ..., K] by a weight; a frozen one keeps no input for backward and has no gradient."""
     y: Tensor = _Linear.apply(x, weight, bias, products, weight_gradient or plain_weight_gradient)  # type: ignore[no-untyped-call]
     return y
+
+
+class _Replicated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, groups: Sequence[dist.ProcessGroup]) -> Tensor:
+        ctx.groups = groups
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        g = g.clone(memory_format=torch.contiguous_format)
+        for group in ctx.groups:
+            dist.all_reduce(g, group=group)
+        return g, None
+
+
+def replicated(x: Tensor, *groups: dist.ProcessGroup) -> Tensor:
+    """Return ``x``, which is equal on all ranks; its gradient is summed over them, in one group after the other."""
+    same: Tensor = _Replicated.apply(x, groups)  # type: ignore[no-untyped-call]
+    return same
 
 
 def plain_weight_gradient(g_TN: Tensor, x_TK: Tensor) -> Tensor:

@@ -59,11 +59,12 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class FeatureProof:
-    """The points of one feature."""
+    """The points of one feature. ``own_trainer`` is that field of its declaration."""
 
     name: str
     stability: str
     points: tuple[Effect, ...]
+    own_trainer: str = ""
 
     def __str__(self) -> str:
         """``ring-attention: 3 sites, 3 effective, 3 reached (24 calls)``."""
@@ -279,7 +280,7 @@ class EffectTracker:
         if any(point.reached and point.kind != "argument" for point in points):
             unused = [each.optional and point.state == "never reached" for each, point in zip(watched, points, strict=True)]
             points = [replace(p, state="other path") if other else p for p, other in zip(points, unused, strict=True)]
-        return FeatureProof(name, feature.spec.stability.value, tuple(points))
+        return FeatureProof(name, feature.spec.stability.value, tuple(points), feature.spec.own_trainer)
 
     def _point(self, watched: _Watched) -> Effect:
         effective = watched.kind != "patch" or self._holds(watched.name) is not False
@@ -379,6 +380,8 @@ def _problems_of(feature: FeatureProof, outer: Mapping[str, Sequence[str]]) -> I
             others = outer.get(point.name, ()) if point.kind == "patch" else ()
             chain = tuple(f"{other} wraps {point.name} outside of {feature.name} and does not call it" for other in others)
             fix = f"remove {' or '.join((feature.name, *others))}, or check whether the model has the part that it changes"
+            if feature.own_trainer.startswith("from "):
+                fix += f". In a trainer without Megatron, use it by: {feature.own_trainer}"
             yield Problem("MS410", text, (feature.name, *others), chain, fix=advice(fix))
         elif point.state == "not effective":
             text = f"other code replaced {point.name} after {feature.name} patched it"

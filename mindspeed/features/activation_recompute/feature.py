@@ -69,6 +69,7 @@ class ActivationRecompute(PartRecompute[ActivationRecomputeArgs]):
             ms.After(ms.Slot.MOE_DISPATCHER),
         ),
         numerics=ms.Numerics.exact(),
+        own_trainer="from mindspeed.parallel import Region",
     )
 
     @ms.hookimpl

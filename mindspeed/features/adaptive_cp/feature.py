@@ -134,6 +134,7 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
             degree_splits_heads,
         ),
         numerics=ms.Numerics.reordered(reason="the softmax is summed block by block"),
+        own_trainer='from mindspeed.nn import ContextParallelAttention  # algorithm="adaptive"',
     )
 
     def kept(self, tensors: SavedTensors, a: Attention) -> SavedTensors:

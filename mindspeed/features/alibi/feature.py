@@ -154,6 +154,7 @@ class Alibi(ms.Feature[AlibiArgs]):
             settings={"fused": "safe", "fused_type": "convertible"},
         ),
         reference={"fused": False},
+        own_trainer="from mindspeed.nn import alibi_slopes",
     )
 
     @ms.hookimpl

@@ -11,27 +11,17 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.spec_utils import ModuleSpec, get_module
 from torch import Tensor
 
-from mindspeed.context_parallel.position_bias import Form, PositionBias
+from mindspeed.context_parallel.position_bias import Form, PositionBias, slopes_of
 from mindspeed.megatron.module_specs import class_for, is_unpatched, with_parts
 
 if TYPE_CHECKING:
     from mindspeed.features.alibi.feature import Alibi, AlibiArgs
 
 
-def slopes(heads: int) -> tuple[float, ...]:
-    """Make a slope for each head: ``2 ** (-8 (i + 1) / heads)`` for a power of two.
-
-    Any other number takes those of the power of two below, then every second one of twice that power.
-    """
-    power = 1 << heads.bit_length() - 1
-    more = [2 ** (-4 * (i + 1) / power) for i in range(0, 2 * (heads - power), 2)]
-    return (*(2 ** (-8 * (i + 1) / power) for i in range(power)), *more)
-
-
 def with_position_bias(spec: Any, config: Any, args: AlibiArgs) -> Any:
     """The spec of a block whose core attentions all have the bias."""
     form: Form = "signed" if args.signed else "root" if args.kind == 3 else "distance"
-    bias = PositionBias(slopes(config.num_attention_heads), form, matrix=args.kind == 0, fill=args.fill)
+    bias = PositionBias(slopes_of(config.num_attention_heads), form, matrix=args.kind == 0, fill=args.fill)
     return with_parts(spec, lambda name, part: _biased(part, bias, args.fused) if name == "core_attention" else part)
 
 

@@ -110,6 +110,7 @@ class ChunkedLoss(ms.Feature[ChunkedLossArgs]):
             "those of each rank"
         ),
         verify_with=ms.VerifyWith(settings={"chunked-loss": {"chunks": 4}}),
+        own_trainer="from mindspeed.nn import LinearCrossEntropyLoss",
     )
 
     @ms.hookimpl

@@ -65,6 +65,7 @@ class Coc(ms.Feature[CocArgs]):
             features=("sequence-parallel",),
             world={"tp": 2, "seq_length": 32, "global_batch_size": 4},
         ),
+        own_trainer="from mindspeed.nn import ColumnParallelLinear, RowParallelLinear  # chunks=2",
     )
 
     @ms.hookimpl

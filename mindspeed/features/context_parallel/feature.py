@@ -70,6 +70,7 @@ class ContextParallel(ms.Feature[ContextParallelArgs]):
         numerics=ms.Numerics.reordered(reason="gradients are summed first over the tokens of each rank and then over ranks"),
         state=ms.CheckpointState("resharded", "every context-parallel rank holds the same weights"),
         verify_with=ms.VerifyWith(settings={"context-parallel": {"algorithm": "auto"}}, world={"cp": 2}),
+        own_trainer="from mindspeed.nn import ContextParallelAttention",
     )
 
     @ms.hookimpl

@@ -36,6 +36,7 @@ class DynamicShapes(ms.Feature[ms.FeatureArgs]):
             "training in one process"
         ),
         verify_with=ms.VerifyWith(world={"pp": 2}),
+        own_trainer="from mindspeed.parallel import Pipeline",
     )
 
     @ms.hookimpl

@@ -100,6 +100,7 @@ class EodReset(ms.Feature[EodResetArgs]):
         numerics=ms.Numerics.reordered(
             reason="the softmax is summed over the keys of one document instead of over all keys with a mask"
         ),
+        own_trainer="from mindspeed.nn import Attention  # ends=...",
     )
 
     @ms.hookimpl

@@ -135,6 +135,7 @@ class ExpertParallel(ms.Feature[ExpertParallelArgs]):
             removed="refused",
             settings={"dispatcher": "safe"},
         ),
+        own_trainer="from mindspeed.nn import MoE",
     )
 
     @ms.hookimpl

@@ -89,6 +89,7 @@ class FlashAttention(ms.Feature[FlashAttentionArgs]):
         numerics=ms.Numerics.reordered(
             reason="the softmax is summed block by block. Attention dropout uses other random numbers"
         ),
+        own_trainer="from mindspeed.nn import Attention",
     )
 
     @ms.hookimpl

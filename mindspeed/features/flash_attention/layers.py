@@ -12,7 +12,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
 
 from mindspeed import plugins as ms
-from mindspeed.context_parallel.documents import Ends, are_documents, ends_of_packed, ends_of_rows, is_padded
+from mindspeed.context_parallel.documents import are_documents, ends_of_packed, ends_of_rows, in_one_row, is_padded
 from mindspeed.context_parallel.fused_attention import ALL, BAND, CAUSAL, FULL_MASK, SparseMode, attend, attend_packed
 from mindspeed.context_parallel.position_bias import PositionBias
 from mindspeed.megatron.module_specs import is_unpatched, with_modules
@@ -78,7 +78,7 @@ class FlashCoreAttention(DotProductAttention):  # type: ignore[misc]  # megatron
         with self._random(keep):
             if are_documents(attention_mask):
                 q, k, v = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))
-                ends = _behind_one_another(ends_of_rows(attention_mask))
+                ends = in_one_row(ends_of_rows(attention_mask))
                 out = attend_packed(q, k, v, (ends, ends), sparse, self._scale(), keep, self.position_bias)
                 return unflatten(out, 0, (query.shape[1], -1)).transpose(0, 1).flatten(2)
             if packed:
@@ -111,11 +111,6 @@ class FlashCoreAttention(DotProductAttention):  # type: ignore[misc]  # megatron
         shared = keep == 1 or self.config.sequence_parallel
         random: AbstractContextManager[Any] = nullcontext() if shared else get_cuda_rng_tracker().fork()
         return random
-
-
-def _behind_one_another(rows: Ends) -> list[int]:
-    """The ends of documents when rows of equal length follow one another."""
-    return [number * row[-1] + end for number, row in enumerate(rows) for end in row]
 
 
 def _problem(sentence: str, fix: str) -> ms.Problem:

@@ -30,6 +30,7 @@ class GroupedMatmulAdd(ms.Feature[ms.FeatureArgs]):
             reason="each product is added to the gradient of earlier micro-batches before rounding. Megatron first rounds the "
             "product to the type of the weight"
         ),
+        own_trainer="from mindspeed.ops import npu_groupmatmul_add_fp32",
     )
 
     @ms.hookimpl

@@ -117,6 +117,7 @@ class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
         ),
         numerics=ms.Numerics.reordered(reason="the softmax is summed block by block"),
         verify_with=ms.VerifyWith(settings={"hybrid-attention": {"ulysses_degree": 2}}, world={"cp": 4}),
+        own_trainer='from mindspeed.nn import ContextParallelAttention  # algorithm="hybrid"',
     )
 
     ring_groups: Mapping[str, ProcessGroup] = MappingProxyType({})

@@ -15,11 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.context_parallel.blocks import BlockCall, Scoring, accumulate_block, parts, start, statistics
-from mindspeed.context_parallel.core_attention import CoreAttention
 from mindspeed.context_parallel.exchange import pack, unpack
 from mindspeed.context_parallel.layout import Layout, check_shares, contiguous, zigzag
 from mindspeed.context_parallel.local_attention import add_gradients
-from mindspeed.ops.attention_mask import AttentionVisibility, attention_visibility
+from mindspeed.ops.attention_mask import attention_visibility
 
 __all__ = ["Layout", "contiguous", "kv_allgather_attention", "zigzag"]
 
@@ -98,17 +97,3 @@ class _Gathered(torch.autograd.Function):
         add_gradients([dq, dk, dv], ctx.plan.scoring, ctx.work, dout, query, keys, values, out, statistics(lse))
         own_dk, own_dv = ctx.plan.scatter(dk, dv)
         return dq.to(query.dtype), own_dk.to(key.dtype), own_dv.to(value.dtype), None
-
-
-class GatheredCoreAttention(CoreAttention):
-    """Core attention by `kv_allgather_attention`; Megatron spreads tokens in zig-zag."""
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, visibility: AttentionVisibility) -> Tensor:
-        return kv_allgather_attention(
-            query,
-            key,
-            value,
-            self.group,
-            **self.attention_kwargs(visibility, query.device),
-            layout=zigzag(self.group.size()),
-        )

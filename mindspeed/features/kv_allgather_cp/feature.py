@@ -28,10 +28,11 @@ class KvAllgatherCp(AlgorithmFeature[ms.FeatureArgs]):
         constraints=(*ALGORITHM, two_chunks_for_each_rank),
         megatron_flags=(ms.MegatronFlag("cp_comm_type", switch="on", values=("all_gather",), size="cp"),),
         numerics=ms.Numerics.reordered(reason="key and value gradients are summed over ranks"),
+        own_trainer='from mindspeed.nn import ContextParallelAttention  # algorithm="kv-allgather"',
     )
 
     def core_attention(self) -> type[CoreAttention]:
-        from mindspeed.features.kv_allgather_cp.attention import GatheredCoreAttention
+        from mindspeed.features.kv_allgather_cp.layers import GatheredCoreAttention
 
         return GatheredCoreAttention
 

@@ -33,6 +33,7 @@ class Mc2(ms.Feature[ms.FeatureArgs]):
             "first and round once. Tensor parallelism, which mc2 requires, splits these sums over ranks"
         ),
         verify_with=ms.VerifyWith(world={"tp": 2}),
+        own_trainer="from mindspeed.ops import lcal_coc",
     )
 
     @ms.hookimpl

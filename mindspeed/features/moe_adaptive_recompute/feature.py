@@ -39,6 +39,7 @@ class MoeAdaptiveRecompute(ms.Feature[MoeAdaptiveRecomputeArgs]):
             reason="moe-grouped-gemm, which this feature requires, may sum in a different order than one product per expert. "
             "Recomputation itself is bitwise exact"
         ),
+        own_trainer="it recomputes Megatron's experts by the number of their tokens",
     )
 
     def __init__(self, args: MoeAdaptiveRecomputeArgs, world: Any) -> None:

@@ -32,4 +32,5 @@ class MoeAllgatherDispatcher(DispatcherFeature[ms.FeatureArgs]):
             ms.Condition.unset("padded_experts", "expert inputs are padded to a capacity, which {feature} does not support"),
         ),
         numerics=REORDERED,
+        own_trainer='from mindspeed.nn import MoE  # dispatcher="allgather"',
     )

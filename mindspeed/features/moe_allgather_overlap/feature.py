@@ -31,6 +31,7 @@ class MoeAllgatherOverlap(OverlapFeature[ms.FeatureArgs]):
             keeps_modules_whole("adaptive-recompute"),
         ),
         numerics=REORDERED,
+        own_trainer='from mindspeed.nn import MoE  # dispatcher="allgather"',
     )
 
     @ms.hookimpl

@@ -83,4 +83,5 @@ class MoeAlltoallDispatcher(DispatcherFeature[MoeAlltoallDispatcherArgs]):
             ),
         ),
         numerics=REORDERED,
+        own_trainer="from mindspeed.nn import MoE",
     )

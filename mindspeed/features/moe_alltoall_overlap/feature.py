@@ -58,6 +58,7 @@ class MoeAlltoallOverlap(OverlapFeature[MoeAlltoallOverlapArgs]):
             reason="gradients of a layer's input are summed in a different order than in Megatron. With the setting parts > 1, "
             "outputs are also summed in a different order"
         ),
+        own_trainer="from mindspeed.nn import MoE  # chunks=2",
     )
 
     @ms.hookimpl

@@ -78,6 +78,7 @@ class MoeGroupedGemm(ms.Feature[ms.FeatureArgs]):
             added="refused",
             removed="refused",
         ),
+        own_trainer="from mindspeed.nn import MoE",
     )
 
     @ms.hookimpl

@@ -119,6 +119,7 @@ class MoeSharedExperts(ms.Feature[MoeSharedExpertsArgs]):
         ),
         reference={"overlap": False},
         verify_with=ms.VerifyWith(settings={"moe-shared-experts": {"count": 1, "overlap": True}}, world={"ep": 2}),
+        own_trainer="from mindspeed.nn import MoE  # shared_size=1024",
     )
 
     @ms.hookimpl

@@ -32,6 +32,7 @@ class MoeTokenPermute(ms.Feature[ms.FeatureArgs]):
             reason="the expert outputs of a token are summed in fp32 and rounded once. Megatron by default sums in the data "
             "type of the outputs, such as bf16, and rounds after each addition"
         ),
+        own_trainer="from mindspeed.ops import npu_fused_moe_token_permute, npu_fused_moe_token_unpermute",
     )
 
     topk = 0

@@ -82,6 +82,7 @@ class NanoPipe(ScheduleFeature[NanoPipeArgs]):
         ),
         numerics=ms.Numerics.exact(),
         verify_with=ms.VerifyWith(features=("pipeline-parallel",), world={"pp": 2}),
+        own_trainer="it defers the weight gradients of Megatron's linear layers",
     )
 
     def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:

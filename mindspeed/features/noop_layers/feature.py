@@ -189,6 +189,7 @@ class NoopLayers(ms.Feature[NoopLayersArgs]):
         verify_with=ms.VerifyWith(
             world={"pp": 2, "vpp": 2, "num_layers": 3, "num_query_groups": 4}, settings={"noop-layers": {"layers": (1,)}}
         ),
+        own_trainer="it skips layers of Megatron's transformer block; a list of your own modules needs no placeholder",
     )
 
     @ms.hookimpl

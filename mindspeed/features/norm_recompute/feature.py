@@ -36,6 +36,7 @@ class NormRecompute(PartRecompute[LayersArgs]):
             ),
         ),
         numerics=ms.Numerics.exact(),
+        own_trainer="from mindspeed.parallel import Region",
     )
 
     @ms.hookimpl

@@ -67,6 +67,7 @@ class PipelineParallel(ms.Feature[PipelineParallelArgs]):
             "training in one process"
         ),
         state=ms.CheckpointState("resharded", "layers are saved under their number in the whole model"),
+        own_trainer="from mindspeed.parallel import Pipeline",
     )
 
     @ms.hookimpl

@@ -58,6 +58,7 @@ class RecomputeInAdvance(RecomputeFeature[RecomputeInAdvanceArgs]):
         ),
         numerics=ms.Numerics.exact(),
         verify_with=ms.VerifyWith(features=("pipeline-parallel",), world={"pp": 2}),
+        own_trainer="from mindspeed.parallel import Checkpoint",
     )
 
     def listed(self, base: Schedule) -> Schedule:

@@ -40,6 +40,7 @@ class RecomputeInBubble(RecomputeFeature[RecomputeInBubbleArgs]):
         verify_with=ms.VerifyWith(
             features=("pipeline-parallel",), settings={"recompute-in-bubble": {"limit": 1}}, world={"pp": 2}
         ),
+        own_trainer="it moves recomputation into the bubbles of Megatron's pipeline",
     )
 
     def listed(self, base: Schedule) -> Schedule:

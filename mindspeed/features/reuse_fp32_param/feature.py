@@ -42,6 +42,7 @@ class ReuseFp32Param(ms.Feature[ReuseFp32ParamArgs]):
         ),
         numerics=ms.Numerics.exact(),
         verify_with=ms.VerifyWith(world={"dtype": "bf16"}),
+        own_trainer="from mindspeed.optim import ReuseFp32Param",
     )
 
     @ms.hookimpl

@@ -84,6 +84,7 @@ class RingAttention(AlgorithmFeature[RingAttentionArgs]):
         constraints=(*ALGORITHM, two_chunks_for_each_rank, window_divides_ring, interval_is_inside),
         megatron_flags=(ms.MegatronFlag("cp_comm_type", switch="on", values=("p2p",), size="cp"),),
         numerics=ms.Numerics.reordered(reason="the softmax is summed block by block"),
+        own_trainer='from mindspeed.nn import ContextParallelAttention  # algorithm="ring"',
     )
 
     ring_groups: Mapping[str, ProcessGroup] = MappingProxyType({})

@@ -33,6 +33,7 @@ class RingAttentionUpdate(ms.Feature[ms.FeatureArgs]):
             "they round differently"
         ),
         verify_with=ms.VerifyWith(features=("ring-attention",), world={"cp": 2}),
+        own_trainer="from mindspeed.ops import npu_ring_attention_update",
     )
 
     @ms.hookimpl

@@ -48,6 +48,7 @@ class RmsNorm(ms.Feature[RmsNormArgs]):
             ),
         ),
         numerics=ms.Numerics.reordered(reason="the mean of squares is summed in a different order than in Megatron's norm"),
+        own_trainer="from mindspeed.nn import RMSNorm",
     )
 
     @ms.hookimpl

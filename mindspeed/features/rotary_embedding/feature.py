@@ -29,6 +29,7 @@ class RotaryEmbedding(ms.Feature[ms.FeatureArgs]):
         numerics=ms.Numerics.reordered(
             reason="the products with cosine and sine and their sum are rounded once, at the end, instead of three times"
         ),
+        own_trainer="from mindspeed.nn import RotaryEmbedding",
     )
 
     @ms.hookimpl

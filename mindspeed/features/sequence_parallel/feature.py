@@ -36,6 +36,7 @@ class SequenceParallel(ms.Feature[ms.FeatureArgs]):
             reason="each rank sums the gradients of norm weights over its part of the sequence, and the sums are "
             "added over ranks"
         ),
+        own_trainer="from mindspeed.nn import ColumnParallelLinear, RowParallelLinear  # sequence_parallel=True",
     )
 
     @ms.hookimpl

@@ -95,6 +95,7 @@ class SharedAttentionMask(ms.Feature[SharedAttentionMaskArgs]):
                 when=_needs_capability,
             ),
         ),
+        own_trainer="it replaces the masks of Megatron's data loader; the attention of mindspeed.nn reads no mask",
     )
 
     @ms.hookimpl

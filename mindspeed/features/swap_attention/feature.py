@@ -168,6 +168,7 @@ class SwapAttention(ms.Feature[SwapAttentionArgs]):
             ),
         ),
         numerics=ms.Numerics.exact(),
+        own_trainer="from mindspeed.parallel import SwapActivations",
     )
 
     swap: LayerSwap | None = None

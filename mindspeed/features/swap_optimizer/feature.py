@@ -37,6 +37,7 @@ class SwapOptimizer(ms.Feature[SwapOptimizerArgs]):
         ),
         numerics=ms.Numerics.exact(),
         verify_with=ms.VerifyWith(world={"dtype": "bf16"}),
+        own_trainer="from mindspeed.optim import SwapOptimizer",
     )
 
     @ms.hookimpl

@@ -66,6 +66,7 @@ class Swiglu(ms.Feature[ms.FeatureArgs]):
         numerics=ms.Numerics.reordered(
             reason="SwiGLU is silu(gate) * up. The operator rounds only this product, but Megatron also rounds silu(gate)"
         ),
+        own_trainer="from mindspeed.nn import SwiGLU",
     )
 
     @ms.hookimpl

@@ -64,6 +64,7 @@ class TensorParallel(ms.Feature[TensorParallelArgs]):
         ),
         numerics=ms.Numerics.reordered(reason="sums over the hidden dimension are split over ranks"),
         state=ms.CheckpointState("resharded", "weights are saved whole, as slices that any other layout can load"),
+        own_trainer="from mindspeed.nn import ColumnParallelLinear, RowParallelLinear",
     )
 
     @ms.hookimpl

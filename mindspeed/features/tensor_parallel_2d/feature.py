@@ -64,6 +64,7 @@ class TensorParallel2D(ms.Feature[TensorParallel2DArgs]):
         verify_with=ms.VerifyWith(
             algorithm=("mindspeed.features.tensor_parallel_2d.products",), settings={NAME: {"x": 1, "y": 2}}, world={"tp": 2}
         ),
+        own_trainer="from mindspeed.nn import ColumnParallelLinear, RowParallelLinear  # a mesh of two dimensions",
     )
 
     grid: Grid | None = None

@@ -151,6 +151,7 @@ class TransformerEngineLayers(ms.Feature[TransformerEngineLayersArgs]):
             algorithm=tuple(f"{_HERE}.{module}" for module in ("attention", "linear", "norm_linear")),
         ),
         numerics=ms.Numerics.reordered(reason="norms and attention use other kernels than Transformer Engine's"),
+        own_trainer="it provides the classes that Megatron's layer specs expect of Transformer Engine",
     )
 
     _stand_in: Any = None

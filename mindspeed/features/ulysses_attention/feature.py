@@ -117,6 +117,7 @@ class UlyssesAttention(AlgorithmFeature[UlyssesAttentionArgs]):
         numerics=ms.Numerics.reordered(
             reason="each rank sums weight gradients over its part of the sequence, and the sums are added over ranks"
         ),
+        own_trainer='from mindspeed.nn import ContextParallelAttention  # algorithm="ulysses"',
     )
 
     def core_attention(self) -> type[CoreAttention]:

@@ -117,6 +117,7 @@ class VirtualPipeline(ms.Feature[VirtualPipelineArgs]):
         state=ms.CheckpointState(
             "resharded", "layers are saved under their number in the whole model", settings={"overlap_p2p": "safe"}
         ),
+        own_trainer="from mindspeed.parallel import Pipeline",
     )
 
     @ms.hookimpl

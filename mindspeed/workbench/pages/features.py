@@ -80,6 +80,7 @@ def feature_page(found: DiscoveredFeature, verdicts: Mapping[str, CaseResult], s
         _text(feature),
         _section("When to use it", readme["when"]),
         _section("Usage", _usage(feature, readme)),
+        _section("In your own trainer", _own_trainer(feature.spec)),
         _section("How it works", [*readme["about"], *readme["how"], *shown]),
         _section("Settings", [*readme["settings"], *_settings(feature)]),
         ["## Works with, needs and refuses", "", *_constraints(feature)],
@@ -98,6 +99,31 @@ def feature_page(found: DiscoveredFeature, verdicts: Mapping[str, CaseResult], s
 def _in_short(spec: FeatureSpec) -> str:
     """Category, level and claim in one line."""
     return f"*Category {spec.category.value}, level {spec.level}, {spec.numerics.claim}, {spec.stability.value}.*"
+
+
+def _own_trainer(spec: FeatureSpec) -> list[str]:
+    """Return the import line for a trainer without Megatron, or the reason why there is none."""
+    if spec.own_trainer.startswith("from "):
+        return [f"Without Megatron and without a plan:\n\n```python\n{spec.own_trainer}\n```"]
+    return [f"Works only with Megatron: {spec.own_trainer}."] if spec.own_trainer else []
+
+
+def own_trainers(catalog: Catalog) -> list[list[str]]:
+    """Return the table of the import lines and reasons of all features that have one."""
+    about = (
+        "Modules, optimizers and functions of plain torch: no plan, no Megatron, nothing is patched. [Quickstart: your own "
+        "trainer](quickstart-own-trainer.md) shows a loop that uses them."
+    )
+    rows = [
+        (
+            f"[{name}](features/{name}.md)",
+            spec.category.value,
+            code(own) if own.startswith("from ") else f"works only with Megatron: {own}",
+        )
+        for name, spec in catalog.specs.items()
+        if (own := spec.own_trainer)
+    ]
+    return [[about, ""], table(("feature", "category", "in your own trainer"), rows)]
 
 
 def _section(title: str, blocks: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.hookspecs import HOOK_CLASSES, HOOKS, Answers, Caller, TrainState, Unit
 from mindspeed.problems import error_codes
 from mindspeed.workbench.pages.drift import drift
-from mindspeed.workbench.pages.features import index, settings_table, type_text
+from mindspeed.workbench.pages.features import index, own_trainers, settings_table, type_text
 from mindspeed.workbench.pages.markdown import code, page, table
 from mindspeed.workbench.pages.operators import operators
 from mindspeed.workbench.pages.support import support
@@ -236,6 +236,7 @@ REFERENCE: Final = {
     "environment-variables": MadePage(
         "Environment variables", "mindspeed/engine/resolution/variables.yaml", environment_variables
     ),
+    "own-trainer": MadePage("Features in your own trainer", "mindspeed/nn", own_trainers),
     "python-api": MadePage("Python API", "mindspeed/plugins/api.py", python_api),
     "support": MadePage("Support", "mindspeed/workbench/diagnostics/support_matrix.yaml", support),
     "drift": MadePage("Drift of Megatron", "mindspeed/engine/inspection/releases", drift),

@@ -44,10 +44,11 @@ def start(fake_megatron: object, said: Said) -> Iterator[Start]:  # noqa: F811
         strict: bool = False,
         argument: str = "",
         ops: tuple[str, ...] = (),
+        own_trainer: str = "",
         outside: tuple[Patch, ...] = (),
         **hooks: Any,
     ) -> EffectTracker:
-        spec = FeatureSpec("alpha", Category.TOOL, ops=ops)
+        spec = FeatureSpec("alpha", Category.TOOL, ops=ops, own_trainer=own_trainer)
         members = {"spec": spec, **{name: hookimpl(function) for name, function in hooks.items()}}
         feature = type("Alpha", (Feature,), members)(FeatureArgs(), World({}))
         plan = ActivationPlan(
@@ -114,6 +115,15 @@ def test_a_site_that_was_never_reached_is_a_warning_with_the_fix(start: Start, s
             "  fix: remove alpha, or check whether the model has the part that it changes"
         )
     ]
+
+
+def test_the_fix_names_the_line_for_a_trainer_without_megatron(start: Start, said: Said) -> None:
+    state()
+    one_step(start(SCALE, own_trainer="from acme import Alpha"))
+    assert said[1].endswith(
+        "  fix: remove alpha, or check whether the model has the part that it changes. In a trainer without Megatron, use it by: "
+        "from acme import Alpha"
+    )
 
 
 def test_a_feature_that_hides_another_is_named(start: Start, said: Said) -> None:

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from mindspeed.context_parallel.position_bias import PositionBias
-from mindspeed.features.alibi.layers import slopes
+from mindspeed.context_parallel.position_bias import PositionBias, slopes_of
 
 KNOWN = {
     1: [2**-8],
@@ -20,12 +19,12 @@ KNOWN = {
 
 @pytest.mark.parametrize("heads", KNOWN)
 def test_slopes_are_those_of_the_paper(heads):
-    assert slopes(heads) == pytest.approx(KNOWN[heads], rel=1e-15)
+    assert slopes_of(heads) == pytest.approx(KNOWN[heads], rel=1e-15)
 
 
 def test_no_two_of_forty_heads_have_one_slope():
-    assert len(set(slopes(40))) == 40
-    assert all(2**-8 <= slope < 1 for slope in slopes(40))
+    assert len(set(slopes_of(40))) == 40
+    assert all(2**-8 <= slope < 1 for slope in slopes_of(40))
 
 
 @pytest.mark.parametrize("form", ["distance", "root", "signed"])
