@@ -121,8 +121,8 @@ def test_the_fix_names_the_line_for_a_trainer_without_megatron(start: Start, sai
     state()
     one_step(start(SCALE, own_trainer="from acme import Alpha"))
     assert said[1].endswith(
-        "  fix: remove alpha, or check whether the model has the part that it changes. In a trainer without Megatron, use it by: "
-        "from acme import Alpha"
+        "  fix: remove alpha, or check whether the model has the part that it changes. In a trainer without Megatron, use it "
+        "by: from acme import Alpha"
     )
 
 
