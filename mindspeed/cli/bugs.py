@@ -45,10 +45,14 @@ def bugs(megatron: str | None, platform: str | None, command: tuple[str, ...]) -
         found = [bug for bug in found if bug in caught]
     rows, lines = [], [f"megatron-core {version}: {len(found)} known bugs{' that hit this command' if command else ''}"]
     for bug in found:
-        names = ("name", "consequence", "megatron", "text", "fix", "source", "proof")
+        names = ("name", "consequence", "megatron", "text", "fix", "source", "proof", "unproven")
         rows.append({name: getattr(bug, name) for name in names} | {"mended": bool(bug.mended)})
         state = "mended by every plan" if bug.mended else "not mended"
         lines += ["", f"{bug.name} ({bug.consequence}; {bug.megatron}; {state})"]
-        texts = [bug.text, *([f"fix: {bug.fix}"] if bug.fix else []), bug.source]
-        lines += [line for text in texts for line in textwrap.wrap(text, 98, initial_indent="  ", subsequent_indent="  ")]
+        texts = [bug.text, bug.unproven and f"not shown by a test: {bug.unproven}", bug.fix and f"fix: {bug.fix}", bug.source]
+        lines += [
+            line
+            for text in filter(None, texts)
+            for line in textwrap.wrap(text, 98, initial_indent="  ", subsequent_indent="  ")
+        ]
     print_result({"megatron": version, "bugs": rows}, lines)

@@ -4,18 +4,21 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
+import mindspeed
 from mindspeed import registry
 from mindspeed.cli import main
+from mindspeed.engine.resolution.environment import version_in
 from mindspeed.megatron.fixes.feature import TABLES
 from mindspeed.workbench.lint.traps import known_traps
+from tests.megatron import bug_proofs
 from tests.megatron.test_stock_layouts import TWO_RANKS, printed
-from tests.megatron_lm.checkout import VARIABLE
 
 BUGS = [trap for trap in known_traps() if trap.is_bug]
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,15 +60,29 @@ def test_under_a_plan_losses_of_routers_weigh_what_is_configured():
     assert all(line.endswith("1.000, z-loss 1.000") for line in after)
 
 
-@pytest.mark.skipif(not os.environ.get(VARIABLE), reason=f"{VARIABLE} names no Megatron-LM")
-def test_without_an_interval_the_number_of_validation_samples_is_computed_from_none(monkeypatch):
-    monkeypatch.syspath_prepend(os.environ[VARIABLE])
-    from megatron.training import training
+@pytest.fixture(scope="module")
+def fixes() -> Iterator[None]:
+    """The fixes of Megatron, and no feature."""
+    mindspeed.activate(mindspeed.plan(level=0, platform="cpu"))
+    yield
+    mindspeed.deactivate()
 
-    given = {"train_samples": None, "train_iters": 4, "global_batch_size": 2, "eval_iters": 0, "eval_interval": None}
-    monkeypatch.setattr(training, "get_args", lambda: SimpleNamespace(**given, full_validation=False, skip_train=False))
-    with pytest.raises(TypeError, match="NoneType"):
-        training.get_train_valid_test_num_samples()
+
+@pytest.mark.parametrize("name", bug_proofs.PROOFS)
+@pytest.mark.usefixtures("fixes")
+def test_a_bug_shows_in_its_releases_until_it_is_mended(name):
+    (bug,) = [bug for bug in BUGS if bug.name == name]
+    seen = bug_proofs.look(partial(bug_proofs.without_fixes, bug))
+    if seen.state == "not run":
+        pytest.skip(seen.text)
+    assert (seen.state == "shown") == version_in(str(registry.probe("cpu").megatron), bug.megatron), seen
+    if bug.mended:
+        assert bug_proofs.look(bug_proofs.PROOFS[name]).state in ("right", "absent")
+
+
+def test_every_proof_of_one_process_is_of_a_bug():
+    file = Path(bug_proofs.__file__).relative_to(ROOT).as_posix()
+    assert {bug.name for bug in BUGS if bug.proof == file} == set(bug_proofs.PROOFS)
 
 
 ETP = "--num-experts 4 --expert-tensor-parallel-size 2 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 8"
