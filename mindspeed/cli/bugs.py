@@ -50,9 +50,6 @@ def bugs(megatron: str | None, platform: str | None, command: tuple[str, ...]) -
         state = "mended by every plan" if bug.mended else "not mended"
         lines += ["", f"{bug.name} ({bug.consequence}; {bug.megatron}; {state})"]
         texts = [bug.text, bug.unproven and f"not shown by a test: {bug.unproven}", bug.fix and f"fix: {bug.fix}", bug.source]
-        lines += [
-            line
-            for text in filter(None, texts)
-            for line in textwrap.wrap(text, 98, initial_indent="  ", subsequent_indent="  ")
-        ]
+        for text in filter(None, texts):
+            lines += textwrap.wrap(text, 98, initial_indent="  ", subsequent_indent="  ")
     print_result({"megatron": version, "bugs": rows}, lines)

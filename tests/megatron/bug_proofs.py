@@ -1,8 +1,9 @@
-"""Show bugs of Megatron in one process: ``python -m tests.megatron.bug_proofs [NAME ...]`` prints what was seen as JSON.
+"""Show bugs of Megatron: ``python -m tests.megatron.bug_proofs [NAME ...]`` prints what was seen as JSON.
 
-Each function has the name of a row of ``traps.yaml``, runs the code of Megatron that has the bug and returns what is wrong, or
+Each function is of a row of ``traps.yaml``, runs the code of Megatron that has the bug and returns what is wrong, or
 an empty text. It runs twice on the platform cpu: without the patches that mend the row, and with them. A proof raises
-ImportError where a release does not have the code, and CannotRun where this machine or this copy of Megatron cannot run it.
+ImportError where a release does not have the code, and CannotRunError where this machine or this copy of Megatron does not
+suffice.
 """
 
 import ctypes
@@ -15,8 +16,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -30,8 +31,10 @@ import torch.distributed as dist
 import mindspeed
 from mindspeed.engine.inspection.megatron_copies import megatron_version
 from mindspeed.engine.resolution.environment import made_up
+from mindspeed.megatron.fixes.feature import TABLES
 from mindspeed.problems import PatchError
 from mindspeed.workbench.lint.traps import Trap, known_traps
+from tests.forked_ranks import run_ranks
 
 PR_GET_PDEATHSIG: Final = 2
 """The option of Linux that reads which signal a process gets when its parent ends."""
@@ -39,7 +42,7 @@ PR_GET_PDEATHSIG: Final = 2
 PROOFS: Final[dict[str, Callable[[], str]]] = {}
 
 
-class CannotRun(Exception):
+class CannotRunError(Exception):
     """Say why a proof cannot run on this machine or on this copy of Megatron."""
 
 
@@ -76,10 +79,8 @@ def of_checkout(name: str) -> ModuleType:
     """Import a module that checkouts of Megatron-LM have, and wheels of megatron-core do not."""
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and name.startswith(error.name):
-            raise CannotRun(f"{error.name} is not in this copy of Megatron") from error
-        raise
+    except ImportError as error:
+        raise CannotRunError(str(error).partition(" (")[0]) from error
 
 
 @contextmanager
@@ -163,27 +164,39 @@ def predictions_of_mocked_layers() -> str:
 @shows("kernels-that-import-triton")
 def kernels_that_import_triton() -> str:
     if importlib.util.find_spec("triton") is not None:
-        raise CannotRun("triton is installed here")
-    name = "megatron.core.transformer.custom_layers.batch_invariant_kernels"
-    loaded = sys.modules.pop(name, None)
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != "triton":
-            raise
-        return f"{type(error).__name__}: {error}"
-    finally:
+        raise CannotRunError("triton is installed here")
+    return in_fork(first_that_imports_triton)
+
+
+def first_that_imports_triton() -> str:
+    """Return the first module whose import fails for want of triton."""
+    for name in TABLES["unguarded"]:
         sys.modules.pop(name, None)
-        if loaded is not None:
-            sys.modules[name] = loaded
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name == "triton":
+                return f"without triton fails: import {name}"
     return ""
+
+
+def in_fork(function: Callable[..., Any], *args: Any) -> Any:
+    """Return what a function returns in a process that is forked from this one."""
+    forks = multiprocessing.get_context("fork")
+    here, there = forks.Pipe()
+    process = forks.Process(target=lambda: there.send(function(*args)))
+    process.start()
+    there.close()
+    result = here.recv()
+    process.join()
+    return result
 
 
 @shows("compiler-of-cuda-at-start")
 def compiler_of_cuda_at_start() -> str:
     fused_kernels = of_checkout("megatron.legacy.fused_kernels")
     if torch.utils.cpp_extension.CUDA_HOME is not None:
-        raise CannotRun("a CUDA compiler is installed here")
+        raise CannotRunError("a CUDA compiler is installed here")
     return error_of(fused_kernels.load, SimpleNamespace(rank=0))
 
 
@@ -305,7 +318,7 @@ def interpreter_for_a_synchronous_save() -> str:
         weight = dist_checkpointing.ShardedTensor.from_rank_offsets("weight", torch.ones(8))
         error = error_of(dist_checkpointing.save, {"weight": weight}, folder)
     if error and not started:
-        raise CannotRun(error)
+        raise CannotRunError(error)
     return "starts an interpreter" if started else ""
 
 
@@ -316,27 +329,17 @@ def writers_that_outlive_their_rank() -> str:
     if not hasattr(FileSystemWriterAsync, "write_preloaded_data_multiproc"):
         raise ImportError("writers are threads in this release")
 
-    def report(results: Any) -> None:
+    def signal_of_writer() -> int:
         number = ctypes.c_int()
-        ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
-        there.send(number.value)
 
-    def write() -> None:
-        FileSystemWriterAsync.write_preloaded_data(
-            [],
-            0,
-            (os.devnull, "", ([], [])),
-            results_queue=SimpleNamespace(put=report),
-            count_queue=mock.Mock(),
-            use_fsync=False,
-        )
+        def report(_: Any) -> None:
+            ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
 
-    forks = multiprocessing.get_context("fork")
-    here, there = forks.Pipe()
-    writer = forks.Process(target=write)
-    writer.start()
-    writer.join()
-    return "" if here.recv() == signal.SIGKILL else "a writer gets no signal when its rank ends"
+        queues = {"results_queue": SimpleNamespace(put=report), "count_queue": mock.Mock()}
+        FileSystemWriterAsync.write_preloaded_data([], 0, (os.devnull, "", ([], [])), **queues, use_fsync=False)
+        return number.value
+
+    return "" if in_fork(signal_of_writer) == signal.SIGKILL else "a writer gets no signal when its rank ends"
 
 
 @shows("weight-decay-after-a-resume")
@@ -519,8 +522,8 @@ def experts_capacity_above_the_tokens() -> str:
     return error_of(apply_router_token_dropping, probs, probs > 0, router_topk=2, capacity_factor=8.0, drop_policy="probs")
 
 
-def scales_of(scaler: Any, **fields: Any) -> float:
-    """Return the scale that the schedule gives to a loss, of four micro-batches under context parallelism of 2."""
+def scale_of(scaler: Any, cp: int, **fields: Any) -> float:
+    """Return the scale that the schedule gives to a loss, of four micro-batches."""
     from megatron.core.pipeline_parallel.schedules import forward_step_calc_loss
 
     given = {"calculate_per_token_loss": False, "grad_scale_func": None, "timers": None, "num_moe_experts": None}
@@ -532,13 +535,13 @@ def scales_of(scaler: Any, **fields: Any) -> float:
         return output.sum(), {}
 
     with unscaled(scaler):
-        forward_step_calc_loss(model, torch.ones(1), loss, settings, None, False, 4, [], cp_group_size=2, is_last_stage=True)
+        forward_step_calc_loss(model, torch.ones(1), loss, settings, None, False, 4, [], cp_group_size=cp, is_last_stage=True)
         return float(scaler.main_loss_backward_scale)
 
 
 @shows("auxiliary-losses-under-context-parallelism")
 def auxiliary_losses_under_context_parallelism() -> str:
-    found = scales_of(losses_of_experts(), num_moe_experts=4)
+    found = scale_of(losses_of_experts(), 2, num_moe_experts=4)
     return "" if found == 0.5 else f"with cp 2 and four micro-batches the scale is {found}, not 0.5"
 
 
@@ -546,7 +549,7 @@ def auxiliary_losses_under_context_parallelism() -> str:
 def indexer_loss_by_micro_batches() -> str:
     from megatron.core.transformer.experimental_attention_variant.dsa import DSAIndexerLossAutoScaler
 
-    found = scales_of(DSAIndexerLossAutoScaler, experimental_attention_variant="dsa")
+    found = scale_of(DSAIndexerLossAutoScaler, 1, experimental_attention_variant="dsa")
     return "" if found == 0.25 else f"with four micro-batches the scale is {found}, not 0.25"
 
 
@@ -569,8 +572,6 @@ def size_of_logged_losses_with_predictions() -> str:
 
     if "mtp_num_layers" not in inspect.signature(moe_utils.track_moe_metrics).parameters:
         raise ImportError("this release tracks no losses of predictions")
-    if not hasattr(moe_utils, "reduce_aux_losses_tracker_across_ranks"):
-        raise ImportError("losses are tracked by moe_logging in this release")
     sizes = []
 
     def record(*_: Any, **__: Any) -> None:
@@ -580,6 +581,8 @@ def size_of_logged_losses_with_predictions() -> str:
         moe_utils.track_moe_metrics(
             1.0, 1, force_initialize=True, track_names=["load_balancing_loss"], num_layers=4, mtp_num_layers=1
         )
+    if not sizes:
+        raise ImportError("this release tracks losses otherwise")
     return "" if sizes == [5] else f"a stage without experts reduces {sizes[0]} numbers, others 5"
 
 
@@ -641,8 +644,137 @@ def no_evaluation_interval() -> str:
     training = of_checkout("megatron.training.training")
     given = {"train_samples": None, "train_iters": 4, "global_batch_size": 2, "eval_iters": 0, "eval_interval": None}
     values = SimpleNamespace(**given, full_validation=False, skip_train=False)
-    with mock.patch.object(training, "get_args", lambda: values):
+    with mock.patch.object(training, "get_args", return_value=values):
         return error_of(training.get_train_valid_test_num_samples)
+
+
+# Several ranks.
+
+
+def printed(script: str, ranks: int) -> list[str]:
+    """Return the lines that a script of this folder prints on its first rank."""
+    return first_rank(importlib.import_module(f"tests.megatron.{script}").main, ranks)
+
+
+def first_rank(main: Callable[[], None], ranks: int) -> list[str]:
+    """Return the lines that a function prints on the first of ranks that are forked from this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        statuses = run_ranks(ranks, partial(print_into, Path(folder), main), limit=120)
+        if any(statuses.values()):
+            raise RuntimeError(f"ranks ended with {statuses}")
+        return (Path(folder) / "0").read_text().splitlines()
+
+
+def print_into(folder: Path, main: Callable[[], None], rank: int) -> int:
+    """Run a function as one of the ranks; what it prints goes to a file with the number of the rank."""
+    with (folder / str(rank)).open("w") as file, redirect_stdout(file):
+        main()
+    return 0
+
+
+def unequal_on_two_ranks(quantity: str) -> str:
+    """Return the line of a quantity that is not the same on two ranks and on one."""
+    (line,) = [line for line in printed("stock_tensor_parallel", 2) if line.startswith(f"{quantity}: ")]
+    two, one = (words.split()[0] for words in line.partition(": ")[2].split(", "))
+    return "" if two == one else line
+
+
+@shows("attention-sinks-of-one-rank-in-the-norm")
+def attention_sinks_of_one_rank_in_the_norm() -> str:
+    return unequal_on_two_ranks("norm of attention sinks")
+
+
+@shows("label-smoothing-of-a-share-of-the-vocabulary")
+def label_smoothing_of_a_share_of_the_vocabulary() -> str:
+    return unequal_on_two_ranks("loss with label smoothing")
+
+
+@shows("loss-of-gathered-logits")
+def loss_of_gathered_logits() -> str:
+    return unequal_on_two_ranks("loss of gathered logits")
+
+
+@shows("latent-attention-keys-of-one-rank")
+def latent_attention_keys_of_one_rank() -> str:
+    differences = map(str.split, printed("stock_latent_attention", 2))
+    return ", ".join(f"the gradient of {name} is {value} off" for name, value in differences if float(value) > 1e-5)
+
+
+def loss_of_another_weight(loss: str) -> str:
+    """Return the lines in which a loss of routers has another weight on two ranks than on one, with a loss per token."""
+    lines = [line for line in printed("stock_loss_weights", 2) if "per token" in line]
+    return ", ".join(line for line in lines if f"{loss} 1.000" not in line)
+
+
+@shows("router-losses-per-token")
+def router_losses_per_token() -> str:
+    return loss_of_another_weight("aux loss")
+
+
+@shows("router-z-loss-per-token")
+def router_z_loss_per_token() -> str:
+    return loss_of_another_weight("z-loss")
+
+
+@shows("global-auxiliary-loss-by-replicas")
+def global_auxiliary_loss_by_replicas() -> str:
+    (line,) = [line for line in printed("stock_global_aux_loss", 2) if line.startswith("global_aux_loss: ")]
+    return "" if line.endswith(" 1.000") else line
+
+
+@shows("padding-mask-of-other-groups")
+def padding_mask_of_other_groups() -> str:
+    (line,) = printed("stock_padding_mask", 4)
+    return "" if line.endswith("[]") else line
+
+
+EXPERTS: Final = ("--experts", "4", "--dispatcher", "alltoall")
+LAYOUTS: Final = (("--ep", "2"), ("--etp", "2"), ("--tp", "2", "--sequence-parallel", "--etp", "1"))
+"""Layouts of a model with experts on two ranks; the first gives the experts to ranks whole."""
+
+
+def trained(layouts: Sequence[Sequence[str]]) -> None:
+    """Print the losses and the norms of gradients of a model with experts in each layout."""
+    from tests.megatron.plain_script import parse, run
+
+    dist.init_process_group("nccl")
+    print(json.dumps([run(parse([*EXPERTS, *layout]))[:2] for layout in layouts]))
+    dist.destroy_process_group()
+
+
+def differences_by_layout() -> list[tuple[float, float]]:
+    """Return by how much losses and norms of each layout differ from those of one process, relative to them."""
+    ((alone,), two) = (
+        json.loads(first_rank(partial(trained, layouts), ranks)[-1]) for ranks, layouts in ((1, [()]), (2, LAYOUTS))
+    )
+    return [
+        tuple(max(abs(a / b - 1) for a, b in zip(*values, strict=True)) for values in zip(found, alone, strict=True))
+        for found in two
+    ]
+
+
+@shows("expert-gradients-of-other-shards")
+def expert_gradients_of_other_shards() -> str:
+    found = zip(LAYOUTS, differences_by_layout(), strict=True)
+    wrong = {" ".join(layout): loss for layout, (loss, _) in found if loss > 2e-6}
+    return ", ".join(f"losses differ by {loss:.1e} with {layout}" for layout, loss in wrong.items())
+
+
+@shows("sinkhorn-by-layout")
+def sinkhorn_by_layout() -> str:
+    (line,) = printed("stock_sinkhorn", 1)
+    return "" if line.endswith(" 0.0%") else line
+
+
+@shows("prediction-loss-by-replica")
+def prediction_loss_by_replica() -> str:
+    from megatron.core.transformer.multi_token_prediction import process_mtp_loss
+
+    if "original_num_tokens" not in inspect.getsource(process_mtp_loss):
+        raise ImportError("this release weighs tokens of predictions otherwise")
+    (line,) = printed("stock_mtp_loss", 1)
+    apart, together = (part.rpartition(": ")[2] for part in line.split(", "))
+    return "" if apart == together else line
 
 
 @dataclass(frozen=True, slots=True)
@@ -659,7 +791,7 @@ def look(proof: Callable[[], str]) -> Seen:
         text = proof()
     except ImportError as error:
         return Seen("absent", str(error).partition(" (")[0])  # without the path of the module
-    except CannotRun as reason:
+    except CannotRunError as reason:
         return Seen("not run", str(reason))
     return Seen("shown", text) if text else Seen("right")
 
