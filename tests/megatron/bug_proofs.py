@@ -377,8 +377,8 @@ def learning_rates_of_groups_after_a_resume() -> str:
     return "" if after == before else f"learning rates {after} after a resume, {before} before"
 
 
-@shows("parameter-groups-in-another-order")
-def parameter_groups_in_another_order() -> str:
+@shows("order-of-parameter-groups-by-rank")
+def order_of_parameter_groups_by_rank() -> str:
     from megatron.core.optimizer import OptimizerConfig, _get_param_groups
 
     has_overrides = "config_overrides" in inspect.signature(_get_param_groups).parameters
