@@ -139,7 +139,7 @@ def _bugs_table() -> list[str]:
     rows = []
     for bug in known_traps():
         if bug.is_bug:
-            seen = [found.get(bug.name, {}).get("without", {}).get("state", "not run") for found in results.values()]
+            seen = [next((state for state, bugs in found.items() if bug.name in bugs), "not run") for found in results.values()]
             rows.append((bug.name, bug.consequence, "yes" if bug.mended else "no", *seen, bug.unproven or code(bug.proof)))
     return table(("bug", "consequence", "mended", *results, "test"), rows)
 

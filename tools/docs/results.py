@@ -72,8 +72,14 @@ def with_backends(results: Results, found: Mapping[str, Any]) -> Results:
 
 
 def with_bugs(results: Results, found: Mapping[str, Any]) -> Results:
-    """Return results with what `tests.megatron.bug_proofs` printed for a version in the place of what it had."""
-    made = {answers["megatron"]: answers["bugs"] for answers in found.values()}
+    """Return results with what `tests.megatron.bug_proofs` printed for a version in the place of what it had.
+
+    A version has the bugs by what was seen of them without the patches that mend them, and why.
+    """
+    made: Results = {answers["megatron"]: {} for answers in found.values()}
+    for answers in found.values():
+        for name, seen in sorted(answers["bugs"].items()):
+            made[answers["megatron"]].setdefault(seen["without"]["state"], {})[name] = seen["without"]["text"]
     return dict(sorted({**results, **made}.items(), key=lambda row: Version(row[0])))
 
 
