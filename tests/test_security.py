@@ -321,6 +321,7 @@ def test_other_variables(tmp_path, mark, monkeypatch):
     assert not mark.exists()
 
 
+@pytest.mark.long
 def test_settings_that_take_text(tmp_path, mark, monkeypatch):
     """No setting of any feature imports a module that it names."""
     (tmp_path / "named_by_a_setting.py").write_text(f"import os\nos.mkdir({str(mark)!r})\n")

@@ -128,7 +128,7 @@ def test_the_sections_of_a_trainer_have_one_digest_too(mindspeed, without_torch,
     assert [row for row in bare["rows"] if row != unjudged] == here["rows"]
 
 
-@pytest.mark.budget(10)
+@pytest.mark.long
 def test_every_feature_has_the_same_plan_or_refusal_without_torch(without_torch):
     sweep = ["-c", SWEEP, json.dumps(MODEL)]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}

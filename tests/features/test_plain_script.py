@@ -61,8 +61,12 @@ GELU_WITHOUT_BIAS = GPT2 | {"bias": False}
 
 @pytest.mark.parametrize(
     "model",
-    [LLAMA, GPT2, GELU_WITHOUT_BIAS, CLAMPED],
-    ids=["llama", "gpt2", "gelu without bias", "clamped"],
+    [
+        pytest.param(LLAMA, id="llama"),
+        pytest.param(GPT2, marks=pytest.mark.long, id="gpt2"),
+        pytest.param(GELU_WITHOUT_BIAS, id="gelu without bias"),
+        pytest.param(CLAMPED, marks=pytest.mark.long, id="clamped"),
+    ],
 )
 def test_a_loop_without_gradient_buffers_trains_as_without_features(
     pool: WorkerPool, default_plan: ActivationPlan, model: dict[str, Any]

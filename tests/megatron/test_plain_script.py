@@ -260,7 +260,7 @@ def trained(*flags: str) -> list[float]:
     return [*losses, *norms]
 
 
-@pytest.mark.budget(10)
+@pytest.mark.long
 def test_a_loop_that_slices_its_batches_gives_the_losses_and_norms_of_one_process(pool: WorkerPool) -> None:
     whole = pool.call(trained, 1, "--llama", plan=plan(platform="cpu", world={"world_size": 1}))
     world = {"world_size": 2, "cp": 2, "num_attention_heads": 4, "seq_length": 32}

@@ -208,7 +208,7 @@ def run(tmp_path):
     return start
 
 
-@pytest.mark.parametrize("line", ["first", "last"])
+@pytest.mark.parametrize("line", ["last", pytest.param("first", marks=pytest.mark.long)])
 @pytest.mark.guards(28, processes=True)
 def test_the_one_line_works_before_and_after_megatrons_imports(run, line, tmp_path):
     flags = "--features recompute --recompute-granularity selective --my-own-flag mine --save checkpoints"
@@ -273,6 +273,7 @@ def test_without_a_feature_no_report_is_left_behind(run, tmp_path):
     assert not (tmp_path / "mindspeed-report.json").exists()
 
 
+@pytest.mark.long
 def test_megatrons_parser_reports_what_neither_side_knows(run):
     done, _ = run("--feature swiglu")
     assert done.returncode == 2

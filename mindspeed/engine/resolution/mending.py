@@ -105,14 +105,16 @@ class _Trial:
     def _left_a_round_later(self, fix: Fix, problem: Problem) -> int:
         """Return the number of problems after a fix of a problem and the first alternatives of what it leaves.
 
-        A problem that it leaves and that adds a feature of the first one counts too: with the feature the first one returns.
+        Such an alternative that adds a feature of the first problem counts too: with the feature the first one returns.
         """
-        request = applied(fix, self.mended) or self.mended
-        left = self.judge(request, "declared")
-        returning = {added for other in left for added in other.fix if added.verb == "add-feature"}
-        for other in with_tried_fixes(left, request, self.judge, self.ahead - 1):
-            request = next(filter(None, (applied(first, request) for first in other.fix)), request)
-        return self._problems(request).total() + sum(added.name in problem.features for added in returning)
+        request, returning = applied(fix, self.mended) or self.mended, 0
+        for other in with_tried_fixes(self.judge(request, "declared"), request, self.judge, self.ahead - 1):
+            for alternative in other.fix:
+                if (changed := applied(alternative, request)) is not None:
+                    request = changed
+                    returning += alternative.verb == "add-feature" and alternative.name in problem.features
+                    break
+        return self._problems(request).total() + returning
 
     def _problems(self, request: JobRequest) -> Counter[Mistake]:
         return Counter(map(_mistake, self.judge(request, "none")))

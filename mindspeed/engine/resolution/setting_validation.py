@@ -88,7 +88,7 @@ class Arguments:
         fix = own_fix or tuple(map(Fix.drop_setting, given))
         named = {*named_in(fix)}
         facts = (GivenValue(key, value.value, value.source, value.option) for key, value in given.items() if key in named)
-        return Problem("MS301", f"{name}: {error}", (name,), fix=fix, facts=facts)
+        return Problem("MS301", f"{name}: {error}", (name,), fix=fix, facts=facts, rule=", ".join(sorted(named)))
 
 
 def _mistakes(model: type[FeatureArgs], given: Mapping[str, Any], details: Sequence[Any]) -> Iterator[Any]:

@@ -126,7 +126,7 @@ def _routed_evenly(routing: Callable[..., Any]) -> Callable[..., Any]:
 def _convert(module: Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Module:
     """``Module._apply``, by which a module is moved and converted: torch would swap fake parameters, which have references."""
     for child in module.children() if recurse else ():
-        _convert(child, function)
+        child._apply(function)  # which a module may override
     for parameter in module.parameters(recurse=False):
         parameter.data = function(parameter.detach())
     for name, buffer in module.named_buffers(recurse=False):

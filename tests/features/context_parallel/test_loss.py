@@ -42,7 +42,8 @@ def test_two_values_are_an_error_on_every_rank_under_strict_before_any_gradient_
     assert [(error, norms) for _, error, norms in run(pool, "two_values", 2, strict=True)] == [(PROBLEM, [])] * 2
 
 
-@pytest.mark.parametrize("loss", ["three_values", pytest.param("share_of_two_values", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("loss", ["three_values", "share_of_two_values"])
 def test_a_loss_is_that_of_one_process_where_ranks_and_micro_batches_have_different_numbers_of_tokens(
     pool: WorkerPool, loss: str
 ) -> None:

@@ -35,7 +35,7 @@ def _roles(request: pytest.FixtureRequest) -> Iterator[None]:
     mindspeed.deactivate()
 
 
-_QUICK: Final = {"gpt": (), "sequential experts": (), "everything": LEVEL_1}
+_QUICK: Final = {"gpt": (), "everything": LEVEL_1}
 """Models that the default tests build, and beside which features: together they have each kind of layer."""
 _CASES: Final = [
     pytest.param(

@@ -21,7 +21,6 @@ FOLDER: Final = Path(__file__).parents[3] / "build" / "engine_layers"
 OTHERS: Final = sorted(set(CATALOG.usable) - {NAME})
 REFUSED: Final = {
     "norm-recompute": ("norms are fused into the linear layers that follow them, but norm-recompute recomputes separate norms"),
-    "swap-attention": "linear_qkv includes the norm, so its input cannot be offloaded: the residual connection needs it too",
 }
 """Features that a declared condition refuses with their defaults, and its sentence."""
 
@@ -43,9 +42,3 @@ def test_a_feature_holds_on_these_layers_or_is_refused(prove: Prove, name: str) 
 def test_every_feature_has_a_result_on_these_layers() -> None:
     expected = {name: f"refused: {REFUSED[name]}" if name in REFUSED else "passed" for name in OTHERS}
     assert engine_results() == expected
-
-
-@pytest.mark.long
-def test_attention_is_offloaded_without_the_layer_that_has_the_norm(prove: Prove) -> None:
-    settings = {"swap-attention": {"modules": ("core_attention", "linear_proj")}}
-    assert prove("swap-attention", NAME, settings=settings).problems == []

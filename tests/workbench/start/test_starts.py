@@ -36,7 +36,7 @@ def is_accepted(drawn: DrawnJob) -> bool:
     return True
 
 
-QUICK = range(5, 9)
+QUICK = (147, 148)
 """Seeds of the default run; the others are long."""
 
 

@@ -32,7 +32,9 @@ def other_value(field, present):
     return field.kind(present + 1)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", ["dense", *(pytest.param(name, marks=pytest.mark.long) for name in MODELS if name != "dense")]
+)
 def test_a_field_changes_what_is_built_or_is_refused_or_listed(model):
     before, problems = planned(MODELS[model])
     assert not problems

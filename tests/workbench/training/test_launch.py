@@ -167,7 +167,7 @@ raise SystemExit(1)
                 "  fix: if it was not killed on purpose, the machine may be out of memory; see its kernel log"
             ),
         ),
-        (FAILED, "MS606 the loss is nan"),
+        pytest.param(FAILED, "MS606 the loss is nan", marks=pytest.mark.long),
     ],
 )
 def test_the_cause_of_an_end_is_told_once(program, text):

@@ -68,7 +68,7 @@ ONE_ANSWER = """
 """
 
 
-@pytest.mark.parametrize("top", ["5", "0"])
+@pytest.mark.parametrize("top", ["5", pytest.param("0", marks=pytest.mark.long)])
 def test_a_search_and_its_rows_agree_on_what_fits_and_is_modelled(top: str, tmp_path: Path) -> None:
     status, data = run("--world-size", "8", *ONE_ANSWER.split(), "--top", top, "--store", str(tmp_path))
     assert status == 0

@@ -55,7 +55,7 @@ def test_features_hold_together_without_any_option(pool: WorkerPool, names: str)
 @pytest.mark.parametrize(
     ("names", "idle"),
     each_long_but(
-        1,
+        0,
         [
             (
                 "flash-attention ring-attention",
