@@ -43,6 +43,7 @@ build/megatron/%/installed: | $(VENV)/installed
 test-versions: $(VENV)/installed $(MEGATRONS:%=build/megatron/%/installed)  ## the features on the other Megatron versions, and on the checkouts in MINDSPEED_MEGATRONS
 	MINDSPEED_MEGATRONS=build/megatron:$(MINDSPEED_MEGATRONS) $(BIN)/python -m pytest -q -m long tests/megatron/versions
 	$(BIN)/python -m tools.docs.results versions build/versions
+	$(BIN)/python -m tools.docs.results bugs build/bugs
 
 test-hybrid: $(VENV)/installed  ## the features on Megatron's HybridModel, with the Megatrons from 0.19 on in MINDSPEED_MEGATRONS
 	-$(BIN)/python -m pytest -q -m long tests/megatron/versions/test_hybrid.py

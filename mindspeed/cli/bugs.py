@@ -26,6 +26,7 @@ def bugs(megatron: str | None, platform: str | None, command: tuple[str, ...]) -
     list only what its arguments reach.
     """
     from mindspeed.engine.resolution.environment import is_version, version_in
+    from mindspeed.megatron.fixes.feature import fixed_targets
     from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest
     from mindspeed.registry import probe
     from mindspeed.workbench.lint.launched_command import command_of_words
@@ -45,10 +46,12 @@ def bugs(megatron: str | None, platform: str | None, command: tuple[str, ...]) -
         found = [bug for bug in found if bug in caught]
     rows, lines = [], [f"megatron-core {version}: {len(found)} known bugs{' that hit this command' if command else ''}"]
     for bug in found:
-        names = ("name", "consequence", "megatron", "text", "fix", "source", "proof")
-        rows.append({name: getattr(bug, name) for name in names} | {"mended": bool(bug.mended)})
-        state = "mended by every plan" if bug.mended else "not mended"
+        mended = not fixed_targets(version).isdisjoint(bug.mended)
+        names = ("name", "consequence", "megatron", "text", "fix", "source", "proof", "unproven")
+        rows.append({name: getattr(bug, name) for name in names} | {"mended": mended})
+        state = "mended by every plan" if mended else "not mended"
         lines += ["", f"{bug.name} ({bug.consequence}; {bug.megatron}; {state})"]
-        texts = [bug.text, *([f"fix: {bug.fix}"] if bug.fix else []), bug.source]
-        lines += [line for text in texts for line in textwrap.wrap(text, 98, initial_indent="  ", subsequent_indent="  ")]
+        texts = [bug.text, bug.unproven and f"not shown by a test: {bug.unproven}", bug.fix and f"fix: {bug.fix}", bug.source]
+        for text in filter(None, texts):
+            lines += textwrap.wrap(text, 98, initial_indent="  ", subsequent_indent="  ")
     print_result({"megatron": version, "bugs": rows}, lines)

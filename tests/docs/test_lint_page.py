@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+from mindspeed.engine.resolution.environment import version_in
 from mindspeed.plugins.discovery import Catalog
+from mindspeed.workbench.lint.traps import known_traps
 from tools.docs.lint import LINT, RECORD, explanation_of, reasons_of
+from tools.docs.results import BUG_RESULTS
 from tools.lint_results import SOURCES, mutations
 
 RESULTS = json.loads(RECORD.read_text(encoding="utf-8"))
@@ -35,7 +38,18 @@ def test_every_finding_is_explained():
     assert [reason for reason in reasons_of(RESULTS) if explanation_of(reason) is None] == []
 
 
+BUGS = json.loads(BUG_RESULTS.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("version", BUGS)
+def test_a_bug_is_of_the_releases_in_which_its_test_has_shown_it(version):
+    known = {trap.name: trap for trap in known_traps() if trap.proof}
+    assert set().union(*BUGS[version].values()) == known.keys()
+    run = known.keys() - BUGS[version].get("not run", {}).keys()
+    assert BUGS[version]["shown"].keys() == {name for name in run if version_in(version, known[name].megatron)}
+
+
 def test_the_page_has_every_table():
     text = LINT.text(Catalog([]))
-    assert text.count("\n|---") == 4
+    assert text.count("\n|---") == 5
     assert "https://github.com/NVIDIA/Megatron-LM/pull/6311" in text

@@ -50,7 +50,7 @@ def gradients(ranks: int, groups: ProcessGroupCollection) -> dict[str, torch.Ten
     )
     spec = get_gpt_layer_local_spec(multi_latent_attention=True).submodules.self_attention
     spec.submodules.core_attention = Attention
-    attention = build_module(spec, config=config, layer_number=1, pg_collection=groups)
+    attention = build_module(spec, config=config, layer_number=1)
     for name, weight in attention.named_parameters():
         axis = getattr(weight, "partition_dim", -1)
         shape = [size * ranks if number == axis else size for number, size in enumerate(weight.shape)]

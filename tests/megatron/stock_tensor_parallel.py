@@ -6,6 +6,9 @@ Engine.
 """
 
 import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -34,7 +37,7 @@ def config(ranks: int, **fields: Any) -> TransformerConfig:
     )
 
 
-def loss(ranks: int, gathered: bool) -> float:
+def loss(ranks: int, gathered: bool = False) -> float:
     """The loss of a model whose layer does nothing: embedding and output layer, from the same weights in each layout."""
     torch.manual_seed(0)
     idle = ModuleSpec(module=TransformerLayer, submodules=TransformerLayerSubmodules())
@@ -43,9 +46,10 @@ def loss(ranks: int, gathered: bool) -> float:
     return float(model(tokens, tokens, None, labels=(tokens + 1) % VOCABULARY).mean())
 
 
-def smoothed_loss() -> float:
+def smoothed_loss(ranks: int) -> float:
     """The cross entropy with label smoothing, of logits whose vocabulary is in shares, on the first rank."""
     group = parallel_state.get_tensor_model_parallel_group()
+    assert group.size() == ranks
     logits = torch.randn(LENGTH, 1, VOCABULARY, generator=torch.Generator().manual_seed(0))
     share = logits.chunk(group.size(), dim=-1)[group.rank()].clone()
     return float(vocab_parallel_cross_entropy(share, torch.arange(LENGTH)[:, None], label_smoothing=0.1).mean())
@@ -57,28 +61,32 @@ def norm_of_sinks(ranks: int) -> float:
     group, offset = parallel_state.get_tensor_model_parallel_group(), attention.softmax_offset
     first = group.rank() * len(offset)
     gradient = torch.arange(first, first + len(offset)) + 1.0
-    square = gradient.square().sum() if param_is_not_tensor_parallel_duplicate(offset, group) else torch.zeros(())
+    given = (offset, group)[: len(signature(param_is_not_tensor_parallel_duplicate).parameters)]
+    square = gradient.square().sum() if param_is_not_tensor_parallel_duplicate(*given) else torch.zeros(())
     dist.all_reduce(square, group=group)
     return float(square.sqrt())
 
 
-def measured(ranks: int) -> dict[str, float]:
+QUANTITIES: dict[str, Callable[[int], float]] = {
+    "loss of logits in shares": loss,
+    "loss of gathered logits": partial(loss, gathered=True),
+    "loss with label smoothing": smoothed_loss,
+    "norm of attention sinks": norm_of_sinks,
+}
+
+
+def measured(ranks: int, names: Iterable[str]) -> dict[str, float]:
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
-    found = {
-        "loss of logits in shares": loss(ranks, gathered=False),
-        "loss of gathered logits": loss(ranks, gathered=True),
-        "loss with label smoothing": smoothed_loss(),
-        "norm of attention sinks": norm_of_sinks(ranks),
-    }
+    found = {name: QUANTITIES[name](ranks) for name in names}
     parallel_state.destroy_model_parallel()
     return found
 
 
-def main() -> None:
+def main(names: Iterable[str] = tuple(QUANTITIES)) -> None:
     torch.cuda.current_device = lambda: torch.device("cpu")
     dist.init_process_group("gloo")
     ranks = dist.get_world_size()
-    whole, shared = measured(1), measured(ranks)
+    whole, shared = measured(1, names), measured(ranks, names)
     for name in whole if dist.get_rank() == 0 else ():
         print(f"{name}: {shared[name]:.3f} on {ranks} ranks, {whole[name]:.3f} on one", flush=True)
     dist.destroy_process_group()

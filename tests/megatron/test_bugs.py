@@ -1,21 +1,21 @@
 """The bugs of Megatron in ``traps.yaml``: each is mended by a patch of every plan or shown by a test."""
 
+import importlib
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
+import mindspeed
 from mindspeed import registry
 from mindspeed.cli import main
-from mindspeed.megatron.fixes.feature import TABLES
+from mindspeed.engine.resolution.environment import version_in
+from mindspeed.megatron.fixes.feature import TABLES, fixed_targets
 from mindspeed.workbench.lint.traps import known_traps
-from tests.megatron.test_stock_layouts import TWO_RANKS, printed
-from tests.megatron_lm.checkout import VARIABLE
+from tests.megatron import bug_proofs
 
 BUGS = [trap for trap in known_traps() if trap.is_bug]
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,42 +30,35 @@ def test_every_proof_exists():
     assert [bug.name for bug in BUGS if bug.proof and not (ROOT / bug.proof).is_file()] == []
 
 
-def mended(script: str, *launcher: str) -> list[str]:
-    """The lines that a script of this folder prints under a plan without features."""
-    command = [sys.executable, "-m", "mindspeed", "run", "--platform", "cpu", *launcher, "--optimization-level", "0", "--"]
-    command += [str(Path(__file__).with_name(script))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.splitlines()
+@pytest.fixture(scope="module")
+def fixes() -> Iterator[None]:
+    """The fixes of Megatron, and no feature; most proofs import these layers."""
+    mindspeed.activate(mindspeed.plan(level=0, platform="cpu"))
+    importlib.import_module("megatron.core.models.gpt.gpt_model")
+    yield
+    mindspeed.deactivate()
 
 
-@pytest.mark.long
-def test_under_a_plan_latent_attention_has_the_gradients_of_all_heads():
-    differences = [float(line.split()[1]) for line in mended("stock_latent_attention.py", "--nproc", "2")]
-    assert len(differences) == 5
-    assert max(differences) < 1e-6
+SLOW = ("expert-gradients-of-other-shards", "router-losses-per-token", "router-z-loss-per-token")
+"""Bugs whose proofs train, or compare several layouts."""
 
 
-@pytest.mark.long
-def test_under_a_plan_the_norm_counts_the_sinks_of_all_ranks():
-    assert mended("stock_tensor_parallel.py", "--nproc", "2")[-1] == "norm of attention sinks: 5.477 on 2 ranks, 5.477 on one"
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in bug_proofs.PROOFS]
+)
+@pytest.mark.usefixtures("fixes")
+def test_a_bug_shows_in_its_releases_until_it_is_mended(name):
+    (bug,) = [bug for bug in BUGS if bug.name == name]
+    seen = bug_proofs.look(partial(bug_proofs.without_fixes, bug))
+    if seen.state == "not run":
+        pytest.skip(seen.text)
+    assert (seen.state == "shown") == version_in(str(registry.probe("cpu").megatron), bug.megatron), seen
+    if not fixed_targets(str(registry.probe("cpu").megatron)).isdisjoint(bug.mended):
+        assert bug_proofs.look(bug_proofs.PROOFS[name]).state in ("right", "absent")
 
 
-@pytest.mark.long
-def test_under_a_plan_losses_of_routers_weigh_what_is_configured():
-    before, after = printed("stock_loss_weights.py", *TWO_RANKS), mended("stock_loss_weights.py", "--nproc", "2")
-    assert [line.endswith("0.500, z-loss 0.500") for line in before] == [False, True, False, True]
-    assert all(line.endswith("1.000, z-loss 1.000") for line in after)
-
-
-@pytest.mark.skipif(not os.environ.get(VARIABLE), reason=f"{VARIABLE} names no Megatron-LM")
-def test_without_an_interval_the_number_of_validation_samples_is_computed_from_none(monkeypatch):
-    monkeypatch.syspath_prepend(os.environ[VARIABLE])
-    from megatron.training import training
-
-    given = {"train_samples": None, "train_iters": 4, "global_batch_size": 2, "eval_iters": 0, "eval_interval": None}
-    monkeypatch.setattr(training, "get_args", lambda: SimpleNamespace(**given, full_validation=False, skip_train=False))
-    with pytest.raises(TypeError, match="NoneType"):
-        training.get_train_valid_test_num_samples()
+def test_every_proof_is_of_a_bug():
+    assert {bug.name for bug in BUGS if bug.proof} == set(bug_proofs.PROOFS)
 
 
 ETP = "--num-experts 4 --expert-tensor-parallel-size 2 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 8"

@@ -138,7 +138,33 @@ PAIRS += [
     ("no-evaluation-interval", "--train-iters 4", "--train-iters 4 --eval-interval 10"),
     ("prediction-checkpoints-with-tied-embeddings", TIED, f"{TIED} --untie-embeddings-and-output-weights"),
 ]
+SEQUENCES = f"{PER_TOKEN} --moe-router-load-balancing-type seq_aux_loss --micro-batch-size"
+SIGMOID = "--bf16 --num-experts 8 --moe-router-score-function sigmoid --moe-aux-loss-coeff 1e-2"
+INDEXER = "--experimental-attention-variant dsa"
+UPCYCLED = "--moe-use-upcycling --pipeline-model-parallel-size 2"
+RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2 --num-layers"
+DELTA_NET = "--experimental-attention-variant gated_delta_net --tensor-model-parallel-size 2"
+FSDP = "--use-megatron-fsdp --ckpt-format fsdp_dtensor --pipeline-model-parallel-size 2"
+GROUPED = f"{EXPERTS} --expert-model-parallel-size 2"
+SHARDS = f"{EXPERTS} --expert-tensor-parallel-size 1 --save x --ckpt-format"
+PAIRS += [
+    ("learning-rates-of-groups-after-a-resume", "--decoupled-lr 1e-4 --load x", "--decoupled-lr 1e-4"),
+    ("sequence-auxiliary-loss-by-micro-batch-size", f"{SEQUENCES} 2", f"{SEQUENCES} 1"),
+    ("auxiliary-scores-in-bf16", SIGMOID, f"{SIGMOID} --moe-router-dtype fp32"),
+    ("indexer-loss-by-micro-batches", f"{INDEXER} --dsa-indexer-loss-coeff 0.1", INDEXER),
+    ("upcycling-of-virtual-stages", f"{UPCYCLED} --num-layers-per-virtual-pipeline-stage 1", UPCYCLED),
+    ("layers-that-do-not-divide-in-recomputation", f"{RECOMPUTED} 7", f"{RECOMPUTED} 8"),
+    ("overlap-of-transfers-without-transformer-engine", "--tp-comm-overlap --transformer-impl local", "--tp-comm-overlap"),
+    ("output-norm-of-gated-delta-net", DELTA_NET, f"{DELTA_NET} --sequence-parallel"),
+    ("layers-of-other-stages-under-megatron-fsdp", f"{FSDP} --load x", FSDP),
+    ("experts-of-transformer-engine-in-the-norm", f"{GROUPED} --moe-grouped-gemm", GROUPED),
+    ("copies-of-transformer-engine-in-the-norm", LATENT, f"{LATENT} --transformer-impl local"),
+    ("lost-shards-of-legacy-checkpoints", f"{SHARDS} torch", f"{SHARDS} torch_dist"),
+]
+CONTEXT = "--num-experts 8 --moe-aux-loss-coeff 1e-2 --context-parallel-size 2"
 CASES += [
+    ("auxiliary-losses-under-context-parallelism", "0.15.3", CONTEXT, {}, True),
+    ("auxiliary-losses-under-context-parallelism", "0.16.1", CONTEXT, {}, False),
     ("prediction-loss-by-replica", "0.19.0", "--mtp-num-layers 1 --calculate-per-token-loss", {}, True),
     ("prediction-loss-by-replica", "0.16.1", "--mtp-num-layers 1 --calculate-per-token-loss", {}, False),
     *((name, "0.16.1", words, {}, caught) for name, wrong, right in PAIRS for words, caught in ((wrong, True), (right, False))),
@@ -155,7 +181,9 @@ CASES += [
 def test_a_trap_catches_what_its_source_is_about(name, version, words, environ, caught):
     known = surface_or_nearest(version)
     given = {dest: argument.value for dest, argument in given_arguments(words.split(), known).items()}
-    names = [trap.name for trap in traps_of(given, known, environ, "cuda", "torchrun")]
+    (platforms,) = [trap.platforms for trap in known_traps() if trap.name == name]
+    platform = "cuda" if "cuda" in platforms else platforms[0]
+    names = [trap.name for trap in traps_of(given, known, environ, platform, "torchrun")]
     assert (name in names) is caught
 
 

@@ -15,6 +15,7 @@ from mindspeed.plugins.discovery import Catalog
 from mindspeed.workbench.lint.traps import known_traps
 from mindspeed.workbench.pages.markdown import code, table
 from mindspeed.workbench.pages.reference import MadePage
+from tools.docs.results import BUG_RESULTS
 
 RECORD = Path(__file__).with_name("lint_results.json")
 EXPLANATIONS = Path(__file__).with_name("lint_explanations.yaml")
@@ -49,6 +50,13 @@ _PUBLIC = (
 )
 
 
+_BUGS = (
+    "`make test-versions` runs the test of each bug on every release, with and without the patch that mends it. The cells are "
+    "what it saw without the patch. `absent`: the release does not have the code. `not run`: there is no test, or the machine "
+    "or the copy of Megatron lacks what the test needs. No bug was shown with its patch."
+)
+
+
 def parts(_catalog: Catalog) -> Iterator[list[str]]:
     """Yield what `RECORD` and the traps say; ``python -m tools.lint_results`` writes the record."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
@@ -57,6 +65,7 @@ def parts(_catalog: Catalog) -> Iterator[list[str]]:
     yield ["## Speed", "", _speed(record["speed"])]
     yield ["## Public commands", "", _PUBLIC, "", *_public_table(record)]
     yield ["## Findings in public commands", "", *_findings_table(record)]
+    yield ["## Bugs of Megatron", "", _BUGS, "", *_bugs_table()]
     yield ["## Traps", "", "Combinations that Megatron-LM accepts, each with its source.", "", *_traps_table()]
 
 
@@ -123,6 +132,16 @@ def _findings_table(record: Mapping[str, Any]) -> list[str]:
         for explanation, (reasons, counts) in rows.items()
     ]
     return table(("finding", "explanation", "times found"), cells)
+
+
+def _bugs_table() -> list[str]:
+    results = json.loads(BUG_RESULTS.read_text(encoding="utf-8"))
+    rows = []
+    for bug in known_traps():
+        if bug.is_bug:
+            seen = [next((state for state, bugs in found.items() if bug.name in bugs), "not run") for found in results.values()]
+            rows.append((bug.name, bug.consequence, "yes" if bug.mended else "no", *seen, bug.unproven or code(bug.proof)))
+    return table(("bug", "consequence", "mended", *results, "test"), rows)
 
 
 def _traps_table() -> list[str]:

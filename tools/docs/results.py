@@ -22,6 +22,7 @@ from mindspeed.workbench.diagnostics.support_matrix import (
     VERSION_RESULTS,
 )
 
+BUG_RESULTS: Final = Path(__file__).with_name("bug_results.json")
 PASSED: Final = "passed"
 Results = dict[str, Any]
 
@@ -70,6 +71,18 @@ def with_backends(results: Results, found: Mapping[str, Any]) -> Results:
     return dict(sorted(results.items()))
 
 
+def with_bugs(results: Results, found: Mapping[str, Any]) -> Results:
+    """Return results with what `tests.megatron.bug_proofs` printed for a version in the place of what it had.
+
+    A version has the bugs by what was seen of them without the patches that mend them, and why.
+    """
+    made: Results = {answers["megatron"]: {} for answers in found.values()}
+    for answers in found.values():
+        for name, seen in sorted(answers["bugs"].items()):
+            made[answers["megatron"]].setdefault(seen["without"]["state"], {})[name] = seen["without"]["text"]
+    return dict(sorted({**results, **made}.items(), key=lambda row: Version(row[0])))
+
+
 def with_pythons(results: Results, found: Mapping[str, Any]) -> Results:
     """Return results under each Python, with its row of the support matrix."""
     for python, answers in found.items():
@@ -93,6 +106,7 @@ def _row(checks: Mapping[str, str], claims: Mapping[str, str]) -> dict[str, str]
 
 KINDS: Final[Mapping[str, tuple[Path, Callable[[Results, Mapping[str, Any]], Results]]]] = {
     "versions": (VERSION_RESULTS, with_versions),
+    "bugs": (BUG_RESULTS, with_bugs),
     "backends": (BACKEND_RESULTS, with_backends),
     "engine": (ENGINE_RESULTS, with_features),
     "kernels": (KERNEL_RESULTS, with_features),

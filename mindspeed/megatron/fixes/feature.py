@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, Final
 
-from mindspeed.engine.resolution.environment import ENGINE, engine_origin
+from mindspeed.engine.resolution.environment import ENGINE, engine_origin, version_in
 from mindspeed.files.tables import json_beside
 from mindspeed.megatron.fixes.adaptor import AdaptorGuard, belongs_to_adaptor
 from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Ref, Set, When, World, Wrap, hookimpl
@@ -20,6 +20,11 @@ TABLES: Final[dict[str, list[Any]]] = json_beside(__file__)
 wrapper of this package wraps, and why. ``products`` take a product of numbers with a function that numpy 2 lacks.
 ``unguarded`` are modules that import triton without asking whether it is installed.
 """
+
+
+def fixed_targets(version: str) -> set[str]:
+    """Return what the fixes patch in a release of Megatron."""
+    return {row["target"] for row in TABLES["fixes"] if "versions" not in row or version_in(version, row["versions"])}
 
 
 class MegatronFixes(Feature[FeatureArgs]):

@@ -1,4 +1,4 @@
-"""Megatron's distributed optimizer around torch's own Adam."""
+"""Megatron's distributed optimizer around torch's own Adam, and its schedule of weight decay."""
 
 from __future__ import annotations
 
@@ -73,3 +73,10 @@ def keep_step(set_states: Function, self: Any, model_param: Any, tensors: dict[s
     step = {"step": state["step"]} if "step" in state and not distrib_optimizer.HAVE_APEX_OR_TE else {}
     with torch.no_grad():  # the main parameters of an fp32 model are views of its own, which require gradients
         set_states(self, model_param, {**step, **tensors})
+
+
+@wrapper
+def decay_of_checkpoint(load_state_dict: Function, self: Any, state_dict: Any) -> None:
+    """Wrap ``OptimizerParamScheduler.load_state_dict``: Megatron sets the weight decay before it loads the schedule of it."""
+    load_state_dict(self, state_dict)
+    self.step(increment=0)

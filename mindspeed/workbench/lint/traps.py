@@ -24,8 +24,8 @@ CONSEQUENCES: Final = (STOPS, "hang", "wrong numbers", "lost state", "slow", "no
 class Trap:
     """Describe a trap as its file does.
 
-    Without ``when`` no arguments decide it. A bug has ``mended``, the targets of the patches by which every plan mends it, or
-    ``proof``, the test that shows it on Megatron alone.
+    Without ``when`` no arguments decide it. A bug has ``mended``, the targets of the patches by which every plan mends it,
+    ``proof``, the file of a test that shows it, or ``unproven``, why no test shows it here.
     """
 
     name: str
@@ -42,11 +42,12 @@ class Trap:
     launchers: Sequence[str] = ()
     mended: Sequence[str] = ()
     proof: str = ""
+    unproven: str = ""
 
     @property
     def is_bug(self) -> bool:
         """Return whether the trap is a bug of Megatron, and no choice of its user."""
-        return bool(self.mended or self.proof)
+        return bool(self.mended or self.proof or self.unproven)
 
     def catches(self, values: Mapping[str, Any], environ: Mapping[str, str], launcher: str) -> bool:
         """Return whether arguments, environment variables and the program that starts the ranks are those of the trap."""
