@@ -74,6 +74,7 @@ ONLY_BEFORE_0_17 = {
     ("megatron.core.transformer.multi_latent_attention:HAVE_TE", Ref(f"{_FIXES}.layers:HAVE_ENGINE")),
     ("megatron.core.utils:is_te_min_version", f"{_FIXES}.layers:false_without_engine"),
     ("megatron.legacy.fused_kernels:load", f"{_FIXES}.kernels:build_nothing"),
+    (f"{MOE}.moe_utils:router_gating_linear", f"{_FIXES}.moe:gate_without_engine"),
     (
         f"{CHECKPOINTS}.strategies.filesystem_async:FileSystemWriterAsync.write_preloaded_data",
         f"{_FIXES}.saving:end_with_rank",
@@ -90,11 +91,12 @@ SYNCHRONOUS_SINCE_0_17 = {
     (f"{CHECKPOINTS}.strategies.torch:TorchDistSaveShardedStrategy.save", f"{_FIXES}.saving:collect_in_process")
 }
 BEFORE_0_19 = {
+    ("megatron.core.tensor_parallel.mappings:_reduce", f"{_FIXES}.sums:sum_of_any_strides"),
     (f"{MOE}.moe_layer:MoELayer.__init__", f"{_FIXES}.moe:own_replicas_of_experts"),
     (f"{MOE}.router:TopKRouter.apply_z_loss", f"{_FIXES}.moe:z_loss_of_all_ranks"),
     (f"{MOE}.router:TopKRouter.attach_and_log_load_balancing_loss", f"{_FIXES}.moe:balance_loss_of_all_ranks"),
 }
-"""Gradients of experts and losses beside a loss per token, which Megatron before 0.19 sums or weighs by the wrong ranks."""
+"""Sums and weights of losses that Megatron before 0.19 gets wrong: of experts, per token, and of strided tensors."""
 HYBRID_MODEL = {
     ("megatron.core.models.hybrid.hybrid_model:HybridModel.__init__", "mindspeed.megatron.hook_wrappers:hybrid_model_init"),
 }
