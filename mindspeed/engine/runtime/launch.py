@@ -200,13 +200,14 @@ def _hand_on_first(signals: Iterable[signal.Signals]) -> None:
 def _blame(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:
     """Sorts what ended the job first.
 
-    A process that ended for a restart, which says what hung, then one that was killed, then one that failed, then those that
-    only repeat why another one did, last those that torchrun stopped.
+    A process that ended for a restart and says what hung, then others that ended for one, then a process that was killed, then
+    one that failed, then those that only repeat why another one did, last those that torchrun stopped.
     """
     rank, failure = item
+    problems = failure.error_file_data.get("problems", ())
     if failure.exitcode == UNFINISHED:
-        return -1, failure.timestamp, rank
-    repeats = any(problem["code"] == "MS612" for problem in failure.error_file_data.get("problems", ()))
+        return -1 - bool(problems), failure.timestamp, rank
+    repeats = any(problem["code"] == "MS612" for problem in problems)
     order = 1 + repeats if failure.exitcode > 0 else 3 * (failure.exitcode == -signal.SIGTERM)
     return order, failure.timestamp, rank
 

@@ -11,6 +11,7 @@ import pytest
 
 from mindspeed.engine.runtime.launch import first_host, joined, launch, leave_problems
 from mindspeed.problems import Problem, RunError
+from mindspeed.process.run import UNFINISHED
 
 SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "70001"}
 
@@ -174,6 +175,25 @@ def test_the_cause_of_an_end_is_told_once(program, text):
     with pytest.raises(RunError) as caught:
         launch([sys.executable, "-c", program], 2, {})
     assert str(caught.value) == text
+
+
+def test_of_ranks_that_end_for_a_restart_the_one_that_says_why_is_told(monkeypatch, tmp_path):
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    said = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(said))
+    leave_problems(RunError([Problem("MS620", "rank 1 hung")]))
+    ends = {0: "<N/A>", 1: str(said)}
+
+    def fail(arguments):
+        failures = {rank: ProcessFailure(rank, 2**30, UNFINISHED, file) for rank, file in ends.items()}
+        raise ChildFailedError("job", failures)
+
+    monkeypatch.setattr(run, "run", fail)
+    monkeypatch.setattr("mindspeed.engine.runtime.launch._end_orphans", lambda error: None)
+    with pytest.raises(RunError, match="MS620 rank 1 hung"):
+        launch([sys.executable, "-c", ""], 2, {})
 
 
 def test_a_signal_while_other_nodes_are_told_of_a_lost_rank_ends_the_launcher(monkeypatch):
