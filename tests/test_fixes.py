@@ -25,7 +25,7 @@ def failures(requests: Iterable[tuple[str, JobRequest]]) -> list[str]:
     return [f"{name}: {outcome.kind}\n" + "\n".join(outcome.trail) for name, outcome in outcomes if outcome.kind not in ENDS]
 
 
-@pytest.mark.parametrize("first", range(0, 40, SHARE))
+@pytest.mark.parametrize("first", range(0, 20, SHARE))
 def test_the_fixes_of_drawn_requests_lead_to_acceptance(first: int) -> None:
     assert failures((f"seed {seed}", drawn(seed)) for seed in range(first, first + SHARE)) == []
 
@@ -40,7 +40,7 @@ def test_each_alternative_mends_its_problem() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(40, 500, 8 * SHARE))
+@pytest.mark.parametrize("first", range(20, 500, 8 * SHARE))
 def test_the_fixes_of_further_drawn_requests_lead_to_acceptance(first: int) -> None:
     assert failures((f"seed {seed}", drawn(seed)) for seed in range(first, min(500, first + 8 * SHARE))) == []
 

@@ -16,6 +16,7 @@ from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Sched
 from mindspeed.pipeline.recomputation import LimitTooSmallError
 from mindspeed.pipeline.simulator import SimulationResult, judge, peak_sets, simulate
 from mindspeed.pipeline.synthesis import Recomputation, megatron, recomputed, zero_bubble_h1, zero_bubble_v
+from mindspeed.process.gc_pause import collector_paused
 
 NAMES: Final[dict[str, Placement]] = {
     "1f1b": "loop",
@@ -66,6 +67,7 @@ def least_kept(shape: PipelineShape) -> int:
 
 
 @functools.lru_cache(maxsize=64)
+@collector_paused()
 def fastest(
     shape: PipelineShape, costs: Costs, recompute: Recomputation = "none", limit: int | None = None
 ) -> tuple[Schedule, SimulationResult]:

@@ -70,8 +70,8 @@ FACTS: Mapping[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
 """What changes for many features: in the words of a plan, of a command line, and read off what is built."""
 
 
-BY_DEFAULT = ("overlapped micro-batches", "Transformer Engine layers", "full recompute")
-"""Facts of the default run: of a configuration, of the layers, and one that is settings as well."""
+BY_DEFAULT = ("overlapped micro-batches", "full recompute")
+"""Facts of the default run: of a configuration, and one that is settings as well."""
 
 SETTING_OF = {"full recompute": "recompute"}
 """The feature of which a fact is a setting: Megatron-LM's arguments for it become its settings."""

@@ -26,7 +26,6 @@ FOLDER: Final = Path(__file__).parents[2] / "build" / "backends"
 PASSED: Final = "passed"
 MECHANISMS: Final = {
     "ring-attention": "nccl-rules",
-    "ulysses-attention": "hccl-rules",
     "moe-alltoall-dispatcher": "nccl-rules-eager",
     "distributed-optimizer": "hccl-rules",
     "virtual-pipeline": "nccl-rules",

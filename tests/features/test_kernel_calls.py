@@ -19,13 +19,15 @@ SMALLEST: dict[str, tuple[Sequence[str], Mapping[str, Any]]] = {
     "moe-token-permute": (("moe-alltoall-dispatcher",), {"num_experts": 4}),
     "ring-attention-update": ((), {}),
 }
-"""Jobs of the default run: a feature of level 1 with others, and the model."""
+"""Small jobs: a feature of level 1 with others, and the model. The first one is in the default run."""
 RESULTS = Path("build/kernel_calls")
 """A file for each feature, which ``python -m tools.docs.results kernels build/kernel_calls`` puts into the support table."""
 
 
 @pytest.mark.budget(8)
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize(
+    "name", ["rms-norm", *(pytest.param(name, marks=pytest.mark.long) for name in SMALLEST if name != "rms-norm")]
+)
 def test_level_one_reaches_its_kernels(pool: WorkerPool, name: str) -> None:
     also, world = SMALLEST[name]
     judged = judge(name, pool, also, world)

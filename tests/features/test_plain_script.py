@@ -64,7 +64,7 @@ GELU_WITHOUT_BIAS = GPT2 | {"bias": False}
     [
         pytest.param(LLAMA, id="llama"),
         pytest.param(GPT2, marks=pytest.mark.long, id="gpt2"),
-        pytest.param(GELU_WITHOUT_BIAS, id="gelu without bias"),
+        pytest.param(GELU_WITHOUT_BIAS, marks=pytest.mark.long, id="gelu without bias"),
         pytest.param(CLAMPED, marks=pytest.mark.long, id="clamped"),
     ],
 )

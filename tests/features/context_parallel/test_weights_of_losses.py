@@ -42,6 +42,7 @@ def problems(prove: Prove, layout: str, loss: str, per_token: bool, steps: int =
     return [str(problem) for problem in verdict.problems]
 
 
+@pytest.mark.long
 def test_losses_of_routers_and_further_tokens_weigh_what_is_configured(prove: Prove) -> None:
     assert problems(prove, "cp2", "further tokens", per_token=False, steps=1, num_layers=1, mtp_num_layers=1) == []
 

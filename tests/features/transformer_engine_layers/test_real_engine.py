@@ -51,6 +51,7 @@ def test_modules_that_were_imported_before_the_plan_is_active_get_the_roles() ->
     assert kind.__mro__[1].__module__ == "mindspeed.features.transformer_engine_layers.norm_linear"
 
 
+@pytest.mark.long
 def test_an_engine_that_is_installed_after_the_plan_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan()
     assert NAME in made.names

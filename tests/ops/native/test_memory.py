@@ -71,7 +71,7 @@ def test_threads_do_not_get_one_anothers_memory():
 
 @pytest.mark.budget(8)
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
-@pytest.mark.parametrize(("limit", "kept"), [(0, 0), (40, 32)])
+@pytest.mark.parametrize(("limit", "kept"), [pytest.param(0, 0, marks=pytest.mark.long), (40, 32)])
 def test_no_more_is_kept_than_asked_for(limit, kept):
     """Three results of 32 MiB each, in MiB."""
     environment = {**os.environ, "MINDSPEED_KEPT_MEMORY": str(limit), "OMP_NUM_THREADS": "1"}

@@ -140,7 +140,7 @@ def failing(verdict: Verdict) -> list[str]:
     1, of=("fault", "blamed"), because="one comparison judges all features, and every kind of fault is in the rows that run"
 )
 @pytest.mark.parametrize(
-    ("feature", "target", "fault", "blamed"), each_long_but(2, FAULTS), ids=lambda value: str(value).rpartition(".")[2]
+    ("feature", "target", "fault", "blamed"), each_long_but(1, FAULTS), ids=lambda value: str(value).rpartition(".")[2]
 )
 def test_a_planted_fault_is_found_and_its_parameter_named(
     pool: WorkerPool, feature: str, target: str, fault: str, blamed: str
