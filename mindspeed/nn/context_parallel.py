@@ -69,9 +69,11 @@ class ContextParallelAttention(nn.Module):
             refuse(f"ContextParallelAttention: no algorithm {algorithm!r}", f"use one of {', '.join(ALGORITHMS)}")
         unused = {"keep": keep != "none" and algorithm not in _KEEPING, "mask": mask is not None and algorithm != "adaptive"}
         unused |= {"inner": inner is not None and algorithm != "hybrid"}
-        unused |= {"causal": not causal and algorithm == "adaptive", "dropout": not 0 <= dropout < 1}
+        unused |= {"causal": not causal and algorithm == "adaptive"}
         for name in (name for name, wrong in unused.items() if wrong):
             refuse(f"ContextParallelAttention: algorithm {algorithm} cannot use this {name}", f"remove {name}")
+        if not 0 <= dropout < 1:
+            refuse(f"ContextParallelAttention: dropout is {dropout}", "give a dropout from 0 to below 1")
         self.algorithm, self.causal, self.dropout, self.scale, self.keep = algorithm, causal, dropout, scale, keep
         self._groups = [name_of("ContextParallelAttention", group) for group in _groups_of(mesh, algorithm, inner)]
         self._mask, self._plans = mask, dict[int, AdaptivePlan]()

@@ -20,7 +20,7 @@ _LOW: Final = (torch.bfloat16, torch.float16)
 
 
 class _Windowed(Optimizer):
-    """What both wrappers share. ``optimizer`` is the wrapped one, which sees one window of parameters at a time.
+    """Steps the wrapped ``optimizer``, which sees one window of parameters at a time.
 
     Learning-rate schedulers and ``zero_grad`` use the wrapper like any optimizer: it shares the groups of the wrapped one. A
     parameter in bf16 or fp16 gets an fp32 main weight, which is updated and rounded to it.
