@@ -22,11 +22,11 @@ def bugs(megatron: str | None, platform: str | None, command: tuple[str, ...]) -
 
     mindspeed bugs -- torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 ...
 
-    A bug that is mended does not hit a job that trains with mindspeed, with or without features. Give a command after ``--`` to
-    list only what its arguments reach.
+    A bug that is mended does not hit a job that trains with mindspeed, with or without features, unless it stands in the
+    setting megatron-fixes.unmended. Give a command after ``--`` to list only what its arguments reach.
     """
     from mindspeed.engine.resolution.environment import is_version, version_in
-    from mindspeed.megatron.fixes.feature import fixed_targets
+    from mindspeed.megatron.fixes.feature import mended_bugs
     from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest
     from mindspeed.registry import probe
     from mindspeed.workbench.lint.launched_command import command_of_words
@@ -44,9 +44,10 @@ def bugs(megatron: str | None, platform: str | None, command: tuple[str, ...]) -
         given = {dest: one.value for dest, one in given_arguments([word.text for word in launched.arguments], known).items()}
         caught = set(traps_of(given, known, dict(launched.environ), environment.platform))
         found = [bug for bug in found if bug in caught]
+    by_plan = mended_bugs(version)
     rows, lines = [], [f"megatron-core {version}: {len(found)} known bugs{' that hit this command' if command else ''}"]
     for bug in found:
-        mended = not fixed_targets(version).isdisjoint(bug.mended)
+        mended = bug.name in by_plan
         names = ("name", "consequence", "megatron", "text", "fix", "source", "proof", "unproven")
         rows.append({name: getattr(bug, name) for name in names} | {"mended": mended})
         state = "mended by every plan" if mended else "not mended"

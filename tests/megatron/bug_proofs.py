@@ -31,7 +31,7 @@ import torch.distributed as dist
 import mindspeed
 from mindspeed.engine.inspection.megatron_copies import megatron_version
 from mindspeed.engine.resolution.environment import made_up
-from mindspeed.megatron.fixes.feature import TABLES, fixed_targets
+from mindspeed.megatron.fixes.feature import TABLES, mended_bugs
 from mindspeed.problems import PatchError
 from mindspeed.workbench.lint.traps import Trap, known_traps
 from tests.forked_ranks import run_ranks
@@ -59,7 +59,7 @@ def shows(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
 def without_fixes(bug: Trap) -> str:
     """Return what a row's proof shows without the patches that mend it."""
     with ExitStack() as stack:
-        for target in bug.mended:
+        for target in (row["target"] for row in TABLES["fixes"] if row["bug"] == bug.name):
             with suppress(ImportError, PatchError):  # other releases are mended by other patches
                 importlib.import_module(target.partition(":")[0])  # which would be patched as it is imported
                 stack.enter_context(mindspeed.suspended(target))
@@ -827,7 +827,7 @@ def main() -> None:
     found = {}
     for name in names:
         found[name] = {"without": asdict(look(partial(without_fixes, bugs[name])))}
-        if fixed_targets(version) & set(bugs[name].mended):
+        if name in mended_bugs(version):
             found[name]["with"] = asdict(look(PROOFS[name]))
     print(json.dumps({"megatron": version, "bugs": found}))
 

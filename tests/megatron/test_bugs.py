@@ -13,7 +13,7 @@ import mindspeed
 from mindspeed import registry
 from mindspeed.cli import main
 from mindspeed.engine.resolution.environment import version_in
-from mindspeed.megatron.fixes.feature import TABLES, fixed_targets
+from mindspeed.megatron.fixes.feature import MENDED, bugs_mended_by, mended_bugs
 from mindspeed.workbench.lint.traps import known_traps
 from tests.megatron import bug_proofs
 
@@ -22,8 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_fix_of_megatron_mends_a_bug_that_is_listed():
-    fixes = {row["target"] for row in TABLES["fixes"]}
-    assert {target for bug in BUGS for target in bug.mended} == fixes
+    assert {bug.name for bug in BUGS if bug.proof} >= MENDED
 
 
 def test_every_proof_exists():
@@ -53,7 +52,7 @@ def test_a_bug_shows_in_its_releases_until_it_is_mended(name):
     if seen.state == "not run":
         pytest.skip(seen.text)
     assert (seen.state == "shown") == version_in(str(registry.probe("cpu").megatron), bug.megatron), seen
-    if not fixed_targets(str(registry.probe("cpu").megatron)).isdisjoint(bug.mended):
+    if name in mended_bugs(str(registry.probe("cpu").megatron)):
         assert bug_proofs.look(bug_proofs.PROOFS[name]).state in ("right", "absent")
 
 
@@ -77,6 +76,27 @@ def test_bugs_lists_those_of_a_release_and_those_that_hit_a_command():
     assert listed("--megatron", "0.16.1", *words)["expert-gradients-of-other-shards"] is True
     words = ["--", "torchrun", "--nproc-per-node", "2", "pretrain_gpt.py", *ETP.replace("size 2", "size 1", 1).split()]
     assert "expert-gradients-of-other-shards" not in listed("--megatron", "0.16.1", *words)
+
+
+@pytest.mark.parametrize("name", sorted(MENDED))
+def test_one_bug_is_left_unmended_and_the_others_are_mended(name):
+    plan = mindspeed.plan(settings={"megatron-fixes": {"unmended": [name]}}, level=0, platform="cpu")
+    assert bugs_mended_by(plan) == mended_bugs(str(registry.probe("cpu").megatron)) - {name}
+
+
+def test_check_warns_of_a_bug_that_is_left_unmended():
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 8 --max-position-embeddings 8"
+    experts = "--num-experts 4 --moe-z-loss-coeff 0.1 --calculate-per-token-loss --tensor-model-parallel-size 2"
+    words = f"--micro-batch-size 1 --train-iters 2 --eval-interval 2 --lr 1e-4 --sequence-parallel {sizes} {experts}".split()
+    command = ["--", "torchrun", "--nproc-per-node", "2", "pretrain_gpt.py", *words]
+
+    def warned(*options: str) -> bool:
+        done = CliRunner().invoke(main, ["check", "--platform", "cuda", "--megatron", "0.16.1", *options, *command])
+        assert done.exit_code == 0, done.output
+        return "the router's z-loss is scaled by the tokens of one rank" in done.output
+
+    assert warned("--set", 'megatron-fixes.unmended=["router-z-loss-per-token"]')
+    assert not warned()
 
 
 def test_a_release_without_records_is_refused():

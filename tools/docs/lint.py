@@ -140,7 +140,7 @@ def _bugs_table() -> list[str]:
     for bug in known_traps():
         if bug.is_bug:
             seen = [next((state for state, bugs in found.items() if bug.name in bugs), "not run") for found in results.values()]
-            rows.append((bug.name, bug.consequence, "yes" if bug.mended else "no", *seen, bug.unproven or code(bug.proof)))
+            rows.append((bug.name, bug.consequence, "yes" if bug.has_fix else "no", *seen, bug.unproven or code(bug.proof)))
     return table(("bug", "consequence", "mended", *results, "test"), rows)
 
 

@@ -6,28 +6,72 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, Final
 
+from pydantic import field_validator
+
+from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import ENGINE, engine_origin, version_in
 from mindspeed.files.tables import json_beside
 from mindspeed.megatron.fixes.adaptor import AdaptorGuard, belongs_to_adaptor
-from mindspeed.plugins import Category, Feature, FeatureArgs, FeatureSpec, Patch, Ref, Set, When, World, Wrap, hookimpl
-from mindspeed.problems import Fix, PlatformError, Problem
+from mindspeed.plugins import (
+    Category,
+    Feature,
+    FeatureArgs,
+    FeatureSpec,
+    Field,
+    Patch,
+    Ref,
+    Set,
+    SettingsError,
+    When,
+    World,
+    Wrap,
+    hookimpl,
+)
+from mindspeed.problems import Fix, PlatformError, Problem, near_names
 
 _HERE: Final = "mindspeed.megatron.fixes"
 TABLES: Final[dict[str, list[Any]]] = json_beside(__file__)
 """Patches that Megatron needs beside a device; versions are all where none are given.
 
 ``uncompiled`` are functions under megatron.core that it gives to torch.compile at import. ``fixes`` are targets that a
-wrapper of this package wraps, and why. ``products`` take a product of numbers with a function that numpy 2 lacks.
-``unguarded`` are modules that import triton without asking whether it is installed.
+wrapper of this package wraps, why, and which bug of ``mindspeed bugs`` that mends. ``products`` take a product of numbers with
+a function that numpy 2 lacks. ``unguarded`` are modules that import triton without asking whether it is installed.
 """
 
 
-def fixed_targets(version: str) -> set[str]:
-    """Return what the fixes patch in a release of Megatron."""
-    return {row["target"] for row in TABLES["fixes"] if "versions" not in row or version_in(version, row["versions"])}
+_BUG_OF: Final[dict[tuple[str, str], str]] = {(row["target"], f"{_HERE}.{row['by']}"): row["bug"] for row in TABLES["fixes"]}
+"""By a target and the wrapper on it the bug that this mends."""
+MENDED: Final = frozenset(_BUG_OF.values())
+"""Known bugs of Megatron that a patch mends in some release, by name."""
 
 
-class MegatronFixes(Feature[FeatureArgs]):
+def mended_bugs(version: str) -> set[str]:
+    """Return the names of the bugs that every plan mends in a release of Megatron, unless one says otherwise."""
+    return {row["bug"] for row in TABLES["fixes"] if version_in(version, row.get("versions", ""))}
+
+
+def bugs_mended_by(plan: ActivationPlan) -> set[str]:
+    """Return the names of the bugs that the patches of a plan mend."""
+    applied = {(planned.patch.target, planned.reference or "") for planned in plan.patches if not planned.skipped}
+    return {bug for patch, bug in _BUG_OF.items() if patch in applied}
+
+
+class MegatronFixesArgs(FeatureArgs):
+    unmended: tuple[str, ...] = Field(
+        (), description="Known bugs of Megatron to leave unmended, as `mindspeed bugs` names them"
+    )
+
+    @field_validator("unmended")
+    @classmethod
+    def _bugs_are_mended(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in MENDED:
+                fixes = [Fix.rename(name, near) for near in near_names(name, MENDED)] or [Fix.run_command("mindspeed bugs")]
+                raise SettingsError(f"no plan mends a bug named {name}", *fixes, Fix.drop_setting("unmended"))
+        return names
+
+
+class MegatronFixes(Feature[MegatronFixesArgs]):
     """Let Megatron run without Apex, Transformer Engine, Triton and, on the CPU, a compiler.
 
     With a loss per token, losses of routers weigh what is configured in every layout.
@@ -50,6 +94,8 @@ class MegatronFixes(Feature[FeatureArgs]):
         kept = [patch.target for patch in self._every_patch() if belongs_to_adaptor(patch.target)]
         if kept:
             yield f"megatron_adaptor was imported first and keeps what it patches: {', '.join(kept)}"
+        if self.args.unmended:
+            yield f"leaves known bugs of Megatron as they are: {', '.join(self.args.unmended)}"
 
     def _every_patch(self) -> list[Patch]:
         reason = "disables torch.compile on the CPU, where it needs a C++ compiler and takes longer than it saves"
@@ -62,6 +108,7 @@ class MegatronFixes(Feature[FeatureArgs]):
                 phase=row.get("phase", "step"),
             )
             for row in TABLES["fixes"]
+            if row["bug"] not in self.args.unmended
         ]
         patches.append(
             Set(

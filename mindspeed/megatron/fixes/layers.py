@@ -44,15 +44,18 @@ def allow_sequence_parallel(new: Function, cls: type, config: Any, *args: Any, *
 @wrapper
 def take_widths(init: Function, core: Any, *args: Any, **kwargs: Any) -> None:
     """``DotProductAttention.__init__`` with the widths that multi-latent attention gives and only Transformer Engine's takes:
-    ``k_channels`` of a query and a key, which nothing in it needs to know, and ``v_channels`` of a value and the result.
-
-    Learnable attention sinks are those of a rank's heads, so all of them count in the norm of gradients.
-    """
+    ``k_channels`` of a query and a key, which nothing in it needs to know, and ``v_channels`` of a value and the result."""
     kwargs.pop("k_channels", None)
     v_channels = kwargs.pop("v_channels", None)
     init(core, *args, **kwargs)
     if v_channels is not None:
         core.hidden_size_per_partition = core.num_attention_heads_per_partition * v_channels
+
+
+@wrapper
+def mark_sinks_of_a_rank(init: Function, core: Any, *args: Any, **kwargs: Any) -> None:
+    """``DotProductAttention.__init__`` that marks its learnable sinks as those of one rank's heads."""
+    init(core, *args, **kwargs)
     sinks = getattr(core, "softmax_offset", None)
     if sinks is not None and sinks.requires_grad:
         sinks.tensor_model_parallel = True

@@ -19,6 +19,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.fields import FIELDS
 from mindspeed.job.megatron_arguments import dests_of, target_of
 from mindspeed.job.world import PARALLEL_SIZES
+from mindspeed.megatron.fixes.feature import bugs_mended_by
 from mindspeed.megatron.parsed_arguments import problems_of_job, refused_values
 from mindspeed.megatron_lm.argument_layers import declared_flags
 from mindspeed.megatron_lm.command_line_fixes import MegatronCommandLine
@@ -257,5 +258,5 @@ def _traps_in(job: CheckedJob, plan: ActivationPlan | MindSpeedError) -> list[Tr
     overrides = {target_of(one.override.argument, given): one.override.value for one in plan.overrides}
     changed = given | {target.dest: target.as_argument(value) for target, value in overrides.items()}
     left = list(traps_of(changed, known, environ, platform, job.command.launcher))
-    patched = {planned.patch.target for planned in plan.patches if not planned.skipped}
-    return [trap for trap in found if trap in left and not (trap.mended and patched.issuperset(trap.mended))]
+    mended = bugs_mended_by(plan)
+    return [trap for trap in found if trap in left and trap.name not in mended]

@@ -13,6 +13,7 @@ from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.files.tables import table_beside
 from mindspeed.job.fields import PLATFORMS
+from mindspeed.megatron.fixes.feature import MENDED
 from mindspeed.problems import Fix, Problem
 
 STOPS: Final = "would not start"
@@ -24,8 +25,8 @@ CONSEQUENCES: Final = (STOPS, "hang", "wrong numbers", "lost state", "slow", "no
 class Trap:
     """Describe a trap as its file does.
 
-    Without ``when`` no arguments decide it. A bug has ``mended``, the targets of the patches by which every plan mends it,
-    ``proof``, the file of a test that shows it, or ``unproven``, why no test shows it here.
+    Without ``when`` no arguments decide it. A bug has ``proof``, the file of a test that shows it, or ``unproven``, why no test
+    shows it here.
     """
 
     name: str
@@ -40,14 +41,18 @@ class Trap:
     unequal: Mapping[str, str] = field(default_factory=dict)
     platforms: Sequence[str] = PLATFORMS
     launchers: Sequence[str] = ()
-    mended: Sequence[str] = ()
     proof: str = ""
     unproven: str = ""
 
     @property
     def is_bug(self) -> bool:
         """Return whether the trap is a bug of Megatron, and no choice of its user."""
-        return bool(self.mended or self.proof or self.unproven)
+        return bool(self.proof or self.unproven)
+
+    @property
+    def has_fix(self) -> bool:
+        """Return whether a plan mends it, in some release."""
+        return self.name in MENDED
 
     def catches(self, values: Mapping[str, Any], environ: Mapping[str, str], launcher: str) -> bool:
         """Return whether arguments, environment variables and the program that starts the ranks are those of the trap."""
@@ -75,7 +80,7 @@ class Trap:
         return PlanNote("warning", "megatron-lm", str(self))
 
     def __str__(self) -> str:
-        fixes = ", or ".join(filter(None, (self.fix, "train with mindspeed, whose plan mends it" if self.mended else "")))
+        fixes = ", or ".join(filter(None, (self.fix, "train with mindspeed, whose plan mends it" if self.has_fix else "")))
         return f"{self.consequence}: {self.text}; fix: {fixes} ({self.source})"
 
 
