@@ -112,7 +112,7 @@ def record(megatron: str | None, into: Path | None) -> None:
 @click.option(
     "--claims/--no-claims",
     default=True,
-    help="Train with and without every feature on the new Megatron (mindspeed features verify)",
+    help="Train with and without every feature on the new Megatron (mindspeed features verify), and test it for known bugs",
 )
 @click.option(
     "--minutes",
@@ -144,14 +144,16 @@ def follow(
 
     Compares every patch target in CHECKOUT with the newest recorded release (or with --since), and shows the diff of each
     definition. Lists new Megatron arguments with names similar to a feature's. Runs mindspeed features verify for every
-    feature on this Megatron, first for features whose targets differ. Writes a report to FOLDER/VERSION.md (--into), and
-    the patch targets and arguments of this Megatron to FOLDER/VERSION.json. The exit status is 1 when a target is changed
-    or gone, or when a verification failed.
+    feature on this Megatron, first for features whose targets differ, and the tests of its known bugs. Writes a report to
+    FOLDER/VERSION.md (--into), and the patch targets and arguments of this Megatron to FOLDER/VERSION.json. The exit status is
+    1 when a target is changed or gone, when a verification failed, or when this Megatron has other bugs than those listed for
+    it.
     """
     from mindspeed.megatron.release_recording import record_release
     from mindspeed.plugins.discovery import discover
     from mindspeed.registry import megatron_targets
     from mindspeed.workbench.verification import following
+    from mindspeed.workbench.verification.bugs_on_checkout import wrong
     from mindspeed.workbench.verification.claims_on_checkout import Limits
 
     catalog = discover(only=())
@@ -171,6 +173,8 @@ def follow(
         *(f"{feature}: Megatron has {argument}" for feature, argument in report.overlaps),
         *([f"claims: {held} hold, {others} features do not apply to {report.version}"] if report.claims else []),
         *([f"claims that did not hold or did not finish: {', '.join(report.failed)}"] if report.failed else []),
+        *([f"known bugs: {len(report.bugs) - len(wrong(report.bugs))} of {len(report.bugs)} as listed"] if report.bugs else []),
+        *([f"bugs to correct in the list: {', '.join(wrong(report.bugs))}"] if wrong(report.bugs) else []),
         str(page),
     ]
     print_result({**report.to_json(), "report": str(page)}, lines)

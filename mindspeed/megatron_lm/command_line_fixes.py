@@ -8,9 +8,10 @@ from itertools import chain, combinations, product
 from typing import Any
 
 from mindspeed.engine.inspection.cli_arguments import Argument
+from mindspeed.job.fields import FIELDS
 from mindspeed.job.megatron_arguments import dests_of, world_of
 from mindspeed.megatron_lm.given_arguments import constant, surface_or_nearest
-from mindspeed.problems import CommandLine, Fixes
+from mindspeed.problems import CommandLine, Fix, Fixes
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class MegatronCommandLine(CommandLine):
         arguments = self._arguments(name)
         if not arguments or value is None:
             return super().give_field(name, value)
-        if world_of({}).get(name, (None,))[0] == value:
+        if world_of({}).get(name, (None,))[0] == value or _is_default(name, value, arguments):
             return self.drop_field(name)
         for chosen in _few(arguments):
             for values in _values(chosen, value):
@@ -67,13 +68,27 @@ class MegatronCommandLine(CommandLine):
                         world = world_of(values)
                         if all(world.get(name, (None,))[0] == value for name, value in wanted.items()):
                             return _option(argument, values[dest])
-        return super().together(steps)
+        return super().together(tuple(chain.from_iterable(map(self._without_defaults, steps))))
+
+    def _without_defaults(self, step: Fix) -> Iterator[Fix]:
+        """Yield a step, or for a field that gets its default the removal of each option that gives it now."""
+        if step.verb != "give-field" or not _is_default(step.name, step.value, self._arguments(step.name)):
+            yield step
+            return
+        for argument in self._arguments(step.name):
+            if argument.dest in self.given or not self.given:
+                yield Fix.drop_option(argument.options[0])
 
     def _arguments(self, field: str) -> list[Argument]:
         return [argument for dest in dests_of(field) for argument in self._known(dest)]
 
     def _known(self, dest: str) -> list[Argument]:
         return [argument for argument in surface_or_nearest(self.version).by_dest.get(dest, ()) if argument.options]
+
+
+def _is_default(field: str, value: Any, arguments: Iterable[Argument]) -> bool:
+    """Return whether a field has ``value`` where Megatron is given None; the value itself may be none that Megatron takes."""
+    return FIELDS[field].default == value and all(argument.default is None for argument in arguments)
 
 
 def _few(arguments: Iterable[Argument]) -> Iterator[tuple[Argument, ...]]:

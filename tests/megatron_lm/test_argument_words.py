@@ -28,6 +28,7 @@ WORDS = MegatronCommandLine("0.16.1")
             Fix.together((Fix.give_field("tp", 2), Fix.give_field("pp", 1))),
             "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 1",
         ),
+        (Fix.give_field("first_stage_layers", 0), "remove --decoder-first-pipeline-num-layers"),
         (Fix.drop_field("num_experts"), "remove --num-experts"),
         (Fix.give_setting("ring-attention.window", 1), "--set ring-attention.window=1"),
         (Fix.give_field("world_size", 4), "--world-size 4"),
@@ -43,6 +44,14 @@ def test_of_several_arguments_those_on_the_command_line_are_removed():
         words((Fix.give_field("dtype", "fp32"), Fix.give_field("cuda_graphs", False)))
         == "remove --bf16, or remove --enable-cuda-graph"
     )
+
+
+def test_of_fields_that_get_their_defaults_the_given_options_are_removed():
+    ends = Fix.together(Fix.give_field(name, 0) for name in ("first_stage_layers", "last_stage_layers"))
+    both = frozenset({"decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"})
+    removed = "remove --decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers"
+    assert MegatronCommandLine("0.16.1", both)((ends,)) == removed
+    assert MegatronCommandLine("0.16.1", both - {"decoder_last_pipeline_num_layers"})((ends,)) == removed.partition(" and")[0]
 
 
 def test_fields_of_which_any_value_serves_are_not_one_switch():

@@ -1,4 +1,4 @@
-"""Follow a Megatron release: what differs from the last one, which claims hold on it, as one report."""
+"""Follow a Megatron release: what differs from the last one, which claims hold on it, which bugs it has, as one report."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.plugins.feature import FeatureSpec
 from mindspeed.problems import MindSpeedError
 from mindspeed.workbench.diagnostics.release_comparison import CHANGED, compare_releases
+from mindspeed.workbench.verification.bugs_on_checkout import bugs_on, wrong
 from mindspeed.workbench.verification.claims_on_checkout import OUT_OF_RANGE, Limits, in_order, verify_on
 
 Recorder = Callable[[Any, Sequence[PatchTarget], Path], Path]
@@ -24,19 +25,20 @@ _ORDER: Final = ("gone", "changed", "body changed", "appended", "new", "same")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The findings of one release: rows of targets, overlaps ``(feature, new argument)``, claims by feature, notes."""
+    """The findings of one release: rows of targets, overlaps ``(feature, new argument)``, claims, known bugs, notes."""
 
     version: str
     since: str
     comparisons: Sequence[DriftRow]
     overlaps: Sequence[tuple[str, str]]
     claims: Sequence[Mapping[str, Any]]
+    bugs: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
 
     @property
     def holds(self) -> bool:
-        """Return whether no target is changed or gone, and every claim of a feature for this release holds."""
-        return not any(row.verdict in FAILED for row in self.comparisons) and not self.failed
+        """Return whether no target is changed or gone, every claim for this release holds, and it has the bugs of its rows."""
+        return not any(row.verdict in FAILED for row in self.comparisons) and not self.failed and not wrong(self.bugs)
 
     @property
     def failed(self) -> list[str]:
@@ -51,6 +53,7 @@ class Report:
             "targets": [{name: getattr(row, name) for name in fields} for row in self.comparisons],
             "overlaps": [{"feature": feature, "argument": argument} for feature, argument in self.overlaps],
             "claims": list(self.claims),
+            "bugs": list(self.bugs),
             "notes": list(self.notes),
         }
 
@@ -65,7 +68,8 @@ def follow(
     claims: Iterable[str] = (),
     limits: Limits | None = None,
 ) -> Report:
-    """Compare ``checkout`` with ``since``, record it below ``into``, and verify the ``claims`` of these features on it."""
+    """Compare ``checkout`` with ``since``, and record it below ``into``. With ``claims`` verify those of these features on it,
+    and run the tests of known bugs."""
     declared = {name: [flag.dest for flag in spec.megatron_flags] for name, spec in specs.items()}
     version, before, comparisons, overlaps = compare_releases(targets, declared, checkout, since)
     notes = []
@@ -80,8 +84,14 @@ def follow(
     for row in comparisons:
         verdicts.setdefault(row.feature, []).append(row.verdict)
     verified = {name: specs[name] for name in in_order(claims, verdicts)}
-    rows = verify_on(checkout, version, verified, limits or Limits()) if verified else []
-    return Report(version, before, comparisons, overlaps, rows, notes)
+    limits = limits or Limits()
+    rows = verify_on(checkout, version, verified, limits) if verified else []
+    bugs = []
+    try:
+        bugs = bugs_on(checkout, version, limits.total) if verified else []
+    except MindSpeedError as error:
+        notes += [str(problem) for problem in error.problems]
+    return Report(version, before, comparisons, overlaps, rows, bugs, notes)
 
 
 def markdown(report: Report) -> str:
@@ -99,6 +109,10 @@ def _lines(report: Report) -> Iterator[str]:
     for name in sorted({row.feature for row in report.comparisons} | set(claims)):
         verdicts = _counted(row.verdict for row in report.comparisons if row.feature == name)
         yield f"| {name} | {_claim(claims.get(name))} | {verdicts or 'no target'} |"
+    if report.bugs:
+        yield "\n## Known bugs\n"
+        yield "| bug | verdict | seen |\n|---|---|---|"
+        yield from (f"| {row['bug']} | {row['verdict']} | {row['seen']} |" for row in report.bugs)
     if report.overlaps:
         yield "\n## New arguments of Megatron that look like a feature\n"
         yield from (f"- `{argument}`: {feature}" for feature, argument in report.overlaps)

@@ -9,7 +9,7 @@ from mindspeed.engine.planning.targets import PatchTarget
 from mindspeed.plugins.feature import Category, FeatureSpec
 from mindspeed.problems import MindSpeedError, Problem
 from mindspeed.workbench.diagnostics.release_comparison import compare_releases, overlaps
-from mindspeed.workbench.verification import claims_on_checkout
+from mindspeed.workbench.verification import bugs_on_checkout, claims_on_checkout
 from mindspeed.workbench.verification.claims_on_checkout import Limits, Verifier, in_order, verify_on
 from mindspeed.workbench.verification.following import Report, follow, markdown
 
@@ -136,6 +136,35 @@ def test_a_claim_that_fails_is_a_row_with_its_problems(tmp_path: Path) -> None:
     assert report.failed == ["demo"]
     assert "| demo | does not hold | no target |\n" in markdown(report)
     assert "### demo\n\n```\nMS607 demo: loss differs\n```\n" in markdown(report)
+
+
+def test_a_bug_that_a_release_no_longer_has_or_has_again_is_named() -> None:
+    shown, right, unknown = ({"state": state, "text": ""} for state in ("shown", "right", "not run"))
+    seen = {
+        "router-losses-per-token": {"without": shown},  # in releases before 0.19
+        "sinkhorn-by-layout": {"without": right},  # in all releases
+        "widths-of-latent-attention": {"without": shown, "with": shown},
+        "steps-that-parameters-share": {"without": shown, "with": right},
+        "compiler-of-cuda-at-start": {"without": unknown},
+    }
+    rows = bugs_on_checkout.rows_of(seen, "0.20.0")
+    assert [row["verdict"] for row in rows] == [
+        bugs_on_checkout.PRESENT,
+        bugs_on_checkout.FIXED,
+        bugs_on_checkout.UNMENDED,
+        bugs_on_checkout.AS_LISTED,
+        bugs_on_checkout.NOT_RUN,
+    ]
+    report = Report("0.20.0", "0.19.1", [], [], [], rows)
+    assert not report.holds
+    assert f"| sinkhorn-by-layout | {bugs_on_checkout.FIXED} | right |\n" in markdown(report)
+    assert Report("0.20.0", "0.19.1", [], [], [], rows[3:]).holds
+
+
+def test_without_its_tests_known_bugs_are_not_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bugs_on_checkout, "SOURCE", tmp_path)
+    with pytest.raises(MindSpeedError, match="the tests that show bugs of Megatron are not installed"):
+        bugs_on_checkout.bugs_on(tmp_path, "0.20.0", 1.0)
 
 
 VERIFIER = """\
