@@ -15,7 +15,7 @@ import torch
 import mindspeed
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.megatron.fixes import kernels
-from mindspeed.problems import PlatformError
+from mindspeed.problems import Fix, PlatformError
 from mindspeed.registry import probe
 from tests.megatron.on_ranks import cycles, host_weights, reduced_by_instances
 
@@ -27,6 +27,14 @@ def test_no_version_is_reached_without_transformer_engine():
 
     assert is_te_min_version("0.1") is False
     assert is_te_min_version("0.1", check_equality=False) is False
+
+
+def test_without_transformer_engine_its_layers_name_the_feature_that_provides_them():
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+
+    with pytest.raises(PlatformError) as refused:
+        get_gpt_layer_with_transformer_engine_spec()
+    assert refused.value.problems[0].fix == (Fix.add_feature("transformer-engine-layers"),)
 
 
 def test_processes_stay_on_their_cores_without_a_gpu():

@@ -120,6 +120,15 @@ class MegatronFixes(Feature[MegatronFixesArgs]):
                 optional=True,
             )
         )
+        patches.append(
+            Wrap(
+                "megatron.core.models.gpt.gpt_layer_specs:get_gpt_layer_with_transformer_engine_spec",
+                f"{_HERE}.layers:only_with_engine",
+                "names the feature that provides Transformer Engine's layers where it is not installed",
+                phase="build",
+                optional=True,
+            )
+        )
         without = "adds numpy.product, which numpy 2 has removed"
         patches += [
             Wrap(row["target"], f"{_HERE}.{row['by']}", without, when=When("<0.16"), phase="checkpoint")

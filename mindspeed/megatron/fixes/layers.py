@@ -10,6 +10,7 @@ from megatron.core.utils import get_te_version
 
 from mindspeed.engine.runtime import session
 from mindspeed.plugins.patches import Function, wrapper
+from mindspeed.problems import Fix, PlatformError, Problem
 
 HAVE_ENGINE: Final = str(get_te_version() or "0.0.0") != "0.0.0"
 """True if Transformer Engine is there; without it its version is None, since Megatron 0.17 0.0.0."""
@@ -19,6 +20,22 @@ HAVE_ENGINE: Final = str(get_te_version() or "0.0.0") != "0.0.0"
 def false_without_engine(is_te_min_version: Function, version: str, check_equality: bool = True) -> bool:
     """``is_te_min_version``: no version satisfies a minimum where Transformer Engine is not installed."""
     return HAVE_ENGINE and is_te_min_version(version, check_equality)
+
+
+@wrapper
+def only_with_engine(original: Function, *args: Any, **kwargs: Any) -> Any:
+    """Wrap ``get_gpt_layer_with_transformer_engine_spec``, which would fail by a name that is not defined.
+
+    Raises PlatformError with MS339 where neither Transformer Engine is installed nor its layers are provided.
+    """
+    from megatron.core.models.gpt import gpt_layer_specs
+
+    if not gpt_layer_specs.HAVE_TE:
+        text = (
+            "the program builds layers of Transformer Engine, which is not installed, and no feature provides compatible ones"
+        )
+        raise PlatformError([Problem("MS339", text, fix=Fix.add_feature("transformer-engine-layers"))])
+    return original(*args, **kwargs)
 
 
 def uncompiled(function: Function) -> Function:

@@ -5,6 +5,7 @@ import pytest
 import mindspeed
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import SUPPORTED_MEGATRON, made_up, version_in
+from mindspeed.megatron.fixes.feature import TABLES
 from mindspeed.plugins import Ref
 from mindspeed.problems import ResolutionError
 from tests.megatron.versions.cases import FEATURES
@@ -145,10 +146,12 @@ def test_all_features_are_planned_for_every_version(plans: dict[str, ActivationP
     assert plans[version].environment["megatron"] == version
 
 
-def test_two_patches_of_one_site_never_meet(plans: dict[str, ActivationPlan]) -> None:
+def test_two_patches_of_one_site_never_mend_the_same(plans: dict[str, ActivationPlan]) -> None:
+    bugs = {f"{_FIXES}.{row['by']}": row["bug"] for row in TABLES["fixes"]}
     for plan in plans.values():
-        wrapped = [planned.site for planned in plan.patches if planned.owner == "megatron-fixes" and not planned.skipped]
-        assert len(wrapped) == len(set(wrapped))
+        patches = [planned for planned in plan.patches if planned.owner == "megatron-fixes" and not planned.skipped]
+        mended = [(planned.site, bugs.get(str(planned.patch.value))) for planned in patches]
+        assert len(mended) == len(set(mended))
 
 
 def test_a_patch_for_other_versions_says_which(plans: dict[str, ActivationPlan]) -> None:
