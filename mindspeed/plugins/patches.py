@@ -37,12 +37,14 @@ def _require_scalars(what: str, *values: object) -> None:
 class When:
     """Guard of a patch, decided once per plan: all given conditions must hold.
 
-    ``megatron`` is a version specifier (``">=0.15"``), ``platform`` a platform name. A patch that is left out is a row of the
-    plan.
+    ``megatron`` is a version specifier (``">=0.15"``), ``platform`` a platform name. ``recorded``: the target has the code that
+    is recorded of its release (``mindspeed patches record``), for a patch that would be wrong on another one. A patch that is
+    left out is a row of the plan.
     """
 
     megatron: str | None = None
     platform: str | None = None
+    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from mindspeed.engine.inspection.megatron_copies import mixed_roots
 from mindspeed.engine.inspection.target_info import is_installed
-from mindspeed.engine.planning.patch_checks import check_patches, notes_on, target_infos_of, with_sites
+from mindspeed.engine.planning.patch_checks import check_patches, notes_on, target_infos_of, with_sites, without_other_code
 from mindspeed.engine.planning.plan import ActivationPlan, PlannedOverride, PlannedPatch
 from mindspeed.engine.resolution.environment import Environment, version_in
 from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote
@@ -72,14 +72,14 @@ def build_plan(resolution: Resolution, catalog: Catalog, environment: Environmen
         PlannedPatch(owner, patch, patch.target, ground, _skipped(patch, environment)) for owner, patch, ground in proposed
     ]
     places = target_infos_of(patches, environment.megatron)
-    patches = with_sites(patches, environment.megatron, places)
+    patches = without_other_code(with_sites(patches, environment.megatron, places), environment.megatron, places)
     problems += check_patches(patches, environment.megatron, places)
     if is_installed(environment.megatron) and (mixed := mixed_roots()) is not None:
         problems.append(mixed)
     if problems:
         raise ResolutionError(problems)
     said = [PlanNote("note", name, text) for name, answer in manager.call("notes", without=names) for text in answer]
-    skipped = [p for p in patches if p.skipped and not p.ground]
+    skipped = [p for p in patches if p.skipped and not (p.ground and _skipped(p.patch, environment))]
     said += [PlanNote("left-out", p.owner, f"patch of {p.patch.target} is skipped: {p.skipped}") for p in skipped]
     return ActivationPlan(
         features=resolution.features,

@@ -63,7 +63,24 @@ def check_contracts(patches: Sequence[PlannedPatch], version: str | None) -> lis
     active = [planned for planned in patches if not planned.skipped]
     places = target_infos_of(active, version)
     found = [problem for planned in active for problem in _broken(planned, places, version)]
+    found += [_unfit(planned, why) for planned in active if (why := _other_code(planned, places, version))]
     return list(dict.fromkeys(found))
+
+
+def without_other_code(patches: Sequence[PlannedPatch], version: str | None, places: Places) -> list[PlannedPatch]:
+    """The patches, of which those for recorded code are skipped where the target has other code."""
+    return [replace(planned, skipped=planned.skipped or _other_code(planned, places, version)) for planned in patches]
+
+
+def _other_code(planned: PlannedPatch, places: Places, version: str | None) -> str:
+    """Return why a patch for recorded code does not fit its target; empty where it does, and for any other patch."""
+    when, found = planned.patch.when, places[planned.patch.target].contract
+    if when is None or not when.recorded or version is None or found is None:
+        return ""
+    known = contract_for(planned.patch.target, version)
+    if known is None or compare(known[1], found) == "same":
+        return ""
+    return f"its code is not that of megatron-core {known[0]}"
 
 
 def notes_on(patches: Sequence[PlannedPatch], version: str | None, places: Places | None = None) -> list[PlanNote]:
@@ -188,6 +205,12 @@ def _changed(planned: PlannedPatch, site: Site, contract: Contract, version: str
     )
     fix = f"install megatron-core {release}{'' if untested else ' as it was released'}, or remove {owner}"
     yield Problem("MS407", text, (owner,), chain, _where(site), advice(fix))
+
+
+def _unfit(planned: PlannedPatch, why: str) -> Problem:
+    """MS407 for a planned patch that this process would leave out."""
+    text = f"{planned.owner} does not fit the {planned.patch.target} that is installed: {why}"
+    return Problem("MS407", text, (planned.owner,), fix=Fix.advise("make the plan again, with the Megatron of the ranks"))
 
 
 def _by_name(planned: PlannedPatch) -> bool:

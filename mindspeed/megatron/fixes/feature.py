@@ -104,7 +104,7 @@ class MegatronFixes(Feature[MegatronFixesArgs]):
                 row["target"],
                 f"{_HERE}.{row['by']}",
                 row["reason"],
-                when=When(row["versions"]) if "versions" in row else None,
+                when=When(row.get("versions"), recorded=row.get("recorded", False)),
                 phase=row.get("phase", "step"),
             )
             for row in TABLES["fixes"]

@@ -8,10 +8,11 @@ import pytest
 
 import mindspeed
 from mindspeed.engine.inspection import source, source_cache, target_info
-from mindspeed.engine.planning.patch_checks import check_patches, notes_on, with_sites
+from mindspeed.engine.planning.patch_checks import check_contracts, check_patches, notes_on, with_sites
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.files.cache_folder import CACHE_VARIABLE
+from mindspeed.megatron.fixes.feature import bugs_mended_by, mended_bugs
 from mindspeed.plugins.patches import Wrap, patch_from_json
 from mindspeed.problems import PatchError, ResolutionError
 from tests.engine.inspection.megatron_copies import copy_megatron, edit
@@ -95,6 +96,26 @@ def test_other_code_and_appended_parameters_are_notes(core: Path) -> None:
     assert [(row.kind, row.feature, row.text) for row in notes_on(patches, "0.16.1")] == [
         ("note", "alpha", f"{STATE}:get_nccl_options has more parameters, unlike in megatron-core 0.16.1"),
         ("note", "beta", "megatron.core.activations:squared_relu has other code, unlike in megatron-core 0.16.1"),
+    ]
+
+
+def test_a_patch_for_recorded_code_is_left_out_where_a_fork_has_other_code(core: Path) -> None:
+    environment = made_up("cpu", "0.16.1")
+    assert "router-z-loss-per-token" in bugs_mended_by(mindspeed.plan(environment=environment))
+    planned = mindspeed.plan(environment=environment).patches
+    edit(
+        core / "transformer" / "moe" / "router.py",
+        "z_loss_func(logits, moe_z_loss_coeff",
+        "z_loss_func(1 * logits, moe_z_loss_coeff",
+    )
+    plan = mindspeed.plan(environment=environment)
+    assert bugs_mended_by(plan) == mended_bugs("0.16.1") - {"router-z-loss-per-token"}
+    target = "megatron.core.transformer.moe.router:TopKRouter.apply_z_loss"
+    assert [row.text for row in plan.rows if target in row.text] == [
+        f"patch of {target} is skipped: its code is not that of megatron-core 0.16.1"
+    ]
+    assert [problem.message for problem in check_contracts(planned, "0.16.1")] == [
+        f"megatron-fixes does not fit the {target} that is installed: its code is not that of megatron-core 0.16.1"
     ]
 
 
