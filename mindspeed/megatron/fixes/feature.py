@@ -46,7 +46,7 @@ MENDED: Final = frozenset(_BUG_OF.values())
 
 
 def mended_bugs(version: str) -> set[str]:
-    """Return the names of the bugs that every plan mends in a release of Megatron, unless one says otherwise."""
+    """Return the names of the bugs that every plan mends in a release of Megatron, except those left unmended."""
     return {row["bug"] for row in TABLES["fixes"] if version_in(version, row.get("versions", ""))}
 
 
