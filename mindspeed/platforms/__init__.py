@@ -11,7 +11,7 @@ from importlib import util
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
-from mindspeed.job.world import PLATFORMS
+from mindspeed.job.fields import PLATFORMS
 from mindspeed.problems import Fix, PlatformError, Problem
 
 if TYPE_CHECKING:
