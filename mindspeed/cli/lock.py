@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,9 @@ from mindspeed.cli.output import end, exit_code, json_option, print_result
 from mindspeed.cli.request_options import FeatureNames, Request, request_options, spelled_names
 from mindspeed.cli.training_command import WORDS, PlansCommands, RuleOptions, plan_of_launched, rules_options
 from mindspeed.problems import Fix
+
+if TYPE_CHECKING:
+    from mindspeed.workbench.diagnostics.preflight import PreflightCheck
 
 
 @click.command(cls=PlansCommands)
@@ -102,18 +106,60 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
 @click.option("--run", metavar="FOLDER", help="Run folder, whose disk is checked  [default: that of the job, or .]")
 @click.option("--free-disk", default=10.0, show_default=True, metavar="GIB", help="Disk space that the run needs")
 @click.option("--free-shm", default=1.0, show_default=True, metavar="GIB", help="Space in /dev/shm that data loading needs")
+@click.option(
+    "--between-nodes", is_flag=True, help="Compare the nodes of a job with one another instead, and measure their network"
+)
+@click.option(
+    "--mib",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="With --between-nodes: MiB that each two processes exchange",
+)
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=1),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --between-nodes: time in seconds in which the other processes must answer",
+)
 @json_option
-def preflight(path: str, run: str | None, free_disk: float, free_shm: float) -> None:
-    """Check one node against a lock file.
+def preflight(
+    path: str, run: str | None, free_disk: float, free_shm: float, between_nodes: bool, mib: int, wait: float
+) -> None:
+    """Check one node against a lock file, or the nodes of a job against each other.
 
-    The check does not communicate with other nodes and does not import torch. The exit status is 1 when versions, files
-    or settings of the node differ from the lock file. It is 3 when they are equal, but the
-    machine lacks something, such as disk space.
+    The check of one node does not communicate with others and does not import torch. The exit status is 1 when versions,
+    files or settings of the node differ from the lock file. It is 3 when they are equal, but the machine lacks something,
+    such as disk space.
+
+    With --between-nodes, start one process on each node, or on each device, with torchrun or Slurm:
+
+    srun --ntasks-per-node=1 mindspeed preflight --between-nodes
+
+    Rank 0 then prints where nodes differ in versions, devices, clocks or variables, and the bandwidth between each two
+    processes: the median, and the pairs that are slow. The exit status is 3 if a node differs or a pair is slow.
     """
-    from mindspeed.engine.planning.lock import read_lock
-    from mindspeed.workbench.diagnostics.preflight import checks
+    if between_nodes:
+        results = _between_nodes(mib, wait, free_shm)
+    else:
+        from mindspeed.engine.planning.lock import read_lock
+        from mindspeed.workbench.diagnostics.preflight import checks
 
-    made = read_lock(path)
-    results = list(checks(made, run or made.job.get("train", {}).get("run") or ".", free_disk, free_shm))
-    print_result({"passed": all(result.passed for result in results), "checks": results}, map(str, results))
+        made = read_lock(path)
+        results = list(checks(made, run or made.job.get("train", {}).get("run") or ".", free_disk, free_shm))
+    if results:
+        print_result({"passed": all(result.passed for result in results), "checks": results}, map(str, results))
     end(exit_code([problem for result in results if (problem := result.problem()) is not None]))
+
+
+def _between_nodes(mib: int, wait: float, free_shm: float) -> list[PreflightCheck]:
+    """The checks of all nodes on rank 0 of a job, none on the others."""
+    from mindspeed.engine.runtime.launch import joined
+    from mindspeed.workbench.diagnostics.between_nodes import compare_nodes
+
+    job = joined(os.environ)
+    if job is None:
+        raise click.UsageError("--between-nodes needs a process on each node; start it with torchrun or srun")
+    return compare_nodes(job, mib, wait, free_shm)
