@@ -122,7 +122,7 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
     default=120.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --between-nodes: time in seconds in which the other processes must answer",
+    help="With --between-nodes: time limit in seconds for each step that needs the other processes",
 )
 @json_option
 def preflight(

@@ -40,7 +40,7 @@ _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What a process says of its node: facts that must be ``equal`` on all, GiB of shared memory, and its clock in seconds."""
+    """Hold the facts of a node that must be ``equal`` on all, its free GiB of shared memory, and its clock in seconds."""
 
     host: str
     equal: Mapping[str, str]
