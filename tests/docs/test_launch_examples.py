@@ -33,6 +33,21 @@ def test_bash_parses_the_script(file):
     assert subprocess.run(["bash", "-n", file], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("Dockerfile*")), ids=lambda file: file.name)
+def test_an_image_copies_what_exists_and_locks_its_job(file, tmp_path):
+    steps = [line.split(maxsplit=1) for line in file.read_text().splitlines() if line and line[0] not in "# "]
+    copied = [words.split()[0] for step, words in steps if step == "COPY"]
+    assert copied == [".", "${JOB}"]
+    (job := tmp_path / "job").mkdir()
+    shutil.copy(EXAMPLES / "job.yaml", job / "job.yaml")
+    locking = [words for step, words in steps if step == "RUN"][-1].replace("/job/", f"{job}/")
+    made = locking.partition("&& ")[2] if locking.startswith("source ") else locking.partition(" &&")[0]
+    options = ["--platform", "npu", "--megatron", "0.16.1"] if locking.startswith("source ") else []
+    done = subprocess.run([sys.executable, "-m", *made.split(), *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (job / "mindspeed.lock").is_file()
+
+
 JOB = """
 platform: cpu
 world: {num_layers: 2, hidden_size: 32, num_attention_heads: 4, seq_length: 32, global_batch_size: 4, micro_batch_size: 2}
