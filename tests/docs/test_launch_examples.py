@@ -18,11 +18,12 @@ from tests.workbench.training.torchrun_nodes import Node, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "launch"
+MANIFESTS = ("ascendjob.yaml", "pytorchjob.yaml", "trainjob.yaml", "volcano.yaml")
 
 
 @pytest.mark.parametrize(
     ("page", "file"),
-    [("slurm.md", "slurm.sh"), *(("kubernetes.md", name) for name in ("pytorchjob.yaml", "trainjob.yaml", "volcano.yaml"))],
+    [("slurm.md", "slurm.sh"), *(("kubernetes.md", name) for name in MANIFESTS)],
 )
 def test_a_page_shows_the_example_as_it_is(page, file):
     assert (EXAMPLES / file).read_text().rstrip() + "\n```\n" in (ROOT / "docs" / page).read_text()
@@ -79,6 +80,9 @@ def scheduled(file, number, port):
     if file == "volcano.yaml":
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         return address | {"WORLD_SIZE": "2", "RANK": str(number), "PET_NPROC_PER_NODE": "1"}
+    if file == "ascendjob.yaml":
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        return address | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "RANK": str(number)}
     if file == "trainjob.yaml":
         address = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
         return address | {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(number)}
@@ -96,7 +100,7 @@ def locked_job(folder):
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("file", ["pytorchjob.yaml", "trainjob.yaml", "volcano.yaml"])
+@pytest.mark.parametrize("file", MANIFESTS)
 def test_the_command_of_a_manifest_starts_is_killed_and_reaches_its_end(tmp_path, file):
     locked_job(tmp_path)
     command, environ = pod(file, tmp_path)
@@ -109,8 +113,8 @@ def test_the_command_of_a_manifest_starts_is_killed_and_reaches_its_end(tmp_path
             if not killed and (newest_complete(run) or 0) >= 8:
                 killed = True
                 pods[1].lose()
-            if file == "volcano.yaml" and killed and pods[1].starts == 2 and pods[0].starts == 1:
-                pods[0].restart()  # the policy of PodFailed is RestartJob
+            if file in ("ascendjob.yaml", "volcano.yaml") and killed and pods[1].starts == 2 and pods[0].starts == 1:
+                pods[0].restart()  # a pod that fails makes all of them start again
             time.sleep(0.3)
     finally:
         printed = [pod.end() for pod in pods]
