@@ -1,4 +1,4 @@
-"""``mindspeed checkpoint``: list, inspect, verify and convert checkpoints, and compare one with a job."""
+"""``mindspeed checkpoint``: list, prune, inspect, verify and convert checkpoints, and compare one with a job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ step_option = click.option(
 
 @click.group(cls=Group)
 def checkpoint() -> None:
-    """List, inspect, verify, convert and compare checkpoints."""
+    """List, prune, inspect, verify, convert and compare checkpoints."""
 
 
 @checkpoint.command("list")
@@ -57,6 +57,29 @@ def list_(run: str) -> None:
     columns = ("step", "saved", "MiB", "layout", "state")
     cells = [(str(r["step"]), r["saved"], f"{r['bytes'] / 2**20:.1f}", r["layout"], r["state"]) for r in rows]
     print_table(columns, cells)
+
+
+@checkpoint.command()
+@click.argument("run", metavar="RUN")
+@click.option("--keep", type=click.IntRange(1), required=True, metavar="N", help="Number of complete checkpoints to keep")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing")
+@json_option
+def prune(run: str, keep: int, dry_run: bool) -> None:
+    """Remove old checkpoints of a run, or of a folder of Megatron-LM.
+
+    Keeps the N newest checkpoints that have all their files, and everything newer than the oldest of them. Nothing is removed
+    if no checkpoint is complete.
+    """
+    import shutil
+
+    from mindspeed.workbench.training.checkpoints import outdated
+
+    folders = outdated(run, keep)
+    size = sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+    for folder in folders if not dry_run else ():
+        shutil.rmtree(folder)
+    lines = [*map(str, folders), f"{'would free' if dry_run else 'freed'} {size / 2**30:.1f} GiB in {len(folders)} checkpoints"]
+    print_result({"run": run, "removed": [str(folder) for folder in folders], "bytes": size, "dry_run": dry_run}, lines)
 
 
 @checkpoint.command()

@@ -117,7 +117,7 @@ def newest_complete(run: str | Path) -> int | None:
 def is_complete(checkpoint: Path) -> bool:
     """Return whether a checkpoint has all its files, at the sizes that were saved."""
     try:
-        read_manifest(checkpoint)
+        manifest_of(checkpoint)
     except RunError:
         return False
     return True
@@ -150,6 +150,19 @@ def remove_old(run: str | Path, keep: int) -> None:
         shutil.rmtree(checkpoint_path(run, step), ignore_errors=True)
     for left in (Path(run) / FOLDER).glob(".step-*.partial"):
         shutil.rmtree(left, ignore_errors=True)
+
+
+def outdated(path: str | Path, keep: int) -> list[Path]:
+    """Return the checkpoints of a run, or of a folder of Megatron-LM, that are older than its ``keep`` newest complete ones.
+
+    Raises RunError with MS602 where none is complete.
+    """
+    found = checkpoints_in(path)
+    complete = [step for step, folder in found.items() if is_complete(folder)]
+    if not complete:
+        text = f"{path} has no complete checkpoint, so none of it is removed"
+        raise RunError([Problem("MS602", text, where=str(path), fix=Fix.run_command(f"mindspeed checkpoint list {path}"))])
+    return [folder for step, folder in found.items() if step < complete[-keep:][0]]
 
 
 def read_manifest(checkpoint: Path) -> Manifest:

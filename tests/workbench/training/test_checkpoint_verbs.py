@@ -75,6 +75,28 @@ def test_checkpoints_of_megatron_lm_are_listed_and_verified(run: Path, tmp_path:
     assert done.exit_code == 1
 
 
+@pytest.mark.parametrize("of_megatron", [False, True])
+def test_old_checkpoints_are_removed_and_damaged_ones_do_not_count(run: Path, tmp_path: Path, of_megatron: bool) -> None:
+    folder = tmp_path / "megatron" if of_megatron else run
+    places = {step: folder / f"iter_{step:07d}" if of_megatron else checkpoint_path(run, step) for step in (2, 4, 6, 8)}
+    for place in places.values():
+        if not place.exists():
+            shutil.copytree(checkpoint_path(run, 2), place)
+        if of_megatron:
+            (place / MANIFEST).unlink()
+    if of_megatron:
+        (folder / "latest_checkpointed_iteration.txt").write_text("8")
+    (places[8] / ".metadata").unlink()
+    assert answer("prune", folder, "--keep", 2, "--dry-run")["removed"] == [str(places[2])]
+    assert places[2].is_dir()
+    assert answer("prune", folder, "--keep", 1)["removed"] == [str(places[2]), str(places[4])]
+    assert [step for step, place in places.items() if place.is_dir()] == [6, 8]
+    (places[6] / ".metadata").unlink()
+    refused = CliRunner().invoke(main, ["checkpoint", "prune", str(folder), "--keep", "1"])
+    assert refused.exit_code == 1
+    assert places[6].is_dir()
+
+
 def test_a_checkpoint_says_what_it_is_of(run: Path) -> None:
     found = answer("inspect", run)
     assert (found["step"], found["samples"], found["optimizer"]) == (2, 8, "plain")
