@@ -32,7 +32,7 @@ def job(text: str, steps: int) -> list[str]:
 
 def kill(kind: str, node: Node, other: Node, run: Path, chance: random.Random) -> bool:
     """Kill something of a job; return whether the moment for it had come."""
-    if kind == "save" and not list((run / "checkpoints").glob(".step-*.partial")):
+    if kind == "save" and not saves(run):
         return False
     if kind == "agent":
         node.agent.kill()
@@ -45,6 +45,16 @@ def kill(kind: str, node: Node, other: Node, run: Path, chance: random.Random) -
                 rank.kill()
         return bool(ranks)
     return True
+
+
+def saves(run: Path, seconds: float = 30) -> bool:
+    """Wait for a checkpoint that is being written, which takes milliseconds; return whether there was one."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if list((run / "checkpoints").glob(".step-*.partial")):
+            return True
+        time.sleep(0.002)
+    return False
 
 
 @pytest.mark.long
