@@ -47,8 +47,8 @@ def kill(kind: str, node: Node, other: Node, run: Path, chance: random.Random) -
     return True
 
 
-def saves(run: Path, seconds: float = 30) -> bool:
-    """Wait for a checkpoint that is being written, which takes milliseconds; return whether there was one."""
+def saves(run: Path, seconds: float = 0.3) -> bool:
+    """Look for a checkpoint that is being written, which takes milliseconds, for a while; return whether there was one."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if list((run / "checkpoints").glob(".step-*.partial")):
@@ -76,7 +76,7 @@ def test_ten_kills_at_random_places_do_not_keep_a_run_from_its_end(tmp_path, tex
             newest, reached = complete, max(losses(run), default=0)
             if kinds and reached >= due and kill(kinds[-1], *chance.sample(nodes, 2), run, chance):
                 killed.append(f"{kinds.pop()} at step {reached}")
-                due = reached + 5
+                due = reached + 4
                 if kinds and kinds[-1] == "rendezvous":  # while the ranks that are started now look for each other
                     due = 0
                     time.sleep(chance.uniform(2, 6))
