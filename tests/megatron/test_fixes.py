@@ -29,12 +29,12 @@ def test_no_version_is_reached_without_transformer_engine():
     assert is_te_min_version("0.1", check_equality=False) is False
 
 
-def test_without_transformer_engine_its_layers_name_the_feature_that_provides_them():
+def test_without_transformer_engine_its_layers_name_the_field_that_provides_them():
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
 
     with pytest.raises(PlatformError) as refused:
         get_gpt_layer_with_transformer_engine_spec()
-    assert refused.value.problems[0].fix == (Fix.add_feature("transformer-engine-layers"),)
+    assert refused.value.problems[0].fix == (Fix.give_field("transformer_engine_layers", True),)
 
 
 def test_processes_stay_on_their_cores_without_a_gpu():

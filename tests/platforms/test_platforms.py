@@ -13,7 +13,7 @@ from mindspeed.engine.planning.patch_checks import check_patches
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.features.device_emulation.base import DeviceEmulation, DeviceEmulationArgs
-from mindspeed.megatron.fixes.feature import MegatronFixes
+from mindspeed.megatron.fixes.feature import MegatronFixes, MegatronFixesArgs
 from mindspeed.platforms.cpu import CpuPlatform
 from mindspeed.plugins import FeatureArgs, World
 from mindspeed.problems import PlatformError
@@ -90,7 +90,7 @@ def test_every_target_of_the_base_plan_exists():
     features = (
         CpuPlatform(FeatureArgs(), World({})),
         DeviceEmulation(DeviceEmulationArgs(poison=True, collective_log="log"), World({})),
-        MegatronFixes(FeatureArgs(), World({})),
+        MegatronFixes(MegatronFixesArgs(), World({})),
     )
     here = megatron_version() or ""
     planned = [

@@ -124,7 +124,7 @@ class MegatronFixes(Feature[MegatronFixesArgs]):
             Wrap(
                 "megatron.core.models.gpt.gpt_layer_specs:get_gpt_layer_with_transformer_engine_spec",
                 f"{_HERE}.layers:only_with_engine",
-                "names the feature that provides Transformer Engine's layers where it is not installed",
+                "tells how to get Transformer Engine's layers where it is not installed",
                 phase="build",
                 optional=True,
             )

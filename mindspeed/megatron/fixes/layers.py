@@ -34,7 +34,7 @@ def only_with_engine(original: Function, *args: Any, **kwargs: Any) -> Any:
         text = (
             "the program builds layers of Transformer Engine, which is not installed, and no feature provides compatible ones"
         )
-        raise PlatformError([Problem("MS339", text, fix=Fix.add_feature("transformer-engine-layers"))])
+        raise PlatformError([Problem("MS339", text, fix=Fix.give_field("transformer_engine_layers", True))])
     return original(*args, **kwargs)
 
 
