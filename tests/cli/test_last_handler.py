@@ -23,6 +23,7 @@ def fail(monkeypatch, tmp_path):
     """Have `features list` raise an error; temporary files go into a folder of the test."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("mindspeed.process.run._folders", [])
+    monkeypatch.delenv("MINDSPEED_REPORT", raising=False)
     return lambda error: monkeypatch.setattr(feature_list, "installed", raising(error))
 
 
