@@ -50,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.set_threshold(100_000, 50, 1000)  # a tenth of the time went into looking through the objects of torch again and again
     config.pluginmanager.register(Budgets())
     config.pluginmanager.register(covers.Covers())
     if not hasattr(config, "workerinput"):
