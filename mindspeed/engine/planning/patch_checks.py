@@ -69,16 +69,19 @@ def check_contracts(patches: Sequence[PlannedPatch], version: str | None) -> lis
 
 def without_other_code(patches: Sequence[PlannedPatch], version: str | None, places: Places) -> list[PlannedPatch]:
     """The patches, of which those for recorded code are skipped where the target has other code."""
-    return [replace(planned, skipped=planned.skipped or _other_code(planned, places, version)) for planned in patches]
+    return [
+        replace(planned, skipped=why) if not planned.skipped and (why := _other_code(planned, places, version)) else planned
+        for planned in patches
+    ]
 
 
 def _other_code(planned: PlannedPatch, places: Places, version: str | None) -> str:
     """Return why a patch for recorded code does not fit its target; empty where it does, and for any other patch."""
-    when, found = planned.patch.when, places[planned.patch.target].contract
-    if when is None or not when.recorded or version is None or found is None:
+    when = planned.patch.when
+    if when is None or not when.recorded or version is None:
         return ""
-    known = contract_for(planned.patch.target, version)
-    if known is None or compare(known[1], found) == "same":
+    found, known = places[planned.patch.target].contract, contract_for(planned.patch.target, version)
+    if found is None or known is None or compare(known[1], found) == "same":
         return ""
     return f"its code is not that of megatron-core {known[0]}"
 

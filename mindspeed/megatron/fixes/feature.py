@@ -104,7 +104,7 @@ class MegatronFixes(Feature[MegatronFixesArgs]):
                 row["target"],
                 f"{_HERE}.{row['by']}",
                 row["reason"],
-                when=When(row.get("versions"), recorded=row.get("recorded", False)),
+                when=_guard(row),
                 phase=row.get("phase", "step"),
             )
             for row in TABLES["fixes"]
@@ -159,6 +159,12 @@ class MegatronFixes(Feature[MegatronFixesArgs]):
     def deactivated(self) -> None:
         if self._guard is not None:
             self._guard.remove()
+
+
+def _guard(row: dict[str, Any]) -> When | None:
+    """Return the guard of a fix; None where it is for every release, whatever code that has."""
+    guard = When(row.get("versions"), recorded=row.get("recorded", False))
+    return guard if guard != When() else None
 
 
 def check_engine(world: World) -> None:
