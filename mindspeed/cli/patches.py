@@ -167,13 +167,14 @@ def follow(
     counts = Counter(row.verdict for row in report.comparisons)
     held = sum(bool(row["holds"]) for row in report.claims)
     others = len(report.claims) - held - len(report.failed)
+    found = Counter(row["verdict"] for row in report.bugs)
     lines = [
         f"megatron-core {report.version} against {report.since}: "
         + ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())),
         *(f"{feature}: Megatron has {argument}" for feature, argument in report.overlaps),
         *([f"claims: {held} hold, {others} features do not apply to {report.version}"] if report.claims else []),
         *([f"claims that did not hold or did not finish: {', '.join(report.failed)}"] if report.failed else []),
-        *([f"known bugs: {len(report.bugs) - len(wrong(report.bugs))} of {len(report.bugs)} as listed"] if report.bugs else []),
+        *(["known bugs: " + ", ".join(f"{count} {verdict}" for verdict, count in found.items())] if found else []),
         *([f"bugs to correct in the list: {', '.join(wrong(report.bugs))}"] if wrong(report.bugs) else []),
         str(page),
     ]

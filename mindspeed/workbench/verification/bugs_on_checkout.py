@@ -34,13 +34,13 @@ def bugs_on(checkout: Path, version: str, limit: float) -> list[dict[str, Any]]:
         raise RunError([_unrun("the tests that show bugs of Megatron are not installed", "run it in a clone of mindspeed")])
     path = os.pathsep.join([str(SOURCE), str(checkout.resolve()), *(entry for entry in sys.path if entry)])
     command = [sys.executable, "-W", "ignore", "-m", ".".join(_PROOFS)]
-    environ = {**os.environ, "PYTHONPATH": path}
+    environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}  # the tests fork ranks, which threads do not survive
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ, cwd=SOURCE, timeout=limit)
     except subprocess.TimeoutExpired as error:
         raise RunError([_unrun(f"the tests of known bugs did not end in {limit:.0f} s", "give more --minutes")]) from error
     if done.returncode:
-        last = " ".join(done.stderr.strip().splitlines()[-3:])
+        last = (done.stderr.strip().splitlines() or ["no error message"])[-1]
         raise RunError([_unrun(f"the tests of known bugs ended with {done.returncode}: {last}", "mend what they import")])
     return rows_of(json.loads(done.stdout.splitlines()[-1])["bugs"], version)
 
