@@ -1,6 +1,7 @@
 """Fixtures of the whole test run: one pool of worker processes, and the proof that runs in it."""
 
 import gc
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the Makefile does: ranks that tests fork do not survive threads
     gc.set_threshold(100_000, 50, 1000)  # a tenth of the time went into looking through the objects of torch again and again
     config.pluginmanager.register(Budgets())
     config.pluginmanager.register(covers.Covers())

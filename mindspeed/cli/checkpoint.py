@@ -67,8 +67,8 @@ def list_(run: str) -> None:
 def prune(run: str, keep: int, dry_run: bool) -> None:
     """Remove old checkpoints of a run, or of a folder of Megatron-LM.
 
-    Keeps the N newest checkpoints that have all their files, and everything newer than the oldest of them. Nothing is removed
-    if no checkpoint is complete.
+    Keeps the N newest checkpoints that have all their files, everything newer than the oldest of them, and the one from which
+    Megatron-LM would continue. Nothing is removed if no checkpoint is complete.
     """
     import shutil
 

@@ -176,6 +176,7 @@ def follow(
         *([f"claims that did not hold or did not finish: {', '.join(report.failed)}"] if report.failed else []),
         *(["known bugs: " + ", ".join(f"{count} {verdict}" for verdict, count in found.items())] if found else []),
         *([f"bugs to correct in the list: {', '.join(wrong(report.bugs))}"] if wrong(report.bugs) else []),
+        *report.notes,
         str(page),
     ]
     print_result({**report.to_json(), "report": str(page)}, lines)

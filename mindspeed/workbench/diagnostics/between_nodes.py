@@ -75,8 +75,15 @@ def compare_nodes(job: Mapping[str, str], mebibytes: int, limit: float, free_shm
             facts = _gathered(facts_here())
             pairs: list[PairBandwidth] = []
             for here in rounds(size):
-                step = f"exchange {mebibytes} MiB by pairs: {', '.join(f'{a} and {b}' for a, b in here)}"
-                pairs += _measured(here, rank, mebibytes * 2**20)
+                step = "wait for the others"
+                dist.barrier()
+                partner = next((first + second - rank for first, second in here if rank in (first, second)), None)
+                if partner is None:
+                    continue
+                step = f"exchange {mebibytes} MiB with rank {partner}"
+                seconds = _exchange_seconds(partner, mebibytes * 2**20)
+                if rank < partner:
+                    pairs.append(PairBandwidth(rank, partner, mebibytes * 2**20 / seconds / 1e9))
             step = "gather the results"
             found = [pair for pairs_of_rank in _gathered(pairs) for pair in pairs_of_rank]
         finally:
@@ -122,18 +129,11 @@ def rounds(size: int) -> Iterator[list[tuple[int, int]]]:
         ranks.insert(1, ranks.pop())
 
 
-def _measured(pairs: Sequence[tuple[int, int]], rank: int, size: int) -> Iterator[PairBandwidth]:
-    """Exchange ``size`` bytes with the partner of a round, if there is one; the lower rank has the result."""
-    dist.barrier()
-    for first, second in pairs:
-        if rank not in (first, second):
-            continue
-        other = second if rank == first else first
-        sent = torch.ones(size, dtype=torch.uint8, device=runtime.device())
-        received = torch.empty_like(sent)
-        seconds = min(_exchange(sent, received, other) for _ in range(REPEATS + 1))  # the first one connects
-        if rank == first:
-            yield PairBandwidth(first, second, size / seconds / 1e9)
+def _exchange_seconds(partner: int, size: int) -> float:
+    """Send ``size`` bytes to a rank and receive as many, several times; return the seconds of the fastest time."""
+    sent = torch.ones(size, dtype=torch.uint8, device=runtime.device())
+    received = torch.empty_like(sent)
+    return min(_exchange(sent, received, partner) for _ in range(REPEATS + 1))  # the first one connects
 
 
 def _exchange(sent: torch.Tensor, received: torch.Tensor, other: int) -> float:

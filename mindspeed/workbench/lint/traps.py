@@ -80,7 +80,9 @@ class Trap:
         return PlanNote("warning", "megatron-lm", str(self))
 
     def __str__(self) -> str:
-        fixes = ", or ".join(filter(None, (self.fix, "train with mindspeed, whose plan mends it" if self.has_fix else "")))
+        fixes = ", or ".join(
+            filter(None, (self.fix, "train with mindspeed, whose plan mends it by default" if self.has_fix else ""))
+        )
         return f"{self.consequence}: {self.text}; fix: {fixes} ({self.source})"
 
 

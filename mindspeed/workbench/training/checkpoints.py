@@ -155,14 +155,15 @@ def remove_old(run: str | Path, keep: int) -> None:
 def outdated(path: str | Path, keep: int) -> list[Path]:
     """Return the checkpoints of a run, or of a folder of Megatron-LM, that are older than its ``keep`` newest complete ones.
 
-    Raises RunError with MS602 where none is complete.
+    The one with which Megatron-LM would go on stays, whatever its age. Raises RunError with MS602 where none is complete.
     """
     found = checkpoints_in(path)
     complete = [step for step, folder in found.items() if is_complete(folder)]
     if not complete:
         text = f"{path} has no complete checkpoint, so none of it is removed"
         raise RunError([Problem("MS602", text, where=str(path), fix=Fix.run_command(f"mindspeed checkpoint list {path}"))])
-    return [folder for step, folder in found.items() if step < complete[-keep:][0]]
+    oldest, next_one = complete[-keep:][0], checkpoint_at(path)
+    return [folder for step, folder in found.items() if step < oldest and folder != next_one]
 
 
 def read_manifest(checkpoint: Path) -> Manifest:

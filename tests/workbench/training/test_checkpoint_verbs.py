@@ -91,6 +91,11 @@ def test_old_checkpoints_are_removed_and_damaged_ones_do_not_count(run: Path, tm
     assert places[2].is_dir()
     assert answer("prune", folder, "--keep", 1)["removed"] == [str(places[2]), str(places[4])]
     assert [step for step, place in places.items() if place.is_dir()] == [6, 8]
+    if of_megatron:
+        shutil.copytree(places[6], places[2])
+        (folder / "latest_checkpointed_iteration.txt").write_text("2")
+        assert answer("prune", folder, "--keep", 1)["removed"] == []  # it goes on from step 2
+        shutil.rmtree(places[2])
     (places[6] / ".metadata").unlink()
     refused = CliRunner().invoke(main, ["checkpoint", "prune", str(folder), "--keep", "1"])
     assert refused.exit_code == 1
