@@ -12,7 +12,7 @@ from mindspeed.engine.planning.patch_checks import check_contracts, check_patche
 from mindspeed.engine.planning.plan import PlannedPatch
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.files.cache_folder import CACHE_VARIABLE
-from mindspeed.megatron.fixes.feature import bugs_mended_by, mended_bugs
+from mindspeed.megatron.fixes.feature import TABLES, bugs_mended_by, mended_bugs
 from mindspeed.plugins.patches import Wrap, patch_from_json
 from mindspeed.problems import PatchError, ResolutionError
 from tests.engine.inspection.megatron_copies import copy_megatron, edit
@@ -99,24 +99,32 @@ def test_other_code_and_appended_parameters_are_notes(core: Path) -> None:
     ]
 
 
+EDITS = {
+    "router-z-loss-per-token": ("moe/router.py", "z_loss = z_loss_func(logits,", "z_loss = z_loss_func(1 * logits,"),
+    "router-losses-per-token": (
+        "moe/router.py",
+        "num_layers = self.config.num_layers\n",
+        "num_layers = 1 * self.config.num_layers\n",
+    ),
+    "latent-attention-keys-of-one-rank": ("multi_latent_attention.py", "mscale = 1.0\n", "mscale = 1.0 * 1\n"),
+}
+"""Other code at the targets of fixes that would correct a loss or a gradient twice."""
+
+
 def test_a_patch_for_recorded_code_is_left_out_where_a_fork_has_other_code(core: Path) -> None:
     environment = made_up("cpu", "0.16.1")
-    assert "router-z-loss-per-token" in bugs_mended_by(mindspeed.plan(environment=environment))
-    planned = mindspeed.plan(environment=environment).patches
-    edit(
-        core / "transformer" / "moe" / "router.py",
-        "z_loss_func(logits, moe_z_loss_coeff",
-        "z_loss_func(1 * logits, moe_z_loss_coeff",
-    )
+    planned = mindspeed.plan(environment=environment)
+    assert set(EDITS) <= bugs_mended_by(planned)
+    for file, old, new in EDITS.values():
+        edit(core / "transformer" / file, old, new)
     plan = mindspeed.plan(environment=environment)
-    assert bugs_mended_by(plan) == mended_bugs("0.16.1") - {"router-z-loss-per-token"}
-    target = "megatron.core.transformer.moe.router:TopKRouter.apply_z_loss"
-    assert [row.text for row in plan.rows if target in row.text] == [
-        f"patch of {target} is skipped: its code is not that of megatron-core 0.16.1"
-    ]
-    assert [problem.message for problem in check_contracts(planned, "0.16.1")] == [
-        f"megatron-fixes does not fit the {target} that is installed: its code is not that of megatron-core 0.16.1"
-    ]
+    assert bugs_mended_by(plan) == mended_bugs("0.16.1") - set(EDITS)
+    why = "its code is not that of megatron-core 0.16.1"
+    targets = [row["target"] for row in TABLES["fixes"] if row["bug"] in EDITS]
+    assert {row.text for row in plan.rows if why in row.text} == {f"patch of {target} is skipped: {why}" for target in targets}
+    assert {problem.message for problem in check_contracts(planned.patches, "0.16.1")} == {
+        f"megatron-fixes does not fit the {target} that is installed: {why}" for target in targets
+    }
 
 
 def test_a_target_that_no_contract_knows_is_a_note(core: Path) -> None:
