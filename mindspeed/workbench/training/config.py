@@ -81,14 +81,14 @@ class TrainConfig(BaseModel):
     keep: int = Field(2, ge=1, description="Number of checkpoints to keep, newest first")
     local_save: str | None = Field(
         None,
-        description="Folder on a disk of each node for further checkpoints, of which the newest is kept. --auto-resume continues "
-        "from it on the same ranks (needs nvidia-resiliency-ext)",
+        description="Folder on a disk of each node for further checkpoints, of which the newest is kept. --auto-resume "
+        "continues from it on the same ranks (needs nvidia-resiliency-ext)",
     )
     local_save_interval: int = Field(10, ge=1, description="Number of steps between two checkpoints in the --local-save folder")
     remote: str | None = Field(
         None,
-        description="Folder in object storage, such as s3://bucket/job, to which each checkpoint is copied. --auto-resume fetches "
-        "the newest one if the run folder does not have it",
+        description="Folder in object storage, such as s3://bucket/job, to which each checkpoint is copied. --auto-resume "
+        "fetches the newest one if the run folder does not have it",
     )
     eval_interval: int | None = Field(
         None, ge=1, description="Number of steps between two evaluations (default: only one at the end)"

@@ -43,13 +43,13 @@ def _remote_problems(url: str) -> list[Problem]:
     if separator and find_spec("fsspec") is None:
         return [_missing("remote", "fsspec")]
     if separator:
-        import fsspec
+        from fsspec.registry import get_filesystem_class, known_implementations
 
         try:
-            fsspec.get_filesystem_class(protocol)
+            get_filesystem_class(protocol)
             return []
         except ImportError:
-            module = fsspec.registry.known_implementations[protocol]["class"].partition(".")[0]
+            module = known_implementations[protocol]["class"].partition(".")[0]
             return [_missing("remote", module if module != "fsspec" else f"fsspec[{protocol}]")]
         except ValueError:
             pass
