@@ -19,9 +19,9 @@ from benchmarks.table import Row, main, repetitions
 
 COMMAND = "python -m benchmarks.resiliency"
 STEPS = 5
-PAIRS = 20
-SHAPE = {"num_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "seq_length": 128}
-MODEL = SHAPE | {"global_batch_size": 8, "micro_batch_size": 2}
+PAIRS = 40
+MODEL = {"num_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "seq_length": 128, "micro_batch_size": 2}
+MICRO_BATCHES = 4
 MEASURED = ("resiliency", "metrics-export")
 SETTINGS = {"metrics-export": {"sinks": ["prometheus", "opentelemetry"], "prometheus_port": 19464}}
 _THREADS = ("mindspeed-", "Otel")
@@ -33,7 +33,7 @@ def rows() -> list[Row]:
 
 
 def _row(size: int) -> Row:
-    """Compare CPU time of all ranks, which share a batch."""
+    """Compare CPU time of all ranks; each has the same number of micro-batches."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size), "BENCHMARK_FOLDER": folder}
         command = [sys.executable, "-m", "benchmarks.resiliency", "rank"]
@@ -45,8 +45,10 @@ def _row(size: int) -> Row:
     pairs = [tuple(map(sum, zip(*of_ranks, strict=True))) for of_ranks in zip(*(r["pairs"] for r in results), strict=True)]
     threads = sum(result["threads"] for result in results) / sum(map(sum, pairs))
     ratio = statistics.median(with_hooks / without for with_hooks, without in pairs) + threads
-    step = statistics.median(without for _, without in pairs) / STEPS
-    note = f"steps of {step * 1e3:.0f} ms without; threads take {threads:.2%}; {len(pairs)} pairs of {STEPS} steps"
+    step = statistics.median(without for _, without in pairs) / STEPS / size
+    note = (
+        f"{ratio - 1:+.2%} of {step * 1e3:.0f} ms per step and rank, threads {threads:.2%}; {len(pairs)} pairs of {STEPS} steps"
+    )
     what = f"CPU time of a step with resiliency and two sinks / without, {size} {'ranks' if size > 1 else 'rank'}"
     return Row(what, 1.01, ratio, "x", COMMAND, note)
 
@@ -60,7 +62,8 @@ def measure() -> dict[str, object]:
 
     rank, size, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["BENCHMARK_FOLDER"]
     train = {"benchmark": {"run": folder, "train_iters": 10_000}}
-    layer = Layer("benchmark", world=MODEL, features=MEASURED, settings=SETTINGS)
+    batch = {"global_batch_size": MICRO_BATCHES * MODEL["micro_batch_size"] * size}
+    layer = Layer("benchmark", world=MODEL | batch, features=MEASURED, settings=SETTINGS)
     job = make_job([layer], train, replace(probe(), world_size=size))
     registry.activate(job.plan)
 
