@@ -63,7 +63,7 @@ def _missing(field: str, package: str) -> Problem:
 
 
 class RemoteFolder:
-    """The checkpoints of a run in object storage. A checkpoint is complete when its manifest is there, which is copied last."""
+    """The checkpoints of a run in object storage. A complete checkpoint has its manifest, which is copied last."""
 
     def __init__(self, url: str) -> None:
         import fsspec
@@ -126,7 +126,7 @@ def fetch_newest(run: str, config: TrainConfig) -> None:
 
 
 class RemoteCopies:
-    """Copy checkpoints of a run while training goes on, one at a time. An error is reported, and the run goes on."""
+    """Copy checkpoints of a run during training, one at a time. An error is reported, and does not end the run."""
 
     def __init__(self, url: str, keep: int, report: Callable[[str], None]) -> None:
         self._url, self._keep, self._report = url, keep, report
