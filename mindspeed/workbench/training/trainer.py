@@ -106,6 +106,9 @@ def train(job: Job) -> dict[str, Any]:
 class Trainer:
     """A run on this rank."""
 
+    local: LocalSaver | None = None
+    copies: RemoteCopies | None = None
+
     def __init__(self, job: Job, source: DataSource) -> None:
         self.job, self.config, self.source = job, job.config, source
         world = job.plan.world
@@ -113,7 +116,8 @@ class Trainer:
         chunks = build_model(world, self.config)
         optimizer = build_optimizer(chunks, world, self.config)
         self.state = saving.TrainerState(chunks, optimizer, build_scheduler(optimizer, self.config))
-        self.local = local_saver(job, source.identity) if self.config.local_save is not None else None
+        if self.config.local_save is not None:
+            self.local = local_saver(job, source.identity)
         notes = self._load(job.checkpoint)
         if dist.get_rank() == 0:  # not before the checkpoint is loaded: a run whose resume fails stays as it was
             write_job(job)
@@ -128,7 +132,6 @@ class Trainer:
         self.interrupted = False
         self.initial_loss = math.nan
         self.reporter: Reporter | None = None
-        self.copies: RemoteCopies | None = None
         if dist.get_rank() == 0:
             tokens = self.samples_per_step * self.seq_length
             self.reporter = Reporter(Path(job.run), self.state.step, self.config.train_iters, tokens, self.config.log_interval)
