@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -214,18 +216,48 @@ def test_the_models_of_kubernetes_keep_every_field_of_the_manifests():
     assert [kept(task["template"], "V1PodTemplateSpec") for task in tasks] == [task["template"] for task in tasks]
 
 
+def test_the_model_of_kubeflow_trainer_keeps_every_field_of_its_manifest():
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install kubeflow-trainer-api")
+
+    def without_quantities(value):
+        """Remove what the package gives a model without a value: 16Gi and the number of GPUs."""
+        if isinstance(value, list):
+            return [without_quantities(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        return {key: without_quantities(each) for key, each in value.items() if key not in ("limits", "sizeLimit")}
+
+    job = without_quantities(yaml.safe_load((EXAMPLES / "trainjob.yaml").read_text()))
+    assert models.TrainerV1alpha1TrainJob.model_validate(job).to_dict() == job
+
+
+def rank_on_ray(run):
+    """Return the process of rank 1 of a run."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if {"mindspeed", str(run)} <= set(process.cmdline()) and process.environ().get("RANK") == "1":
+                return process
+    raise AssertionError(f"no process trains in {run}")
+
+
 @pytest.mark.long
-def test_a_job_trains_on_ray(tmp_path):
+def test_a_rank_on_ray_that_is_killed_is_named_and_all_start_again(tmp_path):
     pytest.importorskip("ray", reason="pip install ray")
     words = "pretrain --tp 2 --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 2"
-    words += " --global-batch-size 4 --train-iters 5 --log-interval 1 --run"
-    command = [sys.executable, EXAMPLES / "on_ray.py", "--ranks", "2", "--", *words.split(), tmp_path / "run"]
+    words += " --global-batch-size 4 --train-iters 100 --save-interval 5 --log-interval 1 --auto-resume"
+    run = tmp_path / "run"
+    command = [sys.executable, EXAMPLES / "on_ray.py", "--ranks", "2", "--retries", "1", "--", *words.split(), run]
     env = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [row["step"] for row in map(json.loads, (tmp_path / "run" / "log.jsonl").read_text().splitlines()) if "loss" in row][
-        -1
-    ] == 5
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+        limit = time.monotonic() + 300
+        while not newest_complete(run) and job.poll() is None and time.monotonic() < limit:
+            time.sleep(0.1)
+        rank_on_ray(run).kill()
+        output, _ = job.communicate(timeout=500)
+    assert job.returncode == 0, output
+    assert re.search(r"rank [01] on \S+ failed with exit status", output)
+    steps = [row["step"] for row in map(json.loads, (run / "log.jsonl").read_text().splitlines()) if "loss" in row]
+    assert steps[-1] == newest_complete(run) == 100
 
 
 @pytest.mark.long
