@@ -29,6 +29,10 @@ DISTRIBUTIONS: Final = ROOT / "tests" / "distributions"
 sys.path.append(str(DISTRIBUTIONS))
 
 
+# compiled modules are kept, whatever the shell says: a run rewrites the assertions of 500 files and starts a thousand processes
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 BROKER: Final = pytest.StashKey[SharedBroker]()
 
 

@@ -7,6 +7,8 @@ from tests.conftest import Prove
 
 FEATURES = catalog(frozenset()).specs
 STEPS = 2
+BATCH = 4
+"""Samples of a step: two for each of two ranks, or twice as many as stages."""
 
 
 def four_ranks(name: str) -> bool:
@@ -23,4 +25,4 @@ def marks_of(name: str) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in sorted(FEATURES)])
 def test_a_feature_keeps_its_claim(prove: Prove, name: str) -> None:
-    assert prove(name, steps=STEPS).problems == []
+    assert prove(name, world={"global_batch_size": BATCH}, steps=STEPS).problems == []

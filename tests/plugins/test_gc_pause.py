@@ -2,10 +2,14 @@
 
 import gc
 
+import pytest
+
+from mindspeed.process import gc_pause
 from mindspeed.process.gc_pause import collector_paused
 
 
-def test_what_is_made_meanwhile_is_not_walked_when_the_collector_goes_on() -> None:
+def test_what_is_made_meanwhile_is_not_walked_when_the_collector_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc_pause, "_froze", False)
     gc.collect()
     seen = list[str]()
 

@@ -104,14 +104,15 @@ class Rebinder:
         Of a patched package beside Megatron, such as torch, only the modules that name an exchanged object.
         """
         patching = {module.partition(".")[0] for exchange in self._exchanges.values() for module in exchange.keeping}
+        whole = {TREE, "__main__", *patching}
         exchanged = frozenset(self.counts)
         known = exchanged | defined_in(self.packages)
         for name, entries in module_dictionaries():
-            package = name.partition(".")[0]
-            if name.startswith(BENEATH) and package not in self.packages:
+            package, beneath = name.partition(".")[0], name.startswith(BENEATH)
+            if beneath and package not in self.packages:
                 continue
             ids = exchanged if package in self.packages else known
-            if package in {TREE, "__main__", *patching} or not ids.isdisjoint(map(id, entries.values())):
+            if (package in whole and not beneath) or not ids.isdisjoint(map(id, entries.values())):
                 yield name, entries
 
     def _search(self, modules: Iterable[tuple[str, dict[str, Any]]]) -> None:

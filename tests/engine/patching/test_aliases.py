@@ -12,7 +12,7 @@ import pytest
 import torch.distributed
 
 from mindspeed.engine.patching.aliases import module_dictionaries
-from tests.engine.patching.patch_cases import ATTENTION, STATE, applied, mixin, put, wrap
+from tests.engine.patching.patch_cases import ATTENTION, STATE, applied, mixin, put, replace, wrap
 from tests.engine.patching.patch_fixtures import fake_megatron  # noqa: F401
 
 FAR = "a_module_that_knows_megatron"
@@ -119,6 +119,19 @@ def test_a_function_that_its_package_exports_again_follows(attention: Any) -> No
     patches = applied(wrap("torch.distributed.distributed_c10d:init_process_group"))
     assert torch.distributed.init_process_group is torch.distributed.distributed_c10d.init_process_group
     patches.undo()
+
+
+def test_a_name_of_torch_for_another_one_leads_only_to_modules_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.cuda.is_initialized
+    modules = {"torch.names_it": {"name": before, "held": [before]}, "torch.only_holds_it": {"held": [before]}}
+    for name, entries in modules.items():
+        module = ModuleType(name)
+        vars(module).update(entries)
+        monkeypatch.setitem(sys.modules, name, module)
+    patches = applied(replace("torch.cuda:is_initialized", "torch:is_tensor"))
+    assert [vars(sys.modules[name])["held"] for name in modules] == [[torch.cuda.is_initialized], [before]]
+    patches.undo()
+    assert torch.cuda.is_initialized is before
 
 
 class ClaimsToBeAModule:
