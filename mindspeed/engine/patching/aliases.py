@@ -41,6 +41,8 @@ MADE: Final[WeakSet[type]] = WeakSet()
 
 BENEATH: Final = ("torch.", "numpy.", "sympy.")
 """Packages that import neither Megatron nor any feature, and have most of the modules of a process."""
+_COMPILER: Final = "torch._dynamo"
+"""The package of torch with tables of its functions."""
 
 _OWN: Final = __name__.rpartition(".")[0]
 _dictionary: Final = vars(ModuleType)["__dict__"].__get__
@@ -101,7 +103,8 @@ class Rebinder:
         """Yield modules with their dictionaries: those of Megatron and of the packages that patch it, the main program, and
         those with something of the packages among their globals. All can hold its objects in containers, classes, defaults.
 
-        Of a patched package beside Megatron, such as torch, only the modules that name an exchanged object.
+        Of a patched package beside Megatron, such as torch, only the modules that name an exchanged object, and those of
+        torch's compiler, which has tables of torch's functions.
         """
         patching = {module.partition(".")[0] for exchange in self._exchanges.values() for module in exchange.keeping}
         whole = {TREE, "__main__", *patching}
@@ -112,7 +115,8 @@ class Rebinder:
             if beneath and package not in self.packages:
                 continue
             ids = exchanged if package in self.packages else known
-            if (package in whole and not beneath) or not ids.isdisjoint(map(id, entries.values())):
+            in_depth = package in whole and (not beneath or name.startswith(_COMPILER))
+            if in_depth or not ids.isdisjoint(map(id, entries.values())):
                 yield name, entries
 
     def _search(self, modules: Iterable[tuple[str, dict[str, Any]]]) -> None:
