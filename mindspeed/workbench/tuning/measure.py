@@ -22,6 +22,7 @@ import yaml
 from mindspeed._version import __version__
 from mindspeed.engine.resolution.environment import installed_version
 from mindspeed.files.cache_folder import make_private, require_trusted
+from mindspeed.files.step_log import LOG, read_log
 from mindspeed.job import arithmetic
 from mindspeed.problems import Fix, Problem, RunError
 from mindspeed.workbench.tuning.search import Configuration
@@ -180,6 +181,5 @@ def run_job(job: Mapping[str, Any], ranks: int, steps: int) -> float:
             text = f"a measured run of mindspeed tune ended with exit status {done.returncode}"
             fix = Fix.advise("check the lines above; --mode white predicts without measuring")
             raise RunError([Problem("MS604", text, chain=tuple(done.stderr.splitlines()[-8:]), fix=fix)])
-        rows = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-        seconds = [row["seconds"] for row in rows if "seconds" in row]
+        seconds = [row["seconds"] for row in read_log(run / LOG) if "seconds" in row]
         return float(statistics.median(seconds[WARM_UP:]))

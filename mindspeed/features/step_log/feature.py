@@ -1,0 +1,73 @@
+"""Memory and communication of each step, and the log that Megatron-LM does not write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mindspeed import plugins as ms
+from mindspeed.files.step_log import row
+
+if TYPE_CHECKING:
+    from mindspeed.features.step_log.costs import StepCosts
+
+_COUNTED: Final = "counts the bytes of collectives, which the cpu platform counts by itself"
+
+
+class StepLogArgs(ms.FeatureArgs):
+    file: str = ms.Field(
+        "",
+        description="File to which each step adds a line of JSON with its loss, time and metrics. mindspeed pretrain writes "
+        "log.jsonl without it",
+    )
+
+
+class StepLog(ms.Feature[StepLogArgs]):
+    """Log peak memory and communicated bytes of every step.
+
+    Both are those of the rank that has most. With ``file``, a run of Megatron-LM writes the log that ``mindspeed pretrain``
+    writes, and ``mindspeed compare`` reads it.
+    """
+
+    spec = ms.FeatureSpec(name="step-log", category=ms.Category.TOOL, level=0, numerics=ms.Numerics.exact())
+    costs: StepCosts | None = None
+
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
+        from mindspeed.platforms.cpu import COLLECTIVES
+
+        if not self.world.knows("platform") or self.world.platform == "cpu":
+            return []
+        counted = "mindspeed.platforms.collectives:counted"
+        return [ms.Wrap(f"torch.distributed.distributed_c10d:{name}", counted, _COUNTED) for name in COLLECTIVES]
+
+    @ms.hookimpl
+    def model_built(self, chunks: Sequence[Any]) -> None:
+        from mindspeed.features.step_log.costs import StepCosts
+
+        self.costs = StepCosts(chunks)
+
+    @ms.hookimpl
+    def optimizer_built(self, optimizer: Any) -> None:
+        if self.costs is not None:
+            self.costs.memory.optimizer = optimizer
+
+    @ms.hookimpl
+    def around_schedule(self, chunks: Sequence[Any], forward_only: bool) -> AbstractContextManager[None] | None:
+        return None if self.costs is None or forward_only else self.costs.passes()
+
+    @ms.hookimpl
+    def around_train_step(self, state: Any) -> AbstractContextManager[None] | None:
+        return None if self.costs is None else self.costs.step()
+
+    @ms.hookimpl
+    def step_metrics(self, state: Any) -> Mapping[str, float] | None:
+        return None if self.costs is None else self.costs.metrics
+
+    @ms.hookimpl
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self.args.file:
+            with Path(self.args.file).open("a", encoding="utf-8") as file:
+                file.write(row(step, metrics))
