@@ -29,7 +29,7 @@ from mindspeed.cli.training_command import WORDS, PlansCommands
 if TYPE_CHECKING:
     from mindspeed.problems import Problem
     from mindspeed.workbench.training.run_numbers import RunNumbers
-    from mindspeed.workbench.training.variants import ComparedJob, Variant
+    from mindspeed.workbench.training.variants import ComparedJob
 
 
 @click.command(cls=PlansCommands)
@@ -116,6 +116,8 @@ def _trained(job: ComparedJob, folder: Path, leave_one_out: bool) -> tuple[list[
     said: list[str] = []
     problems: list[Problem] = []
     made = list(variants(job, leave_one_out))
+    if refused := [problem for one in made[:2] if isinstance(one, MindSpeedError) for problem in one.problems]:
+        raise MindSpeedError(refused)
     for number, variant in enumerate(made, 1):
         if isinstance(variant, MindSpeedError):
             problems += variant.problems
@@ -127,17 +129,14 @@ def _trained(job: ComparedJob, folder: Path, leave_one_out: bool) -> tuple[list[
             read[variant.name] = read_run(run, variant.name, _other(read, number))
         except MindSpeedError as error:
             problems += error.problems
-        said.append(_features(variant))
+        if variant.missing:
+            said.append(f"disabled in the run {variant.name}: {', '.join(variant.missing)}")
     return list(read.values()), said, problems
 
 
 def _other(read: dict[str, RunNumbers], number: int) -> RunNumbers | None:
     """Return the run that another is compared with: none for the first, the first for the second, the second for others."""
     return read.get({1: "", 2: "without features"}.get(number, "with features"))
-
-
-def _features(variant: Variant) -> str:
-    return f"{variant.name}: {', '.join(variant.plan.names)}"
 
 
 def _show(runs: Sequence[RunNumbers], said: Sequence[str], problems: Sequence[Problem], html: Path | None) -> None:

@@ -115,12 +115,9 @@ def notes_on_jobs(runs: Sequence[RunNumbers]) -> Iterator[str]:
 def _differences(first: str, kept: JobSide, second: str, other: JobSide) -> Iterator[str]:
     found = differences(kept, other)
     features = [row for row in found if row.kind == "feature"]
-    for name, own in (
-        (first, [row for row in features if row.second is None]),
-        (second, [r for r in features if r.first is None]),
-    ):
-        if own:
-            yield f"features of {name} only: {', '.join(row.name for row in own)}"
+    for name, missing in ((first, "second"), (second, "first")):
+        if own := [row.name for row in features if getattr(row, missing) is None]:
+            yield f"features of {name} only: {', '.join(own)}"
     for row in found:
         if row.kind not in _NOT_OF_JOBS:
             yield f"{row.key} is {row.first} in {first}, but {row.second} in {second}"
@@ -157,26 +154,28 @@ def _changed(run: RunNumbers, name: str, form: str) -> str:
 
 def comparison_page(title: str, runs: Sequence[RunNumbers], said: Sequence[str]) -> str:
     """Return one HTML page: the table, what else differs, losses over each other, and losses side by side."""
-    pairs = [(run.against, run) for run in runs if run.against is not None]
     steps = sorted({step for run in runs for step in run.losses})
     shown = steps[:: -(-len(steps) // _SHOWN_STEPS)]
     losses = [[f"{step:g}", *(f"{run.losses[step]:.6f}" if step in run.losses else "-" for run in runs)] for step in shown]
     return page(
         title,
         section("Runs", table(HEADERS, rows_of(runs)), paragraph(COMPARED), *map(paragraph, said)),
-        *(
-            section(
-                f"{head}: {run.name} over {other.name}", chart({one.name: points(one.rows, key) for one in (other, run)}, head)
-            )
-            for other, run in pairs
-            for head, key in (("Loss (nats per token)", "loss"), ("Time of a step (seconds)", "seconds"))
-        ),
+        *(_curves(run.against, run) for run in runs if run.against is not None),
         section("Losses side by side", table(("step", *(run.name for run in runs)), losses)),
     )
 
 
+def _curves(first: RunNumbers, second: RunNumbers) -> str:
+    """Return the curves of two runs over each other."""
+    charts = (
+        paragraph(title) + chart({run.name: points(run.rows, key) for run in (first, second)}, title)
+        for key, title in (("loss", "Loss (nats per token)"), ("seconds", "Time of a step (seconds)"))
+    )
+    return section(f"{first.name}, {second.name}", *charts)
+
+
 COMPARED: Final = (
-    "In parentheses: the change from the first run, for a run without one feature the change from the run with all. Difference: "
-    "the largest difference of a loss in a step. Time: the median of the steps after the third. Memory and communication: of the "
-    "rank that has most."
+    "In parentheses: the change from the first run, for a run without one feature the change from the run with all. "
+    "Difference: the largest difference of a loss in a step. Time: the median of the steps after the third. Memory and "
+    "communication: of the rank that has most."
 )

@@ -22,8 +22,11 @@ OUTPUT: Final = "output.txt"
 """File of a run folder with what the run printed."""
 _MEASURE: Final = "step-log"
 """The feature that measures every variant."""
+_DISABLED: Final = "MS211"
+"""Code of the problem of a feature that requires a disabled one."""
 _LAST_LINES: Final = 8
 """Lines of the output that a problem shows."""
+_FINISHED: Final = advice("give the folders of two finished runs instead: mindspeed compare RUN RUN")
 _PROGRAM: Final = (sys.executable, "-m", "mindspeed")
 
 
@@ -43,11 +46,11 @@ class ComparedJob:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A job with some of its features disabled. ``name`` is that of its row, ``plan`` has its remaining features."""
+    """A job with some of its features disabled. ``missing`` are all that it lacks."""
 
     name: str
-    disabled: tuple[str, ...]
-    plan: ActivationPlan
+    disabled: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -81,39 +84,25 @@ def variants(job: ComparedJob, leave_one_out: bool) -> Iterator[Variant | MindSp
     Features that own a parallel size, and those of level 0, stay. Raises MindSpeedError where the job itself is refused or has
     no feature.
     """
-    whole = Variant("with features", (), _plan(job, ()))
-    removed = removable(whole.plan)
+    plan = _plan(job, ())
+    removed = removable(plan)
     if not removed:
         text = "the job has no features to compare with: all features in its plan are parts of Megatron or own a parallel size"
         raise RunError([Problem("MS301", text, fix=advice("name features with --features"))])
-    yield _variant(job, "without features", removed)
-    yield whole
-    seen = [set(whole.plan.names)]
+    yield _variant(job, "without features", removed, plan)
+    yield Variant("with features")
+    seen = set()
     for name in removed if leave_one_out and len(removed) > 1 else ():
-        one = _variant(job, f"without {name}", with_dependents(whole.plan, name))
-        if isinstance(one, Variant):
-            if set(one.plan.names) in seen:
-                continue
-            seen.append(set(one.plan.names))
-        yield one
+        one = _variant(job, f"without {name}", (name,), plan)
+        if isinstance(one, MindSpeedError) or one.missing not in seen:
+            yield one
+        seen |= {one.missing} if isinstance(one, Variant) else set()
 
 
 def removable(plan: ActivationPlan) -> tuple[str, ...]:
     """Return the features of a plan without which the job keeps its layout."""
     owners = {feature.name for feature in plan.features if any(why.kind is ReasonKind.SIZE for why in feature.why)}
     return tuple(feature.name for feature in plan.features if feature.level > 0 and feature.name not in owners)
-
-
-def with_dependents(plan: ActivationPlan, name: str) -> tuple[str, ...]:
-    """Return a feature and those that require it, directly or not."""
-    found, queue = [name], [name]
-    by_name = {feature.name: feature for feature in plan.features}
-    while queue:
-        for why in by_name[queue.pop()].why:
-            if why.kind is ReasonKind.REQUIRED and why.by in by_name and why.by not in found:
-                found.append(why.by)
-                queue.append(why.by)
-    return tuple(found)
 
 
 def train(job: ComparedJob, variant: Variant, folder: Path) -> None:
@@ -132,11 +121,19 @@ def train(job: ComparedJob, variant: Variant, folder: Path) -> None:
         raise RunError([Problem("MS604", text, chain=lines[-_LAST_LINES:], where=str(folder), fix=fix)])
 
 
-def _variant(job: ComparedJob, name: str, disabled: tuple[str, ...]) -> Variant | MindSpeedError:
-    try:
-        return Variant(name, disabled, _plan(job, disabled))
-    except MindSpeedError as error:
-        return RunError(replace(problem, message=f"the job {name}: {problem.message}") for problem in error.problems)
+def _variant(job: ComparedJob, name: str, disabled: tuple[str, ...], whole: ActivationPlan) -> Variant | MindSpeedError:
+    """Disable features of a job, and those that require them. Return the problems of a job that is refused without them."""
+    while True:
+        try:
+            left = _plan(job, disabled).names
+            return Variant(name, disabled, tuple(feature for feature in whole.names if feature not in left))
+        except MindSpeedError as error:
+            owners = [feature for problem in error.problems if problem.code == _DISABLED for feature in problem.features]
+            if not (more := tuple(dict.fromkeys(feature for feature in owners if feature not in disabled))):
+                return RunError(
+                    replace(problem, message=f"the job {name}: {problem.message}", fix=_FINISHED) for problem in error.problems
+                )
+            disabled += more
 
 
 def _plan(job: ComparedJob, disabled: Sequence[str]) -> ActivationPlan:
@@ -146,9 +143,8 @@ def _plan(job: ComparedJob, disabled: Sequence[str]) -> ActivationPlan:
     try:
         told = json.loads(done.stdout)
     except ValueError:
-        raise RunError(
-            [Problem("MS604", "the command cannot be checked", chain=done.stderr.splitlines()[-_LAST_LINES:])]
-        ) from None
+        chain, fix = done.stderr.splitlines()[-_LAST_LINES:], advice("correct the command")
+        raise RunError([Problem("MS604", f"mindspeed {job.check[0]} refuses the command", chain=chain, fix=fix)]) from None
     if told.get("problems"):
         raise RunError(map(Problem.from_json, told["problems"]))
     return plan_from_json(job.plan_in(told))
