@@ -79,7 +79,7 @@ def script_job(options: Sequence[str], nproc: int, words: Sequence[str], script:
 
 
 def variants(job: ComparedJob, leave_one_out: bool) -> Iterator[Variant | MindSpeedError]:
-    """Yield the job without its features, with them, and where asked without each one; an error stands for a refused one.
+    """Yield the job without its features, with them, and on request without each one; an error in place of a refused one.
 
     Features that own a parallel size, and those of level 0, stay. Raises MindSpeedError where the job itself is refused or has
     no feature.
