@@ -21,7 +21,7 @@ def transformers_attention(core: Attention | ContextParallelAttention) -> Callab
     >>> model.set_attn_implementation("ring")
 
     The function gets query, key and value as [batch, heads, tokens, width] and returns [batch, tokens, heads, width]. Dropout
-    follows the mode of the model. Raises OperatorError where a model asks for other attention than that of ``core``: a mask,
+    follows the mode of the model. Raises OperatorError where a model requests other attention than that of ``core``: a mask,
     another scale, dropout, window or causality, or a cap of the scores.
     """
 
@@ -44,16 +44,11 @@ def transformers_attention(core: Attention | ContextParallelAttention) -> Callab
         default = query.shape[-1] ** -0.5
         own = {"scale": core.scale or default, "dropout": core.dropout if module.training else 0.0}
         own |= {"window": getattr(core, "window", None), "causal": core.causal, "softcap": None}
-        asked = {
-            "scale": scaling or default,
-            "dropout": dropout,
-            "window": sliding_window,
-            "causal": causal,
-            "softcap": softcap,
-        }
-        for name in (name for name, value in own.items() if asked[name] != value):
+        requested = {"scale": scaling or default, "dropout": dropout}
+        requested |= {"window": sliding_window, "causal": causal, "softcap": softcap}
+        for name in (name for name, value in own.items() if requested[name] != value):
             fix = f"set {name} of the registered module, or of the model's configuration"
-            refuse(f"{_NAME}: the model asks for {name}={asked[name]}, but the module has {own[name]}", fix)
+            refuse(f"{_NAME}: the model requests {name}={requested[name]}, but the module has {own[name]}", fix)
         if attention_mask is not None:
             fix = "remove attention_mask from the batch; a causal model needs none for padding behind the text"
             refuse(f"{_NAME}: the batch has an attention mask", fix)

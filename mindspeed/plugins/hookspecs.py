@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PROJECT: Final = "mindspeed"
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
-Caller = Literal["plan", "planner", "session", "megatron-core", "training loop", "pretrain"]
+Caller = Literal["plan", "planner", "session", "megatron-core", "training loop"]
 """The program that calls a hook."""
 
 Answers = Literal["none", "each", "chained", "one", "merged"]

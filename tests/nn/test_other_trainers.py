@@ -70,19 +70,19 @@ def test_attention_has_the_interface_of_transformers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "text"),
+    ("requested", "text"),
     [
-        ({"dropout": 0.1}, "the model asks for dropout=0.1, but the module has 0.0"),
-        ({"scaling": 1.0}, "the model asks for scale=1.0, but the module has 0.25"),
-        ({"sliding_window": 4}, "the model asks for window=4, but the module has None"),
-        ({"is_causal": False}, "the model asks for causal=False, but the module has True"),
-        ({"softcap": 30.0}, "the model asks for softcap=30.0, but the module has None"),
+        ({"dropout": 0.1}, "the model requests dropout=0.1, but the module has 0.0"),
+        ({"scaling": 1.0}, "the model requests scale=1.0, but the module has 0.25"),
+        ({"sliding_window": 4}, "the model requests window=4, but the module has None"),
+        ({"is_causal": False}, "the model requests causal=False, but the module has True"),
+        ({"softcap": 30.0}, "the model requests softcap=30.0, but the module has None"),
         ({"attention_mask": torch.ones(2, 8)}, "the batch has an attention mask"),
     ],
 )
-def test_attention_that_the_module_does_not_compute_is_refused(asked: dict[str, Any], text: str) -> None:
+def test_attention_that_the_module_does_not_compute_is_refused(requested: dict[str, Any], text: str) -> None:
     with pytest.raises(OperatorError, match=text):
-        transformers_attention(Attention())(nn.Module(), *tensors(), **asked)
+        transformers_attention(Attention())(nn.Module(), *tensors(), **requested)
 
 
 def test_dropout_follows_the_mode_of_the_model() -> None:
