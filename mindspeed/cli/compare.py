@@ -74,8 +74,8 @@ def compare(
         return
     folder = output or Path(time.strftime("runs/%Y%m%d-%H%M%S"))
     job = _job(request, words, nproc, folder)
-    read, said, problems = _trained(job, folder, leave_one_out)
-    _show(read, [*said, *notes_on_lengths(read)] if read else said, problems, html or folder / "compare.html")
+    read, remarks, problems = _trained(job, folder, leave_one_out)
+    _show(read, [*remarks, *notes_on_lengths(read)] if read else remarks, problems, html or folder / "compare.html")
     end(exit_code(problems))
 
 
@@ -113,25 +113,25 @@ def _trained(job: ComparedJob, folder: Path, leave_one_out: bool) -> tuple[list[
     from mindspeed.workbench.training.variants import train, variants
 
     read: dict[str, RunNumbers] = {}
-    said: list[str] = []
+    remarks: list[str] = []
     problems: list[Problem] = []
-    made = list(variants(job, leave_one_out))
-    if refused := [problem for one in made[:2] if isinstance(one, MindSpeedError) for problem in one.problems]:
+    planned = list(variants(job, leave_one_out))
+    if refused := [problem for variant in planned[:2] if isinstance(variant, MindSpeedError) for problem in variant.problems]:
         raise MindSpeedError(refused)
-    for number, variant in enumerate(made, 1):
+    for number, variant in enumerate(planned, 1):
         if isinstance(variant, MindSpeedError):
             problems += variant.problems
             continue
         run = folder / variant.folder
-        click.echo(f"run {number}/{len(made)}: {variant.name} in {run}", err=True)
+        click.echo(f"run {number}/{len(planned)}: {variant.name} in {run}", err=True)
         try:
             train(job, variant, run)
             read[variant.name] = read_run(run, variant.name, _other(read, number))
         except MindSpeedError as error:
             problems += error.problems
-        if variant.missing:
-            said.append(f"disabled in the run {variant.name}: {', '.join(variant.missing)}")
-    return list(read.values()), said, problems
+        if any(variant.name != f"without {name}" for name in variant.missing):
+            remarks.append(f"disabled in the run {variant.name}: {', '.join(variant.missing)}")
+    return list(read.values()), remarks, problems
 
 
 def _other(read: dict[str, RunNumbers], number: int) -> RunNumbers | None:
@@ -139,17 +139,17 @@ def _other(read: dict[str, RunNumbers], number: int) -> RunNumbers | None:
     return read.get({1: "", 2: "without features"}.get(number, "with features"))
 
 
-def _show(runs: Sequence[RunNumbers], said: Sequence[str], problems: Sequence[Problem], html: Path | None) -> None:
+def _show(runs: Sequence[RunNumbers], remarks: Sequence[str], problems: Sequence[Problem], html: Path | None) -> None:
     from mindspeed.workbench.training.run_numbers import COMPARED, HEADERS, comparison_page, rows_of
 
     if runs and html is not None:
-        write_page(html, comparison_page("Comparison of runs", runs, said))
+        write_page(html, comparison_page("Comparison of runs", runs, remarks))
     if wants_json():
-        print_json({"runs": [run.to_json() for run in runs], "notes": said, "problems": [p.to_json() for p in problems]})
+        print_json({"runs": [run.to_json() for run in runs], "notes": remarks, "problems": [p.to_json() for p in problems]})
         return
     if runs:
         print_table(HEADERS, rows_of(runs))
-        for line in (line for text in (COMPARED, *said) for line in on_terminal(text)):
+        for line in (line for text in (COMPARED, *remarks) for line in on_terminal(text)):
             click.echo(line)
         if html is not None:
             click.echo(f"page: {html}")

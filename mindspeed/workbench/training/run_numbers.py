@@ -70,9 +70,9 @@ class RunNumbers:
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as a JSON object."""
         names = ("name", "steps", "seconds", "peak_mib", "communicated_mib", "largest_difference")
-        told = {name: getattr(self, name) for name in names}
+        numbers = {name: getattr(self, name) for name in names}
         against = self.against.name if self.against is not None else None
-        return told | {"folder": str(self.folder), "against": against, "losses": self.losses}
+        return numbers | {"folder": str(self.folder), "against": against, "losses": self.losses}
 
     def _costs(self, name: str) -> list[float]:
         return [value for _, value in points((row | row[_COSTS] for row in self.rows if _COSTS in row), name)]
@@ -152,14 +152,14 @@ def _changed(run: RunNumbers, name: str, form: str) -> str:
     return form.format(value) + change
 
 
-def comparison_page(title: str, runs: Sequence[RunNumbers], said: Sequence[str]) -> str:
+def comparison_page(title: str, runs: Sequence[RunNumbers], remarks: Sequence[str]) -> str:
     """Return one HTML page: the table, what else differs, losses over each other, and losses side by side."""
     steps = sorted({step for run in runs for step in run.losses})
     shown = steps[:: -(-len(steps) // _SHOWN_STEPS)]
     losses = [[f"{step:g}", *(f"{run.losses[step]:.6f}" if step in run.losses else "-" for run in runs)] for step in shown]
     return page(
         title,
-        section("Runs", table(HEADERS, rows_of(runs)), paragraph(COMPARED), *map(paragraph, said)),
+        section("Runs", table(HEADERS, rows_of(runs)), paragraph(COMPARED), *map(paragraph, remarks)),
         *(_curves(run.against, run) for run in runs if run.against is not None),
         section("Losses side by side", table(("step", *(run.name for run in runs)), losses)),
     )

@@ -62,8 +62,8 @@ def pretrain_job(words: Sequence[str]) -> ComparedJob:
     """Return the job of ``mindspeed pretrain WORDS``."""
     return ComparedJob(
         ("pretrain", *words, "--dry-run", "--json"),
-        lambda told: told["plan"],
-        lambda folder: ("pretrain", *words, "--run", str(folder), "--json"),
+        lambda answer: answer["plan"],
+        lambda folder: ("pretrain", *words, "--run", str(folder)),
         is_script=False,
     )
 
@@ -72,7 +72,7 @@ def script_job(options: Sequence[str], nproc: int, words: Sequence[str], script:
     """Return the job of a Megatron-LM command. ``words`` are all of it, ``script`` its program with the arguments."""
     return ComparedJob(
         ("check", *options, "--json", "--", *words),
-        lambda told: told["commands"][0]["plan"],
+        lambda answer: answer["commands"][0]["plan"],
         lambda folder: ("run", *options, "--nproc", str(nproc), "--", *script),
         is_script=True,
     )
@@ -91,12 +91,14 @@ def variants(job: ComparedJob, leave_one_out: bool) -> Iterator[Variant | MindSp
         raise RunError([Problem("MS301", text, fix=advice("name features with --features"))])
     yield _variant(job, "without features", removed, plan)
     yield Variant("with features")
-    seen = set()
+    known = set()
     for name in removed if leave_one_out and len(removed) > 1 else ():
-        one = _variant(job, f"without {name}", (name,), plan)
-        if isinstance(one, MindSpeedError) or one.missing not in seen:
-            yield one
-        seen |= {one.missing} if isinstance(one, Variant) else set()
+        variant = _variant(job, f"without {name}", (name,), plan)
+        if isinstance(variant, MindSpeedError):
+            yield variant
+        elif variant.missing not in known:
+            known.add(variant.missing)
+            yield variant
 
 
 def removable(plan: ActivationPlan) -> tuple[str, ...]:
@@ -106,7 +108,10 @@ def removable(plan: ActivationPlan) -> tuple[str, ...]:
 
 
 def train(job: ComparedJob, variant: Variant, folder: Path) -> None:
-    """Train a variant in its run folder. Raises RunError with the reason where it fails."""
+    """Train a variant in its run folder. Raises RunError: MS603 for a folder with a run, MS604 with the reason of a failure."""
+    if (folder / LOG).exists():
+        text = f"{folder} contains another run"
+        raise RunError([Problem("MS603", text, where=str(folder), fix=advice("give a new folder with --output"))])
     folder.mkdir(parents=True, exist_ok=True)
     environ = _environ(variant.disabled)
     if job.is_script:
@@ -141,13 +146,13 @@ def _plan(job: ComparedJob, disabled: Sequence[str]) -> ActivationPlan:
     words = [*_PROGRAM, *job.check]
     done = subprocess.run(words, capture_output=True, text=True, env=_environ(disabled), check=False)
     try:
-        told = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except ValueError:
         chain, fix = done.stderr.splitlines()[-_LAST_LINES:], advice("correct the command")
         raise RunError([Problem("MS604", f"mindspeed {job.check[0]} refuses the command", chain=chain, fix=fix)]) from None
-    if told.get("problems"):
-        raise RunError(map(Problem.from_json, told["problems"]))
-    return plan_from_json(job.plan_in(told))
+    if answer.get("problems"):
+        raise RunError(map(Problem.from_json, answer["problems"]))
+    return plan_from_json(job.plan_in(answer))
 
 
 def _environ(disabled: Sequence[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import yaml
@@ -25,11 +25,10 @@ from mindspeed.files.cache_folder import make_private, require_trusted
 from mindspeed.files.step_log import LOG, read_log
 from mindspeed.job import arithmetic
 from mindspeed.problems import Fix, Problem, RunError
+from mindspeed.workbench.training.run_numbers import WARM_UP
 from mindspeed.workbench.tuning.search import Configuration
 from mindspeed.workbench.tuning.time import PULL, Machine, exposed, relative_work
 
-WARM_UP: Final = 3
-"""Steps at the start of a run that do not count."""
 JobOf = Callable[[Configuration], Mapping[str, Any]]
 Say = Callable[[str], None]
 
