@@ -22,7 +22,7 @@ from mindspeed.cli.output import (
     wants_json,
     write_page,
 )
-from mindspeed.cli.request_options import Request, request_options
+from mindspeed.cli.request_options import COMMAND_LINE, Request, request_options
 from mindspeed.cli.terminal import on_terminal
 from mindspeed.cli.training_command import WORDS, PlansCommands
 
@@ -59,8 +59,8 @@ def compare(
     mindspeed compare runs/a runs/b
 
     The job is trained twice, one run after the other, in two folders. The first run disables all features but those of
-    level 0 and the owners of parallel sizes. The feature step-log measures both runs. Folders of finished runs are compared
-    as they are. The exit status is 1 when a run fails.
+    level 0 and the owners of parallel sizes. A feature that logs memory and communication is added to both. Folders of
+    finished runs are compared as they are. The exit status is 1 when a run fails.
     """
     from mindspeed.workbench.training.run_numbers import notes_on_jobs, notes_on_lengths, read_run
 
@@ -81,6 +81,7 @@ def compare(
 
 def _job(request: Request, words: list[str] | None, nproc: int | None, folder: Path) -> ComparedJob:
     """Return the job of the words behind ``--``, or without them that of the options, which then stand in a job file."""
+    from mindspeed.engine.resolution.request import Layer
     from mindspeed.engine.runtime.launch import joined
     from mindspeed.files.text_files import write_files
     from mindspeed.workbench.lint.launched_command import command_of_words
@@ -92,9 +93,13 @@ def _job(request: Request, words: list[str] | None, nproc: int | None, folder: P
         raise click.UsageError("mindspeed compare starts its runs itself; call it outside of torchrun and Slurm")
     verb = [Path(word).name for word in (words or [])[:2]]
     if words is not None and verb == ["mindspeed", "pretrain"]:
+        if nproc or request.train or request.layers[-1] != Layer(COMMAND_LINE):
+            raise click.UsageError("give --nproc and the options of the job after mindspeed pretrain")
         return pretrain_job(words[2:])
     if words is not None and verb[:1] == ["mindspeed"]:
         raise click.UsageError("after -- give a training script, or mindspeed pretrain with its options")
+    if words is None and not request.train and not any(layer.features for layer in request.layers):
+        raise click.UsageError("give a job with -f or --features, a command after --, or the folders of finished runs")
     file = folder / "job.yaml"
     write_files({file: job_file(request.layers, {JOB_FILE: request.train})}, fix="choose another --output FOLDER")
     if words is None:

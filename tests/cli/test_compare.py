@@ -25,7 +25,7 @@ def finished_run(folder: Path, losses: Sequence[float], features: Sequence[str],
     folder.mkdir()
     reporter = Reporter(folder, first=0, last=len(losses), tokens=64, interval=100)
     for step, loss in enumerate(losses, 1):
-        numbers = {"step-log.peak_mib": peak, "step-log.communicated_mib": 2.0}
+        numbers = {"costs.peak_mib": peak, "costs.communicated_mib": 2.0}
         reporter.step(step, loss, 0.001, None, 0.5 if "swiglu" in features else 1.0, numbers)
     reporter.close({"heldout_loss": losses[-1]})
     plan = registry.resolve([Layer("test", features=tuple(features), world=SIZES, platform="cpu", only=True)])
@@ -98,6 +98,11 @@ def test_a_folder_without_a_log_or_without_a_loss_is_refused(mindspeed: Any, run
     [
         (["runs/a"], "give the folders of at least two finished runs, or a job, but not both"),
         (["a", "b", "--", "pretrain_gpt.py"], "give the folders of at least two finished runs, or a job, but not both"),
+        ([], "give a job with -f or --features, a command after --, or the folders of finished runs"),
+        (
+            ["--features", "swiglu", "--", "mindspeed", "pretrain"],
+            "give --nproc and the options of the job after mindspeed pretrain",
+        ),
         (["--", "mindspeed", "run", "a.py"], "after -- give a training script, or mindspeed pretrain with its options"),
     ],
 )

@@ -36,5 +36,5 @@ class StepCosts:
             yield
         costs = [self.memory.ended_step() or 0, sum(count.bytes for count in moved.values())]
         peak, communicated = largest_of_ranks(costs, [None])
-        self.metrics = {"peak_mib": peak / MIB, "communicated_mib": communicated / MIB}
+        self.metrics = {"costs.peak_mib": peak / MIB, "costs.communicated_mib": communicated / MIB}
         self._steps += 1

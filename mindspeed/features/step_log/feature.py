@@ -13,6 +13,7 @@ from mindspeed.files.step_log import row
 if TYPE_CHECKING:
     from mindspeed.features.step_log.costs import StepCosts
 
+_C10D: Final = "torch.distributed.distributed_c10d"
 _COUNTED: Final = "counts the bytes of collectives, which the cpu platform counts by itself"
 
 
@@ -25,13 +26,19 @@ class StepLogArgs(ms.FeatureArgs):
 
 
 class StepLog(ms.Feature[StepLogArgs]):
-    """Log peak memory and communicated bytes of every step.
+    """Log peak memory and communication of each step.
 
     Both are those of the rank that has most. With ``file``, a run of Megatron-LM writes the log that ``mindspeed pretrain``
     writes, and ``mindspeed compare`` reads it.
     """
 
-    spec = ms.FeatureSpec(name="step-log", category=ms.Category.TOOL, level=0, numerics=ms.Numerics.exact())
+    spec = ms.FeatureSpec(
+        name="step-log",
+        category=ms.Category.TOOL,
+        level=0,
+        provides={ms.Capability.STEP_COSTS},
+        numerics=ms.Numerics.exact(),
+    )
     costs: StepCosts | None = None
 
     @ms.hookimpl
@@ -41,7 +48,7 @@ class StepLog(ms.Feature[StepLogArgs]):
         if not self.world.knows("platform") or self.world.platform == "cpu":
             return []
         counted = "mindspeed.platforms.collectives:counted"
-        return [ms.Wrap(f"torch.distributed.distributed_c10d:{name}", counted, _COUNTED) for name in COLLECTIVES]
+        return [ms.Wrap(f"{_C10D}:{name}", counted, _COUNTED, optional=True) for name in COLLECTIVES]
 
     @ms.hookimpl
     def model_built(self, chunks: Sequence[Any]) -> None:

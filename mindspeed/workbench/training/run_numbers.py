@@ -18,8 +18,8 @@ from mindspeed.workbench.training.reporting import points
 WARM_UP: Final = 3
 """Steps at the start of a run that do not count for its time."""
 HEADERS: Final = ("run", "steps", "first loss", "last loss", "difference", "s/step", "peak memory", "communicated/step")
-_COSTS: Final = "step-log"
-"""Key of a row with what the feature of this name measures."""
+_COSTS: Final = "costs"
+"""Key of a row with what a feature that provides `Capability.STEP_COSTS` measures."""
 _SHOWN_STEPS: Final = 50
 """Rows of the losses on a page."""
 _NOT_OF_JOBS: Final = ("feature", "setting", "order", "plan", "patch", "argument", "source", "target", "operator")
@@ -86,7 +86,7 @@ def read_run(folder: Path, name: str = "", against: RunNumbers | None = None) ->
     except OSError as error:
         reason = f"{LOG} cannot be read: {error.strerror}"
     if reason:
-        fix = "give the folder of a mindspeed pretrain run, or of a Megatron-LM run whose step-log.file was log.jsonl in it"
+        fix = "give the folder of a run of mindspeed pretrain or mindspeed compare"
         raise RunError([Problem("MS602", f"{folder} is not the folder of a run: {reason}", where=str(folder), fix=advice(fix))])
     return run
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from mindspeed import registry
 from mindspeed.engine.planning.kill_switch import DISABLE_VARIABLE
 from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.engine.resolution.planned_feature import ReasonKind
 from mindspeed.files.step_log import LOG
+from mindspeed.plugins import Capability
 from mindspeed.problems import MindSpeedError, Problem, RunError, advice
 from mindspeed.process.run import REPORT_VARIABLE
 
 OUTPUT: Final = "output.txt"
 """File of a run folder with what the run printed."""
-_MEASURE: Final = "step-log"
-"""The feature that measures every variant."""
 _DISABLED: Final = "MS211"
 """Code of the problem of a feature that requires a disabled one."""
 _LAST_LINES: Final = 8
@@ -115,7 +115,7 @@ def train(job: ComparedJob, variant: Variant, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     environ = _environ(variant.disabled)
     if job.is_script:
-        _add(environ, "MINDSPEED_SET", f"{_MEASURE}.file={(folder / LOG).absolute()}", ";")
+        _add(environ, "MINDSPEED_SET", ";".join(f"{name}.file={(folder / LOG).absolute()}" for name in _measuring()), ";")
         environ[REPORT_VARIABLE] = str((folder / "report.json").absolute())
     with (folder / OUTPUT).open("w", encoding="utf-8") as output:
         done = subprocess.run([*_PROGRAM, *job.train(folder)], stdout=output, stderr=output, env=environ, check=False)
@@ -157,10 +157,16 @@ def _plan(job: ComparedJob, disabled: Sequence[str]) -> ActivationPlan:
 
 def _environ(disabled: Sequence[str]) -> dict[str, str]:
     environ = dict(os.environ)
-    _add(environ, "MINDSPEED_FEATURES", _MEASURE, ",")
+    _add(environ, "MINDSPEED_FEATURES", ",".join(_measuring()), ",")
     if disabled:
         _add(environ, DISABLE_VARIABLE, ",".join(disabled), ",")
     return environ
+
+
+def _measuring() -> list[str]:
+    """Return the features that measure every variant."""
+    specs = registry.catalog(frozenset()).specs
+    return [name for name, spec in specs.items() if Capability.STEP_COSTS in spec.provides]
 
 
 def _add(environ: dict[str, str], variable: str, value: str, separator: str) -> None:
