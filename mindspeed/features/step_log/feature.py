@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mindspeed import plugins as ms
 from mindspeed.files.step_log import row
+from mindspeed.memory.patches import counted_collectives
 
 if TYPE_CHECKING:
-    from mindspeed.features.step_log.costs import StepCosts
+    from mindspeed.memory.step_costs import StepCosts
 
-_C10D: Final = "torch.distributed.distributed_c10d"
 _COUNTED: Final = "counts the bytes of collectives, which the cpu platform counts by itself"
 
 
@@ -43,16 +43,12 @@ class StepLog(ms.Feature[StepLogArgs]):
 
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:
-        from mindspeed.platforms.cpu import COLLECTIVES
-
-        if not self.world.knows("platform") or self.world.platform == "cpu":
-            return []
-        counted = "mindspeed.platforms.collectives:counted"
-        return [ms.Wrap(f"{_C10D}:{name}", counted, _COUNTED, optional=True) for name in COLLECTIVES]
+        is_device = self.world.knows("platform") and self.world.platform != "cpu"
+        return counted_collectives(_COUNTED) if is_device else []
 
     @ms.hookimpl
     def model_built(self, chunks: Sequence[Any]) -> None:
-        from mindspeed.features.step_log.costs import StepCosts
+        from mindspeed.memory.step_costs import StepCosts
 
         self.costs = StepCosts(chunks)
 
