@@ -30,15 +30,16 @@ class RuleSet:
     """The behavior of one backend.
 
     With ``eager``, a group has its communicator as soon as it exists, and every operation uses it. Otherwise a communicator is
-    created at its first operation, and a point-to-point operation outside a batch has one of its two ranks. With
-    ``in_place_all_to_all``, input and output may overlap. ``types`` are the data types that the backend moves,
-    ``reduced_types`` those that it reduces. ``buffer`` and ``pair_buffer`` are the megabytes of a communicator of a group and
-    of two ranks; None is unknown.
+    created at its first operation, and a point-to-point operation outside a batch has one of its two ranks. ``no_split`` says
+    why ``split_group`` is refused; empty is allowed. With ``in_place_all_to_all``, input and output may overlap. ``types`` are
+    the data types that the backend moves, ``reduced_types`` those that it reduces. ``buffer`` and ``pair_buffer`` are the
+    megabytes of a communicator of a group and of two ranks; None is unknown.
     """
 
     name: str
     backend: str
     eager: bool
+    no_split: str
     in_place_all_to_all: bool
     types: frozenset[str]
     reduced_types: frozenset[str]

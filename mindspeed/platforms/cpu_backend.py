@@ -30,9 +30,10 @@ def use_gloo(create: Function, *args: Any, **kwargs: Any) -> Any:
     """``init_process_group`` and ``new_group``: options made for nccl and device ids are dropped with it."""
     arguments = signature(create).bind(*args, **kwargs).arguments
     backend = arguments.get("backend")
+    of_nccl = backend is not None and "nccl" in str(backend).lower()
     if is_initialized() and get_backend() == "fake":
-        backend = arguments["backend"] = "fake"  # of one process that stands for a rank of any world
-    if backend is not None and "nccl" in str(backend).lower():
+        backend, of_nccl = "fake", True  # one process stands for a rank of any world
+    if of_nccl:
         arguments.pop("pg_options", None)
     if backend is not None or create.__name__ == "init_process_group":
         arguments["backend"] = _gloo(backend)

@@ -188,11 +188,12 @@ def test_a_variable_that_changes_numbers_is_locked(mindspeed, tmp_path, monkeypa
 
 SCRIPT = """
 MODEL="--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
-torchrun --nproc-per-node 2 pretrain_gpt.py $MODEL --micro-batch-size 1 --lr 1e-4 --tensor-model-parallel-size 2 --own 3
+TRAINING="--micro-batch-size 1 --lr 1e-4 --train-samples 8"
+torchrun --nproc-per-node 2 pretrain_gpt.py $MODEL $TRAINING --tensor-model-parallel-size 2 --own 3
 """
 WORDS = shlex.split(
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 "
-    "--lr 1e-4 --tensor-model-parallel-size 2 --own 3"
+    "--lr 1e-4 --train-samples 8 --tensor-model-parallel-size 2 --own 3"
 )
 
 
@@ -213,7 +214,7 @@ def test_the_lock_of_a_training_command_holds_its_arguments(mindspeed, megatron_
     lock = read_lock("mindspeed.lock")
     assert lock.job["command"] == {"program": "pretrain_gpt.py", "arguments": WORDS, "processes": 2}
     options = {key: value for key, value in lock.content.items() if key.startswith("option")}
-    assert len(options) == 9
+    assert len(options) == 10
     assert (options["option lr"], options["option others"]) == ("0.0001", "--own 3")
     checked = mindspeed("check", "--platform", "cpu", "--static", "pretrain.sh")
     assert checked.stdout.splitlines()[-1] == f"pretrain.sh:3: {verdict(lock.plan)}"

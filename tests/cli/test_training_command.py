@@ -75,7 +75,7 @@ def test_what_megatrons_parser_would_refuse_is_a_problem(words, message):
 
 def test_an_empty_word_is_shown_as_it_is_typed(tmp_path):
     script = tmp_path / "pretrain.sh"
-    script.write_text(f'python pretrain_gpt.py {SIZES} --swiglu "$NONE" --lr 1 "$NONE"\n')
+    script.write_text(f'python pretrain_gpt.py {SIZES} --swiglu "$NONE" --train-samples 8 --lr 1 "$NONE"\n')
     assert [(row["message"], row["fix"]) for row in problems_of(str(script))] == [
         ("--swiglu takes no value, but is followed by ''", "remove ''"),
         ("--lr takes one value, but 1 '' are given", "give --lr one value"),

@@ -1,13 +1,15 @@
 """The page on checking commands: the targets hold in its record, and each finding of a public command is explained."""
 
 import json
+import re
 
 import pytest
+import yaml
 
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.workbench.lint.traps import known_traps
-from tools.docs.lint import LINT, RECORD, explanation_of, reasons_of
+from tools.docs.lint import EXPLANATIONS, LINT, RECORD, explanation_of, reasons_of
 from tools.docs.results import BUG_RESULTS
 from tools.lint_results import SOURCES, mutations
 
@@ -35,7 +37,10 @@ def test_the_targets_hold(name):
 
 
 def test_every_finding_is_explained():
-    assert [reason for reason in reasons_of(RESULTS) if explanation_of(reason) is None] == []
+    reasons = list(reasons_of(RESULTS))
+    assert [reason for reason in reasons if explanation_of(reason) is None] == []
+    patterns = yaml.safe_load(EXPLANATIONS.read_text(encoding="utf-8"))
+    assert [pattern for pattern in patterns if not any(re.search(pattern, reason) for reason in reasons)] == []
 
 
 BUGS = json.loads(BUG_RESULTS.read_text(encoding="utf-8"))

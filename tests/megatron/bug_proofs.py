@@ -640,6 +640,37 @@ def overlap_without_engine() -> str:
     return error_of(initialize._initialize_tp_communicators)
 
 
+@shows("norms-of-vision-without-transformer-engine")
+def norms_of_vision_without_engine() -> str:
+    from megatron.core.models.vision.clip_vit_model import CLIPViTModel
+    from megatron.core.models.vision.vit_layer_specs import get_vit_layer_with_local_spec
+
+    with one_rank():
+        return error_of(CLIPViTModel, config(), get_vit_layer_with_local_spec(), img_h=28, img_w=28)
+
+
+@shows("experimental-attention-of-local-layers")
+def experimental_attention_of_local_layers() -> str:
+    specs = importlib.import_module("megatron.core.models.gpt.experimental_attention_variant_module_specs")
+    return error_of(specs._get_backend_spec_provider, SimpleNamespace(transformer_impl="local"))
+
+
+@shows("sparse-attention-without-a-layer")
+def sparse_attention_without_a_layer() -> str:
+    specs = importlib.import_module("megatron.core.models.gpt.experimental_attention_variant_module_specs")
+    config = SimpleNamespace(experimental_attention_variant="dsa")
+    error = error_of(specs.get_experimental_attention_variant_module_spec, config, backend=mock.Mock())
+    return error if error.startswith("ValueError") else ""
+
+
+@shows("steps-of-torch-fsdp2")
+def steps_of_torch_fsdp2() -> str:
+    sharded = importlib.import_module("megatron.core.distributed.torch_fully_sharded_data_parallel")
+    finalize = importlib.import_module("megatron.core.distributed.finalize_model_grads").finalize_model_grads
+    given = {"force_all_reduce": False} if "force_all_reduce" in inspect.signature(finalize).parameters else {}
+    return error_of(object.__new__(sharded.TorchFullyShardedDataParallel).finish_grad_sync, **given)
+
+
 @shows("no-evaluation-interval")
 def no_evaluation_interval() -> str:
     training = of_checkout("megatron.training.training")

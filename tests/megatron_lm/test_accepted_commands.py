@@ -13,7 +13,10 @@ from mindspeed.workbench.lint.judgement import CheckedJob, check_jobs
 from mindspeed.workbench.lint.launched_command import command_of_words
 from mindspeed.workbench.lint.shell_script import Word
 
-MODEL = "--hidden-size 64 --num-attention-heads 8 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --lr 1e-4"
+MODEL = (
+    "--hidden-size 64 --num-attention-heads 8 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1 --lr 1e-4 "
+    "--train-samples 8"
+)
 MOE = "--num-experts 8 --moe-router-topk 2 --disable-bias-linear"
 
 

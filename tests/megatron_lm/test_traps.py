@@ -135,6 +135,9 @@ PAIRS += [
     ("attention-sinks-of-one-rank-in-the-norm", f"{SINKS} local", f"{SINKS} transformer_engine"),
     ("global-auxiliary-loss-by-replicas", f"{GLOBAL} global_aux_loss", f"{GLOBAL} aux_loss"),
     ("sinkhorn-by-layout", f"{EXPERTS} --moe-router-load-balancing-type sinkhorn", EXPERTS),
+    ("training-without-an-end", "--lr 1e-4", "--lr 1e-4 --train-samples 8"),
+    ("training-without-a-learning-rate", "--train-iters 4", "--train-iters 4 --lr 1e-4"),
+    ("training-without-a-tokenizer", "--train-iters 4 --lr 1e-4", "--train-iters 4 --lr 1e-4 --tokenizer-type NullTokenizer"),
     ("no-evaluation-interval", "--train-iters 4", "--train-iters 4 --eval-interval 10"),
     ("prediction-checkpoints-with-tied-embeddings", TIED, f"{TIED} --untie-embeddings-and-output-weights"),
 ]
@@ -155,6 +158,9 @@ PAIRS += [
     ("upcycling-of-virtual-stages", f"{UPCYCLED} --num-layers-per-virtual-pipeline-stage 1", UPCYCLED),
     ("layers-that-do-not-divide-in-recomputation", f"{RECOMPUTED} 7", f"{RECOMPUTED} 8"),
     ("overlap-of-transfers-without-transformer-engine", "--tp-comm-overlap --transformer-impl local", "--tp-comm-overlap"),
+    ("experimental-attention-of-local-layers", f"{DELTA_NET} --transformer-impl local", DELTA_NET),
+    ("sparse-attention-without-a-layer", "--experimental-attention-variant dsa", DELTA_NET),
+    ("steps-of-torch-fsdp2", "--use-torch-fsdp2", ""),
     ("output-norm-of-gated-delta-net", DELTA_NET, f"{DELTA_NET} --sequence-parallel"),
     ("layers-of-other-stages-under-megatron-fsdp", f"{FSDP} --load x", FSDP),
     ("experts-of-transformer-engine-in-the-norm", f"{GROUPED} --moe-grouped-gemm", GROUPED),
@@ -174,6 +180,11 @@ CASES += [
     ("fault-tolerance-without-its-launcher", "0.16.1", "", {}, False),
     ("restart-in-process-under-one-agent", "0.16.1", "--inprocess-restart", {}, True),
     ("restart-in-process-under-one-agent", "0.16.1", "", {}, False),
+    *(
+        (f"{kernel}-attention-against-the-environment", "0.16.1", words, {f"NVTE_{kernel.upper()}_ATTN": "0"}, caught)
+        for kernel in ("fused", "flash", "unfused")
+        for words, caught in (("", True), (f"--attention-backend {kernel}", True), ("--attention-backend local", False))
+    ),
 ]
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 import mindspeed
-from mindspeed.platforms.backend_rules import NAMES, RULES
+from mindspeed.platforms.backend_rules import NAMES, RULES, rule_set
 from mindspeed.plugins import MindSpeedError
 from mindspeed.workbench.verification.pool import WorkerPool
 
@@ -193,6 +194,68 @@ def breaks_overlapping_buffers(rank: int) -> None:
     dist.all_to_all_single(tensor, tensor)
 
 
+def obeys_all_to_all_splits(rank: int) -> None:
+    sizes = [1, 2][:: 1 - 2 * rank]
+    dist.all_to_all_single(ones(3), ones(3), sizes, sizes)
+    dist.all_to_all_single(ones(0), ones(0))
+
+
+def breaks_all_to_all_splits(rank: int) -> None:
+    dist.all_to_all_single(ones(4), ones(4), [1, 3], [1, 2])
+
+
+def obeys_all_to_all_sizes(rank: int) -> None:
+    sent, expected = ([0, 2], [0, 1]) if rank == 0 else ([1, 3], [2, 3])
+    dist.all_to_all_single(ones(sum(expected)), ones(sum(sent)), expected, sent)
+    dist.all_to_all(*([ones(2 + rank), ones(3 + rank)] for _ in ("received", "sent")))
+
+
+def breaks_all_to_all_sizes(rank: int) -> None:
+    sent, expected = ([1, 3], [1, 3]) if rank == 0 else ([3, 2], [2, 2])
+    dist.all_to_all_single(ones(4), ones(sum(sent)), expected, sent)
+
+
+def obeys_split_group(rank: int) -> None:
+    dist.all_reduce(ones(), group=dist.new_group([0, 1]))
+
+
+def breaks_split_group(rank: int) -> None:
+    dist.split_group(split_ranks=[[0, 1]])
+
+
+def obeys_split_order(rank: int) -> None:
+    dist.all_reduce(ones())
+    both, first = dist.split_group(split_ranks=[[0, 1]]), dist.split_group(split_ranks=[[0]])
+    dist.all_reduce(ones(), group=both)
+    assert (first is None) is (rank == 1)
+
+
+def breaks_split_order(rank: int) -> None:
+    dist.all_reduce(ones(), async_op=True) if rank == 0 else None
+    dist.split_group(split_ranks=[[0, 1]])
+
+
+def obeys_functional_collectives(rank: int) -> None:
+    other = dist.new_group([0, 1])
+    started = [
+        functional.all_reduce(ones(), "sum", other),
+        functional.all_gather_tensor(ones(), 0, dist.group.WORLD),
+        functional.reduce_scatter_tensor(ones(), "sum", 0, dist.group.WORLD),
+        functional.all_to_all_single(ones(), [2, 2], [2, 2], dist.group.WORLD),
+        functional.broadcast(ones() * (1 - rank), 0, dist.group.WORLD),
+        *functional.all_reduce_coalesced([ones(), ones()], "sum", other),
+    ]
+    totals = [float(functional.wait_tensor(tensor).sum()) for tensor in reversed(started)][::-1]
+    assert totals == [8, 8, 4, 4, 4, 8, 8]
+
+
+def breaks_functional_collectives(rank: int) -> None:
+    started = [functional.all_reduce(ones(), "sum", dist.group.WORLD)] if rank == 0 else []
+    started.append(functional.broadcast(ones(), 0, dist.group.WORLD))
+    for tensor in started:
+        functional.wait_tensor(tensor)
+
+
 def talks_round_torch(rank: int) -> None:
     dist.group.WORLD.allreduce([ones()]).wait()
 
@@ -213,9 +276,9 @@ def launch(pool: WorkerPool, rules: str, *names: str, ranks: int = 2) -> None:
 def follows(rules: str) -> list[str]:
     """The names of the rules of a set."""
     eager, hccl = rules == "nccl-rules-eager", rules == "hccl-rules"
-    lazy = ("pair-communicator", "creation-blocks", "batch")
+    lazy = ("pair-communicator", "creation-blocks", "batch", "split-group")
     names = [rule.name for rule in RULES if (rule.hccl if hccl else rule.nccl)]
-    return [name for name in names if name not in (lazy if eager else ("eager-communicator",))]
+    return [name for name in names if name not in (lazy if eager else ("eager-communicator", "split-order"))]
 
 
 def program(kind: str, rule: str) -> str:
@@ -246,10 +309,15 @@ MESSAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "message-size": (DIFFER, {"group": "default_pg"}),
     "known-source": (f"{REFUSED}: it has no source rank", {"call": "recv"}),
     "overlapping-buffers": (f"{REFUSED}: input and output overlap", {"call": "all_to_all_single"}),
+    "all-to-all-splits": (f"{REFUSED}: [1, 2] does not split 4 rows among 2 ranks", {"call": "all_to_all_single"}),
+    "all-to-all-sizes": (DIFFER, {"group": "default_pg"}),
+    "split-group": (f"{REFUSED}: {{no_split}}", {"call": "split_group"}),
+    "split-order": (DIFFER, {"group": "default_pg"}),
+    "functional-collectives": (DIFFER, {"group": "default_pg"}),
 }
 
 
-OTHERS = {"nccl-rules-eager": ("eager-communicator",), "hccl-rules": ("types", "reduced-types")}
+OTHERS = {"nccl-rules-eager": ("eager-communicator", "split-order"), "hccl-rules": ("types", "reduced-types")}
 """Rules that differ from those of NCCL; the default run has these, and all rules of NCCL."""
 
 
@@ -268,7 +336,8 @@ def test_a_program_that_breaks_a_rule_is_reported_with_its_lines(pool: WorkerPoo
     text, values = MESSAGES[rule]
     backend = "HCCL" if rules == "hccl-rules" else "NCCL"
     first = str(problem).splitlines()[0]
-    assert first in {text.format(backend=backend, ranks=ranks, **values) for ranks in ("0 and 1", "1 and 0")}
+    values |= {"backend": backend, "no_split": rule_set(rules).no_split}
+    assert first in {text.format(ranks=ranks, **values) for ranks in ("0 and 1", "1 and 0")}
     assert ("exchange" if rule == "batch" else program("breaks", rule)) in str(problem)
 
 

@@ -6,16 +6,20 @@ host here, where they block a stream of a device: the operations that follow a w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from inspect import signature
 from itertools import count
-from typing import Any, Final, NamedTuple
+from math import prod
+from typing import Any, Final, NamedTuple, NoReturn
+from unittest.mock import patch
 
 import torch
 from torch.distributed import distributed_c10d
 
+from mindspeed.features.device_emulation import functional_collectives
 from mindspeed.features.device_emulation.coordinator import RankConnection, Server
 from mindspeed.features.device_emulation.queues import Communicator, Operation, Part
 from mindspeed.platforms import backend_rules
@@ -47,9 +51,11 @@ class _Job:
         self.created: set[Communicator] = set()
         self.on_host: set[str] = set()
         self.inside = False
+        self.splits: Counter[str] = Counter()
         self.coalesced: list[list[tuple[CollectiveCall, CallSite]]] = []
         own = vars(distributed_c10d.ProcessGroup)  # by getattr, a method of a C++ class would no longer bind
         self.methods = {name: own[name] for name in backend_rules.METHODS if name in own}
+        self.remove_functional = functional_collectives.install()
         self._numbers = count()
 
     def operation(self, name: str, communicator: Communicator, parts: Sequence[Part], site: CallSite) -> Operation:
@@ -115,6 +121,7 @@ def left(destroy_process_group: Function, group: Any = None) -> None:
         job, _job = _job, None
         for name, method in job.methods.items():
             setattr(distributed_c10d.ProcessGroup, name, method)
+        job.remove_functional()
         job.connection.end()
         if job.server is not None:
             job.server.close()
@@ -235,6 +242,32 @@ def ruled_new_group(new_group: Function, *args: Any, **kwargs: Any) -> Any:
 
 
 @wrapper
+def ruled_split_group(split_group: Function, *args: Any, **kwargs: Any) -> Any:
+    """``split_group``: one operation on the communicator of the parent, whose ranks all name the same parts."""
+    job = _job
+    if job is None or job.inside:
+        return split_group(*args, **kwargs)
+    arguments, site = signature(split_group).bind(*args, **kwargs).arguments, call_site()
+    if job.rules.no_split:
+        _fail(job, "split_group", _Refusal(job.rules.no_split, "create the groups by new_group"), site)
+    parent: Any = arguments.get("parent_pg") or distributed_c10d.GroupMember.WORLD
+    ranks = _ranks_of(parent)
+    parts = [tuple(sorted(ranks[rank] for rank in part)) for part in arguments["split_ranks"]]
+    started = job.start("split_group", _communicator(parent, ranks), [Part("all", None, ("split_group", *parts))], site)
+    job.connection.wait([started.number], str(site))
+    own = next((part for part in parts if job.connection.rank in part), None)
+    if own is None:
+        return None
+    job.splits[parent.group_name] += 1
+    name = f"{parent.group_name} split {job.splits[parent.group_name]}: {own}"  # torch's name depends on a rank's other groups
+    with _unruled(job), patch.object(distributed_c10d, "_process_group_name", lambda *args, **kwargs: name):
+        group = distributed_c10d.new_group(own, group_desc=arguments.get("group_desc"), use_local_synchronization=True)
+    if len(own) > 1:
+        backend_rules.created.append(_communicator(group, own).group)
+    return group
+
+
+@wrapper
 def ruled_synchronize(synchronize: Function, *args: Any, **kwargs: Any) -> None:
     """``torch.cuda.synchronize``: the host waits for all operations of this rank."""
     if _job is not None:
@@ -281,7 +314,7 @@ def _addressed(job: _Job, call: CollectiveCall, ranks: tuple[int, ...]) -> tuple
     """Return the communicator of a call and its part in it."""
     whole = _communicator(call.process_group, ranks)
     if call.kind not in (*_SENDS, *_RECEIVES):
-        return whole, Part("all", None, _content(call))
+        return whole, Part("all", None, _content(call), *_exchanged(call, len(ranks)))
     message = _message(call, ranks)
     if job.rules.eager or message.peer is None:
         return whole, message
@@ -311,6 +344,24 @@ def _content(call: CollectiveCall) -> tuple[object, ...]:
     return (call.kind, _type(tensors[0]) if tensors else "", *sizes, *map(str, options))
 
 
+def _exchanged(call: CollectiveCall, ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Return how many elements an all-to-all sends to each rank and expects from each; nothing of other collectives."""
+    if call.kind == "all_to_all":
+        return tuple(tuple(tensor.numel() for tensor in side) for side in (call.inputs, call.outputs))
+    if call.kind != "all_to_all_single":
+        return ()
+    return tuple(
+        tuple(size * prod(tensor.shape[1:]) for size in sizes or [tensor.shape[0] // ranks] * ranks)
+        for tensor, sizes in _split_sides(call)
+    )
+
+
+def _split_sides(call: CollectiveCall) -> list[tuple[torch.Tensor, Sequence[int] | None]]:
+    """Return input and output of ``all_to_all_single``, each with its split sizes."""
+    names = ("input_split_sizes", "output_split_sizes")
+    return [(tensor, call.arguments.get(name)) for tensor, name in zip((*call.inputs, *call.outputs), names, strict=True)]
+
+
 def _type(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
@@ -327,8 +378,12 @@ def _refuse(job: _Job, call: CollectiveCall, site: CallSite) -> None:
     if str(call.process_group.group_name) in job.on_host:
         return
     if (refusal := _refusal(job.rules, call, site)) is not None:
-        text = f"{job.rules.backend} refuses this {call.kind}: {refusal.reason}"
-        job.connection.fail(Problem("MS520", text, site.features, chain=(f"called at {site}",), fix=Fix.advise(refusal.fix)))
+        _fail(job, call.kind, refusal, site)
+
+
+def _fail(job: _Job, kind: str, refusal: _Refusal, site: CallSite) -> NoReturn:
+    text = f"{job.rules.backend} refuses this {kind}: {refusal.reason}"
+    job.connection.fail(Problem("MS520", text, site.features, chain=(f"called at {site}",), fix=Fix.advise(refusal.fix)))
 
 
 def _refusal(rules: RuleSet, call: CollectiveCall, site: CallSite) -> _Refusal | None:
@@ -343,6 +398,23 @@ def _refusal(rules: RuleSet, call: CollectiveCall, site: CallSite) -> _Refusal |
         return _Refusal("it has no source rank", "give the source rank")
     if not rules.in_place_all_to_all and call.kind.startswith("all_to_all") and _overlap(call.inputs, call.outputs):
         return _Refusal("input and output overlap", "receive in another tensor")
+    return _split_refusal(call) if call.kind == "all_to_all_single" else None
+
+
+def _split_refusal(call: CollectiveCall) -> _Refusal | None:
+    """Return what is wrong with the split sizes of ``all_to_all_single``."""
+    ranks = len(_ranks_of(call.process_group))
+    (sent, to), (received, from_) = _split_sides(call)
+    for tensor, sizes in ((sent, to), (received, from_)):
+        if not tensor.dim():
+            return _Refusal("a tensor without dimensions cannot be split", "give it one dimension")
+        rows = tensor.shape[0]
+        if sizes and (len(sizes) != ranks or sum(sizes) != rows):
+            return _Refusal(f"{list(sizes)} does not split {rows} rows among {ranks} ranks", "give one size for each rank")
+        if not sizes and rows % ranks:
+            return _Refusal(f"{rows} rows do not divide among {ranks} ranks", "give split sizes")
+    if not to and not from_ and sent.numel() != received.numel():
+        return _Refusal(f"it sends {sent.numel()} elements and expects {received.numel()}", "give split sizes")
     return None
 
 

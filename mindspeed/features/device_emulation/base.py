@@ -138,6 +138,7 @@ def _backend_rules(name: str) -> list[ms.Patch]:
         *_wraps("backend_rules:ruled_group", reason, "_coalescing_manager"),
         *_wraps("backend_rules:ruled_barrier", reason, "barrier"),
         *_wraps("backend_rules:ruled_new_group", reason, "new_group"),
+        *_wraps("backend_rules:ruled_split_group", reason, "split_group"),
         ms.Wrap("torch.cuda:synchronize", f"{_HERE}.backend_rules:ruled_synchronize", reason),
     ]
 

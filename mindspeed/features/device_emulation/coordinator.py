@@ -113,10 +113,7 @@ def _difference_problem(backend: str, difference: Mismatch) -> Problem:
     first, second = difference
     where = f"ranks {first.rank} and {second.rank} start different operations on {first.communicator}"
     text = f"with the rules of {backend} the job hangs: {where}"
-    rows = [
-        f"rank {operation.rank}: {operation}, {' '.join(str(part.content) for part in operation.parts)}"
-        for operation in difference
-    ]
+    rows = [f"rank {operation.rank}: {operation}, {' '.join(map(str, operation.parts))}" for operation in difference]
     return Problem("MS619", text, chain=tuple(rows), fix=_ORDER)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Literal, NamedTuple
 
 Ranks = tuple[int, ...]
@@ -31,11 +32,20 @@ class Communicator(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A transfer of an operation: its direction, the other rank (None in a collective), and what both ends agree on."""
+    """A transfer of an operation: its direction, the other rank (None in a collective), and what both ends agree on.
+
+    An all-to-all also has the number of elements that each rank of its communicator gets from this one, and gives it.
+    """
 
     direction: Literal["send", "recv", "all"]
     peer: int | None
     content: tuple[object, ...]
+    sent: tuple[int, ...] = ()
+    received: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        sizes = f" sends {self.sent} and expects {self.received} elements" if self.sent else ""
+        return f"{self.content}{sizes}"
 
 
 @dataclass(eq=False)
@@ -124,6 +134,8 @@ class Queues:
             if (difference := _collective_difference(heads)) is not None:
                 return difference
             complete = _whole_collective(heads, communicator)
+            if (difference := _exchange_difference(complete)) is not None:
+                return difference
             for head in heads.values():
                 for part in [part for part in head.left if part.direction == "send"]:
                     if (difference := _deliver(head, part, heads.get(-1 if part.peer is None else part.peer))) is not None:
@@ -143,7 +155,10 @@ def _collective(operation: Operation) -> bool:
 def _collective_difference(heads: dict[int, Operation]) -> Mismatch | None:
     """Return two collectives at heads of queues that differ."""
     collectives = [head for head in heads.values() if _collective(head)]
-    return next((Mismatch(collectives[0], head) for head in collectives[1:] if head.parts != collectives[0].parts), None)
+    contents = [[part.content for part in head.parts] for head in collectives]
+    return next(
+        (Mismatch(collectives[0], head) for head, its in zip(collectives, contents, strict=True) if its != contents[0]), None
+    )
 
 
 def _whole_collective(heads: dict[int, Operation], communicator: Communicator) -> list[Operation]:
@@ -151,6 +166,16 @@ def _whole_collective(heads: dict[int, Operation], communicator: Communicator) -
     if set(heads) != set(communicator.ranks) or not all(map(_collective, heads.values())):
         return []
     return list(heads.values())
+
+
+def _exchange_difference(operations: Sequence[Operation]) -> Mismatch | None:
+    """Return two operations of a whole all-to-all, one of which expects another number of elements than the other sends."""
+    places = {rank: place for operation in operations for place, rank in enumerate(operation.communicator.ranks)}
+    for sender, receiver in product(operations, repeat=2):
+        for ours, theirs in zip(sender.parts, receiver.parts, strict=True):
+            if ours.sent and ours.sent[places[receiver.rank]] != theirs.received[places[sender.rank]]:
+                return Mismatch(sender, receiver)
+    return None
 
 
 def _deliver(sender: Operation, part: Part, receiver: Operation | None) -> Mismatch | None:

@@ -6,6 +6,8 @@ from copy import copy
 from inspect import signature
 from typing import Any, Final
 
+import torch
+from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.utils import get_te_version
 
 from mindspeed.engine.runtime import session
@@ -36,6 +38,17 @@ def only_with_engine(original: Function, *args: Any, **kwargs: Any) -> Any:
         )
         raise PlatformError([Problem("MS339", text, fix=Fix.give_field("transformer_engine_layers", True))])
     return original(*args, **kwargs)
+
+
+@wrapper
+def norms_of_megatron(initialize: Function, *args: Any, **kwargs: Any) -> None:
+    """``CLIPViTModel.__init__``: torch's LayerNorm is built from a configuration, as the norms of other models are."""
+    bound = signature(initialize).bind(*args, **kwargs)
+    bound.apply_defaults()
+    for name in ("ln_pre_impl", "ln_post_impl"):
+        if bound.arguments[name] is torch.nn.LayerNorm:
+            bound.arguments[name] = WrappedTorchNorm
+    initialize(*bound.args, **bound.kwargs)
 
 
 def uncompiled(function: Function) -> Function:

@@ -1,4 +1,4 @@
-"""Megatron's distributed optimizer around torch's own Adam, and its schedule of weight decay."""
+"""Megatron's distributed optimizer around torch's own Adam, its schedule of weight decay, and steps of torch's FSDP2."""
 
 from __future__ import annotations
 
@@ -80,3 +80,9 @@ def decay_of_checkpoint(load_state_dict: Function, self: Any, state_dict: Any) -
     """Wrap ``OptimizerParamScheduler.load_state_dict``: Megatron sets the weight decay before it loads the schedule of it."""
     load_state_dict(self, state_dict)
     self.step(increment=0)
+
+
+@wrapper
+def reduced_by_torch(finish_grad_sync: Function, self: Any, force_all_reduce: bool = False) -> None:
+    """``_BaseDataParallel.finish_grad_sync``: FSDP2 has reduced all gradients in the backward pass."""
+    finish_grad_sync(self)

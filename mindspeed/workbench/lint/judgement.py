@@ -72,8 +72,8 @@ def check_jobs(
     planned = [_planned(job, layers) for job in jobs]
     verdicts = _verdicts(jobs, planned, layers, arch, child)
     checked = []
-    for job, (_, plan), verdict in zip(jobs, planned, verdicts, strict=True):
-        traps = _traps_in(job, plan)
+    for job, (words, plan), verdict in zip(jobs, planned, verdicts, strict=True):
+        traps = _traps_in(job, words, plan)
         checked.append((_with_rules(job, plan, verdict, traps, layers), traps))
     return checked
 
@@ -247,10 +247,10 @@ def _environ(command: LaunchedCommand) -> dict[str, str]:
     return inherited | dict(command.environ)
 
 
-def _traps_in(job: CheckedJob, plan: ActivationPlan | MindSpeedError) -> list[Trap]:
-    """The traps that a command falls into, the worst first, as it stands and with the values and patches of its plan."""
+def _traps_in(job: CheckedJob, words: Sequence[str], plan: ActivationPlan | MindSpeedError) -> list[Trap]:
+    """The traps that the arguments of a command fall into, the worst first, also with the values and patches of its plan."""
     known = surface_or_nearest(job.environment.megatron)
-    given = {dest: one.value for dest, one in given_arguments([word.text for word in job.command.arguments], known).items()}
+    given = {dest: one.value for dest, one in given_arguments(words, known).items()}
     environ, platform = _environ(job.command), job.environment.platform
     found = list(traps_of(given, known, environ, platform, job.command.launcher))
     if isinstance(plan, MindSpeedError) or not found:

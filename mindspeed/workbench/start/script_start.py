@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from mindspeed.engine.inspection.cli_arguments import Surface
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.world import World
@@ -22,10 +23,17 @@ _RANK: Final = str(Path(__file__).with_name("script_rank.py"))
 _SCRIPT: Final = "pretrain_gpt.py"
 _FILES: Final = (
     *("data_path", "train_data_path", "valid_data_path", "test_data_path", "data_args_path", "per_split_data_args_path"),
-    *("data_cache_path", "mock_data", "num_workers", "vocab_file", "merge_file", "vocab_size", "load", "save"),
+    *("data_cache_path", "fim_data", "mock_data", "num_workers", "vocab_file", "merge_file", "vocab_size", "load", "save"),
     *("tokenizer_type", "tokenizer_model", "pretrained_checkpoint", "tensorboard_dir", "wandb_project"),
 )
 """Arguments of what a start does not have: data, tokenizers, checkpoints and logs."""
+_DEVICES: Final = (
+    *("defer_embedding_wgrad_compute", "wgrad_deferral_limit", "fp8", "fp8_param_gather", "fp4", "fp4_param_gather"),
+    *("fine_grained_activation_offloading", "offload_modules", "test_mode", "check_weight_hash_across_dp_replicas_interval"),
+)
+"""Arguments of what needs a device's kernels, contents of tensors or other ranks: a start cannot run it."""
+_CONTEXT_PARALLEL: Final = (Word("--cp-comm-type", 0), Word("p2p", 0))
+"""Megatron-LM's default, which Transformer Engine's attention serves on a device, and on the CPU a feature that it names."""
 _VOCABULARY: Final = 32_000
 """Tokens of the vocabulary where only a tokenizer would say how many there are."""
 
@@ -49,9 +57,17 @@ def start(
     if (file := given_arguments([word.text for word in command.arguments], known).get("yaml_cfg")) is not None:
         text = f"{file.value} ({file.option}) gives data and a tokenizer, which a start without ranks does not have"
         raise ResolutionError([Problem("MS305", text, facts=(file.fact,), fix=Fix.advise("give these values as arguments"))])
-    _, plan = read_and_plan_command(command, environment, below, also, registered)
+    for dest in _DEVICES:
+        command = _without(command, dest, known)
+    try:
+        _, plan = read_and_plan_command(command, environment, below, also, registered)
+    except ResolutionError as error:
+        if all(problem.code != "MS205" for problem in error.problems):
+            raise
+        command = replace(command, arguments=(*command.arguments, *_CONTEXT_PARALLEL))
+        _, plan = read_and_plan_command(command, environment, below, also, registered)
     size = int(plan.world.world_size)
-    shorter = _shorter(command, plan.world, environment.megatron)
+    shorter = _shorter(command, plan.world, known)
     request, plan = read_and_plan_command(shorter, replace(environment, world_size=size), below, also, registered)
     words: Sequence[str] = request.rest
     for dest in _FILES:
@@ -64,12 +80,17 @@ def start(
     pool.call_alone(_RANK, "start", distinct_ranks(plan), size, *arguments)
 
 
-def _shorter(command: LaunchedCommand, world: World, megatron: str | None) -> LaunchedCommand:
-    """A command whose step has as many micro-batches as stages, if it has more."""
-    if not world.is_set("global_batch_size") or world.num_micro_batches <= world.pp:
+def _shorter(command: LaunchedCommand, world: World, known: Surface) -> LaunchedCommand:
+    """A command whose step has as many micro-batches as stages, or as a group of them in a virtual pipeline, if it has more."""
+    fewest = max(world.pp, world.micro_batch_group if world.is_set("micro_batch_group") else 0)
+    if not world.is_set("global_batch_size") or world.num_micro_batches <= fewest:
         return command
-    words: Sequence[str] = [word.text for word in command.arguments]
     for dest in ("global_batch_size", "rampup_batch_size"):
-        words = without_option(words, dest, surface_or_nearest(megatron))
-    words = [*words, "--global-batch-size", str(world.micro_batch_size * world.dp * world.pp)]
+        command = _without(command, dest, known)
+    size = world.micro_batch_size * world.dp * fewest
+    return replace(command, arguments=(*command.arguments, Word("--global-batch-size", 0), Word(str(size), 0)))
+
+
+def _without(command: LaunchedCommand, dest: str, known: Surface) -> LaunchedCommand:
+    words = without_option([word.text for word in command.arguments], dest, known)
     return replace(command, arguments=tuple(Word(word, 0) for word in words))

@@ -167,7 +167,7 @@ def _of_one_shape(communicate: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def _zeros(tensor: FakeTensor) -> np.ndarray[Any, Any]:
+def _zeros(tensor: FakeTensor, *, force: bool = False) -> np.ndarray[Any, Any]:
     """``Tensor.numpy`` of a tensor without contents."""
     with unset_fake_temporarily():
         zeros: np.ndarray[Any, Any] = torch.zeros(tensor.shape, dtype=tensor.dtype).numpy()

@@ -107,13 +107,19 @@ WITHOUT_INFERENCE = {
         "mindspeed.megatron.fixes.layers:is_no_mock",
     ),
 }
+FSDP2 = {
+    (
+        "megatron.core.distributed.data_parallel_base:_BaseDataParallel.finish_grad_sync",
+        "mindspeed.megatron.fixes.optimizer:reduced_by_torch",
+    ),
+}
 _SINCE_0_16 = QUICK_GEGLU | RESHARDABLE | ONLY_SINCE_0_16
 GUARDED = {
     "0.14.0": NUMPY | BEFORE_0_19 | ONLY_IN_0_14 | ONLY_BEFORE_0_17,
     "0.15.3": NUMPY | BEFORE_0_19 | QUICK_GEGLU | RESHARDABLE | SYNCHRONOUS | ONLY_BEFORE_0_17,
-    "0.16.1": _SINCE_0_16 | BEFORE_0_19 | SYNCHRONOUS | ONLY_BEFORE_0_17,
-    "0.17.1": _SINCE_0_16 | BEFORE_0_19 | SYNCHRONOUS_SINCE_0_17,
-    "0.18.2": _SINCE_0_16 | BEFORE_0_19 | SYNCHRONOUS_SINCE_0_17,
+    "0.16.1": _SINCE_0_16 | BEFORE_0_19 | FSDP2 | SYNCHRONOUS | ONLY_BEFORE_0_17,
+    "0.17.1": _SINCE_0_16 | BEFORE_0_19 | FSDP2 | SYNCHRONOUS_SINCE_0_17,
+    "0.18.2": _SINCE_0_16 | BEFORE_0_19 | FSDP2 | SYNCHRONOUS_SINCE_0_17,
     "0.19.1": _SINCE_0_16 | HYBRID_MODEL | SYNCHRONOUS_SINCE_0_17,
     "0.20.0": _SINCE_0_16 | HYBRID_MODEL | SYNCHRONOUS_SINCE_0_17 | WITHOUT_INFERENCE,
 }

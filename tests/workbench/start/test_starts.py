@@ -103,7 +103,7 @@ def test_check_starts_a_job_file(tmp_path):
 
 def test_a_command_without_its_megatron_cannot_be_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["torchrun", "--nproc-per-node", "2", "pretrain_gpt.py", *TINY]
+    words = ["torchrun", "--nproc-per-node", "2", "pretrain_gpt.py", *TINY, "--train-iters", "2"]
     done = CliRunner().invoke(main, ["check", "--start", "--static", "--platform", "cpu", "--", *words])
     assert done.exit_code == 3
     assert "MS502 the command cannot be started, because its Megatron-LM is not here\n  fix: --checkout FOLDER" in done.stdout
