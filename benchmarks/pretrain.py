@@ -65,11 +65,11 @@ def _trainer() -> Any:
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    from mindspeed.workbench.training.trainer import Trainer, _seed
+    from mindspeed.workbench.training.trainer import Trainer, seed_generators
 
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
-    _seed(0)
+    seed_generators(0)
     return Trainer(job, job.source())
 
 

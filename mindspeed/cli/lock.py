@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
 
 import click
+from click.core import ParameterSource
 
 from mindspeed.cli.output import end, exit_code, json_option, print_result
 from mindspeed.cli.request_options import FeatureNames, Request, request_options, spelled_names
@@ -101,6 +103,10 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
     )
 
 
+_OF_ONE_NODE: Final = ("path", "run", "free_disk")
+_OF_ALL_NODES: Final = ("mib", "wait")
+
+
 @click.command()
 @click.option("--lock", "path", default="mindspeed.lock", show_default=True, metavar="FILE", help="Lock file of the job")
 @click.option("--run", metavar="FOLDER", help="Run folder, whose disk is checked  [default: that of the job, or .]")
@@ -125,8 +131,16 @@ def lock(request: Request, words: tuple[str, ...], output: str, rules: RuleOptio
     help="With --between-nodes: time limit in seconds for each step that needs the other processes",
 )
 @json_option
+@click.pass_context
 def preflight(
-    path: str, run: str | None, free_disk: float, free_shm: float, between_nodes: bool, mib: int, wait: float
+    context: click.Context,
+    path: str,
+    run: str | None,
+    free_disk: float,
+    free_shm: float,
+    between_nodes: bool,
+    mib: int,
+    wait: float,
 ) -> None:
     """Check one node against a lock file, or the nodes of a job against each other.
 
@@ -141,6 +155,9 @@ def preflight(
     Rank 0 then prints where nodes differ in versions, devices, clocks or variables, and the bandwidth between each two
     processes: the median, and the pairs that are slow. The exit status is 3 if a node differs or a pair is slow.
     """
+    unused = _given(context, _OF_ONE_NODE if between_nodes else _OF_ALL_NODES)
+    if unused:
+        raise click.UsageError(f"{', '.join(unused)} has no effect {'with' if between_nodes else 'without'} --between-nodes")
     if between_nodes:
         results = _between_nodes(mib, wait, free_shm)
     else:
@@ -152,6 +169,12 @@ def preflight(
     if results:
         print_result({"passed": all(result.passed for result in results), "checks": results}, map(str, results))
     end(exit_code([problem for result in results if (problem := result.problem()) is not None]))
+
+
+def _given(context: click.Context, names: Collection[str]) -> list[str]:
+    """Return the options with these names that the command line gives."""
+    given = (option for option in context.command.params if option.name in names)
+    return [option.opts[0] for option in given if context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE]
 
 
 def _between_nodes(mib: int, wait: float, free_shm: float) -> list[PreflightCheck]:

@@ -20,7 +20,7 @@ from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request,
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.problems import Fix
 from mindspeed.process.run import UNFINISHED
-from mindspeed.workbench.training.config import JOB_FILE, TrainConfig
+from mindspeed.workbench.training.config import JOB_FILE, TrainConfig, train_config
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -94,16 +94,21 @@ def pretrain(
     from mindspeed.problems import MindSpeedError
     from mindspeed.workbench.training.checkpoints import newest_complete
     from mindspeed.workbench.training.job import make_job
+    from mindspeed.workbench.training.storage import fetch_newest
 
     request = request.naming(names)
     rank = joined(os.environ)
     environment = request.environment(int(rank["WORLD_SIZE"]) if rank else processes.world_size)
     if auto_resume is not None:
         train = {**train, "run": auto_resume}
-        step = newest_complete(auto_resume)
-        resume = auto_resume if step is not None else None
+    sources = {JOB_FILE: request.train, COMMAND_LINE: train}
     try:
-        job = make_job(request.layers, {JOB_FILE: request.train, COMMAND_LINE: train}, environment, resume, step)
+        if auto_resume is not None:
+            if not dry_run:
+                fetch_newest(auto_resume, train_config(sources)[0])
+            step = newest_complete(auto_resume)
+            resume = auto_resume if step is not None else None
+        job = make_job(request.layers, sources, environment, resume, step, auto_resume is not None)
         if lock is not None:
             hold_to_lock(lock, job.plan if is_of_trainer(lock) else _asked_plan(job.request, environment), job.locked_facts())
         if dry_run:

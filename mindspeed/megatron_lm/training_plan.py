@@ -50,10 +50,13 @@ _NEEDS: Final = (
     _Need("optimizer", ("muon", "dist_muon", "adaptive_muon", "soap"), "emerging_optimizers", "Emerging Optimizers"),
     _Need("enable_ft_package", (True,), "nvidia_resiliency_ext", "nvidia-resiliency-ext"),
     _Need("inprocess_restart", (True,), "nvidia_resiliency_ext", "nvidia-resiliency-ext"),
+    _Need("non_persistent_ckpt_type", ("local",), "nvidia_resiliency_ext", "nvidia-resiliency-ext"),
     _Need("experimental_attention_variant", ("gated_delta_net",), "fla", "flash-linear-attention"),
     _Need("linear_attention_type", ("gated_delta_net",), "fla", "flash-linear-attention"),
 )
 """Values of arguments with which Megatron imports a package, and its name."""
+_STORAGE: Final = _Need("save", (), "multistorageclient", "multi-storage-client")
+"""The package for URLs of checkpoint folders. Without it, Megatron-LM takes a URL for a folder of this machine."""
 
 
 def plan_training(
@@ -92,19 +95,25 @@ def plan_training(
 
 def _package_rows(given: Mapping[str, Given]) -> Iterator[PlanNote]:
     """Yield a row for every argument whose package is not installed here; the ranks may have it."""
-    for need in _NEEDS:
-        argument = given.get(need.dest)
-        if argument is not None and argument.value in need.values and find_spec(need.module) is None:
+    needs = [(given[need.dest], need) for need in _NEEDS if need.dest in given and given[need.dest].value in need.values]
+    folders = (given[dest] for dest in ("save", "load") if dest in given)
+    needs += [(argument, _STORAGE) for argument in folders if _is_url(argument.value)]
+    for argument, need in needs:
+        if find_spec(need.module) is None:
             word = argument.option if argument.value is True else f"{argument.option} {argument.value}"
             text = f"{word} needs {need.package} on every rank; its module {need.module} is not installed here"
             yield PlanNote("not-checked", "megatron-lm", text)
+
+
+def _is_url(folder: object) -> bool:
+    return "://" in str(folder)
 
 
 def report_beside(request: ScriptRequest, environ: MutableMapping[str, str]) -> None:
     """Write the report to the run, unless ``environ`` names a file for it: in the folder of its checkpoints, else of
     its TensorBoard files, else here."""
     folders = (request.given[dest].value for dest in ("save", "tensorboard_dir") if dest in request.given)
-    folder = Path(next(folders, ".")).absolute()
+    folder = Path(next((folder for folder in folders if not _is_url(folder)), ".")).absolute()
     if REPORT_VARIABLE not in environ:
         folder.mkdir(parents=True, exist_ok=True)
         environ[REPORT_VARIABLE] = str(folder / REPORT_NAME)

@@ -236,3 +236,16 @@ def test_the_time_to_save_after_a_signal_is_said(node, monkeypatch, seconds, fou
     if seconds is not None:
         monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", seconds)
     assert node(0)["saving-time"]["found"].startswith(f"under torchrun ranks have {found} to save after SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--mib", "8", "--wait", "9"], "--mib, --wait has no effect without --between-nodes"),
+        (["--between-nodes", "--lock", "mindspeed.lock"], "--lock has no effect with --between-nodes"),
+    ],
+)
+def test_an_option_of_the_other_check_is_refused(mindspeed, words, text):
+    done = mindspeed("preflight", *words)
+    assert done.exit_code == 2
+    assert text in done.stderr

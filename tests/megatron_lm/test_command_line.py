@@ -570,7 +570,12 @@ def test_layers_on_the_npu_are_in_the_roles_of_an_engine_unless_one_is_declared(
     [
         ("--optimizer muon", "--optimizer muon needs Emerging Optimizers on every rank; its module emerging_optimizers"),
         ("--moe-enable-deepep", "--moe-enable-deepep needs DeepEP on every rank; its module deep_ep"),
-        ("--optimizer adam", None),
+        ("--save s3://a/b", "--save s3://a/b needs multi-storage-client on every rank; its module multistorageclient"),
+        (
+            "--non-persistent-ckpt-type local",
+            "--non-persistent-ckpt-type local needs nvidia-resiliency-ext on every rank; its module nvidia_resiliency_ext",
+        ),
+        ("--optimizer adam --save runs/job", None),
     ],
 )
 def test_an_argument_whose_package_is_not_installed_is_a_row(words, text):

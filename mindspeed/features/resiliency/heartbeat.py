@@ -46,6 +46,8 @@ class Heartbeat:
         working, self._working = self._working, 0.0
         if not dist.is_initialized():
             return {}
+        if dist.get_world_size() == 1:
+            return {"slowest_rank": 0, "slowest_seconds": working}
         number = int(working * 1e6) * _RANKS + dist.get_rank()
         largest = torch.tensor([number], dtype=torch.int64, device=torch.cuda.current_device())
         dist.all_reduce(largest, dist.ReduceOp.MAX)

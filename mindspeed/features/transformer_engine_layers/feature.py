@@ -78,10 +78,13 @@ def role_patches() -> list[ms.Patch]:
         ms.Replace(f"megatron.core.utils:{name}", f"{_HERE}.functions:{name}", version, phase="build", optional=True)
         for name in ("get_te_version", "is_te_min_version")
     ]
+    sharded = "shards linear layers with their transformer layer, as Megatron does with local ones"
+    patches.append(ms.Wrap(_FSDP2, f"{_HERE}.functions:shard_linear_layers_with_theirs", sharded, phase="build"))
     return patches
 
 
 _HERE: Final = "mindspeed.features.transformer_engine_layers"
+_FSDP2: Final = "megatron.core.distributed.torch_fully_sharded_data_parallel:TorchFullyShardedDataParallel.__init__"
 _REMOVE: Final = ms.Fix.remove_feature()
 
 

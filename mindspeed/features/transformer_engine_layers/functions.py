@@ -1,9 +1,10 @@
-"""The smaller roles: activation, fused MLP, random states, checkpoint, cross entropy, and the version."""
+"""The smaller roles: activation, fused MLP, random states, checkpoint, cross entropy, the version, and what FSDP2 shards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mindspeed.features.transformer_engine_layers.interface import VERSION, refuse
+from mindspeed.plugins.patches import Function, wrapper
 
 _VERSION: Final = Version(VERSION)
 
@@ -93,6 +95,19 @@ def get_te_version() -> Version:
 def is_te_min_version(version: str, check_equality: bool = True) -> bool:
     """Return whether the interface of the roles is that of this version or a newer one."""
     return Version(version) <= _VERSION if check_equality else Version(version) < _VERSION
+
+
+@wrapper
+def shard_linear_layers_with_theirs(initialize: Function, *args: Any, **kwargs: Any) -> None:
+    """``TorchFullyShardedDataParallel.__init__``: linear layers are sharded with their transformer layer, as local ones are.
+
+    FSDP2 cannot shard a module within a sharded one, and the roles are subclasses of a class that Megatron has it shard.
+    """
+    bound = signature(initialize).bind(*args, **kwargs)
+    bound.apply_defaults()
+    sharded = bound.arguments["sub_modules_to_wrap"]
+    bound.arguments["sub_modules_to_wrap"] = {kind for kind in sharded if kind is not tensor_parallel.ColumnParallelLinear}
+    initialize(*bound.args, **bound.kwargs)
 
 
 cpu_offload: Final = SimpleNamespace(CPUOffloadEnabled=False)

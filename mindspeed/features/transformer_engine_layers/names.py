@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from inspect import unwrap
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
@@ -117,7 +118,7 @@ class RoleNames:
         members = [
             member for value in own for member in ([value, *vars(value).values()] if isinstance(value, type) else [value])
         ]
-        for function in members:
+        for function in map(unwrap, members):
             values = function.__defaults__ if isinstance(function, FunctionType) else None
             if values and any(isinstance(value, type) and value in classes for value in values):
                 self._defaults.append((function, values))

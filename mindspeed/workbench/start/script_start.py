@@ -29,6 +29,8 @@ _FILES: Final = (
 """Arguments of what a start does not have: data, tokenizers, checkpoints and logs."""
 _DEVICES: Final = (
     *("defer_embedding_wgrad_compute", "wgrad_deferral_limit", "fp8", "fp8_param_gather", "fp4", "fp4_param_gather"),
+    *("tp_comm_overlap", "tp_comm_overlap_cfg"),
+    *("enable_cuda_graph", "external_cuda_graph", "cuda_graph_impl", "cuda_graph_scope"),
     *("fine_grained_activation_offloading", "offload_modules", "test_mode", "check_weight_hash_across_dp_replicas_interval"),
 )
 """Arguments of what needs a device's kernels, contents of tensors or other ranks: a start cannot run it."""

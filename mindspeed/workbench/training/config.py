@@ -79,6 +79,17 @@ class TrainConfig(BaseModel):
     )
     async_save: bool = Field(False, description="Continue training while a checkpoint is written from copies of the tensors")
     keep: int = Field(2, ge=1, description="Number of checkpoints to keep, newest first")
+    local_save: str | None = Field(
+        None,
+        description="Folder on a disk of each node for further checkpoints, of which the newest is kept. --auto-resume "
+        "continues from it on the same ranks (needs nvidia-resiliency-ext)",
+    )
+    local_save_interval: int = Field(10, ge=1, description="Number of steps between two checkpoints in the --local-save folder")
+    remote: str | None = Field(
+        None,
+        description="Folder in object storage, such as s3://bucket/job, to which each checkpoint is copied. --auto-resume "
+        "fetches the newest one if the run folder does not have it",
+    )
     eval_interval: int | None = Field(
         None, ge=1, description="Number of steps between two evaluations (default: only one at the end)"
     )
@@ -96,11 +107,11 @@ class TrainConfig(BaseModel):
 OPERATION: Final = frozenset(
     {
         *("run", "log_interval", "save_interval", "async_save", "keep", "eval_interval", "eval_iters"),
-        *("prompt", "sample_tokens", "top_k"),
+        *("local_save", "local_save_interval", "remote", "prompt", "sample_tokens", "top_k"),
     }
 )
 """Fields that change no number of the training."""
-_PATHS: Final = frozenset({"run", "data", "tokenizer"})
+_PATHS: Final = frozenset({"run", "data", "tokenizer", "local_save"})
 """Fields that may differ between nodes; the content of the data counts instead."""
 
 

@@ -37,8 +37,9 @@ JOB_VARIABLE: Final = "MINDSPEED_TRAIN"
 class Job:
     """Hold the values that every process of a run needs.
 
-    ``checkpoint`` is the folder to continue from, or empty; ``request`` the text of the job file that makes this job
-    again; ``notes`` are sentences about what the job does otherwise than the run that it continues.
+    ``checkpoint`` is the folder to continue from, or empty; with ``auto_resume`` a newer state that the nodes have kept comes
+    first. ``request`` is the text of the job file that makes this job again; ``notes`` are sentences about what the job does
+    otherwise than the run that it continues.
     """
 
     plan: ActivationPlan
@@ -48,6 +49,7 @@ class Job:
     checkpoint: str = ""
     request: str = ""
     notes: tuple[str, ...] = ()
+    auto_resume: bool = False
 
     def source(self) -> DataSource:
         """The data, checked again by the process that opens it."""
@@ -105,11 +107,13 @@ def make_job(
     environment: Environment,
     resume: str | None = None,
     step: int | None = None,
+    auto_resume: bool = False,
 ) -> Job:
     """Make the job of a request.
 
     ``layers`` and ``train`` go from low to high; ``train`` maps a source to the values that it gives. ``resume`` is the
-    folder of a run: its job file comes lowest, and its checkpoint of ``step``, else its newest, is loaded.
+    folder of a run: its job file comes lowest, and its checkpoint of ``step``, else its newest, is loaded. With ``auto_resume``
+    a newer state that the nodes have kept is loaded instead.
     Raises ResolutionError with everything that is wrong with features, values, data, checkpoint and installation.
     """
     problems = CollectedProblems()
@@ -141,7 +145,7 @@ def make_job(
     problems += _folder_problems(run, resume)
     if plan and data:
         request = request_text.job_file(layers, train)
-        job = Job(plan, config, run, data.index.prefix, str(checkpoint or ""), request, tuple(notes))
+        job = Job(plan, config, run, data.index.prefix, str(checkpoint or ""), request, tuple(notes), auto_resume)
         problems += enough_data(data, config.held_out, plan.world.seq_length)
         if checkpoint and resume:
             problems += _checkpoint_problems(job, checkpoint, resume, problems)
@@ -182,7 +186,7 @@ def _folder_problems(run: str, resume: str | None) -> list[Problem]:
     """MS603 for a run folder that cannot be made or read, and MS602 for one that another run is in."""
     if "://" in run:
         text = f"the run folder {run} is not in a file system, and mindspeed pretrain does not write to object storage"
-        fix = "mount the storage on every node, and give --run its mounted folder"
+        fix = f"mount the storage on every node, or --run FOLDER --remote {run}, which copies each checkpoint there"
         return [Problem("MS603", text, where=run, fix=advice(fix))]
     try:
         reason = why_unwritable(Path(run))
@@ -201,7 +205,7 @@ def write_job(job: Job, folder: str | Path | None = None) -> dict[str, str]:
         folder.mkdir(parents=True, exist_ok=True)
         registry.write_plan(job.plan, folder / "plan.json")
         replace_text(folder / checkpoints.REQUEST, job.request)
-        fields = {name: getattr(job, name) for name in ("run", "data", "checkpoint", "request")}
+        fields = {name: getattr(job, name) for name in ("run", "data", "checkpoint", "request", "auto_resume")}
         process = json.dumps({"config": job.config.model_dump(), **fields}, indent=2) + "\n"
         replace_text(folder / "process.json", process)
     except OSError as error:

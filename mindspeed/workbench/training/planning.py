@@ -20,6 +20,7 @@ from mindspeed.problems import Fix, MindSpeedError, Problem, ResolutionError
 from mindspeed.workbench.lint.configuration_rules import installed_rules, rule_problems
 from mindspeed.workbench.training import configurations, shape
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig, train_config
+from mindspeed.workbench.training.storage import storage_problems
 
 
 class RunRequest(NamedTuple):
@@ -66,7 +67,7 @@ def plan_run(request: RunRequest) -> tuple[ActivationPlan | None, list[Problem]]
         return _judged(request._replace(job=job), suggestions)[1]
 
     plan, problems = _judged(request, "declared")
-    return plan, with_tried_fixes(problems, request.job, problems_of)
+    return plan, [*storage_problems(request.config), *with_tried_fixes(problems, request.job, problems_of)]
 
 
 def _judged(request: RunRequest, suggestions: Suggestions) -> tuple[ActivationPlan | None, list[Problem]]:

@@ -75,8 +75,10 @@ class Saver:
         return bool(self._queue.get_num_unfinalized_calls())
 
     def save(self, state: TrainerState) -> None:
-        """Save the state; with ``async_save`` return as soon as it is copied, else when the checkpoint is complete."""
-        self.finish()
+        """Save the state; with ``async_save`` return as soon as it is copied, else when the checkpoint is complete.
+
+        The checkpoint before must be complete.
+        """
         self._step = state.step
         partial = partial_path(checkpoint_path(self._job.run, state.step))
         with self._named_failures():
@@ -84,14 +86,14 @@ class Saver:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
             dist.barrier()
-            _start_adam(state.optimizer)
+            start_adam(state.optimizer)
             with gathered(state.chunks), children_without(SAVING_SIGNALS):
                 if self._job.config.async_save:
-                    request = dist_checkpointing.save(_state_dict(state), str(partial), async_sharded_save=True)
+                    request = dist_checkpointing.save(state_dict(state), str(partial), async_sharded_save=True)
                     request.add_finalize_fn(partial_function(self._complete, state.step, state.samples))
                     self._queue.schedule_async_request(request)
                     return
-                dist_checkpointing.save(_state_dict(state), str(partial))
+                dist_checkpointing.save(state_dict(state), str(partial))
             self._complete(state.step, state.samples)
             dist.barrier()
 
@@ -142,7 +144,7 @@ def load(job: Job, state: TrainerState, source: DataSource) -> list[str]:
         raise RunError([problem])
     _require_undamaged(checkpoint)
     try:
-        wanted = _state_dict(state, is_loading=True, with_random=same_layout, without_data=_new_features(job, record))
+        wanted = state_dict(state, is_loading=True, with_random=same_layout, without_data=_new_features(job, record))
         if other := comparable(manifest.model, job.model)[-1]:
             sharded_state = {key: wanted[key] for key in (*(key for key, _ in _model_keys(state)), "optimizer")}
             if "layers" in job.model:
@@ -159,6 +161,19 @@ def load(job: Job, state: TrainerState, source: DataSource) -> list[str]:
             f"with the output of mindspeed checkpoint inspect {checkpoint}"
         )
         raise RunError([Problem("MS602", text, where=str(checkpoint), fix=advice(fix))]) from error
+    state.step, state.samples = manifest.step, manifest.samples
+    put_state(job, state, loaded)
+    if not same_layout:
+        tensor_parallel.model_parallel_cuda_manual_seed(job.config.seed + manifest.step, force_reset_rng=True)
+        notes.append("the layout differs from the checkpoint's, so dropout draws different random numbers from this step on")
+    if not source.is_that_of(manifest.data):
+        state.samples = 0
+        notes.append("the data differs from the checkpoint's, so it is read from the beginning")
+    return notes
+
+
+def put_state(job: Job, state: TrainerState, loaded: dict[str, Any]) -> None:
+    """Put what was loaded into model, optimizer, schedule, generators and features."""
     for key, chunk in _model_keys(state):
         chunk.load_state_dict(loaded[key])
     _complete_steps(loaded["optimizer"])
@@ -166,18 +181,10 @@ def load(job: Job, state: TrainerState, source: DataSource) -> list[str]:
     for group in state.optimizer.param_groups:  # a rate that is given anew wins over the checkpoint's
         group["max_lr"], group["min_lr"] = job.config.lr, job.config.min_lr
     state.scheduler.load_state_dict(loaded["scheduler"])
-    state.step, state.samples = manifest.step, manifest.samples
-    if same_layout:
+    if "random" in loaded:
         _set_random_state(loaded["random"])
-    else:
-        tensor_parallel.model_parallel_cuda_manual_seed(job.config.seed + manifest.step, force_reset_rng=True)
-        notes.append("the layout differs from the checkpoint's, so dropout draws different random numbers from this step on")
-    if not source.is_that_of(manifest.data):
-        state.samples = 0
-        notes.append("the data differs from the checkpoint's, so it is read from the beginning")
     for feature, extra in loaded.get("extra", {}).items():
         session.tell("load_extra", feature, state=state, data=extra)
-    return notes
 
 
 def _new_features(job: Job, record: CheckpointManifest | None) -> tuple[str, ...]:
@@ -186,9 +193,10 @@ def _new_features(job: Job, record: CheckpointManifest | None) -> tuple[str, ...
     return tuple(name for name in job.plan.names if name not in saved)
 
 
-def _state_dict(
+def state_dict(
     state: TrainerState, is_loading: bool = False, with_random: bool = True, without_data: Collection[str] = ()
 ) -> dict[str, Any]:
+    """Return what a checkpoint contains, or, if one ``is_loading``, what is read of it."""
     metadata = {
         "chained_optim_avoid_prefix": True,
         "singleton_local_shards": False,
@@ -224,7 +232,7 @@ def _require_undamaged(checkpoint: Path) -> None:
         raise RunError([damaged(checkpoint, reasons)])
 
 
-def _start_adam(optimizer: Any) -> None:
+def start_adam(optimizer: Any) -> None:
     """Give moments of zero, at step 0, to an Adam that has not stepped yet; a checkpoint must hold what loading expects."""
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
         adam = part.optimizer

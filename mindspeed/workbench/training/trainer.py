@@ -8,7 +8,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from mindspeed.megatron.training_hook_wrappers import step_metrics
 from mindspeed.problems import Fix, Problem, RunError
 from mindspeed.workbench.training import configurations, saving
 from mindspeed.workbench.training.batches import Batches, build_datasets, largest, over_ranks, run_schedule
-from mindspeed.workbench.training.checkpoints import checkpoint_path, saved_steps
+from mindspeed.workbench.training.checkpoints import checkpoint_path, saved_steps, step_of
 from mindspeed.workbench.training.config import TrainConfig
 from mindspeed.workbench.training.data_source import DataSource
 from mindspeed.workbench.training.evaluation import generate, held_out_loss, unigram_entropy
@@ -35,6 +35,10 @@ from mindspeed.workbench.training.job import Job, write_job
 from mindspeed.workbench.training.loss_guard import LIMIT, Action, LossGuard
 from mindspeed.workbench.training.reporting import RESULT, Reporter
 from mindspeed.workbench.training.run_folder import hold_folder
+from mindspeed.workbench.training.storage import RemoteCopies
+
+if TYPE_CHECKING:
+    from mindspeed.workbench.training.local_saving import LocalSaver
 
 
 def build_model(world: World, config: TrainConfig) -> list[DistributedDataParallel]:
@@ -56,6 +60,13 @@ def build_optimizer(chunks: list[DistributedDataParallel], world: World, config:
     shape.grad_scale_func = optimizer.scale_loss
     gpt.connect(chunks)
     return optimizer
+
+
+def local_saver(job: Job, data: str) -> LocalSaver:
+    """Return what writes the state to the disks of the nodes, whose package is imported only then."""
+    from mindspeed.workbench.training.local_saving import LocalSaver
+
+    return LocalSaver(job, data)
 
 
 def build_scheduler(optimizer: Any, config: TrainConfig) -> OptimizerParamScheduler:
@@ -95,6 +106,9 @@ def train(job: Job) -> dict[str, Any]:
 class Trainer:
     """A run on this rank."""
 
+    local: LocalSaver | None = None
+    copies: RemoteCopies | None = None
+
     def __init__(self, job: Job, source: DataSource) -> None:
         self.job, self.config, self.source = job, job.config, source
         world = job.plan.world
@@ -102,7 +116,9 @@ class Trainer:
         chunks = build_model(world, self.config)
         optimizer = build_optimizer(chunks, world, self.config)
         self.state = saving.TrainerState(chunks, optimizer, build_scheduler(optimizer, self.config))
-        notes = saving.load(job, self.state, source) if job.checkpoint else []
+        if self.config.local_save is not None:
+            self.local = local_saver(job, source.identity)
+        notes = self._load(job.checkpoint)
         if dist.get_rank() == 0:  # not before the checkpoint is loaded: a run whose resume fails stays as it was
             write_job(job)
             (Path(job.run) / RESULT).unlink(missing_ok=True)
@@ -110,7 +126,6 @@ class Trainer:
         self.train_batches, self.held_out_batches = (
             Batches(dataset, world.micro_batch_size, world.global_batch_size, self.config.seed) for dataset in datasets
         )
-        self.saved = self.state.step
         self.saver = saving.Saver(job, source.identity)
         self.guard = LossGuard(self.config, scales_loss=world.dtype == "fp16")
         self.stop = StopRequest()
@@ -122,9 +137,18 @@ class Trainer:
             self.reporter = Reporter(Path(job.run), self.state.step, self.config.train_iters, tokens, self.config.log_interval)
             for note in notes:
                 self.reporter.note(note)
+            if self.config.remote is not None:
+                self.copies = RemoteCopies(self.config.remote, self.config.keep, self.reporter.note)
             if (active := session.current()) is not None:
                 active.proof.path = Path(job.run) / REPORT
                 active.proof.say = self.reporter.note
+
+    def _load(self, checkpoint: str) -> list[str]:
+        """Continue from a checkpoint of the run, or from the local one of the nodes where that is newer; collective."""
+        self.saved = step_of(Path(checkpoint)) if checkpoint else 0
+        if self.local is not None and self.local.newest() > self.saved:
+            return [self.local.load(self.state, self.source)]
+        return saving.load(replace(self.job, checkpoint=checkpoint), self.state, self.source) if checkpoint else []
 
     def run(self) -> dict[str, Any]:
         """Train, save and evaluate; after one of `SAVING_SIGNALS` only save."""
@@ -135,6 +159,10 @@ class Trainer:
             if self.state.step != self.saved:
                 self._save()
             self._finish_saving()
+            if self.local is not None:
+                self.local.remove()
+            if self.copies is not None:
+                self.copies.finish()
             result = self._result()
             session.enter(None)
             if self.reporter is not None:
@@ -169,14 +197,13 @@ class Trainer:
             raise self._unusable(
                 f"{self.guard.rejected} steps up to step {step} were rejected without a usable one between them"
             )
-        if action == "rollback" and not steps:
+        if action == "rollback" and not steps and (self.local is None or self.local.newest() < 0):
             raise self._unusable(f"the loss of step {step} is {loss:g}, and there is no checkpoint to return to")
         if action == "rollback":
             samples = self.state.samples
             self.state.scheduler = build_scheduler(self.state.optimizer, self.config)
-            checkpoint = str(checkpoint_path(self.job.run, steps[-1]))
-            saving.load(replace(self.job, checkpoint=checkpoint), self.state, self.source)
-            self.state.samples, self.saved = samples, self.state.step
+            self._load(str(checkpoint_path(self.job.run, steps[-1])) if steps else "")
+            self.state.samples = samples
         if self.reporter is not None:
             self.reporter.rejected(step, loss, action, after=self.state.step)
 
@@ -186,12 +213,17 @@ class Trainer:
             self._finish_saving(wait=False)
             if config.save_interval and step % config.save_interval == 0:
                 self._save()
+            elif self.local is not None and step % config.local_save_interval == 0:
+                with session.around("around_save", step=step):
+                    self.local.save(self.state)
             has_time = step < config.train_iters and not self.interrupted
             if config.eval_interval and step % config.eval_interval == 0 and has_time:
                 self._evaluate()
 
     def _save(self) -> None:
         self._finish_saving()
+        if self.copies is not None:  # the checkpoint that is being copied may be the next one that is removed
+            self.copies.finish()
         with session.around("around_save", step=self.state.step):
             self.saver.save(self.state)
         self.saved = self.state.step
@@ -207,6 +239,8 @@ class Trainer:
     def _note_saved(self) -> None:
         if self.reporter is not None:
             self.reporter.note(f"step {self.saved}/{self.config.train_iters}  saved")
+        if self.copies is not None:
+            self.copies.add(checkpoint_path(self.job.run, self.saved))
 
     def _agree_to_stop(self) -> bool:
         """Return whether a signal has asked any rank to stop; collective."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from mindspeed.features.resiliency.feature import ResiliencyArgs
 from mindspeed.features.resiliency.heartbeat import Heartbeat
@@ -148,3 +149,17 @@ def test_a_rollback_returns_to_the_newest_checkpoint_and_goes_on_behind_the_data
     steps = [row["step"] for row in rows if "loss" in row]
     assert steps == [1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10]
     assert [row["step"] for row in rows if "action" in row] == [7]
+
+
+def test_the_only_rank_of_a_job_is_the_slowest_and_asks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeat = Heartbeat()
+    with heartbeat.section("step"), heartbeat.section("forward"):
+        pass
+    assert heartbeat.slowest_rank() == {}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(dist, "all_reduce", lambda *_: pytest.fail("a collective of one rank"))
+        heartbeat.add_work(0.5)
+        assert heartbeat.slowest_rank() == {"slowest_rank": 0, "slowest_seconds": 0.5}
+    finally:
+        dist.destroy_process_group()

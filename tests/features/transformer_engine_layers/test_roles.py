@@ -410,3 +410,20 @@ def test_experts_have_no_fused_operations(experts: int | None, fused: bool) -> N
     made.use_transformer_engine_op_fuser = True  # a field since Megatron 0.18
     without_kernels(made)
     assert made.use_transformer_engine_op_fuser is fused
+
+
+def test_fsdp2_shards_the_layers_and_computes_the_same() -> None:
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.distributed.torch_fully_sharded_data_parallel import TorchFullyShardedDataParallel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+    made = config(transformer_impl="transformer_engine", hidden_dropout=0, attention_dropout=0)
+    layer = TransformerLayer(made, get_gpt_layer_with_transformer_engine_spec().submodules)
+    x = torch.randn(4, 1, HIDDEN)
+    expected = layer(x)[0]
+    sharded = TorchFullyShardedDataParallel(made, DistributedDataParallelConfig(), torch.nn.Sequential(layer))
+    found = sharded(x)[0]
+    assert torch.equal(found, expected)
+    found.sum().backward()
+    assert all(type(parameter.grad).__name__ == "DTensor" for parameter in sharded.module.parameters())

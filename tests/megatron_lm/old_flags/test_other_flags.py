@@ -40,6 +40,21 @@ def test_no_flag_has_two_rows_and_none_is_megatrons_own():
     assert not set(names) & surface("0.16.1").by_option.keys()
 
 
+def test_flags_of_high_availability_are_left_out_with_their_reason():
+    flags = (
+        "--enable-high-availability --enable-hbmfault-repair --enable-worker-reboot --distributed-optimizer-no-replica "
+        "--enable-elastic-training --enable-optimizer-state-local-copy"
+    )
+    made = words_of([*flags.split(), "--lr", "1"], KNOWN)
+    assert (made.words, made.problems) == (["--lr", "1"], [])
+    (left,) = made.left_out
+    assert left.message == (
+        f"{flags.replace(' ', ', ')} are skipped: mindspeed does not repair a running job from copies of the optimizer state; "
+        "start it again, and it continues from its last checkpoint. The feature resiliency with level=restart ends a job that "
+        "hangs, so that its launcher starts it again"
+    )
+
+
 def test_every_group_says_why_and_what_megatron_calls_it_exists():
     for group in flag_groups():
         assert bool(group.reason) != (group.kind == "megatron")

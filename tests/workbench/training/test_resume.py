@@ -235,7 +235,7 @@ def test_a_run_folder_that_cannot_be_read_is_one_problem(tmp_path: Path, text: s
 def test_the_written_job_names_what_a_process_needs(make_run: MakeRun) -> None:
     run = make_run(Layer("job file"))
     fields = json.loads((run / "process.json").read_text())
-    assert set(fields) == {"config", "run", "data", "checkpoint", "request"}
+    assert set(fields) == {"config", "run", "data", "checkpoint", "request", "auto_resume"}
 
 
 @pytest.mark.parametrize(
