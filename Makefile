@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start a thousand processes, which read compiled modules 0.2 s faster
 
-.PHONY: train test ops test-long test-changed test-versions test-hybrid test-engine-layers test-backends test-clients test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench compare docs pages site release changelog clean
+.PHONY: train test ops test-long test-changed test-versions test-hybrid test-engine-layers test-backends test-clients test-trainers test-pythons releases feature test-triton test-npu-contract test-deepspeed lint bench compare docs pages site release changelog clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -65,6 +65,15 @@ build/clients/installed: $(CLIENTS) | $(VENV)/installed
 
 test-clients: build/clients/installed  ## packages that build Transformer Engine's layers, and the frameworks in MINDSPEED_CONSUMERS
 	MINDSPEED_CLIENTS=build/clients $(BIN)/python -m pytest -q -m long $(addprefix tests/features/transformer_engine_layers/,test_clients.py test_frameworks.py)
+
+TRAINERS := tests/nn/trainers.txt
+
+build/trainers/installed: $(TRAINERS) | $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) -r $(TRAINERS)
+	touch $@
+
+test-trainers: build/trainers/installed  ## the examples with transformers, Accelerate and torchtitan
+	MINDSPEED_TRAINERS=build/trainers $(BIN)/python -m pytest -q -m long tests/nn/test_other_trainers.py
 
 PYTHONS := 3.10 3.12 3.13
 MINDSPEED_PYTHONS ?= build/pythons

@@ -10,8 +10,8 @@ from mindspeed._version import __version__
 from mindspeed.cli.lazy import Group, Main
 
 VERBS: Final = (
-    *("features", "check", "bugs", "run", "pretrain", "explain", "doctor", "memory", "tune", "profile", "checkpoint"),
-    *("lock", "preflight", "data", "ops"),
+    *("features", "check", "bugs", "run", "pretrain", "explain", "doctor", "memory", "tune", "compare", "profile"),
+    *("checkpoint", "lock", "preflight", "data", "ops"),
     *("patches", "schedule", "docs"),
 )
 """In the order of the help; each is a command in a module of its name, but for those of `_ELSEWHERE`."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +19,9 @@ from mindspeed.megatron import model_class
 from mindspeed.megatron.parsed_arguments import problems_of_job, refused_values, unsupported_arguments
 from mindspeed.plugins.patches import Function, wrapper
 from mindspeed.problems import MindSpeedError, RunError
+
+_LOSSES: Final = {"lm loss": "loss"}
+"""Names of Megatron-LM's losses that have another name in a log of mindspeed."""
 
 
 @dataclass(slots=True)
@@ -107,16 +112,29 @@ def train_step(
     The numbers of the hook ``step_metrics`` join the losses that it returns first, which Megatron-LM has on the ranks that
     log.
     """
-    if session.current() is None:
+    if (active := session.current()) is None:
         return original(forward, data, model, optimizer, scheduler, *rest, **kwargs)
     state = LoopState(list(model), optimizer, scheduler, _steps_done())
+    start = time.perf_counter()
     with session.around("around_train_step", state=state):
         result = original(forward, data, model, optimizer, scheduler, *rest, **kwargs)
     state.step += 1
     numbers = step_metrics(state)
-    if numbers and isinstance(result, tuple) and isinstance(result[0], dict) and result[0]:
+    if isinstance(result, tuple) and isinstance(result[0], dict) and result[0]:
+        if active.manager.owners("log_metrics"):
+            _log_step(state.step, result[0], numbers, start)
         result[0].update(_as_losses(numbers))
     return result
+
+
+def _log_step(step: int, losses: Mapping[str, Any], numbers: Mapping[str, float], start: float) -> None:
+    """Hand the row of a step to features, on the last rank, as Megatron-LM logs there; reading the losses ends the step."""
+    import torch.distributed as dist
+
+    if dist.get_rank() == dist.get_world_size() - 1:
+        row = {_LOSSES.get(name, name): float(loss) for name, loss in losses.items()}
+        row["seconds"] = time.perf_counter() - start
+        session.call("log_metrics", step=step, metrics={**row, **numbers})
 
 
 def step_metrics(state: Any) -> dict[str, float]:

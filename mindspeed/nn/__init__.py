@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mindspeed.nn.dense_attention import Attention as Attention
     from mindspeed.nn.dense_attention import alibi_slopes as alibi_slopes
     from mindspeed.nn.dense_attention import attention as attention
+    from mindspeed.nn.hugging_face import transformers_attention as transformers_attention
     from mindspeed.nn.linear import ColumnParallelLinear as ColumnParallelLinear
     from mindspeed.nn.linear import RowParallelLinear as RowParallelLinear
     from mindspeed.nn.loss import LinearCrossEntropyLoss as LinearCrossEntropyLoss
@@ -36,6 +37,7 @@ _MODULES: Final = {
     "RowParallelLinear": "linear",
     "SwiGLU": "activation",
     "TopKRouter": "moe",
+    "transformers_attention": "hugging_face",
 }
 """The submodule of each public name."""
 

@@ -128,7 +128,7 @@ _listeners: list[CollectiveTraffic] = []
 
 @contextmanager
 def traffic() -> Iterator[CollectiveTraffic]:
-    """Count the collectives of this process while the block runs. Needs an active cpu-platform plan."""
+    """Count the collectives of this process while the block runs, if the active plan wraps them by `counted`."""
     counted = CollectiveTraffic()
     _listeners.append(counted)
     try:

@@ -98,6 +98,8 @@ class Capability:
     """The holder takes a mask that is not causal from `mindspeed.context_parallel.attention_mask`."""
     PREDICTION_REPORT = "prediction-report"
     """The holder compares steps with a prediction: settings ``predicted_seconds``, and ``prediction``, the file of a search."""
+    STEP_COSTS = "step-costs"
+    """The feature logs `costs` of each step. Its setting ``file`` names the log of a run of Megatron-LM, which has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PROJECT: Final = "mindspeed"
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
-Caller = Literal["plan", "planner", "session", "megatron-core", "training loop", "pretrain"]
+Caller = Literal["plan", "planner", "session", "megatron-core", "training loop"]
 """The program that calls a hook."""
 
 Answers = Literal["none", "each", "chained", "one", "merged"]
@@ -335,11 +335,12 @@ class TrainHooks:
         and omits means of 0 or less.
         """
 
-    @hook(HookFacts("pretrain", "step"))
+    @hook(HookFacts("training loop", "step"))
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log numbers of a step, by name, such as the loss and those of `step_metrics`, or of an evaluation after it.
 
-        Called on rank 0 of `mindspeed pretrain` after each step, and after each evaluation. Megatron-LM has other loggers.
+        Called on rank 0 of `mindspeed pretrain` after each step, and after each evaluation. With Megatron-LM it is called on
+        the last rank after each step, with ``loss``, ``seconds`` and the other losses.
         """
 
 

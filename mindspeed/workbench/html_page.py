@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import starmap
 from typing import Final
 
 _STYLE: Final = """\
-:root { color-scheme: light dark; --line: #8885; --bar: #4a7fd6; }
+:root { color-scheme: light dark; --line: #8885; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 section > div { overflow-x: auto; }
 table { border-collapse: collapse; }
@@ -15,10 +16,11 @@ td, th { border-bottom: 1px solid var(--line); padding: .2rem .8rem .2rem 0; tex
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 .bar { display: flex; height: 1.1rem; background: #8882; } .bar span { height: 100%; }
 .c0 { background: #4a7fd6; } .c1 { background: #d6804a; } .c2 { background: #5a9e5a; } .c3 { background: #a05ab0; }
+.l0 { stroke: #4a7fd6; } .l1 { stroke: #d6804a; } .l2 { stroke: #5a9e5a; } .l3 { stroke: #a05ab0; }
 .ranks td { border: 1px solid var(--line); padding: .3rem .5rem; vertical-align: top; font-size: .85em; }
 svg[viewBox] { max-width: 100%; height: auto; }"""
 COLOURS: Final = 4
-"""Colours of the parts of a bar."""
+"""Colours of the parts of a bar, and of the lines of a chart."""
 
 
 def page(title: str, *parts: str) -> str:
@@ -68,19 +70,27 @@ def legend(names: Sequence[str]) -> str:
     return f"<p>{''.join(items)}</p>"
 
 
-def chart(points: Sequence[tuple[float, float]], label: str, width: int = 720, height: int = 220) -> str:
-    """A line through points as SVG, with the least and the largest value on its axis."""
-    if len(points) < 2:
+def chart(lines: Mapping[str, Sequence[tuple[float, float]]], label: str, width: int = 720, height: int = 220) -> str:
+    """Lines through points as one SVG, with the least and the largest value on its axis, and a legend for several lines."""
+    lines = {name: points for name, points in lines.items() if len(points) > 1}
+    if not lines:
         return paragraph(f"{label}: too few points for a line")
-    (low, high), (least, most) = ((min(values), max(values)) for values in zip(*points, strict=True))
-    across, up = (high - low) or 1, (most - least) or 1
-    places = (f"{50 + (x - low) / across * (width - 60):.1f},{10 + (most - y) / up * (height - 40):.1f}" for x, y in points)
+    across, up = zip(*(point for points in lines.values() for point in points), strict=True)
+    (low, high), (least, most) = (min(across), max(across)), (min(up), max(up))
+    wide, tall = (high - low) or 1, (most - least) or 1
+
+    def place(x: float, y: float) -> str:
+        return f"{50 + (x - low) / wide * (width - 60):.1f},{10 + (most - y) / tall * (height - 40):.1f}"
+
     texts = (
         f'<text x="2" y="16">{most:.4g}</text><text x="2" y="{height - 28}">{least:.4g}</text>'
         f'<text x="50" y="{height - 6}">{low:g}</text><text x="{width - 60}" y="{height - 6}">{high:g}</text>'
     )
-    line = f'<polyline fill="none" stroke="var(--bar)" stroke-width="1.5" points="{" ".join(places)}"/>'
-    return (
+    drawn = "".join(
+        f'<polyline class="l{number % COLOURS}" fill="none" stroke-width="1.5" points="{" ".join(starmap(place, points))}"/>'
+        for number, points in enumerate(lines.values())
+    )
+    return (legend(list(lines)) if len(lines) > 1 else "") + (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" aria-label="{escape(label)}" fill="currentColor" '
-        f'font-size="11">{line}{texts}</svg>'
+        f'font-size="11">{drawn}{texts}</svg>'
     )

@@ -81,5 +81,5 @@ def test_text_is_escaped_and_numbers_stand_to_the_right():
 
 def test_a_bar_has_the_shares_of_its_parts_and_a_line_its_ends():
     assert 'style="width:25.00%" title="weights: 1.0"' in bar([("weights", 1.0)], 4.0)
-    assert 'points="50.0,190.0 710.0,10.0"' in chart([(1, 2.0), (3, 4.0)], "loss")
-    assert chart([(1, 2.0)], "loss") == "<p>loss: too few points for a line</p>"
+    assert 'points="50.0,190.0 710.0,10.0"' in chart({"a": [(1, 2.0), (3, 4.0)]}, "loss")
+    assert chart({"a": [(1, 2.0)]}, "loss") == "<p>loss: too few points for a line</p>"

@@ -18,6 +18,7 @@ PUBLIC = (
     "mindspeed.megatron.module_specs",
     "mindspeed.problems",
     "mindspeed.files.cache_folder",
+    "mindspeed.files.step_log",
     "mindspeed.platforms.host_copy",
     "mindspeed.plugins.active",
     "mindspeed.plugins.conditions",

@@ -112,7 +112,8 @@ def own_trainers(catalog: Catalog) -> list[list[str]]:
     """Return the table of the import lines and reasons of all features that have one."""
     about = (
         "Modules, optimizers and functions of plain torch: no plan, no Megatron, nothing is patched. [Quickstart: your own "
-        "trainer](quickstart-own-trainer.md) shows a loop that uses them."
+        "trainer](quickstart-own-trainer.md) shows a loop that uses them, and examples with the Hugging Face `Trainer`, "
+        "Accelerate and torchtitan."
     )
     rows = [
         (

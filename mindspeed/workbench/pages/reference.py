@@ -62,7 +62,6 @@ CALLERS: Final[dict[Caller, str]] = {
     "megatron-core": "megatron-core: every script that trains on it, also a plain one under `mindspeed run`",
     "training loop": "a training loop: `mindspeed pretrain`, Megatron-LM's, and `features verify`, which writes no checkpoint; "
     "a script with a loop of its own calls it through `mindspeed.engine.runtime.session`",
-    "pretrain": "`mindspeed pretrain` and `features verify`",
 }
 """The programs that call hooks."""
 

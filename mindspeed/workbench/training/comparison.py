@@ -19,10 +19,10 @@ from mindspeed.engine.planning.checkpoint_state import read_record
 from mindspeed.engine.planning.fingerprint import KINDS, Content, diff, installed_versions, kind_of, plan_facts
 from mindspeed.engine.planning.lock import read_lock
 from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
+from mindspeed.files.step_log import LOG, read_log
 from mindspeed.job.megatron_arguments import world_of
 from mindspeed.problems import Fix, MindSpeedError, Problem, RunError
 from mindspeed.workbench.training.checkpoints import COMMON, MANIFEST, UNREADABLE, checkpoint_at, read_manifest, saved_steps
-from mindspeed.workbench.training.reporting import LOG
 
 _SAFE: Final[Mapping[tuple[str, str], type]] = {
     ("argparse", "Namespace"): argparse.Namespace,
@@ -77,6 +77,9 @@ def saved_arguments(folder: Path) -> dict[str, Any] | None:
     arguments = saved.get("args") if isinstance(saved, dict) else None
     return dict(vars(arguments)) if isinstance(arguments, argparse.Namespace) else None
 
+
+PLAN: Final = "plan.json"
+"""The plan of a run of ``mindspeed pretrain``, in its folder."""
 
 _OF_TIME: Final = ("seconds",)
 """Numbers of a logged step that differ between equal runs."""
@@ -214,7 +217,7 @@ def _sources(plan: ActivationPlan) -> dict[str, str]:
 def _read_folder(folder: Path) -> JobSide:
     """Read a run, a checkpoint of ours or of Megatron-LM, or the newest one of a folder of either."""
     if (folder / LOG).is_file():
-        return _of_run(folder)
+        return side_of_run(folder)
     if saved_steps(folder) or (folder / TRACKER).is_file():
         folder = checkpoint_at(folder)
     if (folder / FEATURES).is_file() or (folder / MANIFEST).is_file():
@@ -222,10 +225,11 @@ def _read_folder(folder: Path) -> JobSide:
     return _of_megatron(folder)
 
 
-def _of_run(folder: Path) -> JobSide:
+def side_of_run(folder: Path) -> JobSide:
+    """Read the folder of a run of ``mindspeed pretrain``. Raises MindSpeedError for what is missing or damaged."""
     from mindspeed.registry import read_plan
 
-    plan = read_plan(folder / "plan.json")
+    plan = read_plan(folder / PLAN)
     facts = plan_facts(plan, None) | _options(folder / "process.json")
     if saved_steps(folder):
         record = read_record(checkpoint_at(folder))
@@ -246,11 +250,7 @@ def _options(path: Path) -> dict[str, str]:
 
 def _logged(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield the numbers of every step; a resumed run repeats steps, and the last entry wins. A torn last line is no step."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
+    for row in read_log(path):
         if "loss" in row:
             yield row.pop("step"), {name: value for name, value in row.items() if name not in _OF_TIME}
 

@@ -12,16 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mindspeed.engine.runtime import session
+from mindspeed.files.step_log import LOG, read_log, row
 from mindspeed.workbench.html_page import chart, page, section, table
 
-LOG: Final = "log.jsonl"
 FORMER_LOG: Final = "log-before.jsonl"
 """The log of a run in the same folder that ended before its first checkpoint."""
 RESULT: Final = "result.json"
@@ -69,8 +68,8 @@ class Reporter:
         ``seconds`` are those of the slowest rank, ``numbers`` those of features.
         """
         self._losses.append(loss)
-        row = {"loss": loss, "learning_rate": learning_rate, "gradient_norm": gradient, "seconds": seconds}
-        self._row(step, row, numbers)
+        own = {"loss": loss, "learning_rate": learning_rate, "gradient_norm": gradient, "seconds": seconds}
+        self._row(step, {**own, **numbers})
         if step % self.interval and step != self.last:
             if step == self._first:
                 self.note(f"step {step}/{self.last}  loss {loss:.4f}  took {seconds:.1f} s")
@@ -122,10 +121,10 @@ class Reporter:
         (self.run / PAGE).write_text(report_page(self.run, result, self.tokens), encoding="utf-8")
         (self.run / RESULT).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
-    def _row(self, step: int, row: Mapping[str, float | None], numbers: Mapping[str, float] = MappingProxyType({})) -> None:
-        """Write a row to the log of the run, and hand it to features that log elsewhere; ``numbers`` are those of features."""
-        self._log.write(json.dumps({"step": step, **row, **nested(numbers)}) + "\n")
-        metrics = {name: value for name, value in {**row, **numbers}.items() if value is not None}
+    def _row(self, step: int, numbers: Mapping[str, float | None]) -> None:
+        """Write a row to the log of the run, and hand it to features that log elsewhere."""
+        self._log.write(row(step, numbers))
+        metrics = {name: value for name, value in numbers.items() if value is not None}
         session.call("log_metrics", step=step, metrics=metrics)
 
     def _scalar(self, name: str, value: float | None, step: int) -> None:
@@ -146,25 +145,13 @@ def open_log(run: Path, first: int) -> TextIO:
     return path.open("a", encoding="utf-8")
 
 
-def nested(numbers: Mapping[str, float]) -> dict[str, Any]:
-    """Nest numbers by the dots of their names: ``{"a.b": 1}`` is ``{"a": {"b": 1}}``."""
-    tree: dict[str, Any] = {}
-    for name, value in numbers.items():
-        *path, last = name.split(".")
-        branch = tree
-        for part in path:
-            branch = branch.setdefault(part, {})
-        branch[last] = value
-    return tree
-
-
 def draw_losses(run: Path) -> None:
     """Draw ``loss.png`` from the log of a run, the steps before a resume included."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = [json.loads(line) for line in (run / LOG).read_text(encoding="utf-8").splitlines()]
+    rows = read_log(run / LOG)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel="loss (nats per token)")
     for key, label, style in (("loss", "training", "-"), ("heldout_loss", "held out", "o")):
@@ -181,7 +168,7 @@ def _clock(seconds: float) -> str:
 
 def report_page(run: Path, result: Mapping[str, Any], tokens: int) -> str:
     """The page of a run, from its log, its effects (if any were written) and its result; ``tokens`` are those of a step."""
-    rows = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = read_log(run / LOG)
     effects = run / "report.json"
     features = json.loads(effects.read_text(encoding="utf-8"))["features"] if effects.is_file() else []
     numbers = [(name, str(value)) for name, value in result.items() if name != "sample"]
@@ -194,7 +181,7 @@ def report_page(run: Path, result: Mapping[str, Any], tokens: int) -> str:
     return page(
         f"Run {run.name}",
         section("Result", table(("", ""), numbers)),
-        *(section(title, chart(found, title)) for title, found in charts.items() if found),
+        *(section(title, chart({title: found}, title)) for title, found in charts.items() if found),
         section("Effects of features", table(("feature", "sites, and whether they were reached"), reached)),
     )
 

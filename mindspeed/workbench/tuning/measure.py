@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import yaml
@@ -22,13 +22,13 @@ import yaml
 from mindspeed._version import __version__
 from mindspeed.engine.resolution.environment import installed_version
 from mindspeed.files.cache_folder import make_private, require_trusted
+from mindspeed.files.step_log import LOG, read_log
 from mindspeed.job import arithmetic
 from mindspeed.problems import Fix, Problem, RunError
+from mindspeed.workbench.training.run_numbers import WARM_UP
 from mindspeed.workbench.tuning.search import Configuration
 from mindspeed.workbench.tuning.time import PULL, Machine, exposed, relative_work
 
-WARM_UP: Final = 3
-"""Steps at the start of a run that do not count."""
 JobOf = Callable[[Configuration], Mapping[str, Any]]
 Say = Callable[[str], None]
 
@@ -180,6 +180,5 @@ def run_job(job: Mapping[str, Any], ranks: int, steps: int) -> float:
             text = f"a measured run of mindspeed tune ended with exit status {done.returncode}"
             fix = Fix.advise("check the lines above; --mode white predicts without measuring")
             raise RunError([Problem("MS604", text, chain=tuple(done.stderr.splitlines()[-8:]), fix=fix)])
-        rows = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-        seconds = [row["seconds"] for row in rows if "seconds" in row]
+        seconds = [row["seconds"] for row in read_log(run / LOG) if "seconds" in row]
         return float(statistics.median(seconds[WARM_UP:]))

@@ -1,0 +1,1 @@
+"""Measure the peak memory and the communicated bytes of training steps."""
