@@ -55,6 +55,13 @@ def test_a_word_that_no_field_knows_is_a_problem_with_a_line_to_copy(mindspeed):
     )
 
 
+def test_the_fix_of_a_wrong_value_in_a_job_file_mends_it(mindspeed, tmp_path):
+    (file := tmp_path / "job.yaml").write_text("world: {activation: siluu}\n")
+    done = mindspeed("features", "check", "-f", file, "swiglu", *LAPTOP)
+    assert (done.exit_code, done.stderr.splitlines()[1:]) == (1, ["  where: job file", "  fix: --activation silu"])
+    assert mindspeed("features", "check", "-f", file, "swiglu", "--activation", "silu", *LAPTOP).exit_code == 0
+
+
 def test_a_lock_of_the_trainer_has_its_values_and_preflight_finds_the_plan_agreement(mindspeed, tmp_path):
     file = tmp_path / "job.lock"
     assert mindspeed("lock", "-f", JOB, "--platform", "cpu", "--world-size", 2, "-o", file).exit_code == 0

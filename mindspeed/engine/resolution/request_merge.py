@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -62,7 +62,7 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
         merged.world["world_size"] = Value(environment.world_size, LAUNCH)
     if environment.engine:
         merged.world["engine_installed"] = Value(True, environment.source)
-    for layer in layers:
+    for number, layer in enumerate(layers, 1):
         if (sizes := _range_of(layer.world.get("world_size"))) is not None:
             merged.problems += _outside(sizes, environment.world_size, layer.source)
             layer = replace(layer, world={name: value for name, value in layer.world.items() if name != "world_size"})
@@ -80,7 +80,8 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
         merged.level = layer.level if layer.level is not None else merged.level
         merged.strict = layer.strict if layer.strict is not None else merged.strict
         merged.only = layer.only if layer.only is not None else merged.only
-        world, settings = _unify_size_spellings(layer, catalog, merged.problems)
+        overridden = {name for higher in layers[number:] for name, value in higher.world.items() if value is not None}
+        world, settings = _unify_size_spellings(layer, overridden, catalog, merged.problems)
         for name, value in world.items():
             if name == "world_size" and environment.world_size not in (None, value):
                 text = f"{layer.source} sets world size {value}, but the job of this process has {environment.world_size} ranks"
@@ -161,10 +162,10 @@ def _put(values: dict[str, Value], name: str, value: Any, layer: Layer) -> None:
 
 
 def _unify_size_spellings(
-    layer: Layer, catalog: Catalog, problems: list[Problem]
+    layer: Layer, overridden: Collection[str], catalog: Catalog, problems: list[Problem]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Fill in both spellings of a parallel size, ``--tp 2`` and ``tensor-parallel.size=2``, in values of one layer."""
-    world = _typed_world(layer, problems)
+    world = _typed_world(layer, overridden, problems)
     settings = {feature: dict(fields) for feature, fields in layer.settings.items()}
     for size, (owner, argument) in catalog.owners.items():
         if argument is None:
@@ -189,7 +190,8 @@ def _given(name: str, value: Any, layer: Layer) -> GivenValue:
     return GivenValue(name, value, layer.source, layer.option)
 
 
-def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
+def _typed_world(layer: Layer, overridden: Collection[str], problems: list[Problem]) -> dict[str, Any]:
+    """Return the fields of one layer; a wrong value is a problem unless a higher layer gives the field, too."""
     world = {}
     for name, value in layer.world.items():
         if value is None:
@@ -198,24 +200,24 @@ def _typed_world(layer: Layer, problems: list[Problem]) -> dict[str, Any]:
             fix = renames(name, near_names(name, FIELDS)) or (Fix.drop_field(name, layer.source),)
             problems.append(Problem("MS301", f"{name!r} is not a size or model option of a job", where=layer.source, fix=fix))
             continue
-        field = FIELDS[name]
+        field, told = FIELDS[name], [] if name in overridden else problems
         typed = field.typed(value)
         facts = (_given(name, value, layer),)
         if typed is None:
             text = f"{name} ({field.meaning}) is {brief(value)}, not {_KINDS[field.kind]}"
-            problems.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, _example(field)), facts=facts))
+            told.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, _example(field)), facts=facts))
         elif field.least is not None and not typed >= field.least:  # also not a number
             text = f"{name} is {value}, which is less than {field.least} ({field.meaning})"
-            problems.append(
+            told.append(
                 Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, field.least, or_more=True), facts=facts)
             )
         elif field.kind is int and typed > MOST:
             text = f"{name} is {brief(value)}, which is greater than {MOST} ({field.meaning})"
-            problems.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, _example(field)), facts=facts))
+            told.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, _example(field)), facts=facts))
         elif field.words and typed not in field.words:
             near = near_names(typed, field.words, number=1) or list(field.words)
             text = f"{name} is {brief(value)}, which is not one of {', '.join(field.words)}"
-            problems.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, near[0]), facts=facts))
+            told.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, near[0]), facts=facts))
         else:
             world[name] = typed
     return world
