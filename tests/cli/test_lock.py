@@ -217,7 +217,7 @@ def test_the_lock_of_a_training_command_holds_its_arguments(mindspeed, megatron_
     assert len(options) == 10
     assert (options["option lr"], options["option others"]) == ("0.0001", "--own 3")
     checked = mindspeed("check", "--platform", "cpu", "--static", "pretrain.sh")
-    assert checked.stdout.splitlines()[-1] == f"pretrain.sh:3: {verdict(lock.plan)}"
+    assert checked.stdout.splitlines()[-1] == f"pretrain.sh:4: {verdict(lock.plan)}"
 
 
 @pytest.mark.parametrize(
