@@ -48,6 +48,9 @@ def serve(connection: Connection[Answer, WorkerCall], log: Path) -> None:
         connection.send(Answer(outcome, time.process_time() - start, threads(), leftover()))
 
 
+_DEADLOCK: Final = "MS619"
+
+
 def threads() -> int:
     """Threads of this process, also those that Python did not start; 0 where the system does not tell."""
     return len(list(_TASKS.iterdir())) if _TASKS.exists() else 0
@@ -145,8 +148,16 @@ def _process_group(job: WorkerCall, backend: str) -> Iterator[None]:
     try:
         dist.barrier()  # a rank that fails at once would break the connections of one that is still making them
         yield
-    finally:
-        dist.destroy_process_group()
+    except BaseException as error:
+        if not _hangs(error):
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def _hangs(error: BaseException) -> bool:
+    """Return whether a backend's rules refuse a job: collectives of gloo then wait for one another, and groups cannot end."""
+    return isinstance(error, MindSpeedError) and any(problem.code == _DEADLOCK for problem in error.problems)
 
 
 @contextmanager
