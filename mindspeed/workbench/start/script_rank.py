@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, Final
 from unittest.mock import patch
 
 import torch
@@ -23,6 +23,10 @@ from mindspeed import registry
 from mindspeed.engine.planning.plan import plan_from_json
 from mindspeed.engine.runtime import session
 from mindspeed.workbench.verification.dry_run import fake_tensors
+
+_QUEUES: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
+_BLACKWELL: Final = 10
+"""The first compute capability at which tensor parallelism does not need a single hardware queue."""
 
 
 class Started(BaseException):
@@ -35,7 +39,7 @@ def start(script: str, words: Sequence[str], plan: Mapping[str, Any], environ: M
     ``environ`` has the variables that the command sets.
     """
     decoded = plan_from_json(plan)
-    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)  # which workers have for features of ours
+    os.environ.pop(_QUEUES, None)  # which workers have for features of ours
     os.environ.update({**environ, **registry.process_variables(decoded)})
     os.environ.update({"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size()), "LOCAL_RANK": "0"})
     registry.activate(decoded)
@@ -55,11 +59,15 @@ def start(script: str, words: Sequence[str], plan: Mapping[str, Any], environ: M
 
 def _run(script: str, words: Sequence[str]) -> None:
     from megatron.core.datasets import utils
-    from megatron.training import get_args, training
+    from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer  # which compares shards of all ranks
+    from megatron.training import arguments, get_args, training
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(sys, "argv", [script, *words]))
         stack.enter_context(patch.object(utils, "compile_helpers", lambda: None))
+        if os.environ.get(_QUEUES, "1") != "1":  # what older devices refuse, the rules of the arguments have said
+            stack.enter_context(patch.object(arguments, "get_device_arch_version", lambda: _BLACKWELL))
+        stack.enter_context(patch.object(param_and_grad_buffer, "validate_uneven_dtensor", lambda shard: None, create=True))
         stack.enter_context(patch.object(training, "set_jit_fusion_options", lambda: None))  # which computes with real tensors
         stack.enter_context(patch.object(training, "build_train_valid_test_data_iterators", _iterators))
         stack.enter_context(

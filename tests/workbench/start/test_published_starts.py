@@ -70,8 +70,6 @@ def kinds() -> Iterator[Case]:
 CASES = [] if MISSING else [pytest.param(case, id=case.name) for case in kinds()]
 BEYOND_A_CPU = {
     "is not installed": "needs a package that is not here",
-    "DTensor chunk metadata": "Megatron-FSDP compares shards of ranks that a start lacks",
-    "CUDA_DEVICE_MAX_CONNECTIONS": "is for newer devices than the emulated one",
     "mamba_ssm": "needs kernels of Mamba",
 }
 """Why some commands cannot be started without their devices, by a part of the message."""
