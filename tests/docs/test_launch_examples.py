@@ -9,7 +9,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -207,7 +206,7 @@ def test_the_models_of_kubernetes_keep_every_field_of_the_manifests():
     client = kubernetes.ApiClient()
 
     def kept(value, model):
-        made = client.deserialize(SimpleNamespace(data=json.dumps(value)), model)
+        made = client.deserialize(json.dumps(value), model, "application/json")
         return client.sanitize_for_serialization(made)
 
     job = yaml.safe_load((EXAMPLES / "pytorchjob.yaml").read_text())
