@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -198,15 +199,15 @@ def test_the_script_of_slurm_requeues_at_its_time_limit_and_after_a_failure_and_
 
 @pytest.mark.long
 def test_the_models_of_kubernetes_keep_every_field_of_the_manifests():
-    kubernetes = pytest.importorskip("kubernetes.client", reason="pip install kubernetes kubeflow-training")
-    training = pytest.importorskip("kubeflow.training.models", reason="pip install kubernetes kubeflow-training")
+    kubernetes = pytest.importorskip("kubernetes.client", reason="pip install kubernetes==31.0.0 kubeflow-training")
+    training = pytest.importorskip("kubeflow.training.models", reason="pip install kubernetes==31.0.0 kubeflow-training")
     for name in dir(training):
         if name.startswith("KubeflowOrg"):
             setattr(kubernetes.models, name, getattr(training, name))
     client = kubernetes.ApiClient()
 
     def kept(value, model):
-        made = client.deserialize(json.dumps(value), model, "application/json")
+        made = client.deserialize(SimpleNamespace(data=json.dumps(value)), model)
         return client.sanitize_for_serialization(made)
 
     job = yaml.safe_load((EXAMPLES / "pytorchjob.yaml").read_text())
