@@ -89,12 +89,20 @@ class CpuPlatform(ms.Feature[ms.FeatureArgs]):
             with suppress(OSError, ValueError, RuntimeError):  # a stream without a file
                 faulthandler.enable(sys.__stderr__)  # who reads a storage that is away ends the process: Python prints the line
             self._prints_crashes = faulthandler.is_enabled()
+        _forget_rules_of_compiler()
 
     @ms.hookimpl
     def deactivated(self) -> None:
+        _forget_rules_of_compiler()
         if self._prints_crashes:
             faulthandler.disable()
             self._prints_crashes = False
+
+
+def _forget_rules_of_compiler() -> None:
+    """Let torch's compiler find torch's functions again: it caches those that it knows, which activation exchanges."""
+    if (rules := sys.modules.get("torch._dynamo.trace_rules")) is not None:
+        rules.clear_lru_cache()
 
 
 def _wraps(prefix: str, wrapper: str, reason: str, names: Iterable[str]) -> list[ms.Patch]:

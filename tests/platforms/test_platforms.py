@@ -7,6 +7,7 @@ from importlib import util
 
 import pytest
 
+import mindspeed
 from mindspeed import platforms, registry
 from mindspeed.engine.inspection.megatron_copies import megatron_version
 from mindspeed.engine.planning.patch_checks import check_patches
@@ -137,3 +138,22 @@ def test_a_platform_without_its_device_is_one_clear_problem(monkeypatch):
         "MS501 the platform is cuda, but torch finds no such device\n"
         "  fix: --platform cpu, or install a torch that is built for cuda"
     )
+
+
+def test_torch_compile_knows_the_functions_of_torch_within_a_plan_and_after_it():
+    import torch
+
+    def function(x):
+        return torch.empty_like(x).fill_(1) + x
+
+    def captures():
+        torch._dynamo.reset()
+        return torch.compile(function, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [2, 2]
+
+    torch._dynamo.trace_rules.clear_lru_cache()
+    mindspeed.activate(mindspeed.plan([], platform="cpu"))
+    try:
+        assert captures()
+    finally:
+        mindspeed.deactivate()
+    assert captures()
