@@ -22,7 +22,7 @@ from benchmarks._memory_jobs import JOBS, foretold_and_measured
 from benchmarks.table import Row, main
 from mindspeed import registry
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.features.adaptive_recompute.policy import EXACT, Option, choose
+from mindspeed.memory.choice import EXACT, Option, choose
 from mindspeed.memory_planner.plans import stages_of
 from mindspeed.workbench.verification.case import build_case
 from mindspeed.workbench.verification.pool import WorkerPool

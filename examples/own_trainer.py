@@ -70,7 +70,7 @@ def main():
     mine = list(model.layers)[stage * len(model.layers) // stages : (stage + 1) * len(model.layers) // stages]
     if "swap" in use:
         SwapActivations([layer for layer in mine if layer in set(blocks)])
-    pipeline = Pipeline([nn.Sequential(*mine)], mesh["pp"], MICRO_BATCHES) if "pipeline" in use else None
+    pipeline = Pipeline([nn.Sequential(*mine)], mesh["pp"], MICRO_BATCHES, schedule="zb-h1") if "pipeline" in use else None
     if options.wrapper == "fsdp":
         fully_shard(model, mesh=mesh["dp"])
     run = DistributedDataParallel(model, process_group=mesh["dp"].get_group()) if options.wrapper == "ddp" else model

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mindspeed.features.moe_zero_memory.forgetting_products import answers, do_first
 from mindspeed.moe.allgather import AllGatherCall, GatheredCall
 from mindspeed.moe.alltoall import AllToAllCall, Placement
 from mindspeed.moe.overlap import OverlappedCall, Redispatch
@@ -27,6 +28,8 @@ from mindspeed.ops.swiglu import swiglu
 
 Dispatcher: TypeAlias = Literal["alltoall", "allgather"]
 _DISPATCHERS: Final[tuple[str, ...]] = get_args(Dispatcher)
+ZeroMemory: TypeAlias = Literal["level0", "level1"]
+_LEVELS: Final[tuple[str, ...]] = get_args(ZeroMemory)
 
 
 class TopKRouter(nn.Linear):
@@ -69,7 +72,8 @@ class MoE(nn.Module):
     With ``mesh``, a `DeviceMesh` of one dimension or a process group, each rank has an equal share of the experts and its own
     tokens. ``dispatcher`` alltoall sends a token to the ranks of its experts, allgather sends every token to every rank, with
     equally many tokens on each. The shared expert is computed while tokens travel. ``chunks`` splits the experts of a rank, so
-    that the transfers of one chunk are overlapped with the products of another.
+    that the transfers of one chunk are overlapped with the products of another. With ``zero_memory`` ranks do not keep the
+    tokens that they received: backward sends them again. ``level0`` keeps the outputs of ``up``, ``level1`` recomputes them.
 
     ``up`` is [experts here, hidden, 2 ffn] and ``down`` [experts here, ffn, hidden]. ``router`` is any module from
     [tokens, hidden] to probabilities and a boolean map, both [tokens, experts], of at most ``top_k`` experts for each token; by
@@ -88,6 +92,7 @@ class MoE(nn.Module):
         dispatcher: Dispatcher = "alltoall",
         chunks: int = 1,
         shared_size: int = 0,
+        zero_memory: ZeroMemory | None = None,
         router: nn.Module | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -97,10 +102,15 @@ class MoE(nn.Module):
             refuse(f"MoE: no dispatcher {dispatcher!r}", f"use one of {', '.join(_DISPATCHERS)}")
         if dispatcher == "allgather" and chunks > 1:
             refuse(f"MoE: the dispatcher allgather cannot split experts into {chunks} chunks", "pass chunks=1")
+        if zero_memory not in (None, *_LEVELS):
+            refuse(f"MoE: no zero_memory {zero_memory!r}", f"use one of {', '.join(_LEVELS)}")
+        if dispatcher == "allgather" and zero_memory is not None:
+            refuse("MoE: the dispatcher allgather cannot send tokens again for zero_memory", "pass dispatcher='alltoall'")
         group = None if mesh is None else group_of(mesh, "MoE")
         own = share_of(experts, 1 if group is None else group.size(), "MoE", "experts")
         share_of(own, chunks, "MoE", "experts of a rank", "chunks")
         self.experts, self.top_k, self.dispatcher, self.chunks = experts, top_k, dispatcher, chunks
+        self.zero_memory = zero_memory
         self._group = None if group is None or group.size() == 1 else name_of("MoE", group)
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.router = TopKRouter(hidden_size, experts, top_k, **place) if router is None else router
@@ -130,7 +140,7 @@ class MoE(nn.Module):
         x_TH = x.reshape(-1, x.shape[-1])
         probs_TE, map_TE = self.router(x_TH)
         rows_TH, up, down = _of_one_type(x_TH, self.up, self.down)
-        experts = _Experts(up, down)
+        experts = _Experts(up, down, self.zero_memory)
         if (group := self.group) is None:
             outputs = self._local(rows_TH, experts, probs_TE, map_TE)
         else:
@@ -190,6 +200,7 @@ class _Experts:
 
     up: Tensor
     down: Tensor
+    zero_memory: ZeroMemory | None
 
     def weights(self) -> tuple[Weight, Weight]:
         """Let both weights enter the graph here."""
@@ -205,12 +216,19 @@ class _Experts:
         again: Redispatch | None = None,
     ) -> Tensor:
         """Return the weighted outputs [R, H] of the experts from ``first`` on, whose last rows plus one are ``ends``."""
-        h = swiglu(grouped_product(x_RH, weights[0], ends, first))
-        return grouped_product((h * probs().unsqueeze(-1)).to(h.dtype), weights[1], ends, first)
+        if again is not None and self.zero_memory is not None:
+            return answers(x_RH, probs, ends, weights, first, again, _activation, self.zero_memory == "level0")
+        h = grouped_product(x_RH, weights[0], ends, first)
+        return grouped_product(_activation(h, probs().unsqueeze(-1)), weights[1], ends, first)
 
     def before_backward(self, received: Tensor, again: Redispatch) -> Tensor:
-        """Return the outputs on their way back."""
-        return received
+        """Return the outputs on their way back; with level1 their backward pass begins to send the rows again."""
+        return do_first(received, again.start) if self.zero_memory == "level1" else received
+
+
+def _activation(h_RF: Tensor, probs_R1: Tensor) -> Tensor:
+    """Return the weighted SwiGLU of a first product."""
+    return (swiglu(h_RF) * probs_R1).to(h_RF.dtype)
 
 
 @in_autocast_type("x", "up", "down")

@@ -10,12 +10,16 @@ if TYPE_CHECKING:
     from mindspeed.memory.meter import Meter as Meter
     from mindspeed.memory.region import Region as Region
     from mindspeed.parallel.pipeline import Pipeline as Pipeline
+    from mindspeed.parallel.recompute import RecomputePlan as RecomputePlan
+    from mindspeed.parallel.recompute import RecomputePlanner as RecomputePlanner
     from mindspeed.parallel.swap import SwapActivations as SwapActivations
 
 _MODULES: Final = {
     "Checkpoint": "mindspeed.memory.checkpoint",
     "Meter": "mindspeed.memory.meter",
     "Pipeline": "mindspeed.parallel.pipeline",
+    "RecomputePlan": "mindspeed.parallel.recompute",
+    "RecomputePlanner": "mindspeed.parallel.recompute",
     "Region": "mindspeed.memory.region",
     "SwapActivations": "mindspeed.parallel.swap",
 }

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from mindspeed.nn.mesh import Mesh, group_of
 from mindspeed.ops.errors import refuse
+from mindspeed.pipeline.deferred_linears import DeferredLinears, accumulate
 from mindspeed.pipeline.executor import execute
 from mindspeed.pipeline.messages import routes
-from mindspeed.pipeline.operations import Op, PipelineShape, Schedule
+from mindspeed.pipeline.operations import Costs, Op, PipelineShape, Schedule
+from mindspeed.pipeline.search import NAMES, named
 from mindspeed.pipeline.simulator import judge
-from mindspeed.pipeline.synthesis import megatron
 from mindspeed.pipeline.transport import Channels, open_links
+from mindspeed.pipeline.weight_gradients import WeightGradients
 
 LossFunction: TypeAlias = Callable[[Tensor, int], Tensor]
 """The loss of a micro-batch, from the output of the last stage and the number of the micro-batch."""
@@ -26,10 +29,19 @@ class Pipeline:
     """Runs the stages of this rank in the order of a schedule, and exchanges outputs and gradients with its neighbours.
 
     ``stages`` are this rank's modules, each from one tensor to one tensor. With P ranks, rank r has the stages r, r + P,
-    r + 2 P ... of the model. ``mesh`` is a `DeviceMesh` of one dimension or a process group. All ranks of the job make their
-    pipelines at once. ``schedule`` makes the list of operations for a shape, by default 1F1B, or with several stages a rank
-    interleaved 1F1B (Narayanan et al., arXiv 2104.04473). ``dtype`` is that of the tensors between stages. Raises OperatorError
-    for a schedule that cannot run, and for one with separate weight gradients, which only Megatron's linear layers have.
+    r + 2 P ... of the model; with ``zb-v`` it has r and 2 P - 1 - r. ``mesh`` is a `DeviceMesh` of one dimension or a process
+    group. All ranks of the job make their pipelines at once. ``dtype`` is that of the tensors between stages.
+
+    ``schedule`` is a name or a `Schedule` of one's own:
+
+    - ``1f1b``, the default with one stage a rank, and ``interleaved``, the default with several (Narayanan et al.,
+      arXiv 2104.04473)
+    - ``zb-h1`` (Qi et al., arXiv 2401.10241) and ``zb-v`` (arXiv 2405.15362), whose weight gradients fill the bubbles
+    - ``fastest``, which is searched for durations that are equal
+
+    Weight gradients are computed apart from the backward pass in ``nn.Linear`` and ``functional.linear``, with the bits of the
+    backward pass. Gradients of other parameters, and of those that FSDP2 shards, stay in it. Raises OperatorError for a
+    schedule that cannot run.
     """
 
     def __init__(
@@ -38,28 +50,29 @@ class Pipeline:
         mesh: Mesh,
         micro_batches: int,
         *,
-        schedule: Callable[[PipelineShape], Schedule] = megatron,
+        schedule: str | Schedule = "",
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         group = group_of(mesh, "Pipeline")
         self.stages, self.rank = list(stages), group.rank()
-        shape = PipelineShape(group.size(), len(stages), micro_batches)
-        if len(stages) > 1 and micro_batches % group.size():
-            below = micro_batches // group.size() * group.size()
-            near = f"{below} or {below + group.size()}" if below else str(group.size())
-            refuse(
-                f"Pipeline: {micro_batches} micro-batches are not divisible by {group.size()} ranks with interleaved stages",
-                f"use {near} micro-batches",
-            )
-        self.schedule = schedule(shape)
+        self.schedule = _schedule(schedule, group.size(), len(stages), micro_batches)
         if problems := [*judge(self.schedule).problems]:
             refuse(f"Pipeline: {problems[0]}", "use another schedule or number of micro-batches")
-        if other := {op.kind for ops in self.schedule.ops for op in ops} - {"F", "D"}:
-            refuse(f"Pipeline: the schedule has operations {', '.join(sorted(other))}", "use a schedule of F and D alone")
+        kinds = {op.kind for ops in self.schedule.ops for op in ops}
+        if "R" in kinds:
+            refuse("Pipeline: the schedule has operations R", "recompute with mindspeed.parallel.Checkpoint in the stages")
+        self.defers = "W" in kinds
+        modules = (module for stage in stages for module in stage.modules())
+        if self.defers and any(isinstance(module, nn.parallel.DistributedDataParallel) for module in modules):
+            refuse(
+                "Pipeline: this schedule computes weight gradients after the backward pass, in which "
+                "DistributedDataParallel reduces them",
+                "use schedule='1f1b', or reduce the gradients after the step",
+            )
         self._routes = routes(self.schedule)
         self._empty = partial(torch.empty, dtype=dtype, device=device)
-        self._links = open_links(group, len(stages), shape.placement, self._empty)
+        self._links = open_links(group, len(stages), self.schedule.shape.placement, self._empty)
 
     def step(self, inputs: Sequence[Any], loss: LossFunction) -> list[Tensor]:
         """Compute gradients of the sum of all losses, and return the losses, in order, on the rank of the last stage.
@@ -77,30 +90,69 @@ class Pipeline:
         self._links.destroy()
 
 
+def _schedule(given: str | Schedule, ranks: int, stages: int, micro_batches: int) -> Schedule:
+    """Return the schedule of a name for a shape, or the one that is given, which has that shape."""
+    if isinstance(given, Schedule):
+        shape = PipelineShape(ranks, stages, micro_batches, given.shape.placement, given.shape.group)
+        if shape != given.shape:
+            refuse(f"Pipeline: the schedule is made for {given.shape}, but this pipeline is {shape}", "make it for this shape")
+        return given
+    name = given or ("1f1b" if stages == 1 else "interleaved")
+    if name not in NAMES:
+        refuse(f"Pipeline: no schedule {name!r}", f"use one of {', '.join(NAMES)}")
+    if NAMES[name] == "v" and stages != 2:
+        refuse(f"Pipeline: {name} has two stages on each rank, but there are {stages}", "pass two stages on each rank")
+    if NAMES[name] == "loop" and stages > 1 and micro_batches % ranks:
+        below = micro_batches // ranks * ranks
+        near = f"{below} or {below + ranks}" if below else str(ranks)
+        refuse(
+            f"Pipeline: {micro_batches} micro-batches are not divisible by {ranks} ranks with interleaved stages",
+            f"use {near} micro-batches",
+        )
+    try:
+        return named(name, PipelineShape(ranks, stages, micro_batches, NAMES[name]), Costs())
+    except ValueError as error:
+        refuse(f"Pipeline: {error}", "use another schedule or number of stages")
+
+
 class _Step:
     """The stages of one step, as the executor calls them."""
 
     def __init__(self, pipeline: Pipeline, inputs: Sequence[Any], loss: LossFunction) -> None:
         self._pipeline, self._inputs, self._loss = pipeline, inputs, loss
+        self._queue = WeightGradients(accumulate)
+        self._weights = [parameter for stage in pipeline.stages for parameter in stage.parameters()] if pipeline.defers else []
         self.losses: list[Tensor] = []
 
     def forward(self, op: Op, given: Tensor | None) -> Tensor:
         shape = self._pipeline.schedule.shape
-        output: Tensor = self._pipeline.stages[op.chunk](self._inputs[op.micro_batch] if given is None else given)
-        if shape.stage_of(self._pipeline.rank, op.chunk) == shape.stages - 1:
-            output = self._loss(output, op.micro_batch)
-            self.losses.append(output.detach())
+        with self._deferred(op, "forward"):
+            output: Tensor = self._pipeline.stages[op.chunk](self._inputs[op.micro_batch] if given is None else given)
+            if shape.stage_of(self._pipeline.rank, op.chunk) == shape.stages - 1:
+                output = self._loss(output, op.micro_batch)
+                self.losses.append(output.detach())
         return output
 
     def backward(self, op: Op, given: Tensor | None, output: Tensor, gradient: Tensor | None) -> Tensor | None:
-        torch.autograd.backward(output, gradient)
+        with self._deferred(op, "backward"):
+            torch.autograd.backward(output, gradient)
+        if op.kind == "D":
+            self.weight(op)
         return None if given is None else given.grad
 
     def weight(self, op: Op) -> None:
-        """No schedule of this pipeline has W."""
+        self._queue.run(op[1:])
 
     def recompute(self, op: Op) -> None:
         """No schedule of this pipeline has R."""
 
     def sent(self, op: Op, output: Tensor) -> None:
         """Keep the output: torch's backward reads its shape."""
+
+    @contextmanager
+    def _deferred(self, op: Op, run: Literal["forward", "backward"]) -> Iterator[None]:
+        if not self._pipeline.defers:
+            yield
+            return
+        with self._queue.collected(op[1:], run), DeferredLinears(self._queue, self._weights):
+            yield

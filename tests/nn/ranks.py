@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mindspeed import nn as own
 from mindspeed.ops.errors import OperatorError
+from mindspeed.parallel import Meter
 
 
 def gathered(x: Tensor) -> list[Tensor]:
@@ -89,6 +90,19 @@ def mixture(x: Tensor, towards: Tensor, keywords: dict[str, Any]) -> list[Tensor
     for gradient in replicas:
         dist.all_reduce(gradient)
     return [torch.cat(gathered(part)) for part in (out, given.grad, moe.up.grad, moe.down.grad)] + replicas
+
+
+def kept_by_a_mixture(keywords: dict[str, Any]) -> int:
+    """Bytes that a mixture holds between forward and backward."""
+    torch.manual_seed(4)
+    moe = own.MoE(16, 24, 8, 2, mesh=dist.group.WORLD, **keywords)
+    x = torch.randn(64, 16, requires_grad=True)
+    with Meter() as meter:
+        output = moe(x)
+        dist.barrier()  # a transfer lets go of its tensors a moment after it is waited for
+        kept = meter.live.host + meter.live.device
+    output.sum().backward()
+    return kept
 
 
 def loss_over_classes(hidden: Tensor, target: Tensor) -> list[Tensor]:

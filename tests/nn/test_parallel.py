@@ -84,7 +84,16 @@ def test_linear_layers_on_a_mesh_of_two_dimensions(pool: WorkerPool, chunks: int
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("keywords", [{}, {"chunks": 2}, {"dispatcher": "allgather"}], ids=str)
+MIXTURES: list[dict[str, Any]] = [
+    {},
+    {"chunks": 2},
+    {"dispatcher": "allgather"},
+    {"zero_memory": "level0"},
+    {"zero_memory": "level1", "chunks": 2},
+]
+
+
+@pytest.mark.parametrize("keywords", MIXTURES, ids=str)
 @pytest.mark.parametrize("world", WORLDS)
 def test_experts_of_all_ranks_are_one_mixture(pool: WorkerPool, world: int, keywords: dict[str, Any]) -> None:
     x, towards = torch.randn(24, 16), torch.randn(24, 16)
@@ -95,6 +104,15 @@ def test_experts_of_all_ranks_are_one_mixture(pool: WorkerPool, world: int, keyw
     expected = gradients(moe(given), [given, moe.up, moe.down, *rest], towards)
     for found in pool.call(ranks.mixture, world, x, towards, keywords):
         close(found, expected)
+
+
+def test_tokens_that_are_sent_again_are_not_kept(pool: WorkerPool) -> None:
+    everything, first, nothing = (
+        sum(pool.call(ranks.kept_by_a_mixture, 2, {"zero_memory": level})) for level in (None, "level0", "level1")
+    )
+    rows = 2 * 64 * 2  # of two ranks, 64 tokens to two experts
+    assert everything - first >= rows * 16 * 4  # the received tokens, fp32
+    assert first - nothing >= rows * 48 * 4  # the products
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -120,6 +138,8 @@ def test_error_names_the_number_that_would_do(pool: WorkerPool) -> None:
         ("ContextParallelAttention", (), {"mesh": "square"}),
         ("ColumnParallelLinear", (8, 7), {"mesh": "world"}),
         ("MoE", (8, 8, 3, 1), {"mesh": "world"}),
+        ("MoE", (8, 8, 4, 1), {"mesh": "world", "zero_memory": "level2"}),
+        ("MoE", (8, 8, 4, 1), {"mesh": "world", "zero_memory": "level0", "dispatcher": "allgather"}),
         ("ContextParallelAttention", (), {"mesh": "world", "shard": torch.zeros(1, 6, 1, 1)}),
         ("ContextParallelAttention", (), {"mesh": "world", "algorithm": "hybrid", "inner": 3}),
     ]
@@ -131,6 +151,8 @@ def test_error_names_the_number_that_would_do(pool: WorkerPool) -> None:
             "use 6 or 8 output features, or fewer ranks",
         ),
         ("MoE: 3 experts are not divisible by 2 ranks", "use 2 or 4 experts, or fewer ranks"),
+        ("MoE: no zero_memory 'level2'", "use one of level0, level1"),
+        ("MoE: the dispatcher allgather cannot send tokens again for zero_memory", "pass dispatcher='alltoall'"),
         (
             "ContextParallelAttention.shard: 6 tokens are not divisible by 4 chunks",
             "use 4 or 8 tokens, or fewer chunks",

@@ -1,8 +1,12 @@
 """What the tests of `mindspeed.parallel` run on every rank."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
+from torch.nn.parallel import DistributedDataParallel
 
 from mindspeed.ops.errors import OperatorError
 from mindspeed.parallel import Pipeline
@@ -15,20 +19,60 @@ def layers(count: int) -> list[nn.Module]:
     return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(count)]
 
 
-def pipelined(chunks: int, inputs: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def of_rank(whole: list[nn.Module], schedule: str, rank: int, world: int) -> list[nn.Module]:
+    return [whole[rank], whole[2 * world - 1 - rank]] if schedule == "zb-v" else whole[rank::world]
+
+
+def squared(output: Tensor, target: Any) -> Tensor:
+    return (output - target).square().mean()
+
+
+def pipelined(chunks: int, schedule: str, inputs: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Losses, and the gradients of this rank's stages, of two steps."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    mine = layers(chunks * world)[rank::world]
-    pipeline = Pipeline(mine, dist.group.WORLD, len(inputs))
+    mine = of_rank(layers(chunks * world), schedule, rank, world)
+    pipeline = Pipeline(mine, dist.group.WORLD, len(inputs), schedule=schedule)
     for _ in range(2):
-        losses = pipeline.step(inputs, lambda output, number: (output - number).square().mean())
+        losses = pipeline.step(inputs, squared)
     pipeline.close()
     return losses, [parameter.grad for stage in mine for parameter in stage.parameters()]
 
 
-def refused(chunks: int, micro_batches: int) -> tuple[str, str]:
+def pipelined_by_torch(chunks: int, schedule: str, inputs: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Losses and gradients of two steps of torch's own schedule of the same modules."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    whole = layers(chunks * world)
+    mine = of_rank(whole, schedule, rank, world)
+    stages = [PipelineStage(stage, whole.index(stage), len(whole), torch.device("cpu")) for stage in mine]
+    kinds: dict[str, Any] = {"interleaved": ScheduleInterleaved1F1B, "zb-v": ScheduleZBVZeroBubble}
+    made = kinds[schedule](stages, len(inputs), loss_fn=squared, scale_grads=False)
+    last = any(stage.is_last for stage in stages)
+    targets = torch.cat([torch.full_like(x, number) for number, x in enumerate(inputs)])
+    for _ in range(2):
+        losses: list[Tensor] = []
+        given = {"target": targets, "losses": losses} if last else {}
+        made.step(*([torch.cat(inputs)] if rank == 0 else []), **given)
+    return losses, [parameter.grad for stage in mine for parameter in stage.parameters()]
+
+
+def weight_gradients_that_wait(autocast: bool) -> tuple[list[Tensor], int]:
+    """Gradients of a pipeline of one rank with zb-h1, and how often a hook of a weight was called in one step."""
+    (stage,) = layers(1)
+    calls = []
+    weight = next(stage.parameters())
+    weight.register_post_accumulate_grad_hook(calls.append)
+    pipeline = Pipeline([stage], dist.group.WORLD, 2, schedule="zb-h1")
+    torch.manual_seed(2)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        pipeline.step([torch.randn(3, WIDTH, requires_grad=True) for _ in range(2)], squared)
+    pipeline.close()
+    return [parameter.grad for parameter in stage.parameters()], len(calls)
+
+
+def refused(chunks: int, micro_batches: int, schedule: str = "", wrapped: bool = False) -> tuple[str, str]:
+    stages = [DistributedDataParallel(stage) if wrapped else stage for stage in layers(chunks)]
     try:
-        Pipeline(layers(chunks), dist.group.WORLD, micro_batches)
+        Pipeline(stages, dist.group.WORLD, micro_batches, schedule=schedule)
     except OperatorError as error:
         (problem,) = error.problems
         return problem.message, problem.fix_text

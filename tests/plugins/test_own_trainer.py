@@ -24,7 +24,7 @@ def test_every_line_imports_without_megatron() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("name", ["ring-attention", "zero-bubble"])
+@pytest.mark.parametrize("name", ["ring-attention", "nano-pipe"])
 def test_page_of_a_feature_shows_its_line_or_its_reason(name: str) -> None:
     own = CATALOG.specs[name].own_trainer
     assert (own if name in LINES else f"Works only with Megatron: {own}.") in feature_page(CATALOG.usable[name], {})

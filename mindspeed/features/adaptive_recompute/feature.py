@@ -60,7 +60,7 @@ class AdaptiveRecompute(ms.Feature[AdaptiveRecomputeArgs]):
         ),
         numerics=ms.Numerics.exact(),
         verify_with=ms.VerifyWith(settings={"adaptive-recompute": {"budget_mb": 6.0, "profiling_steps": 2}}),
-        own_trainer="it times Megatron's layers and selects those that are recomputed",
+        own_trainer="from mindspeed.parallel import RecomputePlanner",
     )
 
     policy: Policy | None = None

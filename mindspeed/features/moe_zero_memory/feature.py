@@ -107,7 +107,7 @@ class MoeZeroMemory(ms.Feature[MoeZeroMemoryArgs]):
             reason="moe-alltoall-overlap, which this feature requires, sums gradients in a different order than Megatron. "
             "Recomputation itself is bitwise exact"
         ),
-        own_trainer="it recomputes parts of Megatron's expert layer and places them in its backward pass",
+        own_trainer='from mindspeed.nn import MoE  # zero_memory="level0"',
     )
 
     @ms.hookimpl

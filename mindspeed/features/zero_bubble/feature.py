@@ -175,7 +175,7 @@ class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
         ),
         state=ms.CheckpointState("resharded", "layers are saved under their number in the whole model"),
         verify_with=ms.VerifyWith(world={"pp": 2}),
-        own_trainer="it defers the weight gradients of Megatron's linear layers",
+        own_trainer='from mindspeed.parallel import Pipeline  # schedule="zb-h1"',
     )
 
     def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from mindspeed.features.adaptive_recompute.policy import Option, choose
+from mindspeed.memory.choice import Option, choose
 
 
 def made(count: int, seed: int, equal: bool = False) -> list[list[Option]]:
