@@ -30,7 +30,8 @@ class Pipeline:
 
     ``stages`` are this rank's modules, each from one tensor to one tensor. With P ranks, rank r has the stages r, r + P,
     r + 2 P ... of the model; with ``zb-v`` it has r and 2 P - 1 - r. ``mesh`` is a `DeviceMesh` of one dimension or a process
-    group. All ranks of the job make their pipelines at once. ``dtype`` is that of the tensors between stages.
+    group. All ranks of the job make their pipelines at once. ``shape`` and ``dtype`` are those of the tensors between stages;
+    without a shape, each tensor is announced by a message that tells it.
 
     ``schedule`` is a name or a `Schedule` of one's own:
 
@@ -51,6 +52,7 @@ class Pipeline:
         micro_batches: int,
         *,
         schedule: str | Schedule = "",
+        shape: Sequence[int] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -70,6 +72,7 @@ class Pipeline:
                 "DistributedDataParallel reduces them",
                 "use schedule='1f1b', or reduce the gradients after the step",
             )
+        self.shape = None if shape is None else tuple(shape)
         self._routes = routes(self.schedule)
         self._empty = partial(torch.empty, dtype=dtype, device=device)
         self._links = open_links(group, len(stages), self.schedule.shape.placement, self._empty)
@@ -80,10 +83,12 @@ class Pipeline:
         ``inputs`` has what the first stage is called with for each micro-batch; other ranks do not read it.
         """
         run = _Step(self, inputs, loss)
-        # without a size that is known beforehand, a header tells the shape of each message
-        channels = Channels(self._routes, self.rank, self._links, lambda: None, self._empty)
+        channels = Channels(self._routes, self.rank, self._links, self._buffer, self._empty)
         execute(self.schedule, self.rank, run, channels)
         return run.losses
+
+    def _buffer(self) -> Tensor | None:
+        return None if self.shape is None else self._empty(self.shape)
 
     def close(self) -> None:
         """Destroy the communicators of the pipeline."""
@@ -125,12 +130,18 @@ class _Step:
         self.losses: list[Tensor] = []
 
     def forward(self, op: Op, given: Tensor | None) -> Tensor:
-        shape = self._pipeline.schedule.shape
+        pipeline, places = self._pipeline, self._pipeline.schedule.shape
+        stage = places.stage_of(pipeline.rank, op.chunk)
         with self._deferred(op, "forward"):
-            output: Tensor = self._pipeline.stages[op.chunk](self._inputs[op.micro_batch] if given is None else given)
-            if shape.stage_of(self._pipeline.rank, op.chunk) == shape.stages - 1:
+            output: Tensor = pipeline.stages[op.chunk](self._inputs[op.micro_batch] if given is None else given)
+            if stage == places.stages - 1:
                 output = self._loss(output, op.micro_batch)
                 self.losses.append(output.detach())
+            elif pipeline.shape not in (None, output.shape):
+                found = tuple(output.shape)
+                refuse(
+                    f"Pipeline: the output of stage {stage} is {found}, but shape is {pipeline.shape}", f"pass shape={found}"
+                )
         return output
 
     def backward(self, op: Op, given: Tensor | None, output: Tensor, gradient: Tensor | None) -> Tensor | None:

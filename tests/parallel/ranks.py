@@ -31,7 +31,8 @@ def pipelined(chunks: int, schedule: str, inputs: list[Tensor]) -> tuple[list[Te
     """Losses, and the gradients of this rank's stages, of two steps."""
     rank, world = dist.get_rank(), dist.get_world_size()
     mine = of_rank(layers(chunks * world), schedule, rank, world)
-    pipeline = Pipeline(mine, dist.group.WORLD, len(inputs), schedule=schedule)
+    shape = inputs[0].shape if chunks == 1 else None
+    pipeline = Pipeline(mine, dist.group.WORLD, len(inputs), schedule=schedule, shape=shape)
     for _ in range(2):
         losses = pipeline.step(inputs, squared)
     pipeline.close()
