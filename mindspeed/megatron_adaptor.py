@@ -13,15 +13,18 @@ from collections.abc import MutableSequence
 from dataclasses import replace
 from pkgutil import resolve_name
 
-from mindspeed import registry
-from mindspeed.engine.planning.fingerprint import numeric_variables
-from mindspeed.engine.planning.lock import LOCK_VARIABLE, read_lock, require_match
-from mindspeed.engine.runtime import rendezvous, session, uncaught
-from mindspeed.engine.runtime.launch import end_with_launcher
-from mindspeed.engine.runtime.session import ActivationReport
-from mindspeed.megatron_lm.given_arguments import argument_facts, compared_arguments
-from mindspeed.megatron_lm.training_plan import plan_training, report_beside
-from mindspeed.problems import MindSpeedError
+from mindspeed.process.gc_pause import collector_paused
+
+with collector_paused():
+    from mindspeed import registry
+    from mindspeed.engine.planning.fingerprint import numeric_variables
+    from mindspeed.engine.planning.lock import LOCK_VARIABLE, read_lock, require_match
+    from mindspeed.engine.runtime import rendezvous, session, uncaught
+    from mindspeed.engine.runtime.launch import end_with_launcher
+    from mindspeed.engine.runtime.session import ActivationReport
+    from mindspeed.megatron_lm.given_arguments import argument_facts, compared_arguments
+    from mindspeed.megatron_lm.training_plan import plan_training, report_beside
+    from mindspeed.problems import MindSpeedError
 
 
 def adapt(argv: MutableSequence[str]) -> ActivationReport | None:

@@ -100,14 +100,14 @@ class Rebinder:
         self._search(self._modules() if modules is None else module_dictionaries(modules))
 
     def _modules(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield modules with their dictionaries: those of Megatron and of the packages that patch it, the main program, and
+        """Yield modules with their dictionaries: those of Megatron and of other packages that patch it, the main program, and
         those with something of the packages among their globals. All can hold its objects in containers, classes, defaults.
 
         Of a patched package beside Megatron, such as torch, only the modules that name an exchanged object, and those of
         torch's compiler, which has tables of torch's functions.
         """
         patching = {module.partition(".")[0] for exchange in self._exchanges.values() for module in exchange.keeping}
-        whole = {TREE, "__main__", *patching}
+        whole = {TREE, "__main__", *patching - {_OWN.partition(".")[0]}}
         exchanged = frozenset(self.counts)
         known = exchanged | defined_in(self.packages)
         for name, entries in module_dictionaries():
