@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.moe.alltoall import AllToAllCall
-from mindspeed.moe.transfer import TokenTransfer, post, wait
+from mindspeed.moe.transfer import TokenTransfer, arrived, post, wait
 from mindspeed.ops.process_groups import PendingCollective, post_all_to_all
 
 
@@ -56,7 +56,7 @@ class Redispatch:
         self.start()
         pending, self._pending = self._pending, None
         with torch.no_grad():
-            return self.call.arrange(pending.wait(), self.part)  # type: ignore[union-attr]
+            return self.call.arrange(arrived(pending), self.part)  # type: ignore[arg-type]
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.ops.process_groups import PendingCollective, post_all_gather, post_all_to_all, post_reduce_scatter
+from mindspeed.process.turns import hand_over
 
 Steps = Generator[None, None, Tensor]
 """A computation that pauses after each post of a transfer, and returns its result at the end."""
@@ -58,8 +59,16 @@ def wait(received: Tensor, transfer: TokenTransfer) -> Tensor:
     return arrived
 
 
-def all_to_all(group: dist.ProcessGroup, sent: Sequence[int], received: Sequence[int]) -> TokenTransfer:
-    """Send ``sent[r]`` rows to rank r of the group, and receive ``received[r]`` from it."""
+def arrived(pending: PendingCollective) -> Tensor:
+    """Return what is received, after the pass of another micro-batch had its turn, and then after waiting."""
+    hand_over()
+    return pending.wait()
+
+
+def all_to_all(
+    group: dist.ProcessGroup, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
+) -> TokenTransfer:
+    """Send ``sent[r]`` rows to rank r of the group, and receive ``received[r]`` from it; equally many if not given."""
     return TokenTransfer(
         lambda rows: post_all_to_all(group, rows, sent, received), lambda rows: post_all_to_all(group, rows, received, sent)
     )
@@ -85,7 +94,7 @@ class _Post(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         pending, ctx.transfer.pending = ctx.transfer.pending, None
-        return pending.wait(), None
+        return arrived(pending), None
 
 
 class _Wait(torch.autograd.Function):
@@ -93,7 +102,7 @@ class _Wait(torch.autograd.Function):
     def forward(ctx: Any, received: Tensor, transfer: TokenTransfer) -> Tensor:
         ctx.transfer = transfer
         if transfer.pending is not None:
-            transfer.pending.wait()
+            arrived(transfer.pending)
             transfer.pending = None
         return received.view_as(received)
 

@@ -95,15 +95,26 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Named list of operations for each rank of a pipeline."""
+    """Named list of operations for each rank of a pipeline.
+
+    Where it is ``paired``, a forward pass runs beside the backward pass of another micro-batch or chunk that follows it: both
+    begin when both have their inputs, and one computes while the other's tokens travel.
+    """
 
     name: str
     shape: PipelineShape
     ops: Ops
+    paired: bool = False
+
+    def paired_at(self, rank: int, index: int) -> bool:
+        """Return whether an operation of a rank runs beside the one that follows it."""
+        op, following = self.ops[rank][index], self.ops[rank][index + 1 : index + 2]
+        return self.paired and op.kind == "F" and any(other.kind in "BD" and other[1:] != op[1:] for other in following)
 
     def to_json(self) -> dict[str, Any]:
         shape = self.shape
-        return {
+        paired = {"paired": True} if self.paired else {}
+        return paired | {
             "schedule": self.name,
             "pp": shape.pp,
             "vpp": shape.vpp,
@@ -120,7 +131,7 @@ class Schedule:
             ops = tuple(tuple(_op(words) for words in rank) for rank in data["ops"])
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a schedule: {error!r}") from error
-        return cls(str(data.get("schedule", "file")), shape, ops)
+        return cls(str(data.get("schedule", "file")), shape, ops, bool(data.get("paired", False)))
 
 
 def _op(words: Sequence[Any]) -> Op:

@@ -54,7 +54,8 @@ def judge(schedule: Schedule, costs: Costs | None = None, limit: int | None = No
     spans: tuple[tuple[Span, ...], ...] = tuple(() for _ in schedule.ops)
     if not problems:
         spans, problems = simulate(schedule, costs)
-    work = [sum(span.end - span.begin for span in rank) for rank in spans]
+    stage_of, cost = schedule.shape.stage_of, costs.of
+    work = [sum(cost(op.kind, stage_of(rank, op.chunk)) for op, _, _ in done) for rank, done in enumerate(spans)]
     makespan = max((rank[-1].end for rank in spans if rank), default=0.0)
     idle = [1 - done / (rank[-1].end - rank[0].begin) if rank else 0.0 for done, rank in zip(work, spans, strict=True)]
     return SimulationResult(
@@ -145,24 +146,27 @@ def simulate(schedule: Schedule, costs: Costs) -> tuple[tuple[tuple[Span, ...], 
         rank = ready.pop()
         done = spans[rank]
         now = done[-1].end if done else 0.0
-        for op in schedule.ops[rank][len(done) :]:
-            kind, chunk, micro_batch = op
-            stage = stage_of[rank][chunk]
-            message = needed(op, stage, shape.stages)
-            if message is not None:
-                if message not in ended:
-                    waiting[message] = rank
-                    break
-                hop = costs.hop if rank_of[message[1]] != rank else 0.0
-                now = max(now, ended[message] + hop)
-            end = now + duration[kind][stage]
-            done.append(Span(op, now, end))
+        while len(done) < len(schedule.ops[rank]):
+            begun = len(done)
+            together = schedule.ops[rank][begun : begun + 1 + schedule.paired_at(rank, begun)]
+            stages = [stage_of[rank][op.chunk] for op in together]
+            messages = [needed(op, stage, shape.stages) for op, stage in zip(together, stages, strict=True)]
+            missing = [message for message in messages if message is not None and message not in ended]
+            if missing:
+                waiting[missing[0]] = rank
+                break
+            for message in messages:
+                if message is not None:
+                    now = max(now, ended[message] + (costs.hop if rank_of[message[1]] != rank else 0.0))
+            end = now + sum(duration[op.kind][stage] for op, stage in zip(together, stages, strict=True))
+            for op, stage in zip(together, stages, strict=True):
+                done.append(Span(op, now, end))
+                if op.kind in "FBD":
+                    made = Message("F" if op.kind == "F" else "B", stage, op.micro_batch)
+                    ended[made] = end
+                    if made in waiting:
+                        ready.append(waiting.pop(made))
             now = end
-            if kind in "FBD":
-                made = Message("F" if kind == "F" else "B", stage, micro_batch)
-                ended[made] = end
-                if made in waiting:
-                    ready.append(waiting.pop(made))
     problems = tuple(
         f"deadlock: rank {rank} waits at {schedule.ops[rank][len(spans[rank])]} for the "
         f"{'output' if message[0] == 'F' else 'gradient'} of stage {message[1]}, micro-batch {message[2]}, from rank "

@@ -17,7 +17,14 @@ def megatron(shape: PipelineShape) -> Schedule:
     return Schedule(name, shape, tuple(tuple(_one_forward_one_backward(shape, rank)) for rank in range(shape.pp)))
 
 
-def _one_forward_one_backward(shape: PipelineShape, rank: int) -> Iterator[Op]:
+def paired(shape: PipelineShape) -> Schedule:
+    """Return Megatron's order with one more forward pass ahead, so that each other one has a backward pass beside it."""
+    ops = tuple(tuple(_one_forward_one_backward(shape, rank, more=1)) for rank in range(shape.pp))
+    return Schedule("paired", shape, ops, paired=True)
+
+
+def _one_forward_one_backward(shape: PipelineShape, rank: int, more: int = 0) -> Iterator[Op]:
+    """Yield the operations of a rank, with ``more`` forward passes ahead of the first backward pass."""
     group = shape.group or shape.pp
     turns = [
         (chunk, micro_batch)
@@ -26,7 +33,7 @@ def _one_forward_one_backward(shape: PipelineShape, rank: int) -> Iterator[Op]:
         for micro_batch in range(begin, min(begin + group, shape.micro_batches))
     ]
     ahead = shape.pp - rank - 1
-    warmup = min(len(turns), ahead if shape.vpp == 1 else 2 * ahead + (shape.vpp - 1) * group)
+    warmup = min(len(turns), more + (ahead if shape.vpp == 1 else 2 * ahead + (shape.vpp - 1) * group))
     forwards = (Op("F", *turn) for turn in turns)
     backwards = (Op("D", shape.vpp - 1 - chunk, micro_batch) for chunk, micro_batch in turns)
     for _ in range(warmup):

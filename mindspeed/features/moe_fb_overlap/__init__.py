@@ -1,0 +1,1 @@
+"""Expert all-to-alls of one micro-batch overlapped with the computation of another."""

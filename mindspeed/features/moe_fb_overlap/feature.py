@@ -1,0 +1,110 @@
+"""Forward and backward passes of two micro-batches that take turns at expert all-to-alls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mindspeed import plugins as ms
+from mindspeed.moe.conditions import experts_are_spread, needs_dispatcher
+from mindspeed.pipeline.conditions import NO_SHARDED_MODEL, ScheduleArgs
+from mindspeed.pipeline.feature import ScheduleFeature
+from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
+from mindspeed.plugins.shared_conditions import NO_OTHER_PASSES, has_experts
+
+_REMOVE = ms.Fix.remove_feature()
+
+
+class MoeFbOverlapArgs(ScheduleArgs):
+    """Settings of moe-fb-overlap."""
+
+
+@ms.condition(
+    "{feature} pairs passes in Megatron's interleaved schedule, but pp is {world.pp} and vpp is {world.vpp}",
+    fix=(ms.Fix.give_field("vpp", 2, or_more=True), _REMOVE),
+)
+def stages_have_chunks(args: MoeFbOverlapArgs, world: ms.World) -> bool:
+    """Check that a pipeline is interleaved."""
+    return bool(world.pp == 1 or world.vpp > 1)
+
+
+def _group(world: ms.World) -> int:
+    """Return how many micro-batches pass a chunk one after the other."""
+    return (world.micro_batch_group or world.pp) if world.pp > 1 else 1
+
+
+def _least(args: MoeFbOverlapArgs, world: ms.World) -> Mapping[str, int]:
+    """Return the fewest micro-batches, and the batch that has them."""
+    least = 2 * _group(world)
+    return {"least": least, "batch": least * world.micro_batch_size * world.dp}
+
+
+@ms.condition(
+    "a step has {world.num_micro_batches} micro-batches, but {feature} needs at least {least}: one of them runs ahead of the "
+    "others",
+    fix=(ms.Fix.give_field("global_batch_size", "{batch}", or_more=True), _REMOVE),
+    values=_least,
+)
+def micro_batches_make_pairs(args: MoeFbOverlapArgs, world: ms.World) -> bool:
+    """Check that a micro-batch can run ahead."""
+    return world.num_micro_batches > _group(world)
+
+
+class MoeFbOverlap(ScheduleFeature[MoeFbOverlapArgs]):
+    """Overlap forward and backward passes of two micro-batches.
+
+    While the tokens of one pass travel to experts and back, the other pass computes. The schedule is Megatron's, with one more
+    forward pass ahead.
+    """
+
+    spec = ms.FeatureSpec(
+        name="moe-fb-overlap",
+        category=ms.Category.MOE,
+        slots={ms.Slot.PIPELINE_SCHEDULE},
+        constraints=(
+            ms.Requires(
+                "expert-parallel",
+                reason="moe-fb-overlap overlaps the all-to-alls of the dispatcher that expert-parallel selects",
+                settings={"dispatcher": "alltoall"},
+            ),
+            has_experts,
+            experts_are_spread,
+            needs_dispatcher("alltoall"),
+            stages_have_chunks,
+            micro_batches_make_pairs,
+            *NO_OTHER_PASSES,
+            NO_SHARDED_MODEL,
+            *(
+                ms.Conflicts(name, reason=f"{name} follows the passes of one micro-batch after the other")
+                for name in ("swap-attention", "adaptive-recompute", "recompute-in-advance", "recompute-in-bubble")
+            ),
+        ),
+        numerics=ms.Numerics.exact(),
+        verify_with=ms.VerifyWith(world={"ep": 2}),
+    )
+
+    def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:
+        from mindspeed.pipeline.synthesis import paired
+
+        return paired(shape)
+
+    def engine_options(self) -> dict[str, Any]:
+        from mindspeed.features.moe_fb_overlap.transfers import LAYER_STATES
+
+        return {"states": (LAYER_STATES,)}
+
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
+        return [
+            ms.Wrap(
+                "megatron.core.tensor_parallel.mappings:all_to_all",
+                "mindspeed.features.moe_fb_overlap.transfers:in_turns_with_another_pass",
+                reason="posts the tokens of experts, and lets the pass of another micro-batch compute while they travel",
+            ),
+            ms.Wrap(
+                "megatron.core.transformer.moe.moe_layer:MoELayer.forward",
+                "mindspeed.features.moe_fb_overlap.transfers:with_states_of_its_own",
+                reason="a layer that two passes are inside of at once, one of them to recompute it, keeps the splits and tokens "
+                "of each",
+            ),
+        ]
