@@ -62,7 +62,8 @@ COLUMNS: Final = ("transfers", "at once", "exposed")
 class Case:
     """What is recorded: features with settings, in a job.
 
-    It is the second step, up to its last product or as a ``whole``, or with ``optimizer`` the first one with the optimizer's.
+    It is the second step, up to its last product or as a ``whole``, or with ``optimizer`` the first one with the optimizer's. It
+    has as few micro-batches as show the schedule, unless ``all_micro_batches``.
     """
 
     features: tuple[str, ...]
@@ -70,6 +71,7 @@ class Case:
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     whole: bool = False
     optimizer: bool = False
+    all_micro_batches: bool = False
 
 
 ALONE: Final = DENSE | {"world_size": 1, "global_batch_size": 1}
@@ -91,6 +93,13 @@ CASES: Final[Mapping[str, Case | RingJob]] = {
     "moe-alltoall-overlap, parts 4": Case(("moe-alltoall-overlap",), SPARSE, {"moe-alltoall-overlap": {"parts": 4}}),
     "moe-allgather-overlap": Case(("moe-allgather-overlap", "moe-shared-experts"), SPARSE, SHARED),
     "moe-zero-memory": Case(("moe-zero-memory",), SPARSE, {"moe-zero-memory": {"level": "level1"}}),
+    "moe-fb-overlap": Case(("moe-fb-overlap",), SPARSE | {"global_batch_size": 128}, all_micro_batches=True),
+    "moe-fb-overlap, shared experts": Case(
+        ("moe-fb-overlap", "moe-alltoall-overlap", "moe-shared-experts"),
+        SPARSE | {"global_batch_size": 128},
+        SHARED,
+        all_micro_batches=True,
+    ),
     "ampipe": Case(("ampipe", "moe-alltoall-overlap"), SPARSE, {"ampipe": {"parts": 2}}),
     "pipe-experts": Case(("pipe-experts",), SPARSE, {"pipe-experts": {"parts": 2}}),
     "swap-attention": Case(("swap-attention", "flash-attention"), ALONE),
@@ -107,7 +116,9 @@ def record(pool: WorkerPool, case: Case | RingJob) -> Programs:
         log = {"collective_log": f"{folder}/{{rank}}", "log_steps": True}
         layers = [Layer("exposed", world=case.world, settings={**case.settings, "device-emulation": log})]
         made = build_case(case.features, layers, (), int(case.world["world_size"]))
-        made = build_case(case.features, [*layers, with_few_micro_batches(made.plan.world)], (), int(case.world["world_size"]))
+        if not case.all_micro_batches:
+            few = with_few_micro_batches(made.plan.world)
+            made = build_case(case.features, [*layers, few], (), int(case.world["world_size"]))
         pool.dry_run(made.plan, made.recipe)
         return {int(file.name): _recorded(file, case) for file in sorted(Path(folder).iterdir())}
 

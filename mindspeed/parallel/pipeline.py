@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from mindspeed.memory.recomputation import generators
 from mindspeed.nn.mesh import Mesh, group_of
 from mindspeed.ops.errors import refuse
 from mindspeed.pipeline.deferred_linears import DeferredLinears, accumulate
@@ -39,6 +40,8 @@ class Pipeline:
       arXiv 2104.04473)
     - ``zb-h1`` (Qi et al., arXiv 2401.10241) and ``zb-v`` (arXiv 2405.15362), whose weight gradients fill the bubbles
     - ``fastest``, which is searched for durations that are equal
+    - ``paired``, in which a forward pass computes while the tokens of another micro-batch's backward pass travel to the experts
+      of `mindspeed.nn.MoE`, and the other way round
 
     Weight gradients are computed apart from the backward pass in ``nn.Linear`` and ``functional.linear``, with the bits of the
     backward pass. Gradients of other parameters, and of those that FSDP2 shards, stay in it. Raises OperatorError for a
@@ -84,7 +87,7 @@ class Pipeline:
         """
         run = _Step(self, inputs, loss)
         channels = Channels(self._routes, self.rank, self._links, self._buffer, self._empty)
-        execute(self.schedule, self.rank, run, channels)
+        execute(self.schedule, self.rank, run, channels, states=generators() if self.schedule.paired else ())
         return run.losses
 
     def _buffer(self) -> Tensor | None:

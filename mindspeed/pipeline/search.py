@@ -15,7 +15,7 @@ from mindspeed.pipeline.list_scheduling import NEVER, ListScheduler, RankLimits,
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import LimitTooSmallError
 from mindspeed.pipeline.simulator import SimulationResult, judge, peak_sets, simulate
-from mindspeed.pipeline.synthesis import Recomputation, megatron, recomputed, zero_bubble_h1, zero_bubble_v
+from mindspeed.pipeline.synthesis import Recomputation, megatron, paired, recomputed, zero_bubble_h1, zero_bubble_v
 from mindspeed.process.gc_pause import collector_paused
 
 NAMES: Final[dict[str, Placement]] = {
@@ -23,6 +23,7 @@ NAMES: Final[dict[str, Placement]] = {
     "interleaved": "loop",
     "zb-h1": "loop",
     "fastest": "loop",
+    "paired": "loop",
     "zb-v": "v",
 }
 """Schedules that need no feature, and their placement."""
@@ -38,6 +39,8 @@ def named(
         )
     if name == "fastest":
         return fastest(shape, costs, recompute, limit)[0]
+    if name == "paired":
+        return recomputed(paired(shape), recompute, limit)
     base = zero_bubble_v(shape) if name == "zb-v" else megatron(shape)
     return recomputed(zero_bubble_h1(shape) if name == "zb-h1" else base, recompute, limit)
 

@@ -106,10 +106,10 @@ def test_paths_to_fill_in_and_processes_that_nobody_gave_are_warnings(tmp_path):
 
 
 def test_strict_refuses_what_is_left_out():
-    words = ["--", "pretrain_gpt.py", *SIZES.split(), "--moe-fb-overlap"]
+    words = ["--", "pretrain_gpt.py", *SIZES.split(), "--optimize-send-recv-comm"]
     assert run(*words).exit_code == 0
     (problem,) = problems_of("--strict", *words)
-    assert (problem["code"], problem["fix"]) == ("MS113", "remove --moe-fb-overlap")
+    assert (problem["code"], problem["fix"]) == ("MS113", "remove --optimize-send-recv-comm")
 
 
 @pytest.mark.parametrize("verb", ["check", "plan"])

@@ -5,9 +5,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
 from torch.nn.parallel import DistributedDataParallel
 
+from mindspeed.nn import MoE
 from mindspeed.ops.errors import OperatorError
 from mindspeed.parallel import Pipeline
 
@@ -54,6 +56,23 @@ def pipelined_by_torch(chunks: int, schedule: str, inputs: list[Tensor]) -> tupl
         given = {"target": targets, "losses": losses} if last else {}
         made.step(*([torch.cat(inputs)] if rank == 0 else []), **given)
     return losses, [parameter.grad for stage in mine for parameter in stage.parameters()]
+
+
+def mixtures_in_a_pipeline(schedule: str) -> tuple[list[Tensor], int]:
+    """Gradients of layers with dropout and experts on all ranks, and how often a forward pass began to compute in another one."""
+    mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("pp", "ep"))
+    torch.manual_seed(dist.get_rank())
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1), MoE(WIDTH, 16, 4, 2, mesh=mesh["ep"])) for _ in range(2)]
+    passes: list[str] = []
+    for layer in layers:
+        layer.register_forward_hook(lambda *_: passes.append("forward"))
+        layer[0].weight.register_post_accumulate_grad_hook(lambda _: passes.append("backward"))
+    pipeline = Pipeline([nn.Sequential(*layers)], mesh["pp"], 4, schedule=schedule)
+    pipeline.step([torch.randn(12, WIDTH) for _ in range(4)], squared)
+    pipeline.close()
+    mixed = ["forward", "backward"] * 2
+    count = sum(passes[start : start + 4] in (mixed, mixed[::-1]) for start in range(len(passes)))
+    return [parameter.grad for layer in layers for parameter in layer.parameters()], count
 
 
 def weight_gradients_that_wait(autocast: bool) -> tuple[list[Tensor], int]:

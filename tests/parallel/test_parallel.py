@@ -142,7 +142,7 @@ def test_meter_counts_the_bytes_of_a_module() -> None:
     assert meter.peak.host + meter.peak.device == 1024
 
 
-SCHEDULES = [(1, "1f1b"), (2, "interleaved"), (1, "zb-h1"), (2, "zb-h1"), (2, "zb-v"), (1, "fastest")]
+SCHEDULES = [(1, "1f1b"), (2, "interleaved"), (1, "zb-h1"), (2, "zb-h1"), (2, "zb-v"), (1, "fastest"), (2, "paired")]
 
 
 @pytest.mark.parametrize(("chunks", "schedule"), SCHEDULES)
@@ -165,6 +165,16 @@ def test_pipeline_has_the_gradients_of_the_plain_loop(pool: WorkerPool, world: i
         assert len(found) == (4 if rank == last else 0)
         for one, other in zip(found, losses if found else [], strict=True):
             torch.testing.assert_close(one, other.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_passes_that_are_paired_compute_while_tokens_travel(pool: WorkerPool) -> None:
+    plain, turns = (
+        pool.call(ranks.mixtures_in_a_pipeline, 2, "1f1b")[0],
+        pool.call(ranks.mixtures_in_a_pipeline, 2, "paired")[0],
+    )
+    assert equal(turns[0], plain[0])
+    assert plain[1] == 0
+    assert turns[1] > 0
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
@@ -196,7 +206,7 @@ def test_weight_gradients_that_wait_have_the_bits_of_backward(pool: WorkerPool, 
     ("given", "sentence", "fix"),
     [
         ((2, 3), "3 micro-batches are not divisible by 2 ranks with interleaved stages", "use 2 or 4 micro-batches"),
-        ((1, 2, "zb-2"), "no schedule 'zb-2'", "use one of 1f1b, interleaved, zb-h1, fastest, zb-v"),
+        ((1, 2, "zb-2"), "no schedule 'zb-2'", "use one of 1f1b, interleaved, zb-h1, fastest, paired, zb-v"),
         ((1, 2, "zb-v"), "zb-v has two stages on each rank, but there are 1", "pass two stages on each rank"),
         (
             (1, 2, "interleaved"),

@@ -49,21 +49,30 @@ _FULL_PRECISION: Final = (
     "moe_allgather_overlap_comm",
     "moe_zero_memory",
     "moe_adaptive_recompute_activation",
+    "moe_fb_overlap",
     "gemm_gradient_accumulation_fusion",
 )
 """Flags that save time or memory, and whose features do not serve linear layers in fp8 or fp4."""
+_INTERLEAVED: Final = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
 
 
 def without_unserved(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Skip old flags that do not support the precision of a command, whose run computes the same without them."""
-    low = next((flag for flag in _LOW_PRECISION if made.value(flag)), None)
-    if low is None or not (left := [dest for dest in _FULL_PRECISION if values.get(dest)]):
-        return dict(values)
-    flags = [f"--{dest.replace('_', '-')}" for dest in left]
-    reason = f"mindspeed has no feature for {low}; Megatron's experts compute the same result"
-    text = f"{', '.join(flags)} {'is' if len(left) == 1 else 'are'} skipped: {reason}"
-    made.left_out.append(problem_of_flags("MS113", text, flags, Fix.drop_option(", ".join(flags))))
-    return {dest: value for dest, value in values.items() if dest not in left}
+    """Skip old flags that do not support the precision or the pipeline of a command, which computes the same without them."""
+    left = dict(values)
+    if low := next((flag for flag in _LOW_PRECISION if made.value(flag)), None):
+        _skip(made, left, _FULL_PRECISION, f"mindspeed has no feature for {low}; Megatron's experts compute the same result")
+    if (made.number("--pipeline-model-parallel-size") or 1) > 1 and not any(made.value(flag) for flag in _INTERLEAVED):
+        reason = f"pipeline stages pair micro-batches only in Megatron's interleaved schedule; {_INTERLEAVED[0]} selects it"
+        _skip(made, left, ("moe_fb_overlap",), reason)
+    return left
+
+
+def _skip(made: ArgumentWords, values: dict[str, Any], dests: Sequence[str], reason: str) -> None:
+    """Remove those of some flags that are given, with a reason."""
+    flags = [f"--{dest.replace('_', '-')}" for dest in dests if values.pop(dest, None)]
+    if flags:
+        text = f"{', '.join(flags)} {'is' if len(flags) == 1 else 'are'} skipped: {reason}"
+        made.left_out.append(problem_of_flags("MS113", text, flags, Fix.drop_option(", ".join(flags))))
 
 
 def in_new_meaning(made: ArgumentWords, extends: bool) -> None:

@@ -81,6 +81,7 @@ class MoeFbOverlap(ScheduleFeature[MoeFbOverlapArgs]):
         ),
         numerics=ms.Numerics.exact(),
         verify_with=ms.VerifyWith(world={"ep": 2}),
+        own_trainer='from mindspeed.parallel import Pipeline  # schedule="paired"',
     )
 
     def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:

@@ -48,6 +48,15 @@ def test_flags_that_serve_no_low_precision_are_left_out_with_it(low):
     assert read_old_flags(flags, (), catalog()).left_out == ()
 
 
+def test_passes_of_stages_without_chunks_are_not_paired_and_the_others_are():
+    flags = ["--moe-fb-overlap", "--pipeline-model-parallel-size"]
+    (left,) = read_old_flags([*flags, "2"], (), catalog()).left_out
+    assert left.message.startswith("--moe-fb-overlap is skipped: pipeline stages pair micro-batches only in")
+    for more in (["1"], ["2", "--num-layers-per-virtual-pipeline-stage", "1"]):
+        old = read_old_flags([*flags, *more], (), catalog())
+        assert (old.left_out, "moe-fb-overlap" in old.layer.features) == ((), True)
+
+
 def test_every_flag_that_serves_no_low_precision_stands_for_features_that_refuse_it():
     for dest in _FULL_PRECISION:
         for feature in BY_DEST[dest].features:
