@@ -62,8 +62,8 @@ COLUMNS: Final = ("transfers", "at once", "exposed")
 class Case:
     """What is recorded: features with settings, in a job.
 
-    It is the second step, up to its last product or as a ``whole``, or with ``optimizer`` the first one with the optimizer's. It
-    has as few micro-batches as show the schedule, unless ``all_micro_batches``.
+    It is the second step, up to its last product or as a ``whole``, or with ``optimizer`` the first one with the optimizer's.
+    It has as few micro-batches as show the schedule, unless ``all_micro_batches``.
     """
 
     features: tuple[str, ...]

@@ -59,7 +59,7 @@ def pipelined_by_torch(chunks: int, schedule: str, inputs: list[Tensor]) -> tupl
 
 
 def mixtures_in_a_pipeline(schedule: str) -> tuple[list[Tensor], int]:
-    """Gradients of layers with dropout and experts on all ranks, and how often a forward pass began to compute in another one."""
+    """Gradients of layers with dropout and experts on all ranks, and how often two passes took turns."""
     mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("pp", "ep"))
     torch.manual_seed(dist.get_rank())
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1), MoE(WIDTH, 16, 4, 2, mesh=mesh["ep"])) for _ in range(2)]

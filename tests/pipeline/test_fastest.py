@@ -41,7 +41,7 @@ def rivals(shape: PipelineShape, costs: Costs, limit: int | None, recompute: Any
             verdict = judge(named(name, shape, costs, recompute, limit), costs, limit)
         except ValueError:
             continue
-        if limit is None or max(verdict.peak) <= limit:
+        if not verdict.problems and (limit is None or max(verdict.peak) <= limit):
             yield verdict
 
 

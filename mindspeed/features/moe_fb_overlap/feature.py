@@ -51,7 +51,7 @@ def micro_batches_make_pairs(args: MoeFbOverlapArgs, world: ms.World) -> bool:
 
 
 class MoeFbOverlap(ScheduleFeature[MoeFbOverlapArgs]):
-    """Overlap forward and backward passes of two micro-batches.
+    """Overlap all-to-alls with another micro-batch.
 
     While the tokens of one pass travel to experts and back, the other pass computes. The schedule is Megatron's, with one more
     forward pass ahead.
@@ -105,7 +105,7 @@ class MoeFbOverlap(ScheduleFeature[MoeFbOverlapArgs]):
             ms.Wrap(
                 "megatron.core.transformer.moe.moe_layer:MoELayer.forward",
                 "mindspeed.features.moe_fb_overlap.transfers:with_states_of_its_own",
-                reason="a layer that two passes are inside of at once, one of them to recompute it, keeps the splits and tokens "
-                "of each",
+                reason="keeps the splits and tokens of each pass in a layer that two passes are inside of at once, one of them "
+                "to recompute it",
             ),
         ]
