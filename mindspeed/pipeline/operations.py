@@ -97,7 +97,7 @@ class Costs:
 class Schedule:
     """Named list of operations for each rank of a pipeline.
 
-    Where it is ``paired``, a forward pass runs beside the backward pass of another micro-batch or chunk that follows it: both
+    Where it is ``paired``, a forward pass runs together with the backward pass of another micro-batch or chunk that follows it: both
     begin when both have their inputs, and one computes while the other's tokens travel.
     """
 
@@ -107,7 +107,7 @@ class Schedule:
     paired: bool = False
 
     def paired_at(self, rank: int, index: int) -> bool:
-        """Return whether an operation of a rank runs beside the one that follows it."""
+        """Return whether an operation of a rank runs together with the one that follows it."""
         op, following = self.ops[rank][index], self.ops[rank][index + 1 : index + 2]
         return self.paired and op.kind == "F" and any(other.kind in "BD" and other[1:] != op[1:] for other in following)
 

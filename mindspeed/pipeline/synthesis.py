@@ -18,7 +18,7 @@ def megatron(shape: PipelineShape) -> Schedule:
 
 
 def paired(shape: PipelineShape) -> Schedule:
-    """Return Megatron's order with one more forward pass ahead, so that each other one has a backward pass beside it."""
+    """Return Megatron's order with one more forward pass ahead, so that each other one runs together with a backward pass."""
     ops = tuple(tuple(_one_forward_one_backward(shape, rank, more=1)) for rank in range(shape.pp))
     return Schedule("paired", shape, ops, paired=True)
 

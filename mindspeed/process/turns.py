@@ -98,7 +98,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def hand_over() -> None:
-    """Let the computation beside this one run until it hands over or ends; without one, return at once."""
+    """Let the other computation run until it hands over or ends; without one, return at once."""
     if _current is not None:
         _current.hand_over()
 
@@ -106,7 +106,7 @@ def hand_over() -> None:
 def in_turns(
     first: Callable[[], _First], second: Callable[[], _Second], states: Sequence[State] = ()
 ) -> tuple[_First, _Second]:
-    """Run two computations, and return what both return. ``second``, which has a thread of its own, begins.
+    """Run two computations, and return what both return. ``second``, on a separate thread, begins.
 
     Each sees ``states`` as if it ran alone; what the first leaves in them stays. What one raises ends the other where it has
     handed over, and is raised here.

@@ -40,8 +40,8 @@ def _least(args: MoeFbOverlapArgs, world: ms.World) -> Mapping[str, int]:
 
 
 @ms.condition(
-    "a step has {world.num_micro_batches} micro-batches, but {feature} needs at least {least}: one of them runs ahead of the "
-    "others",
+    "the number of micro-batches per step is {world.num_micro_batches}, but {feature} needs at least {least}, because one of "
+    "them runs ahead of the others",
     fix=(ms.Fix.give_field("global_batch_size", "{batch}", or_more=True), _REMOVE),
     values=_least,
 )
