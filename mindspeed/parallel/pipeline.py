@@ -87,7 +87,7 @@ class Pipeline:
         """
         run = _Step(self, inputs, loss)
         channels = Channels(self._routes, self.rank, self._links, self._buffer, self._empty)
-        execute(self.schedule, self.rank, run, channels, states=generators() if self.schedule.paired else ())
+        execute(self.schedule, self.rank, run, channels, states=generators() if self.schedule.pairs else ())
         return run.losses
 
     def _buffer(self) -> Tensor | None:

@@ -58,7 +58,7 @@ def execute(
     run = _Execution(schedule, rank, stages, channels)
     ops, index = schedule.ops[rank], 0
     while index < len(ops):
-        together = ops[index : index + 1 + schedule.paired_at(rank, index)]
+        together = schedule.together(rank, index)
         index += len(together)
         arrived = clock()
         given = [run.receive(op) for op in together]

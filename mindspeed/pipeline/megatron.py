@@ -19,6 +19,7 @@ from mindspeed.pipeline.executor import execute
 from mindspeed.pipeline.megatron_stages import MegatronStages, refuse
 from mindspeed.pipeline.messages import Routes, routes
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
+from mindspeed.pipeline.paired_transfers import LAYER_STATES
 from mindspeed.pipeline.recompute_feature import RecomputeFeature
 from mindspeed.pipeline.recording import Timed, agreed_costs, device_time, write_trace
 from mindspeed.pipeline.running_step import running
@@ -26,7 +27,6 @@ from mindspeed.pipeline.simulator import judge, out_of_order
 from mindspeed.pipeline.transport import Channels, Links, moved
 from mindspeed.plugins.active import active_features
 from mindspeed.problems import Fix, Problem, RunError
-from mindspeed.process.turns import State
 
 _FOREIGN: Final = ("adjust_tensor_shapes_fn", "p2p_communicator", "pg_collection", "grad_finalize_pgs")
 """Arguments of Megatron's function with which a caller brings communication of its own."""
@@ -44,8 +44,7 @@ class Engine:
     pipeline group. A list that sums gradients in another order than Megatron is refused. ``output_layer`` lets its weight
     gradient wait as well. With ``measured`` the ranks time their operations in `MEASURED_STEPS`, agree on ``costs``, and plan
     again. ``trace`` is a folder in which every rank writes the times of its latest step. With ``host`` the queue
-    of weight gradients is on the host but for two chunk-steps. ``states`` are those that each of two paired operations has for
-    itself, besides random number generators.
+    of weight gradients is on the host but for two chunk-steps.
     """
 
     owner: str
@@ -57,7 +56,6 @@ class Engine:
     measured: bool = False
     trace: str | None = None
     host: HostBuffers | None = None
-    states: tuple[State, ...] = ()
     recomputed: int = 0
     bytes_sent: int = 0
     recorded: list[Timed] = field(default_factory=list)
@@ -134,7 +132,7 @@ class Engine:
         return step.losses
 
     def _execute(self, schedule: Schedule, step: MegatronStages, channels: Channels) -> None:
-        states = (*generators(), tracker_state(), *self.states) if schedule.paired else ()
+        states = (*generators(), tracker_state(), LAYER_STATES, *step.states) if schedule.pairs else ()
         if self.trace is None and not self._measuring:
             execute(schedule, step.rank, step, channels, states=states)
             return

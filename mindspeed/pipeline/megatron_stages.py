@@ -106,6 +106,7 @@ class MegatronStages:
         self.queue = WeightGradients(self._finish_weight, staying) if waiting else None
         if self.queue is not None and options.host is not None:
             self.queue.host = HostQueue(options.host, self.queue.storages_of)
+        self.states = () if self.queue is None else (self.queue,)
         self.kept = RunningStep(self.queue, None if forward_only else self.checkpoints)
 
     # -- operations ---------------------------------------------------------------------------------------------------
@@ -152,8 +153,11 @@ class MegatronStages:
         optional = _known(schedules.backward_step, model_type=model_type, pipeline_model_parallel_size=self.schedule.shape.pp)
         if gradient is not None:
             schedules.deallocate_output_tensor(output, config.deallocate_pipeline_outputs)
-        with self._collected(op), self._synchronised(op):
-            made: Tensor | None = schedules.backward_step(given, output, gradient, config=config, **optional)
+        with self._synchronised(op):
+            with self._collected(op):
+                made: Tensor | None = schedules.backward_step(given, output, gradient, config=config, **optional)
+            if op.kind == "D" and self.queue is not None:
+                self.queue.run(op[1:])
         self._end_of_chunk(op)
         return made
 

@@ -97,24 +97,23 @@ class Costs:
 class Schedule:
     """Named list of operations for each rank of a pipeline.
 
-    Where it is ``paired``, a forward pass runs together with the backward pass of another micro-batch or chunk that follows it: both
-    begin when both have their inputs, and one computes while the other's tokens travel.
+    ``pairs`` has for each rank the places of forward passes that run together with the backward pass behind them: both begin
+    when both have their inputs, and one computes while the other's tokens travel. It is empty where there are none.
     """
 
     name: str
     shape: PipelineShape
     ops: Ops
-    paired: bool = False
+    pairs: tuple[frozenset[int], ...] = ()
 
-    def paired_at(self, rank: int, index: int) -> bool:
-        """Return whether an operation of a rank runs together with the one that follows it."""
-        op, following = self.ops[rank][index], self.ops[rank][index + 1 : index + 2]
-        return self.paired and op.kind == "F" and any(other.kind in "BD" and other[1:] != op[1:] for other in following)
+    def together(self, rank: int, index: int) -> tuple[Op, ...]:
+        """Return the operation at a place of a rank, with the one that runs together with it."""
+        return self.ops[rank][index : index + 1 + (bool(self.pairs) and index in self.pairs[rank])]
 
     def to_json(self) -> dict[str, Any]:
         shape = self.shape
-        paired = {"paired": True} if self.paired else {}
-        return paired | {
+        pairs = {"pairs": [sorted(places) for places in self.pairs]} if self.pairs else {}
+        return pairs | {
             "schedule": self.name,
             "pp": shape.pp,
             "vpp": shape.vpp,
@@ -129,9 +128,10 @@ class Schedule:
         try:
             shape = PipelineShape(int(data["pp"]), int(data["vpp"]), int(data["micro_batches"]), data.get("placement", "loop"))
             ops = tuple(tuple(_op(words) for words in rank) for rank in data["ops"])
+            pairs = tuple(frozenset(map(int, places)) for places in data.get("pairs", ()))
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a schedule: {error!r}") from error
-        return cls(str(data.get("schedule", "file")), shape, ops, bool(data.get("paired", False)))
+        return cls(str(data.get("schedule", "file")), shape, ops, pairs)
 
 
 def _op(words: Sequence[Any]) -> Op:

@@ -147,8 +147,7 @@ def simulate(schedule: Schedule, costs: Costs) -> tuple[tuple[tuple[Span, ...], 
         done = spans[rank]
         now = done[-1].end if done else 0.0
         while len(done) < len(schedule.ops[rank]):
-            begun = len(done)
-            together = schedule.ops[rank][begun : begun + 1 + schedule.paired_at(rank, begun)]
+            together = schedule.together(rank, len(done))
             stages = [stage_of[rank][op.chunk] for op in together]
             messages = [needed(op, stage, shape.stages) for op, stage in zip(together, stages, strict=True)]
             missing = [message for message in messages if message is not None and message not in ended]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,14 @@ def megatron(shape: PipelineShape) -> Schedule:
 def paired(shape: PipelineShape) -> Schedule:
     """Return Megatron's order with one more forward pass ahead, so that each other one runs together with a backward pass."""
     ops = tuple(tuple(_one_forward_one_backward(shape, rank, more=1)) for rank in range(shape.pp))
-    return Schedule("paired", shape, ops, paired=True)
+    return Schedule("paired", shape, ops, tuple(frozenset(_places_before_backward(rank)) for rank in ops))
+
+
+def _places_before_backward(ops: Sequence[Op]) -> Iterator[int]:
+    """Yield the places of forward passes with a backward pass of another micro-batch or chunk behind them."""
+    for place, (op, following) in enumerate(itertools.pairwise(ops)):
+        if op.kind == "F" and following.kind in "BD" and following[1:] != op[1:]:
+            yield place
 
 
 def _one_forward_one_backward(shape: PipelineShape, rank: int, more: int = 0) -> Iterator[Op]:
@@ -102,6 +110,62 @@ def _zero_bubble_v(shape: PipelineShape, rank: int) -> Iterator[Op]:
         count[word] += 1
         if micro_batch < shape.micro_batches:
             yield Op(word[0], int(word[1]), micro_batch)  # type: ignore[arg-type]
+
+
+def dual_pipe_v(shape: PipelineShape, split: bool) -> Schedule:
+    """Return DualPipeV: DualPipe of DeepSeek-V3 (arXiv 2412.19437) cut in half, on stages that are placed as a V.
+
+    In the steady phase the forward pass of each chunk runs together with a backward pass of the other one. With ``split``, W of
+    the warm-up and cool-down phases is apart. Needs 2 pp - 1 micro-batches; raises ValueError for fewer.
+    """
+    least = 2 * shape.pp - 1
+    if shape.micro_batches < least:
+        raise ValueError(f"dualpipev needs at least {least} micro-batches, but there are {shape.micro_batches}")
+    words = [list(_dual_pipe_v(shape, rank, split)) for rank in range(shape.pp)]
+    pairs = tuple(frozenset(place for place, word in enumerate(rank) if word.endswith("&")) for rank in words)
+    return Schedule("dualpipev", shape, tuple(tuple(_numbered(rank)) for rank in words), pairs)
+
+
+def _dual_pipe_v(shape: PipelineShape, rank: int, split: bool) -> Iterator[str]:
+    """Yield the operations of a rank as words: kind and chunk, and an & where it runs together with the next one."""
+    rest, steady = shape.pp - rank - 1, shape.micro_batches - 2 * shape.pp + rank + 1
+    apart, waiting = ("B" if split else "D"), deque[str]()
+    yield from ["F0"] * (2 * rest) + ["F0", "F1"] * (rank + 1)
+    yield from [f"{apart}1", *(["W1"] if split else []), "F1"] * rest
+    for turn in range(steady):
+        yield from ["F0", "D1"] if turn == 0 and rest == 0 else ["F0&", "D1"]
+        yield from ["F1&", "D0"]
+    yield from ["D1", "F1&", "D0"] * rest
+    backwards = [f"D{chunk}" for _ in range(rank + 1) for chunk in (1, 0)]
+    for place, word in enumerate(backwards):
+        if split and place > rank:
+            waiting.append(f"W{word[1]}")
+            yield f"B{word[1]}"
+        else:
+            yield word
+    for _ in range(rest):
+        if split:
+            yield waiting.popleft()
+            waiting.append("W0")
+        yield f"{apart}0"
+    yield from waiting
+
+
+def _numbered(words: Sequence[str]) -> Iterator[Op]:
+    """Yield operations whose micro-batches ascend: of F, of B and D together, and of W as those of B."""
+    count: Counter[str] = Counter()
+    waiting: dict[str, deque[int]] = {"0": deque(), "1": deque()}
+    for word in words:
+        kind, chunk = word[0], word[1]
+        of = "F" if kind == "F" else "B"
+        if kind == "W":
+            micro_batch = waiting[chunk].popleft()
+        else:
+            micro_batch = count[of + chunk]
+            count[of + chunk] += 1
+        if kind == "B":
+            waiting[chunk].append(micro_batch)
+        yield Op(kind, int(chunk), micro_batch)  # type: ignore[arg-type]
 
 
 Recomputation = Literal["none", "all", "least"]

@@ -53,6 +53,14 @@ class WeightGradients:
         self.host: HostQueue | None = None
         """Moves units that wait to the host, where that is set."""
 
+    def get(self) -> tuple[Unit | None, Unit | None]:
+        """Return the units that are collected and due, which each of two passes in turns has for itself."""
+        return self.collecting, self.due
+
+    def set(self, units: tuple[Unit | None, Unit | None]) -> None:
+        """Let these units be collected and due."""
+        self.collecting, self.due = units
+
     def storages_of(self, unit: Unit) -> list[UntypedStorage]:
         """Return the storages that a unit keeps, each once."""
         storages = [storage for product in self._queue[unit] for storage in product.storages()]

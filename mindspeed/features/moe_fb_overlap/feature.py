@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from mindspeed import plugins as ms
 from mindspeed.moe.conditions import experts_are_spread, needs_dispatcher
 from mindspeed.pipeline.conditions import NO_SHARDED_MODEL, ScheduleArgs
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
+from mindspeed.pipeline.paired_conditions import PAIRED_TRANSFERS, PASSES_IN_TURNS
 from mindspeed.plugins.shared_conditions import NO_OTHER_PASSES, has_experts
 
 _REMOVE = ms.Fix.remove_feature()
@@ -74,10 +74,7 @@ class MoeFbOverlap(ScheduleFeature[MoeFbOverlapArgs]):
             micro_batches_make_pairs,
             *NO_OTHER_PASSES,
             NO_SHARDED_MODEL,
-            *(
-                ms.Conflicts(name, reason=f"{name} follows the passes of one micro-batch after the other")
-                for name in ("swap-attention", "adaptive-recompute", "recompute-in-advance", "recompute-in-bubble")
-            ),
+            *PASSES_IN_TURNS,
         ),
         numerics=ms.Numerics.exact(),
         verify_with=ms.VerifyWith(world={"ep": 2}),
@@ -89,23 +86,6 @@ class MoeFbOverlap(ScheduleFeature[MoeFbOverlapArgs]):
 
         return paired(shape)
 
-    def engine_options(self) -> dict[str, Any]:
-        from mindspeed.features.moe_fb_overlap.transfers import LAYER_STATES
-
-        return {"states": (LAYER_STATES,)}
-
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:
-        return [
-            ms.Wrap(
-                "megatron.core.tensor_parallel.mappings:all_to_all",
-                "mindspeed.features.moe_fb_overlap.transfers:in_turns_with_another_pass",
-                reason="posts the tokens of experts, and lets the pass of another micro-batch compute while they travel",
-            ),
-            ms.Wrap(
-                "megatron.core.transformer.moe.moe_layer:MoELayer.forward",
-                "mindspeed.features.moe_fb_overlap.transfers:with_states_of_its_own",
-                reason="keeps the splits and tokens of each pass in a layer that two passes are inside of at once, one of them "
-                "to recompute it",
-            ),
-        ]
+        return [*PAIRED_TRANSFERS]

@@ -8,11 +8,11 @@ from typing import Any, Final, Literal
 from pydantic import field_validator
 
 from mindspeed import plugins as ms
-from mindspeed.features.zero_bubble.placement import V_CONDITIONS, V_PLACEMENT
 from mindspeed.pipeline.conditions import KEEPS_PASSES, LISTED_RECOMPUTE, WAITING_WEIGHTS, ScheduleArgs, full_recompute
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import least_limit
+from mindspeed.pipeline.v_conditions import V_PLACEMENT, v_conditions
 from mindspeed.plugins.constraints import Constraint
 
 
@@ -87,6 +87,11 @@ def _least_listed(args: ZeroBubbleArgs, world: ms.World) -> int:
     return least_limit(planned(args, _shape(args, world), given_costs(args)))
 
 
+def _is_v(args: ZeroBubbleArgs, world: ms.World) -> bool:
+    """Return whether stages are placed as a V."""
+    return args.placement == "v"
+
+
 def _recomputes(args: ZeroBubbleArgs, world: ms.World) -> bool:
     """Return whether the schedule recomputes layers."""
     return args.recompute != "none"
@@ -152,7 +157,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     ),
     limit_can_be_kept,
     limit_keeps_deferred_sets,
-    *V_CONDITIONS,
+    *v_conditions("placement=v", ms.Fix.give_setting("placement", "loop"), _is_v),
     ms.Before("matmul-add"),
 )
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mindspeed.features.zero_bubble.feature import ZeroBubbleArgs
-from mindspeed.features.zero_bubble.placement import megatron_asks_by_chunk
+from mindspeed.features.zero_bubble.feature import CONSTRAINTS
 from mindspeed.job.world import World
 from mindspeed.plugins.conditions import failure
 from tests.features.resolving import MODEL, active, ask, refusals

@@ -14,8 +14,8 @@ from typing import Any
 from megatron.core import parallel_state
 
 from mindspeed import plugins as ms
-from mindspeed.features.zero_bubble.placement import TIED, UNTIE
 from mindspeed.pipeline.operations import PipelineShape
+from mindspeed.pipeline.v_conditions import TIED, UNTIE
 
 
 def with_v_offset(original: Callable[..., Any]) -> Callable[..., Any]:

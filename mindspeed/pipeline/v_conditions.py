@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from mindspeed import plugins as ms
 
-_HERE: Final = "mindspeed.features.zero_bubble.v_placement"
-_LOOP: Final = ms.Fix.give_setting("placement", "loop")
+_HERE: Final = "mindspeed.pipeline.v_placement"
 TIED: Final = (
-    "placement=v puts the embedding and the output layer in two chunks of one rank, where Megatron does not tie their weights"
+    "the V placement of stages puts the embedding and the output layer in two chunks of one rank, where Megatron does not tie "
+    "their weights"
 )
 UNTIE: Final = ms.Fix.give_field("tied_embeddings", False)
 """Reason and fix for tied embeddings, refused in a plan and, where the plan does not know them, in the built model."""
-_BY_CHUNK: Final = ">=0.14,<0.19"
+BY_CHUNK: Final = ">=0.14,<0.19"
 """Releases of Megatron that ask for stages where the wraps of a V answer: by chunk, and no loss by stage."""
 _UNEVEN: Final = {
     "pipeline_layout": "assigns layers to stages by a layout",
@@ -25,11 +25,6 @@ _UNEVEN: Final = {
 }
 
 
-def _is_v(args: Any, world: ms.World) -> bool:
-    """Return whether placement is v."""
-    return bool(args.placement == "v")
-
-
 def _uneven(args: Any, world: ms.World) -> Mapping[str, str]:
     """Return what makes stages unequal."""
     if world.layer_split:
@@ -38,36 +33,60 @@ def _uneven(args: Any, world: ms.World) -> Mapping[str, str]:
     return {"uneven": " and ".join(texts)}
 
 
-@ms.condition(
-    "placement=v needs the same number of layers in every stage, but the job {uneven}", fix=(_LOOP,), when=_is_v, values=_uneven
-)
-def stages_are_equal(args: Any, world: ms.World) -> bool:
-    """Check that stages have equal numbers of layers."""
-    return world.is_hybrid or not (world.layer_split or any(world.is_set(field) for field in _UNEVEN))
+def v_conditions(who: str, without: ms.Fix, when: Callable[[Any, ms.World], bool] | None = None) -> tuple[ms.Condition, ...]:
+    """Return the conditions of a V: ``who`` needs them, ``without`` is the fix that does without it."""
 
+    @ms.condition(
+        f"{who} needs the same number of layers in every stage, but the job {{uneven}}",
+        fix=(without,),
+        when=when,
+        values=_uneven,
+    )
+    def stages_are_equal(args: Any, world: ms.World) -> bool:
+        """Check that stages have equal numbers of layers."""
+        return world.is_hybrid or not (world.layer_split or any(world.is_set(field) for field in _UNEVEN))
 
-@ms.condition(
-    "placement=v does not support a HybridModel, whose layers Megatron assigns to ranks by the pattern",
-    fix=(_LOOP,),
-    when=_is_v,
-)
-def model_is_no_hybrid(args: Any, world: ms.World) -> bool:
-    """Check that the model is no HybridModel."""
-    return not world.is_hybrid
+    @ms.condition(
+        f"{who} does not support a HybridModel, whose layers Megatron assigns to ranks by the pattern",
+        fix=(without,),
+        when=when,
+    )
+    def model_is_no_hybrid(args: Any, world: ms.World) -> bool:
+        """Check that the model is no HybridModel."""
+        return not world.is_hybrid
 
+    @ms.condition(TIED, fix=(UNTIE, without), when=when)
+    def embeddings_are_untied(args: Any, world: ms.World) -> bool:
+        """Check that the embedding and the output layer have separate weights."""
+        return not world.tied_embeddings
 
-@ms.condition(TIED, fix=(UNTIE, _LOOP), when=_is_v)
-def embeddings_are_untied(args: Any, world: ms.World) -> bool:
-    """Check that the embedding and the output layer have separate weights."""
-    return not world.tied_embeddings
+    @ms.condition(f"{who} supports Megatron 0.14 to 0.18, but the version is {{world.megatron}}", fix=(without,), when=when)
+    def megatron_asks_by_chunk(args: Any, world: ms.World) -> bool:
+        """Check that this release of Megatron finds the stages of a V."""
+        from packaging.specifiers import SpecifierSet
 
+        return SpecifierSet(BY_CHUNK).contains(world.megatron, prereleases=True)
 
-@ms.condition("placement=v supports Megatron 0.14 to 0.18, but the version is {world.megatron}", fix=(_LOOP,), when=_is_v)
-def megatron_asks_by_chunk(args: Any, world: ms.World) -> bool:
-    """Check that this release of Megatron finds the stages of a V."""
-    from packaging.specifiers import SpecifierSet
-
-    return SpecifierSet(_BY_CHUNK).contains(world.megatron, prereleases=True)
+    return (
+        ms.Condition.equals(
+            "vpp",
+            2,
+            f"{who} needs two model chunks on each rank, but vpp is {{world.vpp}}",
+            fix=(ms.Fix.give_field("vpp", 2), without),
+            when=when,
+        ),
+        embeddings_are_untied,
+        ms.Condition.equals(
+            "mtp_num_layers",
+            0,
+            f"{who} does not support multi-token prediction (mtp_num_layers={{world.mtp_num_layers}})",
+            fix=(ms.Fix.give_field("mtp_num_layers", 0), without),
+            when=when,
+        ),
+        stages_are_equal,
+        model_is_no_hybrid,
+        megatron_asks_by_chunk,
+    )
 
 
 V_PLACEMENT: Final = (
@@ -110,24 +129,3 @@ V_PLACEMENT: Final = (
     ),
 )
 """The patches of stages that are placed as a V."""
-
-V_CONDITIONS: Final = (
-    ms.Condition.equals(
-        "vpp",
-        2,
-        "placement=v needs two model chunks on each rank, but vpp is {world.vpp}",
-        fix=(ms.Fix.give_field("vpp", 2), _LOOP),
-        when=_is_v,
-    ),
-    embeddings_are_untied,
-    ms.Condition.equals(
-        "mtp_num_layers",
-        0,
-        "placement=v does not support multi-token prediction (mtp_num_layers={world.mtp_num_layers})",
-        fix=(ms.Fix.give_field("mtp_num_layers", 0), _LOOP),
-        when=_is_v,
-    ),
-    stages_are_equal,
-    model_is_no_hybrid,
-    megatron_asks_by_chunk,
-)

@@ -1,0 +1,81 @@
+"""The schedule of DeepSeek-V3, cut in half: stages as a V, and pairs of forward and backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mindspeed import plugins as ms
+from mindspeed.pipeline.conditions import KEEPS_PASSES, WAITING_WEIGHTS, ScheduleArgs
+from mindspeed.pipeline.feature import ScheduleFeature
+from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
+from mindspeed.pipeline.paired_conditions import PAIRED_TRANSFERS, PASSES_IN_TURNS
+from mindspeed.pipeline.v_conditions import V_PLACEMENT, v_conditions
+
+_REMOVE = ms.Fix.remove_feature()
+
+
+class DualPipeVArgs(ScheduleArgs):
+    split_weights: bool = ms.Field(
+        False,
+        description="Compute weight gradients of linear layers apart from input gradients in the warm-up and cool-down phases, "
+        "which makes the bubbles smaller",
+    )
+
+
+def _least(args: DualPipeVArgs, world: ms.World) -> Mapping[str, int]:
+    """Return the fewest micro-batches, and the batch that has them."""
+    least = 2 * world.pp - 1
+    return {"least": least, "batch": least * world.micro_batch_size * world.dp}
+
+
+@ms.condition(
+    "the number of micro-batches per step is {world.num_micro_batches}, but {feature} needs at least 2 pp - 1 = {least}",
+    fix=(ms.Fix.give_field("global_batch_size", "{batch}", or_more=True), _REMOVE),
+    values=_least,
+)
+def micro_batches_fill_the_v(args: DualPipeVArgs, world: ms.World) -> bool:
+    """Check that the V has a steady phase."""
+    return world.num_micro_batches >= 2 * world.pp - 1
+
+
+class DualPipeV(ScheduleFeature[DualPipeVArgs]):
+    """Pair forward and backward passes in a V of stages.
+
+    Each pipeline rank has two model chunks, the second in reverse order of ranks. In the steady phase, the forward pass of one
+    chunk runs together with the backward pass of the other one, and computes while its tokens travel to experts and back.
+    """
+
+    spec = ms.FeatureSpec(
+        name="dualpipev",
+        category=ms.Category.PARALLEL,
+        slots={ms.Slot.PIPELINE_SCHEDULE, ms.Slot.LINEAR},
+        constraints=(
+            ms.Requires(
+                "virtual-pipeline", reason="dualpipev has two model chunks on each pipeline rank", settings={"size": 2}
+            ),
+            *KEEPS_PASSES,
+            *v_conditions("dualpipev", _REMOVE),
+            micro_batches_fill_the_v,
+            *PASSES_IN_TURNS,
+            ms.Before("matmul-add"),
+        ),
+        numerics=ms.Numerics.reordered(
+            reason="only with dropout: ranks hold other layers than in Megatron, so dropout draws different random numbers. "
+            "Without dropout, results are bitwise identical to Megatron"
+        ),
+        state=ms.CheckpointState("resharded", "layers are saved under their number in the whole model"),
+        verify_with=ms.VerifyWith(world={"pp": 2, "tied_embeddings": False, "mtp_num_layers": 0}),
+        own_trainer='a V of your own modules is schedule="zb-v" of mindspeed.parallel.Pipeline, without pairs',
+    )
+
+    def planned_schedule(self, shape: PipelineShape, costs: Costs) -> Schedule:
+        from mindspeed.pipeline.synthesis import dual_pipe_v
+
+        return dual_pipe_v(shape, self.args.split_weights)
+
+    def placement(self) -> Placement:
+        return "v"
+
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
+        return [*([WAITING_WEIGHTS] if self.args.split_weights else []), *PAIRED_TRANSFERS, *V_PLACEMENT]
