@@ -8,16 +8,9 @@ from typing import Any, Final
 from mindspeed import plugins as ms
 
 _HERE: Final = "mindspeed.pipeline.v_placement"
-TIED: Final = (
-    "the V placement of stages puts the embedding and the output layer in two chunks of one rank, where Megatron does not tie "
-    "their weights"
-)
-UNTIE: Final = ms.Fix.give_field("tied_embeddings", False)
-"""Reason and fix for tied embeddings, refused in a plan and, where the plan does not know them, in the built model."""
 BY_CHUNK: Final = ">=0.14,<0.19"
 """Releases of Megatron that ask for stages where the wraps of a V answer: by chunk, and no loss by stage."""
 _UNEVEN: Final = {
-    "pipeline_layout": "assigns layers to stages by a layout",
     "first_stage_layers": "gives the first stage {} layers",
     "last_stage_layers": "gives the last stage {} layers",
     "embedding_is_layer": "counts the embedding as a layer",
@@ -27,8 +20,6 @@ _UNEVEN: Final = {
 
 def _uneven(args: Any, world: ms.World) -> Mapping[str, str]:
     """Return what makes stages unequal."""
-    if world.layer_split:
-        return {"uneven": f"has model chunks of {', '.join(map(str, world.layer_split))} layers"}
     texts = [text.format(getattr(world, field)) for field, text in _UNEVEN.items() if world.is_set(field)]
     return {"uneven": " and ".join(texts)}
 
@@ -37,14 +28,14 @@ def v_conditions(who: str, without: ms.Fix, when: Callable[[Any, ms.World], bool
     """Return the conditions of a V: ``who`` needs them, ``without`` is the fix that does without it."""
 
     @ms.condition(
-        f"{who} needs the same number of layers in every stage, but the job {{uneven}}",
+        f"{who} needs the same number of layers in every stage or a layout of the stages, but the job {{uneven}}",
         fix=(without,),
         when=when,
         values=_uneven,
     )
     def stages_are_equal(args: Any, world: ms.World) -> bool:
         """Check that stages have equal numbers of layers."""
-        return world.is_hybrid or not (world.layer_split or any(world.is_set(field) for field in _UNEVEN))
+        return world.is_hybrid or not any(world.is_set(field) for field in _UNEVEN)
 
     @ms.condition(
         f"{who} does not support a HybridModel, whose layers Megatron assigns to ranks by the pattern",
@@ -54,11 +45,6 @@ def v_conditions(who: str, without: ms.Fix, when: Callable[[Any, ms.World], bool
     def model_is_no_hybrid(args: Any, world: ms.World) -> bool:
         """Check that the model is no HybridModel."""
         return not world.is_hybrid
-
-    @ms.condition(TIED, fix=(UNTIE, without), when=when)
-    def embeddings_are_untied(args: Any, world: ms.World) -> bool:
-        """Check that the embedding and the output layer have separate weights."""
-        return not world.tied_embeddings
 
     @ms.condition(f"{who} supports Megatron 0.14 to 0.18, but the version is {{world.megatron}}", fix=(without,), when=when)
     def megatron_asks_by_chunk(args: Any, world: ms.World) -> bool:
@@ -75,26 +61,32 @@ def v_conditions(who: str, without: ms.Fix, when: Callable[[Any, ms.World], bool
             fix=(ms.Fix.give_field("vpp", 2), without),
             when=when,
         ),
-        embeddings_are_untied,
-        ms.Condition.equals(
-            "mtp_num_layers",
-            0,
-            f"{who} does not support multi-token prediction (mtp_num_layers={{world.mtp_num_layers}})",
-            fix=(ms.Fix.give_field("mtp_num_layers", 0), without),
-            when=when,
-        ),
         stages_are_equal,
         model_is_no_hybrid,
         megatron_asks_by_chunk,
     )
 
 
-V_PLACEMENT: Final = (
-    ms.Wrap(
-        "megatron.core.models.gpt.gpt_model:GPTModel.__init__",
-        f"{_HERE}:with_untied_weights",
-        reason="refuses a model with tied embedding and output layer before its ranks wait for each other",
+V_PLACEMENT: Final[tuple[ms.Patch, ...]] = (
+    ms.Mixin(
+        "megatron.core.transformer.pipeline_parallel_layer_layout:PipelineParallelLayerLayout",
+        f"{_HERE}:LayoutOfV",
+        reason="places the stages of a layout, and those of noop-layers, as a V",
         phase="build",
+        optional=True,
+    ),
+    ms.Wrap(
+        "megatron.core.models.common.language_module.language_module:LanguageModule.setup_embeddings_and_output_layer",
+        f"{_HERE}:with_shared_weight_on_one_rank",
+        reason="copies a weight that the embedding shares with the output layer or with multi-token prediction from the first "
+        "chunk of rank 0 to the second one",
+        phase="build",
+        optional=True,
+    ),
+    ms.Wrap(
+        "megatron.core.distributed.finalize_model_grads:_allreduce_word_embedding_grads",
+        f"{_HERE}:with_gradients_of_one_rank",
+        reason="sums the gradients of that weight over the two chunks of rank 0",
         optional=True,
     ),
     ms.Wrap(

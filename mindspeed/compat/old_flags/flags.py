@@ -61,7 +61,10 @@ def without_unserved(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str
     left = dict(values)
     if low := next((flag for flag in _LOW_PRECISION if made.value(flag)), None):
         _skip(made, left, _FULL_PRECISION, f"mindspeed has no feature for {low}; Megatron's experts compute the same result")
-    if (made.number("--pipeline-model-parallel-size") or 1) > 1 and not any(made.value(flag) for flag in _INTERLEAVED):
+    stages = made.number("--pipeline-model-parallel-size") or 1
+    if left.get("schedules_method") == "dualpipev" and stages > 1 and left.pop("moe_fb_overlap", None):
+        made.notes.append("--moe-fb-overlap is part of the feature dualpipev, to which --schedules-method dualpipev maps")
+    if stages > 1 and not any(made.value(flag) for flag in _INTERLEAVED):
         reason = f"pipeline stages pair micro-batches only in Megatron's interleaved schedule; {_INTERLEAVED[0]} selects it"
         _skip(made, left, ("moe_fb_overlap",), reason)
     return left

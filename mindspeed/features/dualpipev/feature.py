@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mindspeed import plugins as ms
-from mindspeed.pipeline.conditions import KEEPS_PASSES, WAITING_WEIGHTS, ScheduleArgs
+from mindspeed.pipeline.conditions import KEEPS_FORWARDS, NO_SHARDED_MODEL, WAITING_WEIGHTS, ScheduleArgs
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.paired_conditions import PAIRED_TRANSFERS, PASSES_IN_TURNS
@@ -38,6 +38,21 @@ def micro_batches_fill_the_v(args: DualPipeVArgs, world: ms.World) -> bool:
     return world.num_micro_batches >= 2 * world.pp - 1
 
 
+def _splits(args: DualPipeVArgs, world: ms.World) -> bool:
+    """Return whether weight gradients are apart."""
+    return args.split_weights
+
+
+@ms.condition(
+    "split_weights is set, but the linear layers of Transformer Engine compute both gradients at once",
+    fix=(ms.Fix.drop_setting("split_weights"), ms.Fix.give_field("transformer_engine_layers", False)),
+    when=_splits,
+)
+def linear_layers_are_split(args: DualPipeVArgs, world: ms.World) -> bool:
+    """Check that linear layers are Megatron's local ones, or classes over them."""
+    return not world.is_set("transformer_engine_layers") or world.is_set("engine_over_local")
+
+
 class DualPipeV(ScheduleFeature[DualPipeVArgs]):
     """Pair forward and backward passes in a V of stages.
 
@@ -48,12 +63,19 @@ class DualPipeV(ScheduleFeature[DualPipeVArgs]):
     spec = ms.FeatureSpec(
         name="dualpipev",
         category=ms.Category.PARALLEL,
-        slots={ms.Slot.PIPELINE_SCHEDULE, ms.Slot.LINEAR},
+        slots={ms.Slot.PIPELINE_SCHEDULE},
         constraints=(
             ms.Requires(
                 "virtual-pipeline", reason="dualpipev has two model chunks on each pipeline rank", settings={"size": 2}
             ),
-            *KEEPS_PASSES,
+            *KEEPS_FORWARDS,
+            NO_SHARDED_MODEL,
+            linear_layers_are_split,
+            ms.Conflicts(
+                ms.Slot.LINEAR,
+                reason="dualpipev.split_weights computes the weight gradients of linear layers itself",
+                when=_splits,
+            ),
             *v_conditions("dualpipev", _REMOVE),
             micro_batches_fill_the_v,
             *PASSES_IN_TURNS,
@@ -64,7 +86,7 @@ class DualPipeV(ScheduleFeature[DualPipeVArgs]):
             "Without dropout, results are bitwise identical to Megatron"
         ),
         state=ms.CheckpointState("resharded", "layers are saved under their number in the whole model"),
-        verify_with=ms.VerifyWith(world={"pp": 2, "tied_embeddings": False, "mtp_num_layers": 0}),
+        verify_with=ms.VerifyWith(world={"pp": 2}),
         own_trainer='a V of your own modules is schedule="zb-v" of mindspeed.parallel.Pipeline, without pairs',
     )
 
@@ -78,4 +100,5 @@ class DualPipeV(ScheduleFeature[DualPipeVArgs]):
 
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:
-        return [*([WAITING_WEIGHTS] if self.args.split_weights else []), *PAIRED_TRANSFERS, *V_PLACEMENT]
+        listed: list[ms.Patch] = [WAITING_WEIGHTS] if self.args.split_weights else []
+        return [*listed, *PAIRED_TRANSFERS, *V_PLACEMENT]
