@@ -186,7 +186,7 @@ def _planned(
             _need_costs_of_all_stages(costs, planned.shape)
         else:
             feature = None if name in NAMES else _feature(name, assignments)
-            placement: Placement = NAMES[name] if feature is None else getattr(feature.args, "placement", "loop")
+            placement: Placement = NAMES[name] if feature is None else getattr(feature, "placement", lambda: "loop")()
             shape = PipelineShape(pp, vpp or (2 if placement == "v" else 1), micro_batches, placement, group)
             _need_costs_of_all_stages(costs, shape)
             if feature is None:

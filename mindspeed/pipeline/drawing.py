@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import groupby
 from typing import Final
 
 from mindspeed.pipeline.operations import Op
@@ -29,17 +30,25 @@ def read_traces(texts: Sequence[str]) -> Timeline:
     return [[Span(Op(*line[:3]), line[3] - start, line[4] - start) for line in rank] for rank in lines]
 
 
+def lanes(rank: Sequence[Span]) -> Iterator[tuple[Span, int, int]]:
+    """Yield the spans of a rank with their lane and the number of lanes: two where two operations run together."""
+    for _, together in groupby(rank, lambda span: (span.begin, span.end)):
+        spans = list(together)
+        for lane, span in enumerate(spans):
+            yield span, lane, len(spans)
+
+
 def as_text(timeline: Timeline, width: int = 100) -> list[str]:
     """Return a line for each rank: its operation at each moment, lower case for chunks 1, 3 and so on, a dot where it is
-    idle."""
+    idle. Operations that run together alternate."""
     end = max((rank[-1].end for rank in timeline if rank), default=0.0)
     lines = []
     for number, rank in enumerate(timeline):
         cells = ["."] * width
-        for op, begin, stop in rank:
+        for (op, begin, stop), lane, together in lanes(rank):
             first = round(begin / end * width)
             for cell in range(first, max(first + 1, round(stop / end * width))):
-                if cell < width:
+                if cell < width and (cell - first) % together == lane:
                     cells[cell] = op.kind.lower() if op.chunk % 2 else op.kind
         lines.append(f"rank {number:<3} {''.join(cells)}")
     return lines
@@ -72,12 +81,15 @@ def _rows(timeline: Timeline, top: int, width: int) -> list[str]:
     for number, rank in enumerate(timeline):
         y = top + number * _ROW
         parts.append(f'<text x="4" y="{y + 15}">rank {number}</text>')
-        for op, begin, stop in rank:
+        for (op, begin, stop), lane, together in lanes(rank):
             x, w = _LEFT + begin / end * width, (stop - begin) / end * width
+            height = (_ROW - 4) / together
+            above = y + 2 + lane * height
             shade = ' fill-opacity="0.6"' if op.chunk % 2 else ""
-            label = f'<text x="{x + 2:.1f}" y="{y + 14}" font-size="8">{op.micro_batch}</text>' if w > 9 else ""
+            below = above + height / 2 + 3
+            label = f'<text x="{x + 2:.1f}" y="{below:g}" font-size="8">{op.micro_batch}</text>' if w > 9 else ""
             parts.append(
-                f'<rect x="{x:.1f}" y="{y + 2}" width="{w:.1f}" height="{_ROW - 4}" fill="{COLOURS[op.kind]}"{shade} '
+                f'<rect x="{x:.1f}" y="{above:g}" width="{w:.1f}" height="{height:g}" fill="{COLOURS[op.kind]}"{shade} '
                 f'stroke="white" stroke-width="0.5"><title>{escape(str(op))}</title></rect>{label}'
             )
     return parts

@@ -197,21 +197,6 @@ def test_one_weight_gradient_out_of_order_is_refused_and_changes_the_bits(pool: 
     assert ranks[1]["different"] != []
 
 
-def test_a_v_that_does_not_know_of_tied_embeddings_is_refused_on_every_rank_before_it_waits(pool: WorkerPool) -> None:
-    world = {"world_size": STAGES, "pp": STAGES, "vpp": 2, "num_layers": 8, "micro_batch_size": 2, "mtp_num_layers": 0}
-    layer = Layer("test", features=("zero-bubble",), settings={"zero-bubble": {"placement": "v"}}, world=world, platform="cpu")
-    assert (
-        pool.call(on_rank, STAGES, "tied", plan=registry.resolve([layer]))
-        == [
-            (
-                "placement=v puts the embedding and the output layer in two chunks of one rank, where Megatron does not tie "
-                "their weights | --no-tied-embeddings"
-            )
-        ]
-        * STAGES
-    )
-
-
 def test_communication_of_the_caller_and_tensors_of_another_shape_are_refused(pool: WorkerPool) -> None:
     first, second = pool.call(on_rank, STAGES, "refused", "nano-pipe", plan=plan("nano-pipe", 1, {}))
     assert first[:2] == second

@@ -28,14 +28,19 @@ def stages_have_chunks(args: MoeFbOverlapArgs, world: ms.World) -> bool:
     return bool(world.pp == 1 or world.vpp > 1)
 
 
+def _has_stages(args: MoeFbOverlapArgs, world: ms.World) -> bool:
+    """Return whether the model is on several pipeline stages."""
+    return world.pp > 1
+
+
 def _group(world: ms.World) -> int:
     """Return how many micro-batches pass a chunk one after the other."""
-    return (world.micro_batch_group or world.pp) if world.pp > 1 else 1
+    return world.micro_batch_group or world.pp
 
 
 def _least(args: MoeFbOverlapArgs, world: ms.World) -> Mapping[str, int]:
     """Return the fewest micro-batches, and the batch that has them."""
-    least = 2 * _group(world)
+    least = 2 * _group(world) if world.pp > 1 else 2
     return {"least": least, "batch": least * world.micro_batch_size * world.dp}
 
 
@@ -43,11 +48,29 @@ def _least(args: MoeFbOverlapArgs, world: ms.World) -> Mapping[str, int]:
     "the number of micro-batches per step is {world.num_micro_batches}, but {feature} needs at least {least}, because one of "
     "them runs ahead of the others",
     fix=(ms.Fix.give_field("global_batch_size", "{batch}", or_more=True), _REMOVE),
+    when=_has_stages,
     values=_least,
 )
 def micro_batches_make_pairs(args: MoeFbOverlapArgs, world: ms.World) -> bool:
     """Check that a micro-batch can run ahead."""
     return world.num_micro_batches > _group(world)
+
+
+def _has_no_stages(args: MoeFbOverlapArgs, world: ms.World) -> bool:
+    """Return whether the model is on one pipeline stage."""
+    return world.pp == 1
+
+
+@ms.condition(
+    "a step has one micro-batch, so {feature} has no other one to overlap its all-to-alls with",
+    fix=(ms.Fix.give_field("global_batch_size", "{batch}", or_more=True), _REMOVE),
+    when=_has_no_stages,
+    otherwise="warn",
+    values=_least,
+)
+def there_is_another_micro_batch(args: MoeFbOverlapArgs, world: ms.World) -> bool:
+    """Check that a step has two micro-batches."""
+    return world.num_micro_batches > 1
 
 
 class MoeFbOverlap(ScheduleFeature[MoeFbOverlapArgs]):
@@ -72,6 +95,7 @@ class MoeFbOverlap(ScheduleFeature[MoeFbOverlapArgs]):
             needs_dispatcher("alltoall"),
             stages_have_chunks,
             micro_batches_make_pairs,
+            there_is_another_micro_batch,
             *NO_OTHER_PASSES,
             NO_SHARDED_MODEL,
             *PASSES_IN_TURNS,

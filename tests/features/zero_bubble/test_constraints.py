@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from mindspeed.features.zero_bubble.feature import ZeroBubbleArgs
-from mindspeed.features.zero_bubble.feature import CONSTRAINTS
+from mindspeed.features.zero_bubble.feature import CONSTRAINTS, ZeroBubbleArgs
 from mindspeed.job.world import World
-from mindspeed.plugins.conditions import failure
+from mindspeed.plugins.conditions import Condition, failure
 from tests.features.resolving import MODEL, active, ask, refusals
 
 V: dict[str, Any] = {"pp": 2, "vpp": 2, "tied_embeddings": False, "mtp_num_layers": 0}
@@ -43,13 +42,9 @@ def test_a_cost_of_zero_is_refused_and_measured_costs_are_not() -> None:
         ({"vpp": 1}, "placement=v needs two model chunks on each rank, but vpp is 1 | --vpp 2, or"),
         ({"vpp": 4}, "placement=v needs two model chunks on each rank, but vpp is 4 | --vpp 2, or"),
         (
-            {"tied_embeddings": True},
-            (
-                "placement=v puts the embedding and the output layer in two chunks of one rank, where Megatron does not tie "
-                "their weights"
-            ),
+            {"first_stage_layers": 2},
+            "placement=v needs the same number of layers in every stage or a layout of the stages, but",
         ),
-        ({"mtp_num_layers": 1}, "placement=v does not support multi-token prediction (mtp_num_layers=1) | --mtp-num-layers 0"),
     ],
 )
 def test_a_v_refuses_models_that_do_not_fit_and_takes_those_that_do(world: dict[str, Any], text: str) -> None:
@@ -59,21 +54,19 @@ def test_a_v_refuses_models_that_do_not_fit_and_takes_those_that_do(world: dict[
     assert active("zero-bubble", settings=of(placement="loop"), **V | world)[-1] == "zero-bubble"
 
 
-def test_a_v_refuses_a_feature_that_deals_out_layers() -> None:
+@pytest.mark.parametrize("world", [{"tied_embeddings": True}, {"mtp_num_layers": 1}, {"pipeline_layout": True}])
+def test_a_v_takes_shared_weights_and_layouts(world: dict[str, Any]) -> None:
+    assert active("zero-bubble", settings=of(placement="v"), **V | world)[-1] == "zero-bubble"
+
+
+def test_a_v_takes_a_feature_that_deals_out_layers() -> None:
     settings = of(placement="v") | {"noop-layers": {"layers": (0, 7)}}
-    world = MODEL | V | {"num_layers": 6}
-    problems = ask("zero-bubble", "noop-layers", settings=settings, model=world).problems
-    assert [problem.message for problem in problems] == [
-        "zero-bubble: placement=v needs the same number of layers in every stage, but the job has model chunks of 1, 2, "
-        "2, 1 layers"
-    ]
-    assert not ask("zero-bubble", "noop-layers", settings={**settings, **of(placement="loop")}, model=world).problems
+    assert not ask("zero-bubble", "noop-layers", settings=settings, model=MODEL | V | {"num_layers": 6}).problems
 
 
 @pytest.mark.parametrize(
     ("job", "text"),
     [
-        ({"pipeline_layout": True}, "assigns layers to stages by a layout"),
         ({"first_stage_layers": 2}, "gives the first stage 2 layers"),
         ({"last_stage_layers": 2}, "gives the last stage 2 layers"),
         (
@@ -84,8 +77,8 @@ def test_a_v_refuses_a_feature_that_deals_out_layers() -> None:
 )
 def test_a_v_refuses_uneven_stages_of_megatron(job: dict[str, Any], text: str) -> None:
     assert refusals("zero-bubble", settings=of(placement="v"), **V | job) == [
-        f"MS304 zero-bubble: placement=v needs the same number of layers in every stage, but the job {text} | --set "
-        f"zero-bubble.placement=loop"
+        "MS304 zero-bubble: placement=v needs the same number of layers in every stage or a layout of the stages, but the job "
+        f"{text} | --set zero-bubble.placement=loop"
     ]
     assert refusals("zero-bubble", **V | job) == []
 
@@ -101,6 +94,10 @@ def test_a_v_refuses_a_hybrid_model() -> None:
     ("version", "fits"), [("0.12.1", False), ("0.14.0", True), ("0.16.1", True), ("0.18.2", True), ("0.19.0", False)]
 )
 def test_a_v_is_placed_where_megatron_asks_by_chunk(version: str, fits: bool) -> None:
-    answer = failure(megatron_asks_by_chunk, "zero-bubble", ZeroBubbleArgs(placement="v"), World(V | {"megatron": version}))
+    answers = [
+        failure(condition, "zero-bubble", ZeroBubbleArgs(placement="v"), World(V | {"megatron": version}))
+        for condition in CONSTRAINTS
+        if isinstance(condition, Condition) and "supports Megatron" in condition.message
+    ]
     text = f"placement=v supports Megatron 0.14 to 0.18, but the version is {version}"
-    assert (answer and answer.message) == (None if fits else text)
+    assert [answer and answer.message for answer in answers] == [None if fits else text]

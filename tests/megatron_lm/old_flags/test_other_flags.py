@@ -180,10 +180,10 @@ def test_what_changes_the_model_is_refused(line, message):
 
 
 def test_what_only_saves_time_is_left_out_and_strict_refuses_it():
-    made = words_of(["--optimize-send-recv-comm", "--lr", "1", "--schedules-method", "dualpipev"], KNOWN)
+    made = words_of(["--optimize-send-recv-comm", "--lr", "1", "--moe-unperm2-mem-optim"], KNOWN)
     assert (made.words, made.problems) == (["--lr", "1"], [])
     assert [problem.message.partition(":")[0] for problem in made.left_out] == [
-        "--schedules-method is skipped",
+        "--moe-unperm2-mem-optim is skipped",
         "--optimize-send-recv-comm is skipped",
     ]
 
