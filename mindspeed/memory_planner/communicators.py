@@ -39,8 +39,10 @@ def communicators(made: ActivationPlan, known: Catalog) -> list[str]:
     active = [(known.feature(planned.name), planned.args) for planned in made.features]
     overridden = {planned.override.argument: planned.override.value for planned in made.overrides}
     sharded = bool(overridden.get("use_distributed_optimizer"))
-    names = [name for name, size in _sizes(world, sharded) if size > 1]
-    if world.pp > 1 and not any(issubclass(feature, ScheduleFeature) for feature, _ in active):
+    schedules = [feature(feature.Args(**args), world) for feature, args in active if issubclass(feature, ScheduleFeature)]
+    is_v = any(feature.placement() == "v" for feature in schedules)
+    names = [name for name, size in _sizes(world, sharded, is_v) if size > 1]
+    if world.pp > 1 and not schedules:
         names += _between_stages(world)
     return names + [name for feature, args in active for name in _of_feature(feature, args, world)]
 
@@ -59,16 +61,17 @@ def _between_stages(world: World) -> list[str]:
     return [f"PIPELINE_MODEL_PARALLEL_GROUP{PAIR}", f"{other}{PAIR}"]
 
 
-def _sizes(world: World, sharded: bool) -> Iterator[tuple[str, int]]:
+def _sizes(world: World, sharded: bool, is_v: bool) -> Iterator[tuple[str, int]]:
     """Yield the groups of Megatron that a training step uses, with the number of their ranks.
 
-    With a ``sharded`` optimizer, all ranks take part in the norm of the gradients.
+    With a ``sharded`` optimizer, all ranks take part in the norm of the gradients. In a V of stages, tied embeddings are on one
+    rank.
     """
     yield "default_pg", int(world.world_size)
     yield "TENSOR_MODEL_PARALLEL_GROUP", world.tp
     yield "CONTEXT_PARALLEL_GROUP", world.cp
     yield "DATA_PARALLEL_GROUP_WITH_CP", world.dp * world.cp
-    yield "EMBEDDING_GROUP", world.pp if world.is_set("tied_embeddings") else 1
+    yield "EMBEDDING_GROUP", world.pp if world.is_set("tied_embeddings") and not is_v else 1
     if sharded:
         yield "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", int(world.world_size)
     else:
