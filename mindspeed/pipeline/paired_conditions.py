@@ -1,4 +1,4 @@
-"""What features share whose schedule pairs forward and backward passes: patches and conflicts. Light."""
+"""Patches and conflicts of features whose schedule pairs forward and backward passes. Light."""
 
 from __future__ import annotations
 

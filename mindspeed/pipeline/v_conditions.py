@@ -78,8 +78,8 @@ V_PLACEMENT: Final[tuple[ms.Patch, ...]] = (
     ms.Wrap(
         "megatron.core.models.common.language_module.language_module:LanguageModule.setup_embeddings_and_output_layer",
         f"{_HERE}:with_shared_weight_on_one_rank",
-        reason="copies a weight that the embedding shares with the output layer or with multi-token prediction from the first "
-        "chunk of rank 0 to the second one",
+        reason="copies a weight that the embedding shares from the first to the second chunk of rank 0, which has the "
+        "output layer and multi-token prediction",
         phase="build",
         optional=True,
     ),

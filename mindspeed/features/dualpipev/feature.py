@@ -56,8 +56,8 @@ def linear_layers_are_split(args: DualPipeVArgs, world: ms.World) -> bool:
 class DualPipeV(ScheduleFeature[DualPipeVArgs]):
     """Pair forward and backward passes in a V of stages.
 
-    Each pipeline rank has two model chunks, the second in reverse order of ranks. In the steady phase, the forward pass of one
-    chunk runs together with the backward pass of the other one, and computes while its tokens travel to experts and back.
+    Each pipeline rank has two model chunks, the second in reverse order of ranks. The forward pass of one chunk runs together
+    with the backward pass of the other one. While the tokens of one pass travel to experts, the other pass computes.
     """
 
     spec = ms.FeatureSpec(

@@ -444,7 +444,8 @@ def test_every_built_in_feature_that_cuts_the_checkpoint_says_so():
     kinds = {name: spec.state.kind for name, spec in registry.catalog().specs.items()}
     cutting = {name for name, kind in kinds.items() if kind == "resharded"}
     sizes = {name for name, spec in registry.catalog().specs.items() if set(spec.sizes) & {"tp", "pp", "vpp", "cp", "ep"}}
-    assert cutting == {*sizes, "distributed-optimizer", "moe-grouped-gemm", "noop-layers", "tensor-parallel-2d", "zero-bubble"}
+    others = {"distributed-optimizer", "dualpipev", "moe-grouped-gemm", "noop-layers", "tensor-parallel-2d", "zero-bubble"}
+    assert cutting == {*sizes, *others}
     assert [name for name, kind in kinds.items() if kind == "own"] == ["deepspeed-moe"]
 
 
