@@ -54,7 +54,7 @@ def linear_layers_are_split(args: DualPipeVArgs, world: ms.World) -> bool:
 
 
 class DualPipeV(ScheduleFeature[DualPipeVArgs]):
-    """Pair forward and backward passes in a V of stages.
+    """Pair passes of two chunks on a V of stages.
 
     Each pipeline rank has two model chunks, the second in reverse order of ranks. The forward pass of one chunk runs together
     with the backward pass of the other one. While the tokens of one pass travel to experts, the other pass computes.
