@@ -69,8 +69,12 @@ def start(
         command = replace(command, arguments=(*command.arguments, *_CONTEXT_PARALLEL))
         _, plan = read_and_plan_command(command, environment, below, also, registered)
     size = int(plan.world.world_size)
-    shorter = _shorter(command, plan.world, known)
-    request, plan = read_and_plan_command(shorter, replace(environment, world_size=size), below, also, registered)
+    try:
+        shorter = _shorter(command, plan.world, known, 1)
+        request, plan = read_and_plan_command(shorter, replace(environment, world_size=size), below, also, registered)
+    except ResolutionError:  # a schedule of a feature may need more
+        shorter = _shorter(command, plan.world, known, 2)
+        request, plan = read_and_plan_command(shorter, replace(environment, world_size=size), below, also, registered)
     words: Sequence[str] = request.rest
     for dest in _FILES:
         words = without_option(words, dest, known)
@@ -82,9 +86,10 @@ def start(
     pool.call_alone(_RANK, "start", distinct_ranks(plan), size, *arguments)
 
 
-def _shorter(command: LaunchedCommand, world: World, known: Surface) -> LaunchedCommand:
-    """A command whose step has as many micro-batches as stages, or as a group of them in a virtual pipeline, if it has more."""
-    fewest = max(world.pp, world.micro_batch_group if world.is_set("micro_batch_group") else 0)
+def _shorter(command: LaunchedCommand, world: World, known: Surface, times: int) -> LaunchedCommand:
+    """A command whose step has as few micro-batches as possible, if it has more: some times the number of stages, or of
+    micro-batches in a group of a virtual pipeline."""
+    fewest = times * max(world.pp, world.micro_batch_group if world.is_set("micro_batch_group") else 0)
     if not world.is_set("global_batch_size") or world.num_micro_batches <= fewest:
         return command
     for dest in ("global_batch_size", "rampup_batch_size"):

@@ -149,8 +149,10 @@ def _copied_contents(copy: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _own_data(data: Any, *_: Any) -> Any:
-    """``moved``: the losses of the last stage, which may be on another rank, are those that this rank has."""
-    return data
+    """``moved``: the losses of the last stage are those that this rank has; one that gets them from another rank has one loss of
+    no values."""
+    losses, tokens = data
+    return losses or [{}], tokens
 
 
 def _of_one_shape(communicate: Callable[..., Any]) -> Callable[..., Any]:
