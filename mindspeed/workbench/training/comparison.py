@@ -22,6 +22,7 @@ from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.files.step_log import LOG, read_log
 from mindspeed.job.megatron_arguments import world_of
 from mindspeed.problems import Fix, MindSpeedError, Problem, RunError
+from mindspeed.process.run import PLAN
 from mindspeed.workbench.training.checkpoints import COMMON, MANIFEST, UNREADABLE, checkpoint_at, read_manifest, saved_steps
 
 _SAFE: Final[Mapping[tuple[str, str], type]] = {
@@ -77,9 +78,6 @@ def saved_arguments(folder: Path) -> dict[str, Any] | None:
     arguments = saved.get("args") if isinstance(saved, dict) else None
     return dict(vars(arguments)) if isinstance(arguments, argparse.Namespace) else None
 
-
-PLAN: Final = "plan.json"
-"""The plan of a run of ``mindspeed pretrain``, in its folder."""
 
 _OF_TIME: Final = ("seconds",)
 """Numbers of a logged step that differ between equal runs."""
@@ -238,7 +236,9 @@ def side_of_run(folder: Path) -> JobSide:
 
 
 def _options(path: Path) -> dict[str, str]:
-    """The trainer's options of a run; its own folder is none."""
+    """The trainer's options of a run; its own folder is none. A run of Megatron-LM keeps none."""
+    if not path.exists():
+        return {}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))["config"]
     except (OSError, ValueError, LookupError) as error:
