@@ -81,6 +81,7 @@ class Bars:
     title: str
     across: str
     values: Sequence[tuple[str, float]]
+    note: str = ""
 
 
 def drawn(chart: Chart) -> str:
@@ -93,7 +94,8 @@ def drawn(chart: Chart) -> str:
 
 def drawn_bars(bars: Bars) -> str:
     """Return bars as a figure of a page; a sentence where matplotlib is missing."""
-    return _figure(bars.title, bars.across, lambda axes: _put_bars(axes, bars), height=0.7 + 0.32 * len(bars.values))
+    height = 0.75 + 0.3 * len(bars.values)
+    return _figure(bars.title, bars.across, lambda axes: _put_bars(axes, bars), bars.note, height)
 
 
 def _put_lines(axes: Any, chart: Chart, lines: Sequence[Line]) -> None:
@@ -113,11 +115,11 @@ def _put_lines(axes: Any, chart: Chart, lines: Sequence[Line]) -> None:
 
 def _put_bars(axes: Any, bars: Bars) -> None:
     names, values = zip(*reversed(bars.values), strict=True)
-    drawn = axes.barh(names, values, color=[COLOURS[2] if value <= 0 else COLOURS[1] for value in values], height=0.55)
-    axes.bar_label(drawn, [f"{value:+.1f}" for value in values], padding=3)
+    labels = [f"{name}  {value:+.1f}" for name, value in zip(names, values, strict=True)]
+    axes.barh(labels, values, color=[COLOURS[2] if value <= 0 else COLOURS[1] for value in values], height=0.55)
     axes.axvline(0, color=_INK, linewidth=0.6)
     axes.set(xlabel=bars.across)
-    axes.margins(x=0.2)
+    axes.locator_params(axis="x", nbins=5)
     axes.grid(visible=False, axis="y")
 
 

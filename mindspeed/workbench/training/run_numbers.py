@@ -216,9 +216,17 @@ def comparison_page(title: str, runs: Sequence[RunNumbers], remarks: Sequence[st
         title,
         section("Runs", table(HEADERS, rows_of(runs)), paragraph(COMPARED, "note"), *map(paragraph, remarks)),
         _effects(runs),
-        *(section(f"{run.against.name}, {run.name}", figures(*curves(run))) for run in runs if run.against is not None),
+        *map(_over_each_other, runs),
         details("Losses side by side", table(("step", *(run.name for run in runs)), losses)),
     )
+
+
+def _over_each_other(run: RunNumbers) -> str:
+    """Return the curves of a run over those of the run that it is compared with; a reader opens those of further runs."""
+    if run.against is None:
+        return ""
+    put = section if run.against.against is None else details
+    return put(f"{run.against.name}, {run.name}", figures(*curves(run)))
 
 
 def _effects(runs: Sequence[RunNumbers]) -> str:
@@ -226,12 +234,14 @@ def _effects(runs: Sequence[RunNumbers]) -> str:
     compared = [(run, run.against) for run in runs if run.against is not None]
     drawings = []
     for name, title in (("seconds", "Time of a step"), ("peak_mib", "Peak memory"), ("communicated_mib", "Communication")):
-        found = [(f"{run.name}, from {other.name}", getattr(run, name), getattr(other, name)) for run, other in compared]
-        if changes := [(label, 100 * (own / before - 1)) for label, own, before in found if own and before]:
-            drawings.append(drawn_bars(Bars(title, "change (%)", changes)))
+        found = [(run.name, getattr(run, name), getattr(other, name)) for run, other in compared]
+        changes = [(label, 100 * (own / before - 1)) for label, own, before in found if own and before]
+        if any(round(change, 1) for _, change in changes):
+            drawings.append(drawn_bars(Bars(title, "change (%)", changes, _CHANGES)))
     return section("Effects", figures(*drawings)) if drawings else ""
 
 
+_CHANGES: Final = "from the run that each is compared with"
 COMPARED: Final = (
     "In parentheses: the change from the first run, for a run without one feature the change from the run with all. "
     "Difference: the largest difference of a loss in a step. Time: the median of the steps after the third. Memory and "

@@ -52,12 +52,8 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     others = {"learning_rate": 0.001, "moe.load": 0.5, "costs.peak_mib": 3.0, "costs.communicated_mib": 0.25}
-    rows = [
-        row(
-            step, {"loss": 5 - step / 10, "seconds": 0.1, "gradient_norm": 1.0, "learning_rate": 0.001, "moe.load": 0.5} | costs
-        )
-        for step in range(1, 9)
-    ]
+    numbers = {"seconds": 0.1, "gradient_norm": 1.0, **others}
+    rows = [row(step, {"loss": 5 - step / 10, **numbers}) for step in range(1, 9)]
     rows += [row(8, {"heldout_loss": 4.25}), row(9, {"loss": float("nan"), "seconds": 0.5, "gradient_norm": None})]
     (folder / "log.jsonl").write_text("".join(rows))
     plan = registry.resolve([Layer("test", features=("swiglu", "step-log"), world=MODEL, platform="cpu")])
