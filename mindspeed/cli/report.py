@@ -26,9 +26,9 @@ def report(run: Path, baseline: Path | None, html: Path | None) -> None:
 
     mindspeed report runs/b --baseline runs/a
 
-    RUN is the folder of mindspeed pretrain, or the one with the log.jsonl that the feature step-log writes in a run of
-    Megatron-LM. The run may still be running. Times by section, memory over a step and the pipeline schedule are there if
-    step-log has recorded them.
+    RUN is a folder with log.jsonl: that of mindspeed pretrain, or of a run of Megatron-LM with a feature that logs each
+    step. The run may still be running. The page has times by section, memory over a step and the pipeline schedule if
+    such a feature has recorded a step.
     """
     from mindspeed.workbench.training.run_numbers import HEADERS, read_run, rows_of
     from mindspeed.workbench.training.run_page import PAGE, report_page

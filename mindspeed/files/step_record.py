@@ -1,4 +1,4 @@
-"""The record of one step on one rank: what ran when, and the memory meanwhile. Light."""
+"""The record of one step on one rank: its operations, their times, and its memory. Light."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Hold one step of the rank that stands for a pipeline stage; times in seconds from its begin.
+    """Hold one step of the first rank of a pipeline stage; times in seconds from its begin.
 
     ``clock`` is the time of day of the begin, ``seconds`` the length of the step. The passes of the schedule took the time
     from ``passes`` [0] to [1]. ``memory`` is of the step ``memory_step``, which on the CPU is another one.

@@ -89,7 +89,7 @@ def figure(title: str, drawing: str, note: str = "") -> str:
 
 
 def figures(*drawn: str) -> str:
-    """Figures beside each other where the screen is wide enough."""
+    """Figures in columns where the screen is wide enough."""
     return f'<div class="figures">{"".join(drawn)}</div>'
 
 

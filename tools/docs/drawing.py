@@ -156,3 +156,33 @@ class Lanes:
                 left, width = x + self._label + begin * self.cell, (end - begin) * self.cell
                 at = f'x="{left}" y="{top}" width="{width}" height="{self.height}"'
                 yield f'<rect {at} fill="{COLOURS[number % len(COLOURS)]}"/>'
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Bars of what is left of a whole: a name, a share from 0 to 1, and its text for each."""
+
+    title: str
+    rows: Sequence[tuple[str, float, str]]
+    width: int = 430
+    height: int = 14
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return max(self.width, *(_words(name, text) for name, _, text in self.rows)), HEAD + 42 * len(self.rows)
+
+    def draw(self, x: int, y: int) -> Lines:
+        yield text_at(x, y + 14, self.title, "head")
+        for number, (name, share, text) in enumerate(self.rows):
+            top = y + HEAD + 42 * number
+            yield text_at(x, top + 13, f"{name}: {text}", "ink")
+            width = max(2, round(self.width * share))
+            yield f'<rect class="empty" x="{x}" y="{top + 18}" width="{self.width}" height="{self.height}"/>'
+            yield (
+                f'<rect class="box" x="{x}" y="{top + 18}" width="{width}" height="{self.height}" '
+                f'fill="{COLOURS[number % len(COLOURS)]}"/>'
+            )
+
+
+def _words(name: str, text: str) -> int:
+    return 7 * len(f"{name}: {text}")

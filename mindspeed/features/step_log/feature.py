@@ -138,7 +138,7 @@ class StepLog(ms.Feature[StepLogArgs]):
             self.recorder = None
 
     def _write(self, recorder: StepRecorder, step: int) -> None:
-        """Write the record of the step, on the rank that stands for its pipeline stage."""
+        """Write the record of the step, on the first rank of its pipeline stage."""
         from mindspeed.features.step_log.recorder import stage_of_rank
 
         if (stage := stage_of_rank()) is None or (folder := run_folder()) is None:

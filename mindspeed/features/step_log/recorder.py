@@ -17,7 +17,7 @@ Lap = Callable[[], tuple[int, int] | None]
 
 
 def stage_of_rank() -> tuple[int, int] | None:
-    """Return the pipeline stage of this rank and their number; None for a rank for which another one of its stage stands."""
+    """Return the pipeline stage of this rank and their number; None for all but its first rank."""
     if parallel_state.get_tensor_model_parallel_rank() or parallel_state.get_data_parallel_rank(with_context_parallel=True):
         return None
     return parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_world_size()

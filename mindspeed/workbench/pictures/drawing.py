@@ -116,7 +116,7 @@ def _longest(lines: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """``name`` is the file's, ``text`` says in words what the rows of panels show."""
+    """``name`` is that of the file, ``text`` describes in words what the rows of panels show."""
 
     name: str
     title: str
@@ -155,7 +155,7 @@ def text_at(x: int, y: int, text: str, kind: str) -> str:
 
 
 def line_to(x: int, y: int, end_x: int, end_y: int, kind: Kind) -> str:
-    """A line with its tip, which points the way that the line goes."""
+    """A line with its tip at the end."""
     across, down = end_x - x, end_y - y
     length = (across**2 + down**2) ** 0.5
     back_x, back_y = end_x - 9 * across / length, end_y - 9 * down / length
