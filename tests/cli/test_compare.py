@@ -79,7 +79,7 @@ def test_a_folder_that_is_no_run_has_no_report(mindspeed: Any, tmp_path: Path) -
     done = mindspeed("report", tmp_path)
     assert done.exit_code == 1
     fix = (
-        "give the folder of a run of mindspeed pretrain or mindspeed compare, or of Megatron-LM with a feature that logs steps"
+        "give the folder of a run of mindspeed pretrain, mindspeed compare, or Megatron-LM with a feature that logs steps"
     )
     assert done.stderr.endswith(f"  fix: {fix}\n")
     assert not (tmp_path / "report.html").exists()

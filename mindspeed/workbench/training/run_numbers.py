@@ -101,7 +101,7 @@ def read_run(folder: Path, name: str = "", against: RunNumbers | None = None) ->
     except OSError as error:
         reason = f"{LOG} cannot be read: {error.strerror}"
     if reason:
-        fix = "give the folder of a run of mindspeed pretrain or mindspeed compare, or of Megatron-LM with a feature that logs steps"
+        fix = "give the folder of a run of mindspeed pretrain, mindspeed compare, or Megatron-LM with a feature that logs steps"
         raise RunError([Problem("MS602", f"{folder} is not the folder of a run: {reason}", where=str(folder), fix=advice(fix))])
     return run
 
