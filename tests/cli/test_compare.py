@@ -78,9 +78,7 @@ def test_the_report_of_a_finished_run_is_written_again_over_a_baseline(mindspeed
 def test_a_folder_that_is_no_run_has_no_report(mindspeed: Any, tmp_path: Path) -> None:
     done = mindspeed("report", tmp_path)
     assert done.exit_code == 1
-    fix = (
-        "give the folder of a run of mindspeed pretrain, mindspeed compare, or Megatron-LM with a feature that logs steps"
-    )
+    fix = "give the folder of a run of mindspeed pretrain, mindspeed compare, or Megatron-LM with a feature that logs steps"
     assert done.stderr.endswith(f"  fix: {fix}\n")
     assert not (tmp_path / "report.html").exists()
 
