@@ -88,12 +88,19 @@ class FinishedRun:
         """The memory that the plan predicts for each stage, or why there is none."""
         if self.plan is None:
             return "the run has no plan that can be read"
+        if missing := self.not_installed:
+            return f"{', '.join(missing)} is not installed here"
         sizes = {name: size for record in self.records for name, size in record.sizes.items()}
         world = World({**sizes, **self.plan.world.known()}, self.plan.world.layer_split)
         try:
             return stages_of(replace(self.plan, world=world), registry.catalog())
         except MindSpeedError as error:
             return "; ".join(problem.message for problem in error.problems)
+
+    @property
+    def not_installed(self) -> list[str]:
+        """The features of the plan that do not exist here."""
+        return [] if self.plan is None else [name for name in self.plan.names if name not in registry.catalog().usable]
 
     @property
     def planned_mib(self) -> float | None:
@@ -268,7 +275,7 @@ def _operations(record: StepRecord, later: float) -> list[Span]:
 
 def _planned(run: FinishedRun, records: Sequence[StepRecord]) -> tuple[Schedule, Timeline, float] | None:
     """Return the schedule of the plan with the durations that were measured; None for one rank or what cannot be planned."""
-    if run.plan is None or len(records) < 2 or len(records) != run.plan.world.pp:
+    if run.plan is None or len(records) < 2 or len(records) != run.plan.world.pp or run.not_installed:
         return None
     try:
         schedule = schedule_of(run.plan, registry.catalog())

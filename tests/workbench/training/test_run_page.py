@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +110,16 @@ def test_a_log_alone_makes_a_report_and_says_what_is_missing(tmp_path: Path) -> 
     assert "too few points for a curve" in text
     (tmp_path / "log.jsonl").write_text("")
     assert PageStructure(report_page(tmp_path)).figures == {}
+
+
+def test_a_feature_that_is_not_installed_leaves_the_prediction_out(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = registry.catalog()
+    without = SimpleNamespace(usable={name: row for name, row in catalog.usable.items() if name != "swiglu"})
+    monkeypatch.setattr("mindspeed.workbench.training.run_page.registry.catalog", lambda: without)
+    monkeypatch.setattr("mindspeed.workbench.pictures.curves.find_spec", lambda name: None)
+    text = report_page(run)
+    assert "No prediction: swiglu is not installed here." in text
+    assert "planned 1f1b" not in text
 
 
 def test_without_matplotlib_a_sentence_takes_the_place_of_a_curve(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
