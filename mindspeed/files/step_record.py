@@ -26,7 +26,7 @@ _SECTION_OF: Final = {
 }
 
 
-class Span(NamedTuple):
+class RecordedSpan(NamedTuple):
     """Work of a rank between two times in seconds.
 
     ``kind`` is that of an operation (`mindspeed.pipeline.operations.Kind`) of a chunk and a micro-batch, or L: loading data.
@@ -61,7 +61,7 @@ class StepRecord:
     clock: float
     seconds: float
     passes: tuple[float, float]
-    spans: Sequence[Span]
+    spans: Sequence[RecordedSpan]
     memory_step: int = 0
     memory: Sequence[Level] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def read_records(run: Path) -> list[StepRecord]:
     for path in (run / FOLDER).glob("stage-*.json"):
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            data["spans"] = [Span(*row) for row in data["spans"]]
+            data["spans"] = [RecordedSpan(*row) for row in data["spans"]]
             data["memory"] = [Level(*row) for row in data["memory"]]
             data["passes"] = tuple(data["passes"])
             found.append(StepRecord(**data))

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from mindspeed import plugins as ms
-from mindspeed.engine.runtime import session
 from mindspeed.files.step_log import open_log, row
-from mindspeed.files.text_files import replace_text
 from mindspeed.memory.patches import counted_collectives
-from mindspeed.process.run import PLAN, run_folder, unlogged_folder
+from mindspeed.process.run import run_folder, unlogged_folder
 
 if TYPE_CHECKING:
-    from mindspeed.features.step_log.recorder import StepRecorder
     from mindspeed.files.step_record import StepRecord
     from mindspeed.memory.step_costs import StepCosts
+    from mindspeed.pipeline.step_recorder import StepRecorder
 
 _COUNTED: Final = "counts the bytes of collectives, which the cpu platform counts by itself"
 
@@ -109,8 +106,6 @@ class StepLog(ms.Feature[StepLogArgs]):
         if self.log is None:
             folder.mkdir(parents=True, exist_ok=True)
             self.log = open_log(folder, step - 1)
-            if (active := session.current()) is not None:
-                replace_text(folder / PLAN, json.dumps(active.plan.to_json(), indent=2) + "\n")
         self.log.write(row(step, metrics))
         self.log.flush()
 
@@ -128,7 +123,7 @@ class StepLog(ms.Feature[StepLogArgs]):
     def _step(self, costs: StepCosts, step: int) -> Iterator[None]:
         self.steps += 1
         if self.steps <= self.args.recorded_step:
-            from mindspeed.features.step_log.recorder import StepRecorder
+            from mindspeed.pipeline.step_recorder import StepRecorder
 
             self.recorder = StepRecorder(costs.memory.lap)
         with costs.step(), nullcontext() if self.recorder is None else self.recorder.step():
@@ -139,7 +134,7 @@ class StepLog(ms.Feature[StepLogArgs]):
 
     def _write(self, recorder: StepRecorder, step: int) -> None:
         """Write the record of the step, on the first rank of its pipeline stage."""
-        from mindspeed.features.step_log.recorder import stage_of_rank
+        from mindspeed.pipeline.step_recorder import stage_of_rank
 
         if (stage := stage_of_rank()) is None or (folder := run_folder()) is None:
             return

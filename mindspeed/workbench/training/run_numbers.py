@@ -15,7 +15,7 @@ from mindspeed.problems import Problem, RunError, advice
 from mindspeed.process.run import PLAN
 from mindspeed.workbench.html_page import details, figures, page, paragraph, section, table
 from mindspeed.workbench.pictures.curves import BASELINE, COLOURS, Bars, Chart, Line, drawn, drawn_bars
-from mindspeed.workbench.training.comparison import JobSide, differences, side_of_run
+from mindspeed.workbench.training.comparison import JobSide, differences, has_plan, side_of_run
 
 WARM_UP: Final = 3
 """Steps at the start of a run that do not count for its time."""
@@ -119,7 +119,7 @@ def notes_on_lengths(runs: Sequence[RunNumbers]) -> Iterator[str]:
 
 def notes_on_jobs(runs: Sequence[RunNumbers]) -> Iterator[str]:
     """Yield in what the jobs of other runs differ from that of the first one: features, data, options and sizes."""
-    if unknown := [run.name for run in runs if not (run.folder / PLAN).is_file()]:
+    if unknown := [run.name for run in runs if not has_plan(run.folder)]:
         yield f"features, data and options are not compared, because there is no {PLAN} in {', '.join(unknown)}"
         return
     first, *others = ((run.name, side_of_run(run.folder)) for run in runs)

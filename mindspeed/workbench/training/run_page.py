@@ -23,7 +23,6 @@ from mindspeed.pipeline.drawing import Timeline, as_svg
 from mindspeed.pipeline.operations import Costs, Kind, Op, Schedule
 from mindspeed.pipeline.simulator import Span, judge
 from mindspeed.problems import MindSpeedError
-from mindspeed.process.run import PLAN
 from mindspeed.workbench.html_page import (
     bar,
     details,
@@ -41,12 +40,11 @@ from mindspeed.workbench.pictures.curves import COLOURS, Chart, Line, drawn
 from mindspeed.workbench.pictures.drawing import svg
 from mindspeed.workbench.pictures.plan_graph import plan_graph
 from mindspeed.workbench.pictures.stage_memory import memory_bars
+from mindspeed.workbench.training.comparison import effects_of_run, plan_of_run
 from mindspeed.workbench.training.run_numbers import HEADERS, RunNumbers, curves, points, rounded, rows_of
 
 PAGE: Final = "report.html"
 RESULT: Final = "result.json"
-_EFFECTS: Final = ("report.json", "mindspeed-report.json")
-"""Names of the file with the effects of features, in the folder of `mindspeed pretrain` and of Megatron-LM."""
 _OWN_CURVES: Final = {"step", "loss", "heldout_loss", "learning_rate", "gradient_norm", "seconds", "costs"}
 _CHARTS, _LINES, _STAGES = 6, 6, 4
 """Charts of the numbers of features, lines in each, and stages whose memory is drawn."""
@@ -64,19 +62,24 @@ class FinishedRun:
     def plan(self) -> ActivationPlan | None:
         """The plan; None where none was written, or by another version."""
         try:
-            return registry.read_plan(self.folder / PLAN)
+            return plan_of_run(self.folder)
         except MindSpeedError:
             return None
 
     @cached_property
     def effects(self) -> list[dict[str, Any]]:
         """The effects of each feature."""
-        return next((found["features"] for name in _EFFECTS if (found := _read(self.folder / name))), [])
+        found: list[dict[str, Any]] = effects_of_run(self.folder).get("features", [])
+        return found
 
     @cached_property
     def result(self) -> dict[str, Any]:
         """The result of ``mindspeed pretrain``."""
-        return _read(self.folder / RESULT)
+        try:
+            found: dict[str, Any] = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found
 
     @cached_property
     def records(self) -> list[StepRecord]:
@@ -115,14 +118,6 @@ class FinishedRun:
             return None if self.plan is None else int(self.plan.world.seq_length * self.plan.world.global_batch_size)
         except UnknownValue:
             return None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found
 
 
 def report_page(folder: Path, baseline: RunNumbers | None = None) -> str:

@@ -50,7 +50,7 @@ def test_a_trainer_that_logs_by_itself_gets_no_second_log(tmp_path: Path, monkey
 def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepLog:
     """Return the feature of a rank that stands for stage 1 of 2, whose memory is 7 bytes, at most 9."""
     monkeypatch.setattr(run, "_folders", [tmp_path])
-    monkeypatch.setattr("mindspeed.features.step_log.recorder.stage_of_rank", lambda: (1, 2))
+    monkeypatch.setattr("mindspeed.pipeline.step_recorder.stage_of_rank", lambda: (1, 2))
     feature = step_log(recorded_step=2)
     memory = SimpleNamespace(lap=lambda: (7, 9))
     feature.costs = SimpleNamespace(memory=memory, passes=nullcontext, step=nullcontext)  # type: ignore[assignment]

@@ -12,7 +12,7 @@ import pytest
 from mindspeed import registry
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.step_log import row
-from mindspeed.files.step_record import Level, Span, StepRecord
+from mindspeed.files.step_record import Level, RecordedSpan, StepRecord
 from mindspeed.workbench.training.run_numbers import read_run
 from mindspeed.workbench.training.run_page import report_page
 from tests.page_structure import PageStructure, charts_without_units
@@ -42,9 +42,11 @@ def record_of(stage: int) -> StepRecord:
     """Return the record of a stage in 1F1B of two micro-batches; a pass lasts 10 ms, and the whole step 100 ms."""
     order = ["F0", "F1", "D0", "D1"] if stage == 0 else ["F0", "D0", "F1", "D1"]
     begins = (0.01, 0.02, 0.04, 0.06) if stage == 0 else (0.02, 0.03, 0.04, 0.05)
-    spans = [Span(text[0], 0, int(text[1]), begin, begin + 0.01) for text, begin in zip(order, begins, strict=True)]
+    spans = [RecordedSpan(text[0], 0, int(text[1]), begin, begin + 0.01) for text, begin in zip(order, begins, strict=True)]
     memory = [Level(0.01, 2**20, 0), Level(0.02, 3 * 2**20, 1), Level(0.07, 2**20, 0)]
-    return StepRecord(3, stage, 2, 100.0, 0.1, (0.01, 0.08), [*spans, Span("L", 0, 0, begins[0], begins[0] + 0.002)], 2, memory)
+    return StepRecord(
+        3, stage, 2, 100.0, 0.1, (0.01, 0.08), [*spans, RecordedSpan("L", 0, 0, begins[0], begins[0] + 0.002)], 2, memory
+    )
 
 
 @pytest.fixture
@@ -58,11 +60,10 @@ def run(tmp_path: Path) -> Path:
     rows += [row(8, {"heldout_loss": 4.25}), row(9, {"loss": float("nan"), "seconds": 0.5, "gradient_norm": None})]
     (folder / "log.jsonl").write_text("".join(rows))
     plan = registry.resolve([Layer("test", features=("swiglu", "step-log"), world=MODEL, platform="cpu")])
-    registry.write_plan(plan, folder / "plan.json")
     site = next(planned.site for planned in plan.patches if planned.owner == "swiglu")
     effect = {"name": "swiglu", "summary": "swiglu: 2 sites, 2 effective, 1 reached (8 calls)"}
     effect |= {"points": [{"kind": "patch", "name": site, "calls": 8}]}
-    (folder / "mindspeed-report.json").write_text(json.dumps({"features": [effect]}))
+    (folder / "mindspeed-report.json").write_text(json.dumps({"features": [effect], "plan": plan.to_json()}))
     (folder / "result.json").write_text(json.dumps({"heldout_loss": 4.25, "sample": "<b>"}))
     for stage in range(2):
         record_of(stage).write(folder)
@@ -142,5 +143,5 @@ def test_the_sections_of_a_step_are_the_whole_step() -> None:
             "other": 0.01,
         }
     )
-    without_passes = StepRecord(1, 0, 1, 0.0, 1.0, (0.1, 0.7), [Span("L", 0, 0, 0.1, 0.2)])
+    without_passes = StepRecord(1, 0, 1, 0.0, 1.0, (0.1, 0.7), [RecordedSpan("L", 0, 0, 0.1, 0.2)])
     assert without_passes.sections == pytest.approx({"data": 0.1, "forward and backward": 0.5, "optimizer": 0.3, "other": 0.1})

@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron.core import parallel_state
 
-from mindspeed.files.step_record import Level, Span, StepRecord
+from mindspeed.files.step_record import Level, RecordedSpan, StepRecord
 from mindspeed.pipeline.recording import collected
 from mindspeed.platforms import runtime
 
@@ -77,10 +77,10 @@ class StepRecorder:
         if not self._on_cpu:
             runtime.device_module().synchronize()
         at = self._seconds
-        spans = [Span(kind, chunk, number, at(begin), at(end)) for kind, chunk, number, begin, end in self._marks]
+        spans = [RecordedSpan(kind, chunk, number, at(begin), at(end)) for kind, chunk, number, begin, end in self._marks]
         if self._operations:  # those of a schedule of its own, which has further kinds
             times = [(*timed.op, timed.begin - self._start, timed.end - self._start) for timed in self._operations]
-            spans = [*(span for span in spans if span.kind == "L"), *(Span(*row) for row in times)]
+            spans = [*(span for span in spans if span.kind == "L"), *(RecordedSpan(*row) for row in times)]
         levels = [Level(at(mark), size, passes) for mark, size, passes in self._levels]
         whole = at(self._first), at(self._last)
         return StepRecord(step, stage, stages, self._clock, at(self._end), whole, spans, step if levels else 0, levels)
