@@ -84,7 +84,8 @@ def _modules(plan: ActivationPlan, calls: Mapping[str, int]) -> dict[str, tuple[
                 owners.append(planned.owner)
             seen = f", {calls[planned.site]:,} calls" if calls.get(planned.site) else ""
             kinds = lines.get(name, "").partition(" ")[0]
-            lines[name] = f"{f'{kinds}+' if kinds else ''}{planned.patch.kind} {name}{seen}"
+            line = f"{f'{kinds}+' if kinds else ''}{planned.patch.kind} {name}"
+            lines[name] = _cut(line, _LONGEST - len(seen)) + seen
     return found
 
 
@@ -94,5 +95,5 @@ def _short(lines: Iterable[str]) -> str:
     return "\n".join([*shown[: _LINES - len(more)], *more])
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+def _cut(text: str, most: int = _LONGEST) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
