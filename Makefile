@@ -167,7 +167,7 @@ build/tools/%/installed: tools/requirements-%.txt
 	touch $@
 
 site: pages build/tools/site/installed  ## the site in build/site, strictly and without network; SERVE=1 serves it at localhost:8000
-	build/tools/site/bin/mkdocs $(if $(SERVE),serve,build --strict --quiet)
+	build/tools/site/bin/mkdocs $(if $(SERVE),serve,build --strict --quiet) -f build/mkdocs.yml
 
 release: pages build/tools/release/installed  ## sdist and wheel with every page in dist/, checked, and tried in a new environment
 	build/tools/release/bin/python -m tools.release

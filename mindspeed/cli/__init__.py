@@ -10,7 +10,7 @@ from mindspeed._version import __version__
 from mindspeed.cli.lazy import Group, Main
 
 VERBS: Final = (
-    *("features", "check", "bugs", "run", "pretrain", "explain", "doctor", "memory", "tune", "compare", "profile"),
+    *("features", "check", "bugs", "run", "pretrain", "report", "compare", "explain", "doctor", "memory", "tune", "profile"),
     *("checkpoint", "lock", "preflight", "data", "ops"),
     *("patches", "schedule", "docs"),
 )

@@ -75,6 +75,7 @@ def compare(
     folder = output or Path(time.strftime("runs/%Y%m%d-%H%M%S"))
     job = _job(request, words, nproc, folder)
     read, remarks, problems = _trained(job, folder, leave_one_out)
+    _write_reports(read)
     _show(read, [*remarks, *notes_on_lengths(read)] if read else remarks, problems, html or folder / "compare.html")
     end(exit_code(problems))
 
@@ -137,6 +138,14 @@ def _trained(job: ComparedJob, folder: Path, leave_one_out: bool) -> tuple[list[
         if any(variant.name != f"without {name}" for name in variant.missing):
             remarks.append(f"disabled in the run {variant.name}: {', '.join(variant.missing)}")
     return list(read.values()), remarks, problems
+
+
+def _write_reports(runs: Sequence[RunNumbers]) -> None:
+    """Write the report of each run over the curves of the run that it is compared with."""
+    from mindspeed.workbench.training.run_page import PAGE, report_page
+
+    for run in runs:
+        write_page(run.folder / PAGE, report_page(run.folder, run.against))
 
 
 def _other(read: dict[str, RunNumbers], number: int) -> RunNumbers | None:

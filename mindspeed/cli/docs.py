@@ -92,7 +92,7 @@ def _text(name: str, catalog: Catalog) -> str:
         return made.text(catalog)
     from mindspeed.workbench.pages.features import feature_page
 
-    return feature_page(catalog.usable[name], _verdicts())
+    return feature_page(catalog.usable[name], _verdicts(), catalog.categories)
 
 
 def _verdicts() -> Mapping[str, CaseResult]:
@@ -114,7 +114,7 @@ def _write(folder: Path, built_in: bool) -> None:
         raise MindSpeedError(broken)
     texts = {f"{name}.md": made.text(catalog) for name, made in reference().items()}
     verdicts = _verdicts()
-    texts |= {f"features/{name}.md": feature_page(row, verdicts) for name, row in catalog.usable.items()}
+    texts |= {f"features/{name}.md": feature_page(row, verdicts, catalog.categories) for name, row in catalog.usable.items()}
     write_files({folder / name: text for name, text in texts.items()}, fix="choose another --write FOLDER")
     for old in (folder / "features").glob("*.md"):
         if f"features/{old.name}" not in texts:

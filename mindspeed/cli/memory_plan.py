@@ -95,14 +95,11 @@ def brief_lines(stages: Sequence[Stage]) -> Iterator[str]:
 
 def memory_page(stages: Sequence[Stage]) -> str:
     """Return a page with a bar for each stage, and a table of its tensors."""
-    from mindspeed.workbench.html_page import bar, legend, page, paragraph, section, table
+    from mindspeed.workbench.html_page import page, section, table
+    from mindspeed.workbench.pictures.stage_memory import memory_bars
 
-    most = max(stage.peak for stage in stages)
-    parts = {stage.stage: [(name, size / MIB) for name, size in shares(stage).items() if name != "peak"] for stage in stages}
-    bars = [f"{paragraph(f'stage {s.stage}: {_mib(s.peak)} MiB')}{bar(parts[s.stage], most / MIB)}" for s in stages]
-    names = [name for name, _ in parts[stages[0].stage]]
     tables = [section(f"Stage {s.stage}, tensors in MiB", table(_TENSORS, map(_tensor, s.rows))) for s in stages]
-    return page("Memory of each rank at its peak", legend(names), *bars, *tables)
+    return page("Memory of each rank at its peak", memory_bars(stages), *tables)
 
 
 def _described(row: Row) -> str:

@@ -1,15 +1,23 @@
-"""An activation plan as one HTML page: features, what each rank holds, patches in order."""
+"""An activation plan as one HTML page: what is requested and added, a graph of patches, memory, and what each rank holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from mindspeed.workbench.html_page import page, paragraph, section, table
+from mindspeed.memory.byte_count import MIB
+from mindspeed.memory_planner.plans import stages_of
+from mindspeed.problems import MindSpeedError
+from mindspeed.registry import catalog
+from mindspeed.workbench.html_page import details, heading, inline, page, paragraph, section, table, tiles
+from mindspeed.workbench.pictures.drawing import svg
+from mindspeed.workbench.pictures.plan_graph import is_requested, plan_graph
+from mindspeed.workbench.pictures.stage_memory import memory_bars
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
     from mindspeed.engine.resolution.planned_feature import PlannedFeature
+    from mindspeed.memory_planner.stages import Stage
 
 _MOST: Final = 512
 """Ranks that are drawn; the others are further replicas, or further stages."""
@@ -19,26 +27,74 @@ def plan_page(plan: ActivationPlan) -> str:
     """The page of a plan."""
     known = plan.world.known()
     job = {**plan.environment, **known}
-    reasons = [(one.name, "; ".join(map(str, one.why)), _settings(one)) for one in plan.features]
-    features = [(number, *texts) for number, texts in enumerate(reasons, 1)]
+    stages = _stages(plan)
     own = [planned for planned in plan.patches if planned.owner in plan.names]
     patches = [(one.owner, one.patch.kind, one.patch.target, one.patch.reason, one.skipped or "") for one in own]
     overrides = [(o.override.argument, str(o.override.value), ", ".join(o.owners), o.override.reason) for o in plan.overrides]
     rows = [(row.kind, row.feature, row.line()) for row in plan.rows]
     return page(
         "Activation plan",
-        paragraph(f"digest {plan.digest}"),
-        section("Features, in activation order", table(("", "feature", "why", "settings"), features)),
+        paragraph(
+            f"{', '.join(f'{name} {version}' for name, version in plan.environment.items())}; digest {plan.digest}", "note"
+        ),
+        tiles(_summary(plan, stages)),
+        section("Requested", _features(plan, are_requested=True)),
+        section("Added", _features(plan, are_requested=False)),
+        _graph(plan),
+        section("Memory", paragraph(f"No prediction: {stages}.") if isinstance(stages, str) else _memory(stages)),
         section("Ranks", *_ranks(known)),
-        section("Job", table(("field", "value"), [(name, str(value)) for name, value in job.items()])),
-        section("Megatron arguments", table(("argument", "value", "from", "reason"), overrides)),
-        section("Patches, in order", table(("feature", "kind", "target", "reason", "skipped because"), patches)),
-        section("Notes", table(("kind", "feature", "text"), rows)),
+        section("Notes", table(("kind", "feature", "text"), rows)) if rows else "",
+        details("Job", table(("field", "value"), [(name, str(value)) for name, value in job.items()])),
+        details("Megatron arguments", table(("argument", "value", "from", "reason"), overrides)),
+        details("Patches, in order", table(("feature", "kind", "target", "reason", "skipped because"), patches)),
     )
 
 
+def _summary(plan: ActivationPlan, stages: list[Stage] | str) -> Iterator[tuple[str, str, str]]:
+    """Yield the numbers that one looks for first."""
+    requested = sum(map(is_requested, plan.features))
+    yield "requested", str(requested), "features"
+    yield "added", str(len(plan.features) - requested), "features, each with its reason"
+    sites = {planned.site for planned in plan.patches if planned.owner in plan.names and not planned.skipped}
+    yield "patched", str(len(sites)), f"functions, in {len({site.partition(':')[0] for site in sites})} modules of Megatron"
+    if not isinstance(stages, str):
+        fullest = max(stages, key=lambda stage: stage.peak)
+        yield "peak memory", f"{fullest.peak / MIB:,.1f} MiB", f"of a rank of stage {fullest.stage}, predicted"
+
+
+def _features(plan: ActivationPlan, are_requested: bool) -> str:
+    """Return the table of the requested features, or of those that the plan adds; numbers are their places in the order."""
+    rows = [
+        (number, one.name, "; ".join(map(str, one.why)), _settings(one))
+        for number, one in enumerate(plan.features, 1)
+        if is_requested(one) is are_requested
+    ]
+    return table(("", "feature", "why", "settings"), rows) if rows else paragraph("None.")
+
+
+def _graph(plan: ActivationPlan) -> str:
+    """Return the graph of features and patches."""
+    text = "What is requested, what is added with its reason, and which modules of Megatron that changes."
+    picture = plan_graph(plan, "Features and patches of this job", text)
+    return section("Features and patches", paragraph(text, "note"), inline(svg(picture), "wide")) if picture is not None else ""
+
+
+def _stages(plan: ActivationPlan) -> list[Stage] | str:
+    """Return the memory of each pipeline stage, or why it cannot be predicted."""
+    try:
+        return stages_of(plan, catalog())
+    except MindSpeedError as error:
+        return "; ".join(problem.message for problem in error.problems)
+
+
+def _memory(stages: list[Stage]) -> str:
+    return heading("Predicted for a rank of each stage, at its peak") + memory_bars(stages)
+
+
 def _settings(feature: PlannedFeature) -> str:
-    return "\n".join(f"{name} = {value.value} ({value.source})" for name, value in feature.settings.items())
+    """Return the settings that differ from their defaults."""
+    given = ((name, value) for name, value in feature.settings.items() if value.source != "default")
+    return "\n".join(f"{name} = {value.value} ({value.source})" for name, value in given)
 
 
 def _ranks(known: Mapping[str, object]) -> Iterator[str]:

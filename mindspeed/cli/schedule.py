@@ -137,8 +137,7 @@ def show(
     if html is not None:
         from mindspeed.workbench.html_page import page, paragraph, section
 
-        drawing = as_svg(timelines)
-        timeline_section = section("Timeline", drawing[drawing.index("<svg") :])
+        timeline_section = section("Timeline", as_svg(timelines, width=None))
         write_page(html, page(lines[0], *map(paragraph, costs_of_ranks), timeline_section))
     lines += ["", *costs_of_ranks]
     print_result(planned.to_json() | {"cost": costs.to_json()} | verdict.to_json(), lines)

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 LOG: Final = "log.jsonl"
+FORMER_LOG: Final = "log-before.jsonl"
+"""The log of a run in the same folder that ended before its first checkpoint."""
+
+
+def open_log(run: Path, first: int) -> TextIO:
+    """Open the log of a run that continues from step ``first``; what an earlier run from step 0 logged is moved aside.
+
+    A last row that a process did not finish is removed.
+    """
+    path = run / LOG
+    if first == 0 and path.exists():
+        path.replace(path.with_name(FORMER_LOG))
+    if path.exists() and (rest := len(path.read_bytes().rpartition(b"\n")[2])):
+        os.truncate(path, path.stat().st_size - rest)
+    return path.open("a", encoding="utf-8")
 
 
 def row(step: int, numbers: Mapping[str, float | None]) -> str:

@@ -44,6 +44,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._live = Bytes()
         self._peak = Bytes()
+        self._lap = Bytes()
         self._entries: dict[int, _Entry] = {}
         self._new: list[int] = []
         self._by_owner: dict[str, Bytes] = {}
@@ -76,6 +77,12 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The most bytes that existed at a time, device and host each by itself."""
         self._count_new()
         return self._peak
+
+    def lap(self) -> Bytes:
+        """Return the most bytes that existed at a time since the last call."""
+        self._count_new()
+        lap, self._lap = self._lap, self._live
+        return lap
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         self._count_new()
@@ -131,7 +138,11 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         entry.bytes = bytes
         self._live += change
         self._by_owner[entry.owner] = self._by_owner.get(entry.owner, Bytes()) + change
-        self._peak = Bytes(max(self._peak.device, self._live.device), max(self._peak.host, self._live.host))
+        self._peak, self._lap = (_most(before, self._live) for before in (self._peak, self._lap))
+
+
+def _most(first: Bytes, second: Bytes) -> Bytes:
+    return Bytes(max(first.device, second.device), max(first.host, second.host))
 
 
 def _has_storage(leaf: Any) -> bool:

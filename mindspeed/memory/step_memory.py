@@ -28,6 +28,7 @@ class StepMemory:
         self._on_cpu = runtime.platform() == "cpu"
         self._peak: int | None = None
         self._begun = False
+        self._meter: Meter | None = None
         self._earlier: list[Meter] = []
 
     def synchronize(self) -> None:
@@ -43,6 +44,19 @@ class StepMemory:
         self._begun = True
         return self._peak
 
+    def lap(self) -> tuple[int, int] | None:
+        """Return the bytes now, and on the CPU the most since the last call; None there outside of `watched`.
+
+        A device counts one peak, which is that of the step.
+        """
+        if not self._on_cpu:
+            now = runtime.device_module().memory_allocated()
+            return now, now
+        if self._meter is None:
+            return None
+        other = self._other_bytes()
+        return other + self._meter.live.device, other + self._meter.lap().device
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Watch the forward and backward passes of a step."""
@@ -50,10 +64,15 @@ class StepMemory:
             yield
             return
         with Meter() as meter:
+            self._meter = meter
             yield
-        left = sum(known.live.device for known in self._earlier)
+        self._meter = None
+        self._peak = self._other_bytes() + meter.peak.device
         self._earlier = [known for known in (*self._earlier, meter) if known.live.device]
-        self._peak = resting_bytes(self._chunks, self.optimizer) + left + meter.peak.device
+
+    def _other_bytes(self) -> int:
+        """Return the bytes of what rests, and of what earlier steps have left."""
+        return resting_bytes(self._chunks, self.optimizer) + sum(known.live.device for known in self._earlier)
 
 
 def largest_of_ranks(values: Sequence[int], groups: Iterable[Any]) -> list[int]:

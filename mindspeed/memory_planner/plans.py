@@ -11,7 +11,7 @@ from mindspeed.memory.byte_count import MIB
 from mindspeed.memory_planner.stages import NEEDED, Passes, Stage, stages
 from mindspeed.memory_planner.tensors import JobOptions
 from mindspeed.pipeline.feature import ScheduleFeature
-from mindspeed.pipeline.operations import Op, PipelineShape
+from mindspeed.pipeline.operations import Op, PipelineShape, Schedule
 from mindspeed.pipeline.recompute_feature import RecomputeFeature
 from mindspeed.pipeline.synthesis import megatron
 from mindspeed.plugins.answers import changed_tensors, implements
@@ -111,17 +111,27 @@ def has_schedule(feature: type[Feature[Any]]) -> bool:
 
 def passes_with(world: World, active: Active) -> Passes | None:
     """Return the passes in flight by the schedules of these features; None where they have none."""
-    features = [feature(args, world) for feature, args in active.values()]
-    lists = [feature for feature in features if isinstance(feature, ScheduleFeature)]
-    recomputes = [feature for feature in features if isinstance(feature, RecomputeFeature)]
-    if world.pp == 1 or not (lists or recomputes):
+    if world.pp == 1 or not any(has_schedule(feature) for feature, _ in active.values()):
         return None
+    schedule = _schedule_with(world, active)
+    peaks = [_at_peak(ops, world.vpp) for ops in schedule.ops]
+    return Passes([full for full, _ in peaks], [dropped for _, dropped in peaks], schedule.shape.placement)
+
+
+def schedule_of(made: ActivationPlan, known: Catalog) -> Schedule:
+    """Return the pipeline schedule of a plan. Raises `UnknownValue`, and ValueError where no schedule keeps the settings."""
+    return _schedule_with(made.world, _active(made, known))
+
+
+def _schedule_with(world: World, active: Active) -> Schedule:
+    features = [feature(args, world) for feature, args in active.values() if has_schedule(feature)]
+    lists = [feature for feature in features if isinstance(feature, ScheduleFeature)]
     shape = PipelineShape(world.pp, world.vpp, world.num_micro_batches, lists[0].placement() if lists else "loop")
     schedule = lists[0].planned_schedule(shape, lists[0].costs()) if lists else megatron(shape)
-    for feature in recomputes:
-        schedule = feature.listed(schedule)
-    peaks = [_at_peak(ops, world.vpp) for ops in schedule.ops]
-    return Passes([full for full, _ in peaks], [dropped for _, dropped in peaks], shape.placement)
+    for feature in features:
+        if isinstance(feature, RecomputeFeature):
+            schedule = feature.listed(schedule)
+    return schedule
 
 
 def changes(active: Active, hook: str, world: World) -> Iterator[Callable[[SavedTensors], SavedTensors]]:

@@ -11,10 +11,20 @@ from typing import Final
 from mindspeed.pipeline.operations import Op
 from mindspeed.pipeline.simulator import Span
 
-COLOURS: Final = {"F": "#4c78a8", "B": "#59a14f", "W": "#edc948", "D": "#8cb369", "R": "#b07aa1"}
+COLOURS: Final = {"F": "#6fa8dc", "B": "#6fbf73", "W": "#f2d45c", "D": "#a8cf7c", "R": "#c9a2d8"}
+"""All light: a number in them is dark on every page."""
 MEANINGS: Final = {"F": "forward", "B": "input gradient", "W": "weight gradient", "D": "both gradients", "R": "recomputation"}
 _ROW: Final = 22
 _LEFT: Final = 60
+_STYLE: Final = """
+.timeline { font: 12px system-ui, sans-serif; }
+.timeline.fluid { box-sizing: border-box; padding: 0 10px 0 60px; overflow: visible; }
+.timeline text { fill: #24292f; } .timeline .number { fill: #1b1f24; font-size: 9px; }
+.timeline .op { stroke: #57606a; stroke-width: 0.5; } .timeline .odd { fill-opacity: 0.7; } .timeline .lane { fill: #8882; }
+@media (prefers-color-scheme: dark) {
+.timeline { background: #0d1117; } .timeline text { fill: #e6edf3; } .timeline .number { fill: #0d1117; }
+}
+""".strip()
 
 Timeline = Sequence[Sequence[Span]]
 """Spans of each rank, in order."""
@@ -54,42 +64,47 @@ def as_text(timeline: Timeline, width: int = 100) -> list[str]:
     return lines
 
 
-def as_svg(timelines: Sequence[tuple[str, Timeline]], width: int = 1100) -> str:
-    """Return a picture with the titled timelines below each other, each scaled separately."""
-    rows = sum(len(timeline) + 2 for _, timeline in timelines) + 1
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + width + 10}" height="{rows * _ROW}" '
-        'font-family="sans-serif" font-size="11">',
-        '<rect width="100%" height="100%" fill="white"/>',
-    ]
-    top = 0
+def as_svg(timelines: Sequence[tuple[str, Timeline]], width: int | None = 1100) -> str:
+    """Return a picture with the titled timelines below each other, each scaled separately.
+
+    ``width`` is that of the time axis; None makes it as wide as the page in which the picture stands.
+    """
+    kinds = {op.kind for _, timeline in timelines for rank in timeline for op, *_ in rank}
+    shown = [kind for kind in MEANINGS if kind in kinds]
+    parts, top = [f"<style>{_STYLE}</style>"], 0
     for title, timeline in timelines:
-        parts.append(f'<text x="4" y="{top + 16}" font-size="13">{escape(title)}</text>')
+        parts.append(f'<text x="{4 - _LEFT}" y="{top + 16}">{escape(title)}</text>')
         top += _ROW
-        parts += _rows(timeline, top, width)
+        parts += _rows(timeline, top)
         top += (len(timeline) + 1) * _ROW
-    for place, (kind, meaning) in enumerate(MEANINGS.items()):
-        left = _LEFT + place * 150
-        parts.append(f'<rect x="{left}" y="{top + 4}" width="12" height="12" fill="{COLOURS[kind]}"/>')
-        parts.append(f'<text x="{left + 17}" y="{top + 14}">{kind} {meaning}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    for number, kind in enumerate(shown):
+        parts.append(f'<svg x="{50 * (number % 2)}%" y="{top + number // 2 * _ROW}" width="50%" height="{_ROW}">')
+        parts.append(f'<rect y="4" width="12" height="12" fill="{COLOURS[kind]}"/>')
+        parts.append(f'<text x="18" y="14">{MEANINGS[kind]}</text></svg>')
+    height = top + (len(shown) + 1) // 2 * _ROW
+    label = f'role="img" aria-label="{escape("; ".join(title for title, _ in timelines))}"'
+    if width is None:
+        return "\n".join([f'<svg class="timeline fluid" width="100%" height="{height}" {label}>', *parts, "</svg>"])
+    outer = f'<svg xmlns="http://www.w3.org/2000/svg" class="timeline" width="{_LEFT + width + 10}" height="{height}" {label}>'
+    return "\n".join([outer, f'<svg x="{_LEFT}" width="{width}" overflow="visible">', *parts, "</svg>", "</svg>", ""])
 
 
-def _rows(timeline: Timeline, top: int, width: int) -> list[str]:
+def _rows(timeline: Timeline, top: int) -> list[str]:
+    """Draw a row for each rank."""
     end = max((rank[-1].end for rank in timeline if rank), default=1.0)
     parts = []
     for number, rank in enumerate(timeline):
         y = top + number * _ROW
-        parts.append(f'<text x="4" y="{y + 15}">rank {number}</text>')
+        parts.append(f'<text x="{4 - _LEFT}" y="{y + 15}">rank {number}</text>')
+        parts.append(f'<svg y="{y}" height="{_ROW}"><rect class="lane" y="2" width="100%" height="{_ROW - 4}"/>')
         for (op, begin, stop), lane, together in lanes(rank):
-            x, w = _LEFT + begin / end * width, (stop - begin) / end * width
-            height = (_ROW - 4) / together
-            above = y + 2 + lane * height
-            shade = ' fill-opacity="0.6"' if op.chunk % 2 else ""
-            below = above + height / 2 + 3
-            label = f'<text x="{x + 2:.1f}" y="{below:g}" font-size="8">{op.micro_batch}</text>' if w > 9 else ""
+            x, share, height = 100 * begin / end, 100 * (stop - begin) / end, (_ROW - 4) / together
+            above = 2 + lane * height
+            text_at = f'x="{x + 0.15:.2f}%" y="{above + height / 2 + 3:g}"'
+            label = f'<text class="number" {text_at}>{op.micro_batch}</text>' if share > 1.2 else ""
             parts.append(
-                f'<rect x="{x:.1f}" y="{above:g}" width="{w:.1f}" height="{height:g}" fill="{COLOURS[op.kind]}"{shade} '
-                f'stroke="white" stroke-width="0.5"><title>{escape(str(op))}</title></rect>{label}'
+                f'<rect class="op{" odd" if op.chunk % 2 else ""}" x="{x:.2f}%" y="{above:g}" width="{share:.2f}%" '
+                f'height="{height:g}" fill="{COLOURS[op.kind]}"><title>{escape(str(op))}</title></rect>{label}'
             )
+        parts.append("</svg>")
     return parts

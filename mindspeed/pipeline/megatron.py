@@ -21,7 +21,7 @@ from mindspeed.pipeline.messages import Routes, routes
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.paired_transfers import LAYER_STATES
 from mindspeed.pipeline.recompute_feature import RecomputeFeature
-from mindspeed.pipeline.recording import Timed, agreed_costs, device_time, write_trace
+from mindspeed.pipeline.recording import Timed, agreed_costs, collect, device_time, is_collecting, write_trace
 from mindspeed.pipeline.running_step import running
 from mindspeed.pipeline.simulator import judge, out_of_order
 from mindspeed.pipeline.transport import Channels, Links, moved
@@ -133,11 +133,12 @@ class Engine:
 
     def _execute(self, schedule: Schedule, step: MegatronStages, channels: Channels) -> None:
         states = (*generators(), tracker_state(), LAYER_STATES, *step.states) if schedule.pairs else ()
-        if self.trace is None and not self._measuring:
+        if self.trace is None and not self._measuring and not is_collecting():
             execute(schedule, step.rank, step, channels, states=states)
             return
         timed = self.recorded = []
         execute(schedule, step.rank, step, channels, lambda *times: timed.append(Timed(*times)), device_time, states)
+        collect(timed)
 
     @property
     def _measuring(self) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -33,6 +34,30 @@ def device_time() -> float:
     """
     torch.cuda.current_stream().synchronize()
     return time.perf_counter()
+
+
+_collecting: list[list[Timed]] = []
+
+
+@contextmanager
+def collected() -> Iterator[list[Timed]]:
+    """Yield the list to which schedules add the operations that they run inside, with their times."""
+    _collecting.append([])
+    try:
+        yield _collecting[-1]
+    finally:
+        _collecting.pop()
+
+
+def is_collecting() -> bool:
+    """Return whether operations are to be timed for `collected`."""
+    return bool(_collecting)
+
+
+def collect(timed: Sequence[Timed]) -> None:
+    """Hand operations to `collected`, where it is entered."""
+    for found in _collecting:
+        found.extend(timed)
 
 
 def write_trace(folder: str, timed: Sequence[Timed]) -> None:

@@ -50,6 +50,7 @@ class Catalog:
         self.broken: dict[str, DiscoveredFeature] = {row.name: row for row in self.rows if row.problem is not None}
         self.not_loaded: dict[str, DiscoveredFeature] = {row.name: row for row in self.rows if row.state == "not loaded"}
         self.specs: dict[str, FeatureSpec] = {name: self.feature(name).spec for name in self.usable}
+        self.categories: dict[str, str] = {name: spec.category.value for name, spec in self.specs.items()}
         self.models: dict[str, type[FeatureArgs]] = {name: self.feature(name).Args for name in self.usable}
         self.requires: dict[str, tuple[Requires, ...]] = {
             name: tuple(c for c in spec.constraints if isinstance(c, Requires)) for name, spec in self.specs.items()

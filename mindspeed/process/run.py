@@ -9,6 +9,8 @@ from typing import Final
 
 REPORT_VARIABLE: Final = "MINDSPEED_REPORT"
 """Environment variable that names the file to which rank 0 writes the report."""
+PLAN: Final = "plan.json"
+"""The plan of a run, in its folder."""
 UNFINISHED: Final = 75
 """Exit status of a job that its launcher is to start again: EX_TEMPFAIL of sysexits.h."""
 SHOWN: Final = 12
@@ -23,8 +25,17 @@ def set_run_folder(folder: Path) -> None:
 
 def run_folder() -> Path | None:
     """Return the folder of the run, or else of its report; None where neither is known."""
-    beside = os.environ.get(REPORT_VARIABLE)
-    return next(iter(_folders), Path(beside).parent if beside else None)
+    return next(iter(_folders), _folder_of_report())
+
+
+def unlogged_folder() -> Path | None:
+    """Return the folder of the report of a trainer that writes no log by itself; None for other trainers, or without one."""
+    return None if _folders else _folder_of_report()
+
+
+def _folder_of_report() -> Path | None:
+    path = os.environ.get(REPORT_VARIABLE)
+    return Path(path).parent if path else None
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -16,6 +16,7 @@ from mindspeed.problems import RunError
 from mindspeed.workbench.training.reporting import Reporter
 from mindspeed.workbench.training.variants import ComparedJob, Variant, pretrain_job, removable, train, variants
 from tests.megatron_lm import checkout
+from tests.page_structure import PageStructure
 
 SIZES = {"world_size": 2, "num_experts": 0, "seq_length": 64, "num_attention_heads": 4}
 
@@ -54,9 +55,32 @@ def test_two_finished_runs_are_one_table_and_one_page(mindspeed: Any, runs: tupl
     assert second == [str(runs[1]), "4", "5.0000", "2.5000", "5.0e-01", "0.5 (-50%)", "75.0 MiB (-25%)", "2.00 MiB (+0%)"]
     assert f"features of {runs[1]} only: swiglu" in done.stdout
     text = page.read_text("utf-8")
-    assert text.count("<polyline") == 4
+    structure = PageStructure(text)
+    assert structure.sections == ["Runs", "Effects", f"{runs[0]}, {runs[1]}", "Losses side by side"]
+    assert structure.figures["Loss"][-2:] == list(map(str, runs))
+    assert f"{runs[1]}  -25.0" in structure.figures["Peak memory"]
+    assert "Communication" not in structure.figures
     assert "<tr><td>3</td><td>3.000000</td><td>3.500000</td></tr>" in text
-    assert "<script" not in text
+    assert (structure.loaded, structure.tags & {"script", "link"}, structure.has_dark_scheme) == ([], set(), True)
+
+
+def test_the_report_of_a_finished_run_is_written_again_over_a_baseline(mindspeed: Any, runs: tuple[Path, Path]) -> None:
+    done = mindspeed("report", runs[1], "--baseline", runs[0])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == f"page: {runs[1] / 'report.html'}"
+    structure = PageStructure((runs[1] / "report.html").read_text("utf-8"))
+    assert structure.figures["Loss"][-2:] == list(map(str, runs))
+    told = json.loads(mindspeed("report", runs[0], "--html", runs[0] / "other.html", "--json").stdout)
+    assert (told["page"], told["steps"], told["against"]) == (str(runs[0] / "other.html"), 4, None)
+    assert (runs[0] / "other.html").is_file()
+
+
+def test_a_folder_that_is_no_run_has_no_report(mindspeed: Any, tmp_path: Path) -> None:
+    done = mindspeed("report", tmp_path)
+    assert done.exit_code == 1
+    fix = "give the folder of a run of mindspeed pretrain, mindspeed compare, or Megatron-LM with a feature that logs steps"
+    assert done.stderr.endswith(f"  fix: {fix}\n")
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_the_numbers_are_json_as_well(mindspeed: Any, runs: tuple[Path, Path]) -> None:

@@ -144,7 +144,7 @@ SHAPE = [
 @pytest.mark.parametrize("name", FEATURES)
 def test_the_page_of_a_feature_has_the_shape_of_all_and_every_constraint(name):
     (row,) = [row for row in catalog().rows if row.name == name]
-    page = feature_page(row, {})
+    page = feature_page(row, {}, {})
     titles = re.findall(r"^## (.*)$", page, re.MULTILINE)
     assert titles == [title for title in SHAPE if title in titles]
     assert {"Usage", "How it works", "Settings", "Numerics", "Measured effect", "For developers"} <= set(titles)
@@ -178,7 +178,13 @@ def anchors(file):
 
 
 def test_no_page_that_a_program_makes_is_in_the_tree():
-    made = {f"{name}.md" for name in site.MADE} | {*chinese.PAGES.values(), "matrix.html", "matrix.json", "plan.svg"}
+    made = {f"{name}.md" for name in site.MADE} | {
+        *chinese.PAGES.values(),
+        "matrix.html",
+        "matrix.json",
+        "plan.svg",
+        "effects.svg",
+    }
     assert [name for name in made if (ROOT / "docs" / name).exists()] == []
 
 

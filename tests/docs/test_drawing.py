@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from mindspeed.registry import catalog
-from tools.docs.drawing import Arrow, Box, Mark, Matrix, Picture, Timeline, svg
+from mindspeed.workbench.pictures.drawing import Picture, svg
+from tools.docs.drawing import Arrow, Box, Mark, Matrix, Timeline
 from tools.docs.figures import pictures_of
 from tools.docs.plan_picture import REQUEST, plan_picture
 
@@ -27,7 +28,7 @@ def test_a_picture_is_well_formed_described_and_within_its_borders(picture):
     root = ElementTree.fromstring(svg(picture))
     assert root.get("role") == "img"
     assert (root.find(f"{SVG}title").text, root.find(f"{SVG}desc").text) == (picture.title, picture.text)
-    assert root.get("aria-labelledby") == "title text"
+    assert root.get("aria-labelledby") == f"{picture.name}-title {picture.name}-text"
     width, height = int(root.get("width")), int(root.get("height"))
     assert width <= 1000
     for element in root.iter():
@@ -67,7 +68,7 @@ def test_the_same_values_give_the_same_text_and_text_is_escaped():
     panels += [[Timeline("t", ["x", "y"], {(0, 0): Box("&", 0)}, [Arrow((0, 0), (1, 1))], 2)]]
     texts = [svg(Picture("p", "<t>", "d", panels)) for _ in range(2)]
     assert all(one == other for one, other in pairwise(texts))
-    assert '<title id="title">&lt;t&gt;</title>' in texts[0]
+    assert '<title id="p-title">&lt;t&gt;</title>' in texts[0]
     assert ">a &lt; b</text>" in texts[0]
     assert ">&amp;</text>" in texts[0]
 

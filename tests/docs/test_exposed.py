@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks.exposed import CASES, COLUMNS, RESULTS, record, simulated
 from mindspeed.workbench.exposure.machines import PUBLISHED
+from mindspeed.workbench.pictures.drawing import svg
 from mindspeed.workbench.verification.pool import WorkerPool
 from tests.features.resolving import CATALOG
 from tools.docs import exposed
-from tools.docs.drawing import svg
 
 FOUND = json.loads(RESULTS.read_text("utf-8"))
 PROMISE = re.compile(r"overlap|while the next", re.IGNORECASE)

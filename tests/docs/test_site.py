@@ -15,15 +15,17 @@ import yaml
 from mindspeed.plugins.discovery import discover
 from tests.docs.browser import MISSING, Browser, browser
 from tools.docs import chinese
-from tools.docs.site import MADE, guides, relinked, texts
+from tools.docs.effects_picture import effects_picture, share_of
+from tools.docs.site import MADE, guides, relinked, settings, texts
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build" / "site"
 
 
 def navigation(entries=None) -> list[str]:
-    """Every page that the navigation names."""
-    entries = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"] if entries is None else entries
+    """Every page that the navigation of the site names."""
+    if entries is None:
+        entries = yaml.safe_load(settings(discover(only=()), ROOT / "build" / "pages"))["nav"]
     values = [value for entry in entries for value in entry.values()]
     return [page for value in values for page in (navigation(value) if isinstance(value, list) else [value])]
 
@@ -33,6 +35,31 @@ def test_the_navigation_has_every_guide_and_no_page_twice():
     found = {*guides(discover(only=())), *(f"{name}.md" for name in MADE), *chinese.PAGES.values()}
     assert {name for name in found if not name.startswith("examples/")} - set(pages) == set()
     assert len(pages) == len(set(pages))
+
+
+def test_the_settings_of_the_site_inherit_those_of_the_repository_and_list_features_by_category(tmp_path):
+    catalog = discover(only=())
+    made = yaml.safe_load(settings(catalog, tmp_path / "pages"))
+    assert (tmp_path / made["INHERIT"]).resolve() == ROOT / "mkdocs.yml"
+    assert (made["docs_dir"], made["site_dir"]) == ("pages", "site")
+    (tab,) = (entry["Features"] for entry in made["nav"] if "Features" in entry)
+    (group,) = (entry["context-parallel"] for entry in tab if "context-parallel" in entry)
+    assert {"ring-attention": "features/ring-attention.md"} in group
+    assert {f"features/{name}.md" for name in catalog.usable} - set(navigation()) == set()
+
+
+def test_the_first_page_has_a_bar_for_each_measured_effect():
+    page = guides(discover(only=()))["index.md"]
+    ((panel,),) = effects_picture(page).panels
+    assert [name for name, *_ in panel.rows] == re.findall(r"^\| \[([a-z-]+)\]\(features/", page, re.MULTILINE)
+    assert [share_of(text) for text in ("0.64 of the time", "1 % of the time", "1,500 instead of 2,000 bytes")] == [
+        0.64,
+        0.01,
+        0.75,
+    ]
+    with pytest.raises(ValueError, match="no share in 'faster'"):
+        share_of("faster")
+    assert page.index("effects.svg") < page.index("## Start") < page.index("plan.svg")
 
 
 def test_links_of_a_page_lead_to_the_new_places_and_code_is_left_alone():
@@ -58,6 +85,7 @@ def test_every_page_is_made(monkeypatch, tmp_path):
     assert "![Ring attention of four ranks](ring-attention.svg)" in made["features/ring-attention.md"]
     assert made["features/ring-attention.svg"].startswith("<svg")
     assert "](plan.svg)" in made["index.md"]
+    assert "0.64 of the time of a ring without the zig-zag order" in made["effects.svg"]
     assert "| <a id=" in made["moving-from-mindspeed.md"]
     assert '"cases":[]' in made["matrix.html"]
 

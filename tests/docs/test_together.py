@@ -14,25 +14,24 @@ RESULTS = [
     CaseResult(MatrixCase(("swiglu",), "ep2"), CaseOutcome.REFUSED, "the model is dense", "MS203"),
     CaseResult(MatrixCase(("coc", "rms-norm")), CaseOutcome.FAILS, "another feature", "MS607"),
 ]
+CATEGORIES = {"alibi": "scenario", "coc": "communication", "recompute": "memory", "rms-norm": "compute", "tflops": "tool"}
 EXPECTED = """\
 ### Together with other features
 
-Tested with a small model against unmodified Megatron; [the matrix](../matrix.html) shows the differences.
+Tested with a small model against unmodified Megatron; [the matrix](../matrix.html) has all features.
 
-Works with: [recompute](recompute.md), [rms-norm](rms-norm.md).
+|  | works | one has no effect | refused |
+|---|---|---|---|
+| communication |  |  | [coc](coc.md) |
+| compute | [rms-norm](rms-norm.md) |  |  |
+| memory | [recompute](recompute.md) |  |  |
+| scenario |  |  | [alibi](alibi.md) |
+| tool |  | [tflops](tflops.md) |  |
+| layouts | `tp2` |  | `ep2` |
 
-One of the two features has no effect with: [tflops](tflops.md).
-
-Is refused with:
+Reasons:
 
 - [alibi](alibi.md), [coc](coc.md): they hold one slot (MS202)
-
-### In layouts
-
-Works in: `tp2`.
-
-Is refused:
-
 - `ep2`: the model is dense (MS203)"""
 
 
@@ -40,9 +39,9 @@ VERDICTS = {result.case.name: result for result in RESULTS}
 
 
 def test_a_page_has_the_other_features_by_verdict_and_those_of_one_reason_together() -> None:
-    assert "\n".join(together("swiglu", VERDICTS)) == EXPECTED
+    assert "\n".join(together("swiglu", VERDICTS, CATEGORIES)) == EXPECTED
 
 
 def test_nothing_is_said_without_a_verdict() -> None:
-    assert together("ampipe", VERDICTS) == []
-    assert together("swiglu", {}) == []
+    assert together("ampipe", VERDICTS, CATEGORIES) == []
+    assert together("swiglu", {}, CATEGORIES) == []

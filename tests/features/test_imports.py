@@ -19,6 +19,7 @@ PUBLIC = (
     "mindspeed.problems",
     "mindspeed.files.cache_folder",
     "mindspeed.files.step_log",
+    "mindspeed.files.step_record",
     "mindspeed.platforms.host_copy",
     "mindspeed.plugins.active",
     "mindspeed.plugins.conditions",

@@ -27,7 +27,7 @@ def test_every_line_imports_without_megatron() -> None:
 @pytest.mark.parametrize("name", ["ring-attention", "nano-pipe"])
 def test_page_of_a_feature_shows_its_line_or_its_reason(name: str) -> None:
     own = CATALOG.specs[name].own_trainer
-    assert (own if name in LINES else f"Works only with Megatron: {own}.") in feature_page(CATALOG.usable[name], {})
+    assert (own if name in LINES else f"Works only with Megatron: {own}.") in feature_page(CATALOG.usable[name], {}, {})
 
 
 def test_page_of_all_has_every_feature_once() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 from benchmarks.exposed import CASES, COLUMNS, RESULTS
 from mindspeed.workbench.exposure.machines import PUBLISHED
 from mindspeed.workbench.pages.markdown import table
-from tools.docs.drawing import Lanes, Picture
+from mindspeed.workbench.pictures.drawing import Picture
+from tools.docs.drawing import Lanes
 
 _HEADERS = ("transfers", "exposed without overlap", "exposed", "step")
 

@@ -1,5 +1,7 @@
 """Every page in one folder: ``python -m tools.docs.site FOLDER``, from which the site and the wheel of a release are built.
 
+The settings of the site lie beside it: those of ``mkdocs.yml``, with the pages of features in the navigation.
+
 The folder has the guides of ``docs/``, the pages that lie elsewhere in the repository, those that are made from the code, and
 the examples that pages link to. A guide links to what a made page is made from, such as the README of a feature, and to files
 of the repository. Here these links lead to the pages.
@@ -15,14 +17,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import yaml
+
 from mindspeed.cli.docs import reference
 from mindspeed.files.text_files import write_files
+from mindspeed.plugins import Category
 from mindspeed.plugins.discovery import Catalog, discover
 from mindspeed.workbench.pages.features import feature_page
+from mindspeed.workbench.pictures.drawing import svg
 from mindspeed.workbench.verification.matrix.page import as_json, html, published, summary
 from mindspeed.workbench.verification.matrix.reach import Sources
 from tools.docs import chinese, exposed, migration_guide
-from tools.docs.drawing import svg
+from tools.docs.effects_picture import effects_picture
 from tools.docs.figures import lines_of, pictures_of
 from tools.docs.guards import GUARDS
 from tools.docs.lint import LINT
@@ -31,6 +37,8 @@ from tools.docs.plan_picture import plan_picture
 ROOT: Final = Path(__file__).resolve().parents[2]
 DOCS: Final = ROOT / "docs"
 FEATURES: Final = "mindspeed/features/"
+SETTINGS: Final = ROOT / "mkdocs.yml"
+FEATURES_TAB: Final = "Features"
 MATRIX: Final = ROOT / "build" / "matrix"
 """Where ``mindspeed features matrix page`` writes the verdicts of a run."""
 ELSEWHERE: Final[Mapping[str, str]] = {
@@ -62,7 +70,21 @@ def assemble(folder: Path) -> None:
     for source, place in _files():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / place)
-    write_files({folder / place: text for place, text in texts(discover(only=())).items()}, fix="choose another FOLDER")
+    known = discover(only=())
+    written = {folder / place: text for place, text in texts(known).items()}
+    written[folder.with_name(SETTINGS.name)] = settings(known, folder)
+    write_files(written, fix="choose another FOLDER")
+
+
+def settings(known: Catalog, folder: Path) -> str:
+    """Return the settings of the site of a folder."""
+    nav = yaml.safe_load(SETTINGS.read_text(encoding="utf-8"))["nav"]
+    (tab,) = (entry[FEATURES_TAB] for entry in nav if FEATURES_TAB in entry)
+    for category in Category:
+        if names := [name for name, spec in known.specs.items() if spec.category is category]:
+            tab.append({category.value: [{name: f"features/{name}.md"} for name in names]})
+    parent = os.path.relpath(SETTINGS, folder.parent)
+    return yaml.safe_dump({"INHERIT": parent, "docs_dir": folder.name, "site_dir": "site", "nav": nav}, sort_keys=False)
 
 
 def _files() -> Iterator[tuple[Path, str]]:
@@ -83,9 +105,10 @@ def texts(known: Catalog) -> dict[str, str]:
         pictures = [*pictures_of(name), *exposed.picture_of(name)]
         shown = [f"![{picture.title}]({picture.name}.svg)\n\n{picture.text}" for picture in pictures]
         shown += [*lines_of(name), *exposed.lines_of(name)]
-        found[f"features/{name}.md"] = feature_page(row, verdicts, shown)
+        found[f"features/{name}.md"] = feature_page(row, verdicts, known.categories, shown)
         found |= {f"features/{picture.name}.svg": svg(picture) for picture in pictures}
     found["plan.svg"] = svg(plan_picture())
+    found["effects.svg"] = svg(effects_picture(found["index.md"]))
     return found | _matrix(known) | chinese.pages(found)
 
 

@@ -24,7 +24,7 @@ from mindspeed.plugins.hookspecs import HOOKS
 from mindspeed.plugins.manager import FeatureManager
 from mindspeed.plugins.patches import Mixin, Phase, Replace
 from mindspeed.problems import Fix, MindSpeedError, Problem, advice
-from mindspeed.process.run import REPORT_VARIABLE
+from mindspeed.process.run import PLAN, REPORT_VARIABLE
 
 if TYPE_CHECKING:
     from mindspeed.engine.patching.apply import AppliedPatches
@@ -333,8 +333,11 @@ class EffectTracker:
     def _write(self, report: EffectReport) -> None:
         if not self.path or _rank():
             return
+        path, data = Path(self.path), report.to_json()
+        if not path.with_name(PLAN).is_file():  # which the folders of some trainers have
+            data["plan"] = self.plan.to_json()
         try:
-            Path(self.path).write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+            path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
         except OSError as error:  # a full disk ends no training that could go on
             self._print(f"mindspeed: the report cannot be written: {error}")
 

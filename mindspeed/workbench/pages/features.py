@@ -69,8 +69,16 @@ MODEL: Final = {
 """The model for which pages list patches: patches may depend on the world."""
 
 
-def feature_page(found: DiscoveredFeature, verdicts: Mapping[str, CaseResult], shown: Sequence[str] = ()) -> str:
-    """Return the page of a loaded feature, with verdicts of the matrix and further blocks that show how it works."""
+def feature_page(
+    found: DiscoveredFeature,
+    verdicts: Mapping[str, CaseResult],
+    categories: Mapping[str, str],
+    shown: Sequence[str] = (),
+) -> str:
+    """Return the page of a loaded feature.
+
+    It has verdicts of the matrix, by the ``categories`` of features, and further blocks that show how the feature works.
+    """
     feature = found.feature
     if feature is None:
         raise ValueError(f"{found.name} is not loaded")
@@ -84,7 +92,7 @@ def feature_page(found: DiscoveredFeature, verdicts: Mapping[str, CaseResult], s
         _section("How it works", [*readme["about"], *readme["how"], *shown]),
         _section("Settings", [*readme["settings"], *_settings(feature)]),
         ["## Works with, needs and refuses", "", *_constraints(feature)],
-        together(found.name, verdicts),
+        together(found.name, verdicts, categories),
         _section("Numerics", [_numerics(feature.spec.numerics) + ".", *readme["numerics"]]),
         _section("Measured effect", readme["measured"]),
         _section("Limits", readme["limits"]),

@@ -9,6 +9,7 @@ import json
 import pickle
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.files.step_log import LOG, read_log
 from mindspeed.job.megatron_arguments import world_of
 from mindspeed.problems import Fix, MindSpeedError, Problem, RunError
+from mindspeed.process.run import PLAN
 from mindspeed.workbench.training.checkpoints import COMMON, MANIFEST, UNREADABLE, checkpoint_at, read_manifest, saved_steps
 
 _SAFE: Final[Mapping[tuple[str, str], type]] = {
@@ -78,8 +80,8 @@ def saved_arguments(folder: Path) -> dict[str, Any] | None:
     return dict(vars(arguments)) if isinstance(arguments, argparse.Namespace) else None
 
 
-PLAN: Final = "plan.json"
-"""The plan of a run of ``mindspeed pretrain``, in its folder."""
+_EFFECTS: Final = ("report.json", "mindspeed-report.json")
+"""Names of the file with the effects of features, in the folder of `mindspeed pretrain` and of Megatron-LM."""
 
 _OF_TIME: Final = ("seconds",)
 """Numbers of a logged step that differ between equal runs."""
@@ -225,11 +227,36 @@ def _read_folder(folder: Path) -> JobSide:
     return _of_megatron(folder)
 
 
-def side_of_run(folder: Path) -> JobSide:
-    """Read the folder of a run of ``mindspeed pretrain``. Raises MindSpeedError for what is missing or damaged."""
+def effects_of_run(folder: Path) -> dict[str, Any]:
+    """Return what the run has reported about the effects of its features; nothing where it has not."""
+    for name in _EFFECTS:
+        with suppress(OSError, ValueError):
+            found: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+            return found
+    return {}
+
+
+def has_plan(folder: Path) -> bool:
+    """Return whether the folder of a run contains its plan."""
+    return (folder / PLAN).is_file() or "plan" in effects_of_run(folder)
+
+
+def plan_of_run(folder: Path) -> ActivationPlan:
+    """Return the plan of a run, which Megatron-LM has in its report. Raises MindSpeedError with MS305."""
     from mindspeed.registry import read_plan
 
-    plan = read_plan(folder / PLAN)
+    if (folder / PLAN).is_file() or "plan" not in (effects := effects_of_run(folder)):
+        return read_plan(folder / PLAN)
+    try:
+        return plan_from_json(effects["plan"])
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        text = f"the plan in the report of the run cannot be read: {error}"
+        raise RunError([Problem("MS305", text, where=str(folder), fix=Fix.advise("run the job again"))]) from error
+
+
+def side_of_run(folder: Path) -> JobSide:
+    """Read the folder of a run. Raises MindSpeedError for what is missing or damaged."""
+    plan = plan_of_run(folder)
     facts = plan_facts(plan, None) | _options(folder / "process.json")
     if saved_steps(folder):
         record = read_record(checkpoint_at(folder))
@@ -238,7 +265,9 @@ def side_of_run(folder: Path) -> JobSide:
 
 
 def _options(path: Path) -> dict[str, str]:
-    """The trainer's options of a run; its own folder is none."""
+    """The trainer's options of a run; its own folder is none. A run of Megatron-LM keeps none."""
+    if not path.exists():
+        return {}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))["config"]
     except (OSError, ValueError, LookupError) as error:

@@ -22,6 +22,7 @@ from mindspeed.files.data_digest import data_facts
 from mindspeed.files.text_files import replace_text
 from mindspeed.megatron.indexed_data import bin_path
 from mindspeed.problems import CollectedProblems, Fix, Problem, ResolutionError, RunError, advice
+from mindspeed.process.run import PLAN
 from mindspeed.workbench.diagnostics import doctor
 from mindspeed.workbench.training import checkpoints, corpus, request_text, shape
 from mindspeed.workbench.training import resume as resuming
@@ -203,7 +204,7 @@ def write_job(job: Job, folder: str | Path | None = None) -> dict[str, str]:
     folder = Path(folder or job.run)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        registry.write_plan(job.plan, folder / "plan.json")
+        registry.write_plan(job.plan, folder / PLAN)
         replace_text(folder / checkpoints.REQUEST, job.request)
         fields = {name: getattr(job, name) for name in ("run", "data", "checkpoint", "request", "auto_resume")}
         process = json.dumps({"config": job.config.model_dump(), **fields}, indent=2) + "\n"
@@ -211,7 +212,7 @@ def write_job(job: Job, folder: str | Path | None = None) -> dict[str, str]:
     except OSError as error:
         text = f"the folder {folder} is not writable: {error.strerror}"
         raise RunError([Problem("MS603", text, fix=Fix.advise("--run FOLDER with a writable folder"))]) from error
-    return {registry.PLAN_VARIABLE: str(folder / "plan.json"), JOB_VARIABLE: str(folder / "process.json")}
+    return {registry.PLAN_VARIABLE: str(folder / PLAN), JOB_VARIABLE: str(folder / "process.json")}
 
 
 def read_job(environ: Mapping[str, str]) -> Job:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mindspeed.engine.runtime import session
-from mindspeed.files.step_log import LOG, read_log, row
-from mindspeed.workbench.html_page import chart, page, section, table
-
-FORMER_LOG: Final = "log-before.jsonl"
-"""The log of a run in the same folder that ended before its first checkpoint."""
-RESULT: Final = "result.json"
-PAGE: Final = "report.html"
+from mindspeed.files.step_log import LOG, open_log, read_log, row
+from mindspeed.workbench.training.run_numbers import points
+from mindspeed.workbench.training.run_page import PAGE, RESULT, report_page
 
 
 class Reporter:
@@ -118,8 +112,8 @@ class Reporter:
             draw_losses(self.run)
         else:
             self.note("matplotlib is not installed, so the run draws no loss curve")
-        (self.run / PAGE).write_text(report_page(self.run, result, self.tokens), encoding="utf-8")
         (self.run / RESULT).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        (self.run / PAGE).write_text(report_page(self.run), encoding="utf-8")
 
     def _row(self, step: int, numbers: Mapping[str, float | None]) -> None:
         """Write a row to the log of the run, and hand it to features that log elsewhere."""
@@ -130,19 +124,6 @@ class Reporter:
     def _scalar(self, name: str, value: float | None, step: int) -> None:
         if self._scalars is not None and value is not None:
             self._scalars.add_scalar(name, value, step)
-
-
-def open_log(run: Path, first: int) -> TextIO:
-    """Open the log of a run that continues from step ``first``; what an earlier run from step 0 logged is moved aside.
-
-    A last row that a process did not finish is removed.
-    """
-    path = run / LOG
-    if first == 0 and path.exists():
-        path.replace(path.with_name(FORMER_LOG))
-    if path.exists() and (rest := len(path.read_bytes().rpartition(b"\n")[2])):
-        os.truncate(path, path.stat().st_size - rest)
-    return path.open("a", encoding="utf-8")
 
 
 def draw_losses(run: Path) -> None:
@@ -164,29 +145,3 @@ def draw_losses(run: Path) -> None:
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"
-
-
-def report_page(run: Path, result: Mapping[str, Any], tokens: int) -> str:
-    """The page of a run, from its log, its effects (if any were written) and its result; ``tokens`` are those of a step."""
-    rows = read_log(run / LOG)
-    effects = run / "report.json"
-    features = json.loads(effects.read_text(encoding="utf-8"))["features"] if effects.is_file() else []
-    numbers = [(name, str(value)) for name, value in result.items() if name != "sample"]
-    charts = {
-        "Loss (nats per token)": points(rows, "loss"),
-        "Throughput (tokens per second)": [(step, tokens / time) for step, time in points(rows, "seconds") if time > 0],
-        "Gradient norm": points(rows, "gradient_norm"),
-    }
-    reached = [(feature["name"], feature["summary"].removeprefix(f"{feature['name']}: ")) for feature in features]
-    return page(
-        f"Run {run.name}",
-        section("Result", table(("", ""), numbers)),
-        *(section(title, chart({title: found}, title)) for title, found in charts.items() if found),
-        section("Effects of features", table(("feature", "sites, and whether they were reached"), reached)),
-    )
-
-
-def points(rows: Iterable[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """The finite values of a key by step; of a step that was logged twice the last counts. A skipped step has no norm."""
-    logged = ((row["step"], row.get(key)) for row in rows if "step" in row)
-    return sorted({step: value for step, value in logged if value is not None and math.isfinite(value)}.items())

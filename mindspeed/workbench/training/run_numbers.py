@@ -1,9 +1,10 @@
-"""Numbers of finished runs side by side: losses, time, memory and communication, as a table and as a page. Light."""
+"""Numbers of runs side by side: losses, time, memory and communication, as a table and as curves. Light."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,15 +12,17 @@ from typing import Any, Final
 
 from mindspeed.files.step_log import LOG, read_log
 from mindspeed.problems import Problem, RunError, advice
-from mindspeed.workbench.html_page import chart, page, paragraph, section, table
-from mindspeed.workbench.training.comparison import PLAN, JobSide, differences, side_of_run
-from mindspeed.workbench.training.reporting import points
+from mindspeed.process.run import PLAN
+from mindspeed.workbench.html_page import details, figures, page, paragraph, section, table
+from mindspeed.workbench.pictures.curves import BASELINE, COLOURS, Bars, Chart, Line, drawn, drawn_bars
+from mindspeed.workbench.training.comparison import JobSide, differences, has_plan, side_of_run
 
 WARM_UP: Final = 3
 """Steps at the start of a run that do not count for its time."""
 HEADERS: Final = ("run", "steps", "first loss", "last loss", "difference", "s/step", "peak memory", "communicated/step")
-_COSTS: Final = "costs"
-"""Key of a row with what a feature that provides `Capability.STEP_COSTS` measures."""
+PEAK: Final = "costs.peak_mib"
+COMMUNICATED: Final = "costs.communicated_mib"
+"""Keys of what a feature that provides `Capability.STEP_COSTS` measures."""
 _SHOWN_STEPS: Final = 50
 """Rows of the losses on a page."""
 _NOT_OF_JOBS: Final = ("feature", "setting", "order", "plan", "patch", "argument", "source", "target", "operator")
@@ -54,12 +57,12 @@ class RunNumbers:
     @cached_property
     def peak_mib(self) -> float | None:
         """Peak memory of all steps."""
-        return max(self._costs("peak_mib"), default=None)
+        return max((value for _, value in points(self.rows, PEAK)), default=None)
 
     @cached_property
     def communicated_mib(self) -> float | None:
         """Communication of the last step."""
-        return next(reversed(self._costs("communicated_mib")), None)
+        return next((value for _, value in reversed(points(self.rows, COMMUNICATED))), None)
 
     @cached_property
     def largest_difference(self) -> float | None:
@@ -74,8 +77,20 @@ class RunNumbers:
         against = self.against.name if self.against is not None else None
         return numbers | {"folder": str(self.folder), "against": against, "losses": self.losses}
 
-    def _costs(self, name: str) -> list[float]:
-        return [value for _, value in points((row | row[_COSTS] for row in self.rows if _COSTS in row), name)]
+
+def points(rows: Iterable[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+    """Return the finite values of a key by step, a dotted one inside of others.
+
+    Of a step that was logged twice the last counts. A skipped step has no norm.
+    """
+    logged = ((row["step"], _value(row, key)) for row in rows if "step" in row)
+    return sorted({step: value for step, value in logged if value is not None and math.isfinite(value)}.items())
+
+
+def _value(row: Any, key: str) -> Any:
+    for part in key.split("."):
+        row = row.get(part) if isinstance(row, Mapping) else None
+    return row
 
 
 def read_run(folder: Path, name: str = "", against: RunNumbers | None = None) -> RunNumbers:
@@ -86,7 +101,7 @@ def read_run(folder: Path, name: str = "", against: RunNumbers | None = None) ->
     except OSError as error:
         reason = f"{LOG} cannot be read: {error.strerror}"
     if reason:
-        fix = "give the folder of a run of mindspeed pretrain or mindspeed compare"
+        fix = "give the folder of a run of mindspeed pretrain, mindspeed compare, or Megatron-LM with a feature that logs steps"
         raise RunError([Problem("MS602", f"{folder} is not the folder of a run: {reason}", where=str(folder), fix=advice(fix))])
     return run
 
@@ -104,7 +119,7 @@ def notes_on_lengths(runs: Sequence[RunNumbers]) -> Iterator[str]:
 
 def notes_on_jobs(runs: Sequence[RunNumbers]) -> Iterator[str]:
     """Yield in what the jobs of other runs differ from that of the first one: features, data, options and sizes."""
-    if unknown := [run.name for run in runs if not (run.folder / PLAN).is_file()]:
+    if unknown := [run.name for run in runs if not has_plan(run.folder)]:
         yield f"features, data and options are not compared, because there is no {PLAN} in {', '.join(unknown)}"
         return
     first, *others = ((run.name, side_of_run(run.folder)) for run in runs)
@@ -152,28 +167,81 @@ def _changed(run: RunNumbers, name: str, form: str) -> str:
     return form.format(value) + change
 
 
+_CURVES: Final = (
+    ("loss", "Loss", "loss (nats per token)"),
+    ("seconds", "Time of a step", "time (s)"),
+    (PEAK, "Peak memory of a step", "memory (MiB)"),
+    (COMMUNICATED, "Communication of a step", "data (MiB)"),
+    ("gradient_norm", "Gradient norm", "norm (dimensionless)"),
+    ("learning_rate", "Learning rate", "rate (dimensionless)"),
+)
+_BEHIND_WARM_UP: Final = "seconds"
+
+
+def curves(run: RunNumbers, planned_mib: float | None = None) -> list[str]:
+    """Return the curves of a run by step, over those of the run that it is compared with, and the peak that a plan predicts."""
+    return [drawn(chart) for key, title, up in _CURVES if (chart := _chart(run, key, title, up, planned_mib)) is not None]
+
+
+def _chart(run: RunNumbers, key: str, title: str, up: str, planned_mib: float | None) -> Chart | None:
+    found = points(run.rows, key)
+    if not found:
+        return None
+    note, lines = "", []
+    if run.against is not None:
+        lines.append(Line(run.against.name, points(run.against.rows, key), colour=BASELINE))
+    lines.append(Line("training" if key == "loss" and run.against is None else run.name, found, colour=COLOURS[0]))
+    if key == _BEHIND_WARM_UP and len(found) > 2 * WARM_UP:
+        lines = [Line(line.name, line.points[WARM_UP:], colour=line.colour) for line in lines]
+        note = f"without the first {WARM_UP} steps; the first one took {rounded(found[0][1])} s"
+    if key == "loss" and (held_out := points(run.rows, "heldout_loss")):
+        lines.append(Line("held out", held_out, "points", COLOURS[1]))
+    levels = [("planned", planned_mib, COLOURS[1])] if key == PEAK and planned_mib is not None else []
+    if key == _BEHIND_WARM_UP and run.seconds is not None and run.against is None:
+        levels = [("median", run.seconds, BASELINE)]
+    return Chart(title, "step", up, lines, note, levels, from_zero=key in (_BEHIND_WARM_UP, PEAK, COMMUNICATED))
+
+
+def rounded(value: float) -> str:
+    """Return a number with three digits that count, or as a whole number with separators."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def comparison_page(title: str, runs: Sequence[RunNumbers], remarks: Sequence[str]) -> str:
-    """Return one HTML page: the table, what else differs, losses over each other, and losses side by side."""
+    """Return one HTML page: the table, what else differs, effects, losses over each other, and losses side by side."""
     steps = sorted({step for run in runs for step in run.losses})
     shown = steps[:: -(-len(steps) // _SHOWN_STEPS)]
     losses = [[f"{step:g}", *(f"{run.losses[step]:.6f}" if step in run.losses else "-" for run in runs)] for step in shown]
     return page(
         title,
-        section("Runs", table(HEADERS, rows_of(runs)), paragraph(COMPARED), *map(paragraph, remarks)),
-        *(_curves(run.against, run) for run in runs if run.against is not None),
-        section("Losses side by side", table(("step", *(run.name for run in runs)), losses)),
+        section("Runs", table(HEADERS, rows_of(runs)), paragraph(COMPARED, "note"), *map(paragraph, remarks)),
+        _effects(runs),
+        *map(_over_each_other, runs),
+        details("Losses side by side", table(("step", *(run.name for run in runs)), losses)),
     )
 
 
-def _curves(first: RunNumbers, second: RunNumbers) -> str:
-    """Return the curves of two runs over each other."""
-    charts = (
-        paragraph(title) + chart({run.name: points(run.rows, key) for run in (first, second)}, title)
-        for key, title in (("loss", "Loss (nats per token)"), ("seconds", "Time of a step (seconds)"))
-    )
-    return section(f"{first.name}, {second.name}", *charts)
+def _over_each_other(run: RunNumbers) -> str:
+    """Return the curves of a run over those of the run that it is compared with; a reader opens those of further runs."""
+    if run.against is None:
+        return ""
+    put = section if run.against.against is None else details
+    return put(f"{run.against.name}, {run.name}", figures(*curves(run)))
 
 
+def _effects(runs: Sequence[RunNumbers]) -> str:
+    """Return the changes of time, memory and communication from the run that each is compared with, as bars."""
+    compared = [(run, run.against) for run in runs if run.against is not None]
+    drawings = []
+    for name, title in (("seconds", "Time of a step"), ("peak_mib", "Peak memory"), ("communicated_mib", "Communication")):
+        found = [(run.name, getattr(run, name), getattr(other, name)) for run, other in compared]
+        changes = [(label, 100 * (own / before - 1)) for label, own, before in found if own and before]
+        if any(round(change, 1) for _, change in changes):
+            drawings.append(drawn_bars(Bars(title, "change (%)", changes, _CHANGES)))
+    return section("Effects", figures(*drawings)) if drawings else ""
+
+
+_CHANGES: Final = "from the run that each is compared with"
 COMPARED: Final = (
     "In parentheses: the change from the first run, for a run without one feature the change from the run with all. "
     "Difference: the largest difference of a loss in a step. Time: the median of the steps after the third. Memory and "

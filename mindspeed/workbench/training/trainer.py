@@ -33,8 +33,9 @@ from mindspeed.workbench.training.evaluation import generate, held_out_loss, uni
 from mindspeed.workbench.training.interruption import StopRequest
 from mindspeed.workbench.training.job import Job, write_job
 from mindspeed.workbench.training.loss_guard import LIMIT, Action, LossGuard
-from mindspeed.workbench.training.reporting import RESULT, Reporter
+from mindspeed.workbench.training.reporting import Reporter
 from mindspeed.workbench.training.run_folder import hold_folder
+from mindspeed.workbench.training.run_page import RESULT
 from mindspeed.workbench.training.storage import RemoteCopies
 
 if TYPE_CHECKING:

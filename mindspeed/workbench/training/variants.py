@@ -35,7 +35,7 @@ class ComparedJob:
     """Hold the commands that check and train a job, as words behind ``mindspeed``. Both get the features by variables.
 
     ``plan_in`` finds the plan in the JSON that ``check`` prints; ``train`` gives the words for a run folder. ``is_script`` is
-    True for a script of Megatron-LM, which writes its log by a setting.
+    True for a script of Megatron-LM, whose log and report are where a variable says.
     """
 
     check: tuple[str, ...]
@@ -115,7 +115,6 @@ def train(job: ComparedJob, variant: Variant, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     environ = _environ(variant.disabled)
     if job.is_script:
-        _add(environ, "MINDSPEED_SET", ";".join(f"{name}.file={(folder / LOG).absolute()}" for name in _measuring()), ";")
         environ[REPORT_VARIABLE] = str((folder / "report.json").absolute())
     with (folder / OUTPUT).open("w", encoding="utf-8") as output:
         done = subprocess.run([*_PROGRAM, *job.train(folder)], stdout=output, stderr=output, env=environ, check=False)

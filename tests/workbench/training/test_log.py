@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed.files.step_log import LOG
-from mindspeed.workbench.training.reporting import FORMER_LOG, Reporter, open_log
+from mindspeed.files.step_log import FORMER_LOG, LOG, open_log
+from mindspeed.workbench.training.reporting import Reporter
 
 
 def test_a_new_run_does_not_append_to_the_log_of_one_that_ended_before_its_first_checkpoint(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-from tools.docs.drawing import Picture
+from mindspeed.workbench.pictures.drawing import Picture
 
 
 def pictures_of(feature: str) -> Sequence[Picture]:

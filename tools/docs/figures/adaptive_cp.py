@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from mindspeed.features.adaptive_cp.schedule import Block, Grid, schedule
-from tools.docs.drawing import Arrow, Box, Mark, Matrix, Picture, Timeline
+from mindspeed.workbench.pictures.drawing import Picture
+from tools.docs.drawing import Arrow, Box, Mark, Matrix, Timeline
 
 _RANKS = range(4)
 _TOKENS = 32

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from mindspeed.features.ampipe.layers import pipelined
-from tools.docs.drawing import Arrow, Box, Picture, Timeline
+from mindspeed.workbench.pictures.drawing import Picture
+from tools.docs.drawing import Arrow, Box, Timeline
 
 PHASES: Final = ("attention", "experts", "combine")
 

@@ -3,7 +3,8 @@
 from mindspeed.context_parallel import costs
 from mindspeed.context_parallel.layout import nested, zigzag
 from mindspeed.context_parallel.ring import Rounds
-from tools.docs.drawing import Arrow, Box, Picture, Timeline
+from mindspeed.workbench.pictures.drawing import Picture
+from tools.docs.drawing import Arrow, Box, Timeline
 from tools.docs.figures.blocks_over_time import bytes_lines, pieces_strip, seen
 
 _DEGREE, _RINGS = 2, 2

@@ -2,7 +2,8 @@
 
 from mindspeed.context_parallel import costs
 from mindspeed.context_parallel.layout import zigzag
-from tools.docs.drawing import Arrow, Box, Picture, Timeline
+from mindspeed.workbench.pictures.drawing import Picture
+from tools.docs.drawing import Arrow, Box, Timeline
 from tools.docs.figures.blocks_over_time import bytes_lines, pieces_strip, scores, seen
 
 _LAYOUT, _RANKS = zigzag(4), range(4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindspeed.pipeline.operations import PipelineShape
 from mindspeed.pipeline.synthesis import delayed, lag_by_rank, megatron
-from tools.docs.drawing import Picture
+from mindspeed.workbench.pictures.drawing import Picture
 from tools.docs.figures.operations_over_time import LEGEND, timeline
 
 _MEGATRON = megatron(PipelineShape(4, 1, 4))

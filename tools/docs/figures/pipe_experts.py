@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import Final
 
 from mindspeed.features.deepspeed_moe.units import Step, schedule
-from tools.docs.drawing import Arrow, Box, Picture, Timeline
+from mindspeed.workbench.pictures.drawing import Picture
+from tools.docs.drawing import Arrow, Box, Timeline
 
 ROWS: Final = {"dispatch": "dispatch", "gather": "gather", "": "products", "scatter": "scatter", "return": "return"}
 """The rows of a picture by the leg of a step; a step without a leg computes."""

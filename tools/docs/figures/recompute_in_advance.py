@@ -5,7 +5,7 @@ from __future__ import annotations
 from mindspeed.pipeline.operations import PipelineShape
 from mindspeed.pipeline.recomputation import recompute_all
 from mindspeed.pipeline.synthesis import megatron
-from tools.docs.drawing import Picture
+from mindspeed.workbench.pictures.drawing import Picture
 from tools.docs.figures.operations_over_time import LEGEND, timeline
 
 _MEGATRON = megatron(PipelineShape(4, 1, 4))

@@ -3,7 +3,7 @@
 from mindspeed.context_parallel import costs
 from mindspeed.context_parallel.layout import zigzag
 from mindspeed.context_parallel.ring import Rounds
-from tools.docs.drawing import Picture
+from mindspeed.workbench.pictures.drawing import Picture
 from tools.docs.figures.blocks_over_time import bytes_lines, pieces_strip, ring_timeline, scores, step_of
 
 _LAYOUT, _RING, _DOUBLE = zigzag(4), Rounds(4), Rounds(4, 2)

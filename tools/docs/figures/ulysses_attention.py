@@ -2,7 +2,8 @@
 
 from mindspeed.context_parallel import costs
 from mindspeed.context_parallel.layout import contiguous
-from tools.docs.drawing import Arrow, Box, Mark, Matrix, Picture, Timeline
+from mindspeed.workbench.pictures.drawing import Picture
+from tools.docs.drawing import Arrow, Box, Mark, Matrix, Timeline
 from tools.docs.figures.blocks_over_time import bytes_lines, holders
 
 _LAYOUT, _RANKS, _HEADS = contiguous(4), range(4), 4

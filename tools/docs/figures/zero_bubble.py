@@ -5,7 +5,7 @@ from __future__ import annotations
 from mindspeed.pipeline.operations import Costs, PipelineShape
 from mindspeed.pipeline.search import fastest
 from mindspeed.pipeline.synthesis import megatron
-from tools.docs.drawing import Picture
+from mindspeed.workbench.pictures.drawing import Picture
 from tools.docs.figures.operations_over_time import LEGEND, timeline
 
 _LOOP, _V = PipelineShape(2, 2, 4), PipelineShape(2, 2, 4, "v")

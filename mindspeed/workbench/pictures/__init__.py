@@ -1,0 +1,1 @@
+"""Pictures of plans and runs for pages: graphs, curves and timelines."""
