@@ -17,7 +17,7 @@ from mindspeed.cli.feature_check import device_memory_option, plan_of_job, requi
 from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 from mindspeed.cli.training_command import WORDS, PlansCommands, RuleOptions, plans_of_launched, rules_options
-from mindspeed.problems import CommandLine, localized, on_command_line
+from mindspeed.problems import CommandLine, Text, localized, on_command_line
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -226,7 +226,10 @@ def _notes(one: CheckedCommand) -> Iterator[str]:
 
     told = {trap.note for trap in one.traps}
     warnings = [row for row in one.plan.rows if row.kind == "warning" and row not in told]
-    yield from (gettext("warning: {text}").format(text=f"{row.feature}: {localized(row.text)}") for row in warnings)
+    yield from (
+        gettext("warning: {text}").format(text=localized(Text.of("{name}: {text}", name=row.feature, text=row.text)))
+        for row in warnings
+    )
     yield from (gettext("not checked: {text}").format(text=line) for line in unknown_lines(one.plan.rows, one.words))
 
 

@@ -93,7 +93,9 @@ def _active(explanation: Explanation, feature: Any, count: int) -> Sections:
 def _traits(spec: FeatureSpec) -> list[str]:
     numerics = spec.numerics
     claim = numerics.claim if numerics.claim == "exact" else f"{numerics.claim} (loss {numerics.loss:g}, {numerics.reason})"
-    return [f"category {spec.category.value}, level {spec.level}, {spec.stability.value}; numerics {claim}"]
+    template = gettext("category {category}, level {level}, {stability}; numerics {claim}")
+    stability = spec.stability.value
+    return [template.format(category=spec.category.value, level=spec.level, stability=stability, claim=claim)]
 
 
 def _patch(explained: Any) -> list[str]:
@@ -157,7 +159,8 @@ def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, na
     ]
     summary = row.feature.summary() if row.feature is not None else None
     first = gettext("{name} is not active").format(name=name)
-    lines = [f"{first}: {localized(summary)}" if summary else first, *as_lines(sections)]
+    first = gettext("{name}: {text}").format(name=first, text=localized(summary)) if summary else first
+    lines = [first, *as_lines(sections)]
     print_result({**about, "active": False, "summary": summary, "off": off}, lines)
 
 

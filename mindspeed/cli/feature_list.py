@@ -125,7 +125,7 @@ def _print_by_category(rows: Sequence[DiscoveredFeature]) -> None:
     names = max(len(row.name) for row in rows)
     for title, members in groups.items():
         if members:
-            click.echo(bold(f"{gettext(title)} ({len(members)})"))
+            click.echo("\n".join(map(bold, wrapped(f"{gettext(title)} ({len(members)})"))))
             cells = [(f"{row.name:<{names}}", *_brief_cells(row)) for row in members]
             click.echo("\n".join(rows_of_cells(cells)) + "\n")
     click.echo("\n".join(wrapped(gettext("Level 0: part of Megatron; 1: on by default where safe; 2: on request."))))

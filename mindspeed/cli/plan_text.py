@@ -42,7 +42,7 @@ def note_lines(rows: Iterable[PlanNote], words: CommandLine = on_command_line) -
     """Yield a line for each choice and warning, and for each condition that is not checked with the options that it needs."""
     for row in rows:
         if row.kind in _KINDS:
-            yield f"{padded(gettext(_KINDS[row.kind]), 11)}  {row.feature}: {row.line(words.in_language(localized))}"
+            yield f"{padded(gettext(_KINDS[row.kind]), 11)}  {_about(row.feature, row.line(words.in_language(localized)))}"
 
 
 def verdict(plan: ActivationPlan) -> str:
@@ -100,7 +100,7 @@ def _brief_reason(reason: Reason) -> Text:
 def _changed_settings(feature: PlannedFeature) -> list[str]:
     """Return each setting of a feature that is not its default, with its source."""
     settings = {name: value for name, value in feature.settings.items() if value.source != "default"}
-    return [f"{name} = {value.value} ({value.source})" for name, value in settings.items()]
+    return [f"{name} = {value.value} ({localized(value.source)})" for name, value in settings.items()]
 
 
 def _brief_notes(plan: ActivationPlan, kind: str, words: CommandLine) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _brief_notes(plan: ActivationPlan, kind: str, words: CommandLine) -> Iterato
     for row in plan.rows:
         if row.kind == kind and not (kind == "left-out" and row.feature in plan.names):
             features.setdefault(row.text, []).append(row.feature)
-    texts = (f"{', '.join(features[text])}: {words.translate(text)}" for text in features)
+    texts = (_about(", ".join(features[text]), words.translate(text)) for text in features)
     lines = list(unknown_lines(plan.rows, words) if kind == "not-checked" else texts)
     shown = len(lines) if kind in _WHOLE else min(len(lines), _MOST)
     yield from (part for line in lines[:shown] for part in wrapped(line, "  "))
@@ -125,7 +125,11 @@ def unknown_lines(rows: Iterable[PlanNote], words: CommandLine = on_command_line
             needed.setdefault(row.feature, {}).update(dict.fromkeys(map(words.option, row.fields)))
     give = gettext("{name}: give {options}")
     yield from (give.format(name=name, options=", ".join(options)) for name, options in needed.items() if options)
-    yield from (f"{row.feature}: {localized(row.text)}" for row in rows if row.kind == "not-checked" and not row.fields)
+    yield from (_about(row.feature, localized(row.text)) for row in rows if row.kind == "not-checked" and not row.fields)
+
+
+def _about(name: str, text: str) -> str:
+    return gettext("{name}: {text}").format(name=name, text=text)
 
 
 def _wrapped_pairs(values: Mapping[str, object], but: tuple[str, ...] = ()) -> list[str]:
@@ -155,7 +159,7 @@ def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple
     yield marked("patches"), _patches([planned for planned in applied if planned.owner in plan.names])
     words = on_command_line.in_language(localized)
     for kind, title in _NOTES.items():
-        yield title, [f"{row.feature}: {row.line(words)}" for row in plan.rows if row.kind == kind]
+        yield title, [_about(row.feature, row.line(words)) for row in plan.rows if row.kind == kind]
     yield marked("base plan"), [line for feature in plan.base for line in setting_lines(feature)]
     below = [planned for planned in applied if planned.owner not in plan.names]
     yield marked("patches of the base plan"), _patches(below, every_target)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mindspeed.plugins.discovery import Catalog
     from mindspeed.problems import Problem
 
-COMMAND_LINE: Final = "command line"
+COMMAND_LINE: Final = marked("command line")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

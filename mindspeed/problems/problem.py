@@ -103,7 +103,7 @@ class Problem:
             about = words.translate(paragraph)
             lines += [words.say("about: {text}", text=about)] if about != paragraph else []
         lines += [words.say("because: {text}", text=words.translate(line)) for line in self.chain]
-        lines += [words.say("where: {text}", text=self.where)] if self.where else []
+        lines += [words.say("where: {text}", text=words.translate(self.where))] if self.where else []
         lines += [words.say("fix: {text}", text=words(self.fix))] if self.fix else []
         return "\n  ".join([f"{self.code} {message}", *lines])
 

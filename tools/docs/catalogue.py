@@ -25,8 +25,13 @@ from mindspeed.plugins.discovery import discover
 from mindspeed.problems import Fix, error_codes
 
 HEADER: Final = "Language: zh\nMIME-Version: 1.0\nContent-Type: text/plain; charset=UTF-8\nContent-Transfer-Encoding: 8bit\n"
-_FUNCTIONS: Final = {"gettext", "gettext.gettext", "marked", "_"}
-_METHODS: Final = {"Text.of", "self.say", "words.say", "self.translate", "words.translate"}
+_PLACES: Final = {
+    **dict.fromkeys(("gettext", "gettext.gettext", "marked", "_"), 0),
+    **dict.fromkeys(("Text.of", "self.say", "words.say", "self.translate", "words.translate"), 0),
+    **dict.fromkeys(("advice", "Fix.advise", "Fix.nothing"), 0),
+    "Problem": 1,
+}
+"""Functions that mark or translate a text, and the place of that among their arguments."""
 
 
 def messages() -> dict[str, str]:
@@ -88,13 +93,12 @@ def _of_click() -> Iterator[tuple[str, str]]:
 
 
 def _marked_in(file: Path) -> Iterator[str]:
-    """Yield the constants of every first argument of a function that marks or translates it."""
+    """Yield the constants that functions of a file mark or translate."""
     source = file.read_text(encoding="utf-8")
-    if not any(f"{name}(" in source for name in (*_FUNCTIONS, *_METHODS)):
-        return
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in _FUNCTIONS | _METHODS:
-            yield from _constants(node.args[0])
+        if isinstance(node, ast.Call) and node.args:
+            place = _PLACES.get(ast.unparse(node.func), len(node.args))
+            yield from (text for argument in node.args[place : place + 1] for text in _constants(argument))
 
 
 def _constants(node: ast.expr) -> Iterator[str]:
