@@ -58,6 +58,10 @@ def _compiled_catalogues() -> Path:
 class _Formatter(click.HelpFormatter):
     """Wrap help by columns, of which a Chinese character has two, and between such characters."""
 
+    def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
+        super().__init__(indent_increment, width, max_width)
+        self.width -= 1  # for the column that `spread` leaves out at the end of a line
+
     def write_heading(self, heading: str) -> None:
         self.write(f"{'':>{self.current_indent}}{gettext.gettext('{title}:').format(title=heading)}\n")
 

@@ -139,7 +139,7 @@ class Main(Group):
 
         open_closed_streams()
         bind_catalogues()
-        return super(Main, translated(self)).main(*args, **options)
+        return click.Command.main(translated(self), *args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
         from mindspeed.cli.ending import INTERRUPTED, is_of_click, status_of

@@ -21,8 +21,8 @@ _NARROW: Final = 30
 """Columns that a text needs behind the cells before it; with fewer it gets lines below them."""
 _WIDE: Final = "[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff01-\uff60\uffe0-\uffe6]"
 _CLOSING: Final = "[、。，．：；！？）」』】》〉％]"  # noqa: RUF001
-_UNIT: Final = re.compile(f"([（「『【《〈“‘]*(?:[!-~]+|{_WIDE}){_CLOSING}*)( *)")  # noqa: RUF001
-"""What no line breaks: a word or a wide character with the brackets and the punctuation at it, and the spaces behind."""
+_UNIT: Final = re.compile(f"([（「『【《〈“‘]*(?:[!-~]+|{_WIDE}){_CLOSING}*)(\0* ?)")  # noqa: RUF001
+"""What no line breaks: a word or a wide character with the brackets and the punctuation at it; then what `spread` inserts."""
 
 
 def display_width(text: str) -> int:
@@ -36,20 +36,22 @@ def padded(text: str, width: int) -> str:
 
 
 def spread(text: str) -> str:
-    """Insert a space for each wide character: the length is then the width, and a line may break there.
+    """Make the length of a text its width, and let lines break between wide characters.
 
-    No line breaks behind an opening bracket or before closing punctuation. `compact` is the inverse.
+    A null character stands for each further column, a space for the last one, which is lost at the end of a line: wrap it to
+    one column less. No line breaks behind an opening bracket or before closing punctuation. `compact` is the inverse.
     """
-    return text if text.isascii() else _UNIT.sub(lambda found: found[0] + " " * _wide(found[1]), text)
+    return text if text.isascii() else _UNIT.sub(lambda found: found[1] + _filler(found[1]) + found[2], text)
 
 
 def compact(text: str) -> str:
-    """Remove the spaces that `spread` inserted."""
-    return text if text.isascii() else _UNIT.sub(lambda found: found[1] + found[2][_wide(found[1]) :], text)
+    """Remove what `spread` inserted."""
+    return text if text.isascii() else _UNIT.sub(lambda found: found[1] + found[2][len(_filler(found[1])) :], text)
 
 
-def _wide(text: str) -> int:
-    return display_width(text) - len(text)
+def _filler(unit: str) -> str:
+    wide = display_width(unit) - len(unit)
+    return "\0" * (wide - 1) + " " if wide else ""
 
 
 def columns() -> int:
@@ -70,7 +72,7 @@ def shortened(text: str, width: int) -> str:
     if display_width(text) <= width:
         return text
     words = spread(" ".join(text.split()))
-    return compact(textwrap.wrap(words, max(width, 4), max_lines=1, placeholder=" ...")[0].strip())
+    return compact(textwrap.wrap(words, max(width - (not text.isascii()), 4), max_lines=1, placeholder=" ...")[0].strip())
 
 
 def fitted(text: str, indent: str = "  ") -> list[str]:
@@ -81,7 +83,7 @@ def fitted(text: str, indent: str = "  ") -> list[str]:
 
 def wrapped(text: str, indent: str = "", width: int | None = None) -> list[str]:
     """Wrap a text into lines of the terminal's width; lines after the first have the indent of the first and two spaces."""
-    width = max(LEAST, width or columns())
+    width = max(LEAST, width or columns()) - (not text.isascii())
     further = f"{indent}  "
     lines = textwrap.wrap(
         spread(text), width, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False, break_long_words=False

@@ -150,7 +150,7 @@ def _npu(torch: dict[str, Any]) -> Iterator[Finding]:
     else:
         yield Finding("torch_npu", answer["version"])
     if find_spec("transformer_engine") is not None and find_spec("transformer_engine_torch") is not None:
-        text = marked("a CUDA build is installed together with torch_npu; Megatron imports it and fails in a search for cuDNN")
+        text = Text.of("a CUDA build is installed together with torch_npu; Megatron imports it and fails in a search for cuDNN")
         yield Finding("transformer_engine", text, "warning", "pip uninstall transformer_engine transformer_engine_torch")
 
 

@@ -72,7 +72,7 @@ def translations() -> dict[str, str]:
 
 
 def row_of(unit: str) -> str:
-    """What the table calls a unit."""
+    """Return the key of a unit in the table."""
     return _NUMBER.sub("{number}", unit)
 
 
@@ -86,7 +86,7 @@ def translated(unit: str, known: Mapping[str, str]) -> str | None:
 def printed_page(source: str, text: str) -> str:
     """Return the Chinese page of an English one as it lies in the repository: its links lead to files, not to pages.
 
-    A unit without a translation stays English.
+    A unit without a translation is kept in English.
     """
     known = {_without_targets(unit): chinese for unit, chinese in translations().items()}
     return page(source, text, lambda unit, _: translated(_without_targets(unit), known) or unit)
@@ -178,7 +178,7 @@ def _relinked(link: re.Match[str], source: str) -> str:
 
 
 def pages(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return every Chinese page by its place; a unit without translation stays English."""
+    """Return every Chinese page by its place; a unit without translation is kept in English."""
     known = translations()
     made = {PAGES[name]: page(name, texts[name], lambda unit, _: translated(unit, known) or unit) for name in PAGES}
     if waiting := untranslated(DECLARED, texts[DECLARED]):
