@@ -52,4 +52,4 @@ def show_code(code: str) -> None:
     if code not in codes:
         known = f"the codes are {next(iter(codes))} to {next(reversed(codes))}, on the page errors (mindspeed docs errors)"
         raise click.UsageError(f"there is no code {code}; {suggestion(near_names(code, codes), known)}")
-    print_result({"code": code, "text": codes[code]}, wrapped(f"{code}: {localized(codes[code])}", width=100))
+    print_result({"code": code, "text": codes[code]}, wrapped(f"{code}: {localized(codes[code])}", width=100, hang=""))

@@ -12,7 +12,7 @@ from mindspeed.cli.output import html_option, json_option, print_result, write_p
 from mindspeed.cli.plan_text import as_lines, brief_lines, sections
 from mindspeed.cli.request_options import JobCommand, Request, former_script_option, names_argument, request_options
 from mindspeed.cli.terminal import wrapped
-from mindspeed.problems import marked
+from mindspeed.problems import localized, marked
 
 _HINT: Final = marked("--all shows patches, notes and the base plan; --why NAME explains one feature")
 
@@ -74,5 +74,5 @@ def plan(
         from mindspeed.memory_planner.plans import peaks, summary
 
         data["memory"] = peaks(made, catalog())
-        lines += as_lines([(marked("memory"), summary(made, catalog()))])
+        lines += as_lines([(marked("memory"), [*map(localized, summary(made, catalog()))])])
     print_result(data, lines)

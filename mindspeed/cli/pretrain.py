@@ -20,7 +20,7 @@ from mindspeed.cli.plan_text import as_lines, brief_lines
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, names_argument, request_options
 from mindspeed.cli.terminal import padded
 from mindspeed.engine.resolution.setting_validation import flag
-from mindspeed.problems import Fix, Text, marked
+from mindspeed.problems import Fix, Text, localized, marked
 from mindspeed.process.run import UNFINISHED
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig, train_config
 
@@ -203,7 +203,7 @@ def _show_dry_run(job: Job) -> None:
     count = parameters(shape_of_world(job.plan.world)).total
     forecast = {"memory": peaks(job.plan, catalog()), "parameters": count}
     data = {**request, "train": job.config.model_dump(), "plan": job.plan.to_json(), **forecast}
-    lines = [gettext("{count:,} parameters").format(count=count), *summary(job.plan, catalog())]
+    lines = [gettext("{count:,} parameters").format(count=count), *map(localized, summary(job.plan, catalog()))]
     print_result(data, [*brief_lines(job.plan), *as_lines([(marked("memory"), lines)]), *_changes(job), end])
 
 

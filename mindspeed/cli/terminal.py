@@ -81,10 +81,10 @@ def fitted(text: str, indent: str = "  ") -> list[str]:
     return [f"{indent}{shortened(text, width)}"] if width >= _NARROW else wrapped(text, indent)
 
 
-def wrapped(text: str, indent: str = "", width: int | None = None) -> list[str]:
-    """Wrap a text into lines of the terminal's width; lines after the first have the indent of the first and two spaces."""
+def wrapped(text: str, indent: str = "", width: int | None = None, hang: str = "  ") -> list[str]:
+    """Wrap a text into lines of the terminal's width; lines after the first have the indent of the first and ``hang``."""
     width = max(LEAST, width or columns()) - (not text.isascii())
-    further = f"{indent}  "
+    further = f"{indent}{hang}"
     lines = textwrap.wrap(
         spread(text), width, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False, break_long_words=False
     )

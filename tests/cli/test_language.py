@@ -4,6 +4,7 @@ import gettext
 import json
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 
 import pytest
 
@@ -140,6 +141,12 @@ def test_a_cache_that_cannot_be_written_leaves_english(mindspeed, monkeypatch, t
     monkeypatch.setenv("MINDSPEED_CACHE", str(tmp_path / "file"))
     monkeypatch.setenv("LANG", "zh_CN.UTF-8")
     assert mindspeed("--help").stdout.startswith("Usage: ")
+
+
+def test_output_that_cannot_show_chinese_is_english(chinese, monkeypatch):
+    monkeypatch.setattr("sys.stdout", TextIOWrapper(BytesIO(), encoding="ascii"))
+    bind_catalogues()
+    assert gettext.textdomain() == "messages"
 
 
 def test_the_catalogue_is_compiled_once(monkeypatch, tmp_path):
