@@ -14,6 +14,7 @@ import click
 
 from mindspeed._version import __version__
 from mindspeed.cli.feature_check import device_memory_option, plan_of_job, require_memory
+from mindspeed.cli.language import reader
 from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 from mindspeed.cli.training_command import WORDS, PlansCommands, RuleOptions, plans_of_launched, rules_options
@@ -199,7 +200,7 @@ def _print(checked: list[CheckedCommand], with_plan: bool) -> None:
         click.echo(gettext("checked by {judge}").format(judge=judge))
     for one in checked:
         for problem in one.problems:
-            click.echo(problem.text(one.words.in_language(localized)))
+            click.echo(problem.text(reader(one.words)))
     for trap, places in places_of_traps(checked).items():
         click.echo(f"{trap}\n  {gettext('in: {places}').format(places=', '.join(places))}")
     notes: dict[str, list[str]] = {}

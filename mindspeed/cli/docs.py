@@ -92,7 +92,8 @@ def _texts(names: Sequence[str], built_in: bool) -> dict[str, str]:
     if broken := [row.problem for name, row in catalog.broken.items() if name in wanted and row.problem is not None]:
         raise MindSpeedError(broken)
     if unknown := [name for name in wanted if name not in catalog.usable]:
-        near = difflib.get_close_matches(unknown[0], pages, n=2, cutoff=0.7) + catalog.near(unknown[0])
+        alike = [page for page in pages if page.startswith(_CHINESE) == unknown[0].startswith(_CHINESE)]
+        near = difflib.get_close_matches(unknown[0], alike, n=2, cutoff=0.7) + catalog.near(unknown[0])
         where = "mindspeed docs lists every guide, mindspeed features list every feature"
         raise click.UsageError(f"no guide or feature is named {', '.join(unknown)}; {suggestion(near, where)}")
     return {name: _text(name, catalog) for name in names}

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mindspeed.cli.explain import show_code
+from mindspeed.cli.language import reader
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.plan_text import as_lines, reason_lines, setting_lines
 from mindspeed.cli.request_options import JobCommand, Request, request_options, unknown_feature
 from mindspeed.plugins.found import declared_at
-from mindspeed.problems import Text, localized, marked, on_command_line
+from mindspeed.problems import Text, localized, marked
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.explanation import Explanation
@@ -86,7 +87,7 @@ def _active(explanation: Explanation, feature: Any, count: int) -> Sections:
     yield marked("slots"), list(planned.slots)
     yield marked("Megatron arguments"), [f"{o.override}  {o.override.reason}" for o in explanation.overrides]
     yield marked("patches"), [line for patch in explanation.patches for line in _patch(patch)]
-    words = on_command_line.in_language(localized)
+    words = reader()
     yield marked("notes"), [row.line(words) for row in explanation.rows if row.kind != "left-out"]
 
 
@@ -148,7 +149,7 @@ def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, na
     spec = row.feature.spec if row.feature is not None else None
     ways = _ways(row, spec)
     about = {"feature": name, "distribution": row.distribution, "version": row.version, "where": row.where}
-    words = on_command_line.in_language(localized)
+    words = reader()
     off = {"because": because, "switched_on_by": ways, "brings": brings, "problems": [p.to_json() for p in problems]}
     sections = [
         (marked("from"), [row.where, *(_traits(spec) if spec else [])]),

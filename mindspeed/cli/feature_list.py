@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import click
 
+from mindspeed.cli.language import reader
 from mindspeed.cli.output import json_option, print_json, print_table, wants_json
 from mindspeed.cli.terminal import bold, rows_of_cells, wrapped
 from mindspeed.job.world import PLATFORMS
 from mindspeed.plugins.feature import Category
 from mindspeed.plugins.found import BUILT_IN, PLUGINS_VARIABLE, DiscoveredFeature, installed, unmatched
-from mindspeed.problems import localized, marked, on_command_line
+from mindspeed.problems import localized, marked
 
 MANY: Final = 200
 """Above this number features of other distributions are not loaded to list them, and rows are not aligned."""
@@ -108,7 +109,7 @@ def _print(rows: Sequence[DiscoveredFeature], wide: bool) -> None:
         click.echo("\n".join("  ".join(cells) for cells in (HEADERS, *map(_cells, rows))))
     for row in rows:
         if row.problem is not None and row.state == "broken":
-            click.echo(f"\n{row.problem.text(on_command_line.in_language(localized))}")
+            click.echo(f"\n{row.problem.text(reader())}")
     if left_out := sum(row.state == "left out" for row in rows):
         template = gettext("{count} not loaded, because {variable} is {value!r}")
         value = os.environ.get(PLUGINS_VARIABLE, "")

@@ -14,7 +14,7 @@ from typing import Final
 import click
 
 from mindspeed.cli.terminal import compact, spread
-from mindspeed.problems import localized
+from mindspeed.problems import CommandLine, localized, on_command_line
 
 DOMAIN: Final = "mindspeed"
 _VARIABLES: Final = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
@@ -79,6 +79,11 @@ class _Formatter(click.HelpFormatter):
 
 class _Context(click.Context):
     formatter_class = _Formatter
+
+
+def reader(words: CommandLine = on_command_line) -> CommandLine:
+    """Return an audience in the reader's language; the audience itself where no catalogue is bound."""
+    return words.in_language(localized) if gettext.textdomain() == DOMAIN else words
 
 
 def translated(command: click.Command) -> click.Command:

@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
+from mindspeed.cli.language import reader
 from mindspeed.cli.terminal import display_width, padded
 from mindspeed.problems import CommandLine, Problem, localized, on_command_line
 
@@ -107,7 +108,7 @@ def print_problems(problems: Sequence[Problem], words: CommandLine = on_command_
     if wants_json():
         print_json({"problems": [problem.to_json(words) for problem in problems], "plan": None})
         return
-    words = words.in_language(localized)
+    words = reader(words)
     for problem in problems:
         click.echo(problem.text(words), err=True)
     if len(problems) > 1:

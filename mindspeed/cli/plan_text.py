@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gettext import gettext
 from typing import TYPE_CHECKING, Final
 
+from mindspeed.cli.language import reader
 from mindspeed.cli.terminal import bold, columns, display_width, fitted, padded, rows_of_cells, wrapped
 from mindspeed.problems import CommandLine, Text, localized, marked, on_command_line
 
@@ -42,7 +43,7 @@ def note_lines(rows: Iterable[PlanNote], words: CommandLine = on_command_line) -
     """Yield a line for each choice and warning, and for each condition that is not checked with the options that it needs."""
     for row in rows:
         if row.kind in _KINDS:
-            yield f"{padded(gettext(_KINDS[row.kind]), 11)}  {_about(row.feature, row.line(words.in_language(localized)))}"
+            yield f"{padded(gettext(_KINDS[row.kind]), 11)}  {_about(row.feature, row.line(reader(words)))}"
 
 
 def verdict(plan: ActivationPlan) -> str:
@@ -53,7 +54,7 @@ def verdict(plan: ActivationPlan) -> str:
 
 def brief_lines(plan: ActivationPlan, words: CommandLine = on_command_line) -> Iterator[str]:
     """Yield one screen: where a plan runs, its features and why, changed arguments, skipped parts, the digest."""
-    words = words.in_language(localized)
+    words = reader(words)
     for title, lines in _brief_sections(plan, words):
         if lines:
             yield from map(bold, wrapped(gettext(title)))
@@ -157,7 +158,7 @@ def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple
     yield marked("Megatron arguments"), [f"{o.override}  {', '.join(o.owners)}: {o.override.reason}" for o in plan.overrides]
     applied = [planned for planned in plan.patches if not planned.skipped]
     yield marked("patches"), _patches([planned for planned in applied if planned.owner in plan.names])
-    words = on_command_line.in_language(localized)
+    words = reader()
     for kind, title in _NOTES.items():
         yield title, [_about(row.feature, row.line(words)) for row in plan.rows if row.kind == kind]
     yield marked("base plan"), [line for feature in plan.base for line in setting_lines(feature)]
