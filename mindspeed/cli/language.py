@@ -25,13 +25,16 @@ def bind_catalogues() -> None:
     """Let gettext translate this process's texts; for an English reader no catalogue is read.
 
     gettext reads the language from the first of LANGUAGE, LC_ALL, LC_MESSAGES and LANG that is set. The system need not have
-    that locale. Where the cache cannot be written, or the output cannot show the language, texts stay English.
+    that locale. Where there is no catalogue, the cache cannot be written, or the output cannot show the language, texts stay
+    English.
     """
     languages = next((value for name in _VARIABLES if (value := os.environ.get(name))), "C")
     if not languages.startswith(_ENGLISH):
         with suppress(OSError, UnicodeEncodeError):
-            gettext.bindtextdomain(DOMAIN, _compiled_catalogues())
-            gettext.dgettext(DOMAIN, "Options").encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+            folder = _compiled_catalogues()
+            options = gettext.translation(DOMAIN, folder).gettext("Options")
+            options.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+            gettext.bindtextdomain(DOMAIN, folder)
             gettext.textdomain(DOMAIN)  # click's own messages are in the same catalogue
 
 
