@@ -186,8 +186,10 @@ def reason_lines(feature: PlannedFeature) -> list[str]:
 
 def setting_lines(feature: PlannedFeature) -> list[str]:
     """A line for each setting of a feature, with its source and what it overrode."""
+    overrode = gettext("overrode {value}")
     return [
-        f"{feature.name}.{name} = {value.value}  ({', '.join((value.source, *(f'overrode {old}' for old in value.overrode)))})"
+        f"{feature.name}.{name} = {value.value}  "
+        f"({', '.join((localized(value.source), *(overrode.format(value=old) for old in value.overrode)))})"
         for name, value in feature.settings.items()
     ]
 

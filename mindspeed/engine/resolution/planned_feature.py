@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mindspeed.job.world import size_name
 from mindspeed.problems import CommandLine, Text, marked, on_command_line
+
+DEFAULT: Final = marked("default")
+"""The source of a value that nobody gave."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from mindspeed.engine.resolution.planned_feature import Value
+from mindspeed.engine.resolution.planned_feature import DEFAULT, Value
 from mindspeed.engine.resolution.request_merge import Settings
 from mindspeed.job.fact import MOST
 from mindspeed.plugins.feature import FeatureArgs
@@ -51,7 +51,7 @@ class Arguments:
         if not given and model in self._default_settings:
             return self._default_settings[model]
         settings = {
-            key: Value(value, given[key].source, given[key].overrode) if given and key in given else Value(value, "default")
+            key: Value(value, given[key].source, given[key].overrode) if given and key in given else Value(value, DEFAULT)
             for key, value in args.model_dump(mode="json").items()
         }
         if not given:
