@@ -74,7 +74,8 @@ class _Formatter(click.HelpFormatter):
         super().write_text(spread(text))
 
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
-        super().write_dl([(first, spread(second)) for first, second in rows], col_max, col_spacing)
+        # click keeps its own option --help as it was made first, in whatever language
+        super().write_dl([(first, spread(localized(second))) for first, second in rows], col_max, col_spacing)
 
     def write(self, string: str) -> None:
         super().write(compact(string))
