@@ -157,6 +157,7 @@ compare: $(VENV)/installed  ## the framework beside the newest tag: fails where 
 docs: $(VENV)/installed  ## what is printed and measured, in the pages that are written by hand
 	$(BIN)/python -m tests.transcripts
 	$(BIN)/python -m benchmarks page
+	$(BIN)/python -m tools.docs.catalogue
 
 pages: $(VENV)/installed  ## every page in build/pages: the guides, and what is made from the code
 	$(BIN)/python -m tools.docs.site build/pages

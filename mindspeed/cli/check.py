@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from gettext import gettext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,10 +14,11 @@ import click
 
 from mindspeed._version import __version__
 from mindspeed.cli.feature_check import device_memory_option, plan_of_job, require_memory
+from mindspeed.cli.language import reader
 from mindspeed.cli.output import end, exit_code, json_option, print_json, wants_json
 from mindspeed.cli.request_options import Request, request_options
 from mindspeed.cli.training_command import WORDS, PlansCommands, RuleOptions, plans_of_launched, rules_options
-from mindspeed.problems import CommandLine, on_command_line
+from mindspeed.problems import CommandLine, Text, localized, on_command_line
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -195,25 +197,26 @@ def _print(checked: list[CheckedCommand], with_plan: bool) -> None:
     from mindspeed.cli.plan_text import brief_lines, verdict
 
     for judge in dict.fromkeys(one.judge for one in checked if one.judge):
-        click.echo(f"checked by {judge}")
+        click.echo(gettext("checked by {judge}").format(judge=judge))
     for one in checked:
         for problem in one.problems:
-            click.echo(problem.text(one.words))
+            click.echo(problem.text(reader(one.words)))
     for trap, places in places_of_traps(checked).items():
-        click.echo(f"{trap}\n  in: {', '.join(places)}")
+        click.echo(f"{trap}\n  {gettext('in: {places}').format(places=', '.join(places))}")
     notes: dict[str, list[str]] = {}
     for one in checked:
         for line in _notes(one):
             notes.setdefault(line, []).append(one.place)
     for line, places in notes.items():
-        click.echo(f"{line}\n  in: {', '.join(places)}")
+        click.echo(f"{line}\n  {gettext('in: {places}').format(places=', '.join(places))}")
     for one in checked:
-        count = f"{len(one.problems)} problem{'s' * (len(one.problems) != 1)}"
+        found = len(one.problems)
+        count = gettext("1 problem") if found == 1 else gettext("{count} problems").format(count=found)
         click.echo(f"{one.place}: {verdict(one.plan) if one.plan else count}")
         for line in brief_lines(one.plan, one.words) if with_plan and one.plan else ():
             click.echo(line)
     if not checked:
-        click.echo("no training commands found")
+        click.echo(gettext("no training commands found"))
 
 
 def _notes(one: CheckedCommand) -> Iterator[str]:
@@ -223,8 +226,12 @@ def _notes(one: CheckedCommand) -> Iterator[str]:
     from mindspeed.cli.plan_text import unknown_lines
 
     told = {trap.note for trap in one.traps}
-    yield from (f"warning: {row.feature}: {row.text}" for row in one.plan.rows if row.kind == "warning" and row not in told)
-    yield from (f"not checked: {line}" for line in unknown_lines(one.plan.rows, one.words))
+    warnings = [row for row in one.plan.rows if row.kind == "warning" and row not in told]
+    yield from (
+        gettext("warning: {text}").format(text=localized(Text.of("{name}: {text}", name=row.feature, text=row.text)))
+        for row in warnings
+    )
+    yield from (gettext("not checked: {text}").format(text=line) for line in unknown_lines(one.plan.rows, one.words))
 
 
 def places_of_traps(checked: list[CheckedCommand]) -> dict[Trap, list[str]]:

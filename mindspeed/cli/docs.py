@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from gettext import gettext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,11 +22,19 @@ if TYPE_CHECKING:
 
 PAGES: Final = Path(__file__).parents[1] / "pages"
 """A link to the guides of ``docs/`` in a checkout; the wheel of a release has the made pages there as well."""
+_CHINESE: Final = "zh/"
+"""What the names of Chinese pages begin with."""
 
 
 def _page_names(ctx: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
     """Read names of pages, each of which may be the path of its file."""
-    return spelled_names(Path(word).stem if word.endswith(".md") else word for word in words)
+    return spelled_names(map(_page_name, words))
+
+
+def _page_name(word: str) -> str:
+    path = Path(word)
+    is_file = word.endswith(".md")
+    return f"{_CHINESE}{path.stem}" if is_file and path.parent.name == "zh" else path.stem if is_file else word
 
 
 @click.command()
@@ -38,7 +47,7 @@ def docs(names: tuple[str, ...], features: tuple[str, ...], folder: Path | None,
     """Print pages of the documentation, or write the whole reference.
 
     PAGE is the name of a guide, such as install, or of a feature. Without a name, all guides are listed. The page of a
-    feature is generated from its declaration, also for features of other packages.
+    feature is generated from its declaration, also for features of other packages. zh/PAGE is the Chinese page.
     """
     names = (*names, *features)
     if folder is not None:
@@ -58,11 +67,14 @@ def _guides() -> dict[str, Path]:
 
 def _list_guides() -> None:
     """Print the name and the title of every guide and of every page of reference."""
+    from mindspeed.workbench.pages.chinese import SOURCES, chinese_title
+
     titles = {name: made.title for name, made in reference().items() if "/" not in name}
     titles |= {name: page.read_text("utf-8").partition("\n")[0].removeprefix("# ") for name, page in _guides().items()}
+    titles |= {name: chinese_title(title) for name, source in SOURCES.items() if (title := titles.get(source))}
     width = max(map(len, titles))
     rows = [f"{name:{width}}  {title}" for name, title in sorted(titles.items())]
-    hint = "mindspeed docs PAGE prints one; PAGE may also be the name of a feature."
+    hint = gettext("mindspeed docs PAGE prints one; PAGE may also be the name of a feature.")
     print_result({"titles": dict(sorted(titles.items()))}, [*rows, "", hint])
 
 
@@ -70,15 +82,18 @@ def _texts(names: Sequence[str], built_in: bool) -> dict[str, str]:
     """The text of each page. Raises UsageError for an unknown name, and MindSpeedError for a feature that does not load."""
     from mindspeed.plugins.discovery import discover
     from mindspeed.problems import MindSpeedError
+    from mindspeed.workbench.pages.chinese import SOURCES
 
-    guides, made = _guides(), reference()
-    wanted = [name for name in names if name not in guides and name not in made]
+    made = reference()
+    pages = {*_guides(), *made, *SOURCES}
+    wanted = [name for name in names if name not in pages]
     some = wanted if made.keys().isdisjoint(names) else None
     catalog = discover(only=() if built_in or some == [] else some)
     if broken := [row.problem for name, row in catalog.broken.items() if name in wanted and row.problem is not None]:
         raise MindSpeedError(broken)
     if unknown := [name for name in wanted if name not in catalog.usable]:
-        near = difflib.get_close_matches(unknown[0], [*guides, *made], n=2, cutoff=0.7) + catalog.near(unknown[0])
+        alike = [page for page in pages if page.startswith(_CHINESE) == unknown[0].startswith(_CHINESE)]
+        near = difflib.get_close_matches(unknown[0], alike, n=2, cutoff=0.7) + catalog.near(unknown[0])
         where = "mindspeed docs lists every guide, mindspeed features list every feature"
         raise click.UsageError(f"no guide or feature is named {', '.join(unknown)}; {suggestion(near, where)}")
     return {name: _text(name, catalog) for name in names}
@@ -86,8 +101,12 @@ def _texts(names: Sequence[str], built_in: bool) -> dict[str, str]:
 
 def _text(name: str, catalog: Catalog) -> str:
     """The page that lies in the package, else the one that is made from what is installed."""
+    from mindspeed.workbench.pages import chinese
+
     if file := next((file for file in (PAGES / f"{name}.md", PAGES / "features" / f"{name}.md") if file.is_file()), None):
         return file.read_text("utf-8")
+    if source := chinese.SOURCES.get(name):
+        return chinese.printed_page(f"{source}.md", _text(source, catalog))
     if made := reference().get(name):
         return made.text(catalog)
     from mindspeed.workbench.pages.features import feature_page

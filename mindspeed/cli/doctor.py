@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from gettext import gettext
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from mindspeed.cli.output import end, exit_code, json_option, print_json, print_result, print_table, wants_json
-from mindspeed.cli.terminal import bold, columns, on_terminal
+from mindspeed.cli.terminal import bold, columns, on_terminal, padded
+from mindspeed.problems import localized, marked
 
 if TYPE_CHECKING:
     from mindspeed.workbench.diagnostics.finding import Finding
+
+
+_STATES: Final = {"missing": marked("missing"), "optional": marked("optional"), "warning": marked("warning")}
 
 
 @click.command()
@@ -42,18 +47,20 @@ def doctor(matrix: bool, peak: bool) -> None:
     if wants_json():
         print_json({"findings": findings, "problems": problems})
     elif problems:
-        click.echo(f"\n{len(problems)} missing: {', '.join(problem.message for problem in problems)}")
+        names = ", ".join(localized(problem.message) for problem in problems)
+        click.echo("\n" + gettext("{count} missing: {names}").format(count=len(problems), names=names))
     end(exit_code(problems))
 
 
 def _lines(finding: Finding) -> Iterator[str]:
     """Yield the line of a finding, bold where something is wrong, and its fix."""
-    mark = "" if finding.state == "ok" else f"  [{finding.state}]"
-    first, *rest = on_terminal(f"{finding.subject:<20} {finding.value}{mark}")
+    mark = "" if finding.state == "ok" else f"  [{gettext(_STATES[finding.state])}]"
+    first, *rest = on_terminal(f"{padded(localized(finding.subject), 20)} {localized(finding.value)}{mark}")
     yield first if finding.state in ("ok", "optional") else bold(first)
     yield from rest
     if finding.fix:
-        yield from on_terminal(f"fix: {finding.fix}", " " * (23 if columns() >= 60 else 2))
+        fix = gettext("fix: {text}").format(text=localized(finding.fix))
+        yield from on_terminal(fix, " " * (23 if columns() >= 60 else 2))
 
 
 def _print_peaks() -> None:
@@ -80,4 +87,4 @@ def _print_matrix() -> None:
     print_table(headers, [astuple(row) for row in COMBINATIONS])
     click.echo()
     for state, meaning in MEANING.items():
-        click.echo(f"{state}: {meaning}")
+        click.echo(f"{localized(state)}: {localized(meaning)}")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import textwrap
+from gettext import gettext
 
 import click
 
 from mindspeed.cli.output import json_option, print_result, wants_json
+from mindspeed.cli.terminal import wrapped
+from mindspeed.problems import localized
 
 
 @click.command()
@@ -35,8 +38,9 @@ def _show_symptoms(text: str) -> None:
     lines = []
     for symptom in symptoms:
         lines.append(textwrap.fill(symptom.cause, width=100))
-        lines.append(textwrap.fill(symptom.fix, width=100, initial_indent="  fix: ", subsequent_indent="       "))
-        lines.append(f"  source: {symptom.source}")
+        label = gettext("fix: {text}").format(text="")
+        lines.append(textwrap.fill(symptom.fix, width=100, initial_indent=f"  {label}", subsequent_indent="       "))
+        lines.append("  " + gettext("source: {text}").format(text=symptom.source))
     print_result({"symptoms": symptoms}, lines)
 
 
@@ -48,4 +52,4 @@ def show_code(code: str) -> None:
     if code not in codes:
         known = f"the codes are {next(iter(codes))} to {next(reversed(codes))}, on the page errors (mindspeed docs errors)"
         raise click.UsageError(f"there is no code {code}; {suggestion(near_names(code, codes), known)}")
-    print_result({"code": code, "text": codes[code]}, [textwrap.fill(f"{code}: {codes[code]}", width=100)])
+    print_result({"code": code, "text": codes[code]}, wrapped(f"{code}: {localized(codes[code])}", width=100, hang=""))

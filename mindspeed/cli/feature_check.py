@@ -13,6 +13,7 @@ from mindspeed.cli.memory import MemorySize
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.plan_text import note_lines, verdict
 from mindspeed.cli.request_options import FullJobCommand, Request, former_script_option, names_argument, request_options
+from mindspeed.problems import Text
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan
@@ -68,7 +69,7 @@ def _unknown_megatron(plan: ActivationPlan) -> Iterator[PlanNote]:
 
     if "megatron" not in plan.environment:
         text = "megatron-core is not installed, so patches are not checked and the digest differs from that of a job"
-        yield PlanNote("warning", "megatron-core", f"{text}; give --megatron VERSION")
+        yield PlanNote("warning", "megatron-core", Text.of("{text}; give --megatron VERSION", text=Text.of(text)))
 
 
 def _ambiguous_padding(plan: ActivationPlan, train: dict[str, Any]) -> Iterator[PlanNote]:

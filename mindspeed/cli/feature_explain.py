@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import asdict
+from gettext import gettext
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from mindspeed.cli.explain import show_code
+from mindspeed.cli.language import reader
 from mindspeed.cli.output import json_option, print_result
 from mindspeed.cli.plan_text import as_lines, reason_lines, setting_lines
 from mindspeed.cli.request_options import JobCommand, Request, request_options, unknown_feature
 from mindspeed.plugins.found import declared_at
+from mindspeed.problems import Text, localized, marked
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.explanation import Explanation
@@ -64,28 +67,36 @@ def _explain_active(plan: ActivationPlan, known: Catalog, name: str) -> None:
     features |= {other: known.feature(other) for other in plan.names}
     explanation, count = explain_feature(plan, features, name), len(plan.base) + len(plan.features)
     lines = as_lines(_active(explanation, features[name], count))
-    print_result(_active_json(explanation, features[name], count), [f"{name} is on: {features[name].summary()}", *lines])
+    summary = localized(features[name].summary())
+    first = gettext("{name} is on: {summary}").format(name=name, summary=summary)
+    print_result(_active_json(explanation, features[name], count), [first, *lines])
 
 
 def _active(explanation: Explanation, feature: Any, count: int) -> Sections:
     planned = explanation.feature
-    yield "from", [f"{planned.distribution} {planned.version}, {declared_at(feature)}", *_traits(feature.spec)]
-    yield "why", reason_lines(planned)
-    free = "no order to another active feature is declared; ties are sorted by name"
-    yield f"position {explanation.number} of {count}", [str(edge) for edge in explanation.edges] or [free]
+    yield marked("from"), [f"{planned.distribution} {planned.version}, {declared_at(feature)}", *_traits(feature.spec)]
+    yield marked("why"), reason_lines(planned)
+    free = gettext("no order to another active feature is declared; ties are sorted by name")
+    yield (
+        Text.of("position {number} of {count}", number=explanation.number, count=count),
+        [str(edge) for edge in explanation.edges] or [free],
+    )
     settings = zip(setting_lines(planned), planned.settings, strict=True)
-    described = [(line, f"  {feature.Args.model_fields[key].description}") for line, key in settings]
-    yield "settings", list(chain.from_iterable(described))
-    yield "slots", list(planned.slots)
-    yield "Megatron arguments", [f"{o.override}  {o.override.reason}" for o in explanation.overrides]
-    yield "patches", [line for patch in explanation.patches for line in _patch(patch)]
-    yield "notes", [row.line() for row in explanation.rows if row.kind != "left-out"]
+    described = [(line, f"  {localized(feature.Args.model_fields[key].description or '')}") for line, key in settings]
+    yield marked("settings"), list(chain.from_iterable(described))
+    yield marked("slots"), list(planned.slots)
+    yield marked("Megatron arguments"), [f"{o.override}  {o.override.reason}" for o in explanation.overrides]
+    yield marked("patches"), [line for patch in explanation.patches for line in _patch(patch)]
+    words = reader()
+    yield marked("notes"), [row.line(words) for row in explanation.rows if row.kind != "left-out"]
 
 
 def _traits(spec: FeatureSpec) -> list[str]:
     numerics = spec.numerics
     claim = numerics.claim if numerics.claim == "exact" else f"{numerics.claim} (loss {numerics.loss:g}, {numerics.reason})"
-    return [f"category {spec.category.value}, level {spec.level}, {spec.stability.value}; numerics {claim}"]
+    template = gettext("category {category}, level {level}, {stability}; numerics {claim}")
+    stability = spec.stability.value
+    return [template.format(category=spec.category.value, level=spec.level, stability=stability, claim=claim)]
 
 
 def _patch(explained: Any) -> list[str]:
@@ -138,16 +149,19 @@ def _explain_inactive(request: Request, plan: ActivationPlan, known: Catalog, na
     spec = row.feature.spec if row.feature is not None else None
     ways = _ways(row, spec)
     about = {"feature": name, "distribution": row.distribution, "version": row.version, "where": row.where}
+    words = reader()
     off = {"because": because, "switched_on_by": ways, "brings": brings, "problems": [p.to_json() for p in problems]}
     sections = [
-        ("from", [row.where, *(_traits(spec) if spec else [])]),
-        ("why not", because),
-        ("switched on by", ways),
-        ("it would add", brings),
-        ("result of requesting it", [line for problem in problems for line in str(problem).splitlines()]),
+        (marked("from"), [row.where, *(_traits(spec) if spec else [])]),
+        (marked("why not"), [*map(localized, because)]),
+        (marked("switched on by"), ways),
+        (marked("it would add"), brings),
+        (marked("result of requesting it"), [line for problem in problems for line in problem.text(words).splitlines()]),
     ]
     summary = row.feature.summary() if row.feature is not None else None
-    lines = [f"{name} is not active{f': {summary}' if summary else ''}", *as_lines(sections)]
+    first = gettext("{name} is not active").format(name=name)
+    first = gettext("{name}: {text}").format(name=first, text=localized(summary)) if summary else first
+    lines = [first, *as_lines(sections)]
     print_result({**about, "active": False, "summary": summary, "off": off}, lines)
 
 
@@ -158,13 +172,20 @@ def _why_not(plan: ActivationPlan, known: Catalog, row: DiscoveredFeature) -> li
     if row.name in known.specs:
         spec, platform = known.specs[row.name], plan.environment["platform"]
         if spec.platforms and platform not in spec.platforms:
-            lines.append(f"it runs only on {', '.join(sorted(spec.platforms))}, but this plan is for {platform}")
+            others = ", ".join(sorted(spec.platforms))
+            lines.append(Text.of("it runs only on {others}, but this plan is for {platform}", others=others, platform=platform))
         if spec.level > plan.level:
-            lines.append(f"its optimization level is {spec.level}, but the level of this job is {plan.level}")
+            lines.append(
+                Text.of(
+                    "its optimization level is {level}, but the level of this job is {allowed}",
+                    level=spec.level,
+                    allowed=plan.level,
+                )
+            )
         for size in spec.sizes:
             if plan.world.knows(size) and getattr(plan.world, size) == 1:
-                lines.append(f"the {size} size is 1")
-    return lines or ["not requested, and not required by any active feature"]
+                lines.append(Text.of("the {size} size is 1", size=size))
+    return lines or [marked("not requested, and not required by any active feature")]
 
 
 def _ways(row: DiscoveredFeature, spec: FeatureSpec | None) -> list[str]:

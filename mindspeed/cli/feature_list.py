@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from gettext import gettext
 from typing import Any, Final
 
 import click
 
+from mindspeed.cli.language import reader
 from mindspeed.cli.output import json_option, print_json, print_table, wants_json
 from mindspeed.cli.terminal import bold, rows_of_cells, wrapped
 from mindspeed.job.world import PLATFORMS
 from mindspeed.plugins.feature import Category
 from mindspeed.plugins.found import BUILT_IN, PLUGINS_VARIABLE, DiscoveredFeature, installed, unmatched
+from mindspeed.problems import localized, marked
 
 MANY: Final = 200
 """Above this number features of other distributions are not loaded to list them, and rows are not aligned."""
-HEADERS: Final = ("NAME", "LEVEL", "STABILITY", "PLATFORMS", "SLOTS", "FROM", "STATE", "SUMMARY")
-_LEVELS: Final = "Level 0: part of Megatron; 1: on by default where safe; 2: on request."
-_MORE: Final = "Give words to filter; --wide and --json show more."
+HEADERS: Final = (
+    *(marked("NAME"), marked("LEVEL"), marked("STABILITY"), marked("PLATFORMS")),
+    *(marked("SLOTS"), marked("FROM"), marked("STATE"), marked("SUMMARY")),
+)
+TITLES: Final = {
+    Category.PLATFORM: marked("Platforms"),
+    Category.MEGATRON: marked("Parallelism and recomputation of Megatron"),
+    Category.PARALLEL: marked("Pipeline schedules and stages"),
+    Category.CONTEXT_PARALLEL: marked("Context parallelism (long sequences)"),
+    Category.MEMORY: marked("Memory: recomputation, offloading, smaller states"),
+    Category.COMPUTE: marked("Fused operators"),
+    Category.COMMUNICATION: marked("Communication of tensor parallelism and checkpoints"),
+    Category.MOE: marked("Mixture of experts (MoE)"),
+    Category.DEEPSPEED_MOE: marked("Mixture of experts as in DeepSpeed"),
+    Category.SCENARIO: marked("Model and data variants"),
+    Category.TOOL: marked("Monitoring, profiling and reproducibility"),
+}
+"""The heading of each category in the list."""
 
 
 @click.command("list")
@@ -70,7 +88,9 @@ def _matches(row: DiscoveredFeature, words: Sequence[str], filters: Mapping[str,
     """Return whether a row has every word, and every value of a filter that was given."""
     described = _describe(row)
     feature = row.feature
-    about = f"{feature.spec.category.value} {feature.__doc__}" if feature is not None else ""
+    about = ""
+    if feature is not None:
+        about = f"{feature.spec.category.value} {feature.__doc__} {localized(feature.summary())}"
     text = f"{row.name} {about}".lower()
     if not all(word.lower().replace("_", "-") in text for word in words):
         return False
@@ -80,7 +100,7 @@ def _matches(row: DiscoveredFeature, words: Sequence[str], filters: Mapping[str,
 
 def _print(rows: Sequence[DiscoveredFeature], wide: bool) -> None:
     if not rows:
-        click.echo("no feature matches", err=True)
+        click.echo(gettext("no feature matches"), err=True)
     elif not wide:
         _print_by_category(rows)
     elif len(rows) <= MANY:
@@ -89,32 +109,36 @@ def _print(rows: Sequence[DiscoveredFeature], wide: bool) -> None:
         click.echo("\n".join("  ".join(cells) for cells in (HEADERS, *map(_cells, rows))))
     for row in rows:
         if row.problem is not None and row.state == "broken":
-            click.echo(f"\n{row.problem}")
+            click.echo(f"\n{row.problem.text(reader())}")
     if left_out := sum(row.state == "left out" for row in rows):
-        click.echo(f"\n{left_out} not loaded, because {PLUGINS_VARIABLE} is {os.environ.get(PLUGINS_VARIABLE, '')!r}")
+        template = gettext("{count} not loaded, because {variable} is {value!r}")
+        value = os.environ.get(PLUGINS_VARIABLE, "")
+        click.echo("\n" + template.format(count=left_out, variable=PLUGINS_VARIABLE, value=value))
     for name in unmatched(rows):
         click.echo(f"\n{PLUGINS_VARIABLE} names {name}, but no distribution with features has that name")
 
 
 def _print_by_category(rows: Sequence[DiscoveredFeature]) -> None:
     """Print name, level and summary of each feature under its category; features that are not loaded come last."""
-    groups: dict[str, list[DiscoveredFeature]] = {category.value: [] for category in Category}
+    groups: dict[str, list[DiscoveredFeature]] = {title: [] for title in TITLES.values()}
     for row in rows:
-        groups.setdefault(row.feature.spec.category.value if row.feature is not None else row.state, []).append(row)
+        groups.setdefault(TITLES[row.feature.spec.category] if row.feature is not None else row.state, []).append(row)
     names = max(len(row.name) for row in rows)
     for title, members in groups.items():
         if members:
-            click.echo(bold(f"{title} ({len(members)})"))
+            click.echo("\n".join(map(bold, wrapped(f"{gettext(title)} ({len(members)})"))))
             cells = [(f"{row.name:<{names}}", *_brief_cells(row)) for row in members]
             click.echo("\n".join(rows_of_cells(cells)) + "\n")
-    for line in (_LEVELS, f"{len(rows)} feature{'s' * (len(rows) != 1)}. {_MORE}"):
-        click.echo("\n".join(wrapped(line)))
+    click.echo("\n".join(wrapped(gettext("Level 0: part of Megatron; 1: on by default where safe; 2: on request."))))
+    one = gettext("1 feature. Give words to filter; --wide and --json show more.")
+    many = gettext("{count} features. Give words to filter; --wide and --json show more.")
+    click.echo("\n".join(wrapped(one if len(rows) == 1 else many.format(count=len(rows)))))
 
 
 def _brief_cells(row: DiscoveredFeature) -> tuple[str, str]:
     if row.feature is None:
         return "-", f"{row.distribution} {row.version}"
-    summary = row.feature.summary()
+    summary = localized(row.feature.summary())
     return str(row.feature.spec.level), summary if row.distribution == BUILT_IN else f"{summary} ({row.distribution})"
 
 
@@ -140,4 +164,4 @@ def _cells(row: DiscoveredFeature) -> tuple[str, ...]:
     values = (described[name] for name in ("level", "stability", "platforms", "slots"))
     cells = (" ".join(value) if isinstance(value, list) else value for value in values)
     texts = ("-" if cell in (None, "") else str(cell) for cell in cells)
-    return (row.name, *texts, f"{row.distribution} {row.version}", row.state, described["summary"] or "-")
+    return (row.name, *texts, f"{row.distribution} {row.version}", row.state, localized(described["summary"] or "-"))

@@ -72,7 +72,8 @@ def new(name: str, kind: str, package: bool, into: Path | None, folder: Path) ->
 
     The files are its declaration (feature.py), its algorithm, the code that patches Megatron, a README and tests. The
     new feature multiplies the output of each MLP by 1 (with --kind hook: each gradient), so training does not change and the
-    tests pass. Replace the algorithm, and the reference implementation with which the test compares it.
+    tests pass. Replace the algorithm, the reference implementation with which the test compares it, and each text that
+    begins with TODO: features test fails until then.
     """
     from mindspeed.files.text_files import write_files
     from mindspeed.problems import MindSpeedError, Problem
@@ -93,6 +94,8 @@ def new(name: str, kind: str, package: bool, into: Path | None, folder: Path) ->
 
 def _files(name: str, kind: str, place: FeatureLocation) -> dict[Path, str]:
     """Every file to write, with its text."""
+    from mindspeed.workbench.conformance.outcome import TODO
+
     words = {
         "name": name,
         "package": _identifier(name),
@@ -100,6 +103,7 @@ def _files(name: str, kind: str, place: FeatureLocation) -> dict[Path, str]:
         "class_name": _class_name(name),
         "title": name.replace("-", " ").capitalize(),
         "version": __version__,
+        "todo": TODO,
     }
     files = {}
     for tree, root in (*((tree, place.code) for tree in KINDS[kind]), (place.tree, place.root)):
@@ -121,6 +125,7 @@ def _package(name: str, folder: Path) -> FeatureLocation:
     steps = (
         f"cd {root} && pip install -e .",
         f"write {module}/algorithm.py, then expected in tests/test_{module}.py",
+        f"replace the texts that begin with TODO in {module}/feature.py",
         "pytest tests",
         f"mindspeed features test {name} --parity",
     )
@@ -133,6 +138,7 @@ def _into(name: str, package: Path) -> FeatureLocation:
     steps = (
         f"""add {name} = "{module}.feature:{_class_name(name)}" to [project.entry-points."mindspeed.features"]""",
         f"add {module} where pyproject.toml lists packages, then pip install -e .",
+        f"replace the texts that begin with TODO in {package.name}/{folder}/feature.py",
         f"pytest tests/test_{folder}.py",
         f"mindspeed features test {name} --parity",
     )
@@ -147,6 +153,7 @@ def _built_in(name: str, checkout: Path) -> FeatureLocation:
     features = checkout / "mindspeed" / "features"
     steps = (
         f"write mindspeed/features/{module}/algorithm.py, then expected in tests/features/{module}/test_algorithm.py",
+        f"replace the texts that begin with TODO in mindspeed/features/{module}",
         f"make feature NAME={name}",
     )
     text, fix = f"{checkout.resolve()} is not a checkout of mindspeed", "-o CHECKOUT, or --package for a separate distribution"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gettext import gettext
 from pathlib import Path
 from typing import Final
 
@@ -11,8 +12,9 @@ from mindspeed.cli.output import html_option, json_option, print_result, write_p
 from mindspeed.cli.plan_text import as_lines, brief_lines, sections
 from mindspeed.cli.request_options import JobCommand, Request, former_script_option, names_argument, request_options
 from mindspeed.cli.terminal import wrapped
+from mindspeed.problems import localized, marked
 
-_HINT: Final = "--all shows patches, notes and the base plan; --why NAME explains one feature"
+_HINT: Final = marked("--all shows patches, notes and the base plan; --why NAME explains one feature")
 
 
 class _PlanCommand(JobCommand):
@@ -62,15 +64,15 @@ def plan(
 
         write_page(html, plan_page(made))
     data = {"problems": [], "plan": made}
-    lines = [*(as_lines(sections(made, base)) if whole or base else (*brief_lines(made), *wrapped(_HINT)))]
+    lines = [*(as_lines(sections(made, base)) if whole or base else (*brief_lines(made), *wrapped(gettext(_HINT))))]
     from mindspeed.memory_planner.communicators import communicator_lines
     from mindspeed.registry import catalog
 
     for line in communicator_lines(made, catalog()):
-        lines += wrapped(f"communicators of a rank: {line}")
+        lines += wrapped(gettext("communicators of a rank: {line}").format(line=line))
     if memory:
         from mindspeed.memory_planner.plans import peaks, summary
 
         data["memory"] = peaks(made, catalog())
-        lines += as_lines([("memory", summary(made, catalog()))])
+        lines += as_lines([(marked("memory"), [*map(localized, summary(made, catalog()))])])
     print_result(data, lines)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from gettext import gettext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from mindspeed.cli.language import bind_catalogues, translated
 from mindspeed.problems import MindSpeedError, near_names, suggestion
 from mindspeed.process.gc_pause import collector_paused
 
@@ -51,6 +53,10 @@ class Group(click.Group):
         return list(dict.fromkeys((*self.lazy, *self.commands, *self.added())))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = self._command(ctx, cmd_name)
+        return command and translated(command)
+
+    def _command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.lazy:
             providers = self.added().get(cmd_name)
             return _command_of(providers) if providers else super().get_command(ctx, cmd_name)
@@ -63,9 +69,11 @@ class Group(click.Group):
         verbs, added = self.list_commands(ctx), self.added()
         own = {verb: self.get_command(ctx, verb) for verb in verbs if verb in self.lazy or verb not in added}
         sections: dict[str, list[tuple[str, click.Command | None]]] = {
-            "Commands": [(verb, command) for verb, command in own.items() if verb not in self.developer],
-            "Commands for developers": [(verb, own[verb]) for verb in self.developer],
-            "Commands of other packages": [(verb, _command_of(providers, verb in own)) for verb, providers in added.items()],
+            gettext("Commands"): [(verb, command) for verb, command in own.items() if verb not in self.developer],
+            gettext("Commands for developers"): [(verb, own[verb]) for verb in self.developer],
+            gettext("Commands of other packages"): [
+                (verb, _command_of(providers, verb in own)) for verb, providers in added.items()
+            ],
         }
         limit = formatter.width - 6 - max(map(len, verbs), default=0)
         for title, commands in sections.items():
@@ -130,7 +138,8 @@ class Main(Group):
         from mindspeed.cli.ending import open_closed_streams
 
         open_closed_streams()
-        return super().main(*args, **options)
+        bind_catalogues()
+        return click.Command.main(translated(self), *args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
         from mindspeed.cli.ending import INTERRUPTED, is_of_click, status_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from gettext import gettext
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -65,20 +66,23 @@ def plan(
     else:
         click.echo("\n".join(brief_lines(foretold)))
         for line in communicator_lines(made, known):
-            click.echo("\n".join(wrapped(f"communicators of a rank: {line}")))
+            click.echo("\n".join(wrapped(gettext("communicators of a rank: {line}").format(line=line))))
         for stage in foretold if whole else ():
-            click.echo(f"\nstage {stage.stage}: peak {_mib(stage.peak)} MiB")
+            click.echo("\n" + gettext("stage {stage}: peak {peak} MiB").format(stage=stage.stage, peak=_mib(stage.peak)))
             print_table(_TENSORS, [_tensor(row) for row in stage.rows])
         if not fits:
-            advice = f"add --features {','.join(cheapest)}" if cheapest else "no combination of features makes it fit"
-            click.echo(f"the largest peak exceeds {budget_mib:g} MiB; {advice}")
+            way = gettext("add --features {names}").format(names=",".join(cheapest))
+            advice = way if cheapest else gettext("no combination of features makes it fit")
+            template = gettext("the largest peak exceeds {budget:g} MiB; {advice}")
+            click.echo(template.format(budget=budget_mib, advice=advice))
     end(0 if fits else PROBLEMS)
 
 
 def brief_lines(stages: Sequence[Stage]) -> Iterator[str]:
     """Yield the largest peak, a line with a bar for each stage, and the largest tensors of the fullest stage."""
     most = max(stages, key=lambda stage: stage.peak)
-    yield f"peak {_mib(most.peak)} MiB on stage {most.stage} of {len(stages)}; values in MiB per rank"
+    template = gettext("peak {peak} MiB on stage {stage} of {count}; values in MiB per rank")
+    yield template.format(peak=_mib(most.peak), stage=most.stage, count=len(stages))
     texts = [(str(stage.stage), *map(_mib, shares(stage).values())) for stage in stages]
     titles = ("stage", *shares(most))
     widths = [max(map(len, column)) for column in zip(titles, *texts, strict=True)]
@@ -88,9 +92,9 @@ def brief_lines(stages: Sequence[Stage]) -> Iterator[str]:
         yield f"{'  '.join(f'{cell:>{width}}' for cell, width in zip(cells, widths, strict=True))}  {bar}".rstrip()
     sizes = {row: row.bytes * row.live for row in most.rows if row.held in AT_PEAK}
     largest = sorted(sizes, key=lambda row: -sizes[row])[:_LARGEST]
-    yield f"largest on stage {most.stage}"
+    yield gettext("largest on stage {stage}").format(stage=most.stage)
     yield from rows_of_cells([(f"{_mib(sizes[row]):>{max(widths)}}", _described(row)) for row in largest])
-    yield from wrapped("--all shows every tensor of every stage")
+    yield from wrapped(gettext("--all shows every tensor of every stage"))
 
 
 def memory_page(stages: Sequence[Stage]) -> str:

@@ -7,13 +7,16 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
+from gettext import gettext
 from pathlib import Path
 from shutil import which
 from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
-from mindspeed.problems import CommandLine, Problem, on_command_line
+from mindspeed.cli.language import reader
+from mindspeed.cli.terminal import display_width, padded
+from mindspeed.problems import CommandLine, Problem, localized, on_command_line
 
 OK: Final = 0
 PROBLEMS: Final = 1
@@ -105,13 +108,14 @@ def print_problems(problems: Sequence[Problem], words: CommandLine = on_command_
     if wants_json():
         print_json({"problems": [problem.to_json(words) for problem in problems], "plan": None})
         return
+    words = reader(words)
     for problem in problems:
         click.echo(problem.text(words), err=True)
     if len(problems) > 1:
-        click.echo(f"{len(problems)} problems", err=True)
+        click.echo(gettext("{count} problems").format(count=len(problems)), err=True)
     if sys.stderr.isatty() and problems:
         codes = dict.fromkeys(problem.code for problem in problems)
-        click.echo(f"more about it: {' or '.join(f'mindspeed explain {code}' for code in list(codes)[:3])}", err=True)
+        click.echo(words.say("more about it: {names}", *(f"mindspeed explain {code}" for code in list(codes)[:3])), err=True)
 
 
 def exit_code(problems: Iterable[Problem]) -> int:
@@ -128,13 +132,17 @@ def end(status: int) -> NoReturn:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Aligned columns, one line per row; on a terminal as wide as that, with a bold head and cells that are wrapped."""
+    """Aligned columns, one line per row; on a terminal as wide as that, with a bold head and cells that are wrapped.
+
+    Headers are in the reader's language.
+    """
+    headers = [*map(localized, headers)]
     if sys.stdout.isatty():
         _print_on_terminal(headers, rows)
         return
-    widths = [max(len(row[column]) for row in (headers, *rows)) for column in range(len(headers))]
+    widths = [max(display_width(row[column]) for row in (headers, *rows)) for column in range(len(headers))]
     for row in (headers, *rows):
-        click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        click.echo("  ".join(map(padded, row, widths)).rstrip())
 
 
 def _print_on_terminal(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

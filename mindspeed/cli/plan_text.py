@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from gettext import gettext
 from typing import TYPE_CHECKING, Final
 
-from mindspeed.cli.terminal import bold, columns, fitted, rows_of_cells, wrapped
-from mindspeed.problems import CommandLine, on_command_line
+from mindspeed.cli.language import reader
+from mindspeed.cli.terminal import bold, columns, display_width, fitted, padded, rows_of_cells, wrapped
+from mindspeed.problems import CommandLine, Text, localized, marked, on_command_line
 
 if TYPE_CHECKING:
     from mindspeed.engine.planning.plan import ActivationPlan, PlannedPatch
     from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote, Reason
 
 _NOTES: Final = {
-    "warning": "warnings",
-    "choice": "choices",
-    "disabled": "disabled",
-    "left-out": "left out",
-    "not-checked": "not checked",
-    "note": "notes",
+    "warning": marked("warnings"),
+    "choice": marked("choices"),
+    "disabled": marked("disabled"),
+    "left-out": marked("left out"),
+    "not-checked": marked("not checked"),
+    "note": marked("notes"),
 }
+_KINDS: Final = {"not-checked": marked("not checked"), "choice": marked("choice"), "warning": marked("warning")}
+"""Notes that a check prints, with the word that begins their lines."""
 _WHOLE: Final = ("warning", "choice", "disabled", "not-checked")
 """Kinds of notes that one screen shows whole; others have one line each."""
 _MOST: Final = 5
@@ -28,43 +32,45 @@ _MOST: Final = 5
 
 
 def as_lines(parts: Iterable[tuple[str, list[str]]]) -> Iterator[str]:
-    """The parts of a plan that have lines, indented below their titles."""
+    """The parts of a plan that have lines, indented below their titles; titles are in the reader's language."""
     for title, lines in parts:
         if lines:
-            yield bold(title)
+            yield bold(localized(title))
             yield from (f"  {line}" for line in lines)
 
 
 def note_lines(rows: Iterable[PlanNote], words: CommandLine = on_command_line) -> Iterator[str]:
     """Yield a line for each choice and warning, and for each condition that is not checked with the options that it needs."""
     for row in rows:
-        if row.kind in ("not-checked", "choice", "warning"):
-            yield f"{row.kind.replace('-', ' '):<11}  {row.feature}: {row.line(words)}"
+        if row.kind in _KINDS:
+            yield f"{padded(gettext(_KINDS[row.kind]), 11)}  {_about(row.feature, row.line(reader(words)))}"
 
 
 def verdict(plan: ActivationPlan) -> str:
     """Return the last line of a check that found no problem."""
-    return f"no problems: {', '.join(plan.names) or 'no features'}; plan {plan.digest}"
+    names = ", ".join(plan.names) or gettext("no features")
+    return gettext("no problems: {names}; plan {digest}").format(names=names, digest=plan.digest)
 
 
 def brief_lines(plan: ActivationPlan, words: CommandLine = on_command_line) -> Iterator[str]:
     """Yield one screen: where a plan runs, its features and why, changed arguments, skipped parts, the digest."""
+    words = reader(words)
     for title, lines in _brief_sections(plan, words):
         if lines:
-            yield from map(bold, wrapped(title))
+            yield from map(bold, wrapped(gettext(title)))
             yield from lines
-    yield f"{bold('digest')} {plan.digest}"
+    yield f"{bold(gettext('digest'))} {plan.digest}"
     yield from wrapped(_patch_counts(plan))
 
 
 def _brief_sections(plan: ActivationPlan, words: CommandLine) -> Iterator[tuple[str, list[str]]]:
-    yield "for", [*_wrapped_pairs(plan.environment), *_wrapped_pairs(plan.world.known(), but=("platform", "megatron"))]
+    yield marked("for"), [*_wrapped_pairs(plan.environment), *_wrapped_pairs(plan.world.known(), but=("platform", "megatron"))]
     added = [feature.name for feature in plan.features if not (feature.requested or _changed_settings(feature))]
-    yield "features, in activation order", list(_brief_features([f for f in plan.features if f.name not in added]))
-    yield "added by optimization level 1", wrapped(", ".join(added), "  ") if added else []
+    yield marked("features, in activation order"), list(_brief_features([f for f in plan.features if f.name not in added]))
+    yield marked("added by optimization level 1"), wrapped(", ".join(added), "  ") if added else []
     changed = [f"{feature.name}.{line}" for feature in plan.base for line in _changed_settings(feature)]
-    yield "settings of the base plan", [line for text in changed for line in wrapped(text, "  ")]
-    yield "Megatron arguments", _wrapped_pairs({f"{o.override.argument} =": o.override.value for o in plan.overrides})
+    yield marked("settings of the base plan"), [line for text in changed for line in wrapped(text, "  ")]
+    yield marked("Megatron arguments"), _wrapped_pairs({f"{o.override.argument} =": o.override.value for o in plan.overrides})
     for kind, title in _NOTES.items():
         yield title, list(_brief_notes(plan, kind, words))
 
@@ -72,30 +78,30 @@ def _brief_sections(plan: ActivationPlan, words: CommandLine) -> Iterator[tuple[
 def _brief_features(features: Sequence[PlannedFeature]) -> Iterator[str]:
     names = max((len(feature.name) for feature in features), default=0)
     for feature in features:
-        reason, *settings = texts = [_brief_reason(feature.why[0]), *_changed_settings(feature)]
-        on_one_line = len("; ".join(texts)) <= columns() - names - 4
+        reason, *settings = texts = [localized(_brief_reason(feature.why[0])), *_changed_settings(feature)]
+        on_one_line = display_width("; ".join(texts)) <= columns() - names - 4
         yield from rows_of_cells([(f"{feature.name:<{names}}", "; ".join(texts) if on_one_line else reason)])
         yield from (part for line in settings if not on_one_line for part in fitted(line, "    "))
 
 
-def _brief_reason(reason: Reason) -> str:
+def _brief_reason(reason: Reason) -> Text:
     from mindspeed.engine.resolution.planned_feature import ReasonKind
 
     match reason.kind:
         case ReasonKind.REQUESTED:
-            return "requested"
+            return Text.of("requested")
         case ReasonKind.LEVEL_ONE:
-            return "optimization level 1"
+            return Text.of("optimization level 1")
         case ReasonKind.SIZE:
-            return f"{reason.name} is {reason.value}"
+            return Text.of("{size} is {value}", size=reason.name, value=reason.value)
         case _:
-            return str(reason)
+            return reason.sentence
 
 
 def _changed_settings(feature: PlannedFeature) -> list[str]:
     """Return each setting of a feature that is not its default, with its source."""
     settings = {name: value for name, value in feature.settings.items() if value.source != "default"}
-    return [f"{name} = {value.value} ({value.source})" for name, value in settings.items()]
+    return [f"{name} = {value.value} ({localized(value.source)})" for name, value in settings.items()]
 
 
 def _brief_notes(plan: ActivationPlan, kind: str, words: CommandLine) -> Iterator[str]:
@@ -104,12 +110,12 @@ def _brief_notes(plan: ActivationPlan, kind: str, words: CommandLine) -> Iterato
     for row in plan.rows:
         if row.kind == kind and not (kind == "left-out" and row.feature in plan.names):
             features.setdefault(row.text, []).append(row.feature)
-    texts = (f"{', '.join(features[text])}: {text}" for text in features)
+    texts = (_about(", ".join(features[text]), words.translate(text)) for text in features)
     lines = list(unknown_lines(plan.rows, words) if kind == "not-checked" else texts)
     shown = len(lines) if kind in _WHOLE else min(len(lines), _MOST)
     yield from (part for line in lines[:shown] for part in wrapped(line, "  "))
     if len(lines) > shown:
-        yield f"  and {len(lines) - shown} more"
+        yield "  " + gettext("and {count} more").format(count=len(lines) - shown)
 
 
 def unknown_lines(rows: Iterable[PlanNote], words: CommandLine = on_command_line) -> Iterator[str]:
@@ -118,8 +124,13 @@ def unknown_lines(rows: Iterable[PlanNote], words: CommandLine = on_command_line
     for row in rows:
         if row.kind == "not-checked":
             needed.setdefault(row.feature, {}).update(dict.fromkeys(map(words.option, row.fields)))
-    yield from (f"{name}: give {', '.join(options)}" for name, options in needed.items() if options)
-    yield from (f"{row.feature}: {row.text}" for row in rows if row.kind == "not-checked" and not row.fields)
+    give = gettext("{name}: give {options}")
+    yield from (give.format(name=name, options=", ".join(options)) for name, options in needed.items() if options)
+    yield from (_about(row.feature, localized(row.text)) for row in rows if row.kind == "not-checked" and not row.fields)
+
+
+def _about(name: str, text: str) -> str:
+    return gettext("{name}: {text}").format(name=name, text=text)
 
 
 def _wrapped_pairs(values: Mapping[str, object], but: tuple[str, ...] = ()) -> list[str]:
@@ -133,7 +144,8 @@ def _patch_counts(plan: ActivationPlan) -> str:
     own = Counter(planned.owner for planned in applied if planned.owner in plan.names)
     below = len(applied) - own.total()
     skipped = len(plan.patches) - len(applied)
-    return f"{own.total()} patches by {len(own)} features, {below} by the base plan; {skipped} do not apply"
+    template = gettext("{own} patches by {features} features, {base} by the base plan; {skipped} do not apply")
+    return template.format(own=own.total(), features=len(own), base=below, skipped=skipped)
 
 
 def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple[str, list[str]]]:
@@ -141,17 +153,18 @@ def sections(plan: ActivationPlan, every_target: bool = False) -> Iterator[tuple
 
     Without ``every_target`` the targets of the base plan are only counted.
     """
-    yield "for", [_pairs(plan.environment), _pairs(plan.world.known(), but=("platform", "megatron"))]
-    yield "features, in activation order", [line for feature in plan.features for line in _feature(feature)]
-    yield "Megatron arguments", [f"{o.override}  {', '.join(o.owners)}: {o.override.reason}" for o in plan.overrides]
+    yield marked("for"), [_pairs(plan.environment), _pairs(plan.world.known(), but=("platform", "megatron"))]
+    yield marked("features, in activation order"), [line for feature in plan.features for line in _feature(feature)]
+    yield marked("Megatron arguments"), [f"{o.override}  {', '.join(o.owners)}: {o.override.reason}" for o in plan.overrides]
     applied = [planned for planned in plan.patches if not planned.skipped]
-    yield "patches", _patches([planned for planned in applied if planned.owner in plan.names])
+    yield marked("patches"), _patches([planned for planned in applied if planned.owner in plan.names])
+    words = reader()
     for kind, title in _NOTES.items():
-        yield title, [f"{row.feature}: {row.line()}" for row in plan.rows if row.kind == kind]
-    yield "base plan", [line for feature in plan.base for line in setting_lines(feature)]
+        yield title, [_about(row.feature, row.line(words)) for row in plan.rows if row.kind == kind]
+    yield marked("base plan"), [line for feature in plan.base for line in setting_lines(feature)]
     below = [planned for planned in applied if planned.owner not in plan.names]
-    yield "patches of the base plan", _patches(below, every_target)
-    yield "digest", [plan.digest]
+    yield marked("patches of the base plan"), _patches(below, every_target)
+    yield marked("digest"), [plan.digest]
 
 
 def _pairs(values: Mapping[str, object], but: tuple[str, ...] = ()) -> str:
@@ -161,20 +174,22 @@ def _pairs(values: Mapping[str, object], but: tuple[str, ...] = ()) -> str:
 def _feature(feature: PlannedFeature) -> list[str]:
     return [
         f"{feature.name}  ({feature.distribution} {feature.version}, level {feature.level})",
-        *(f"  because  {line}" for line in reason_lines(feature)),
-        *(f"  setting  {line}" for line in setting_lines(feature)),
+        *("  " + gettext("because  {line}").format(line=line) for line in reason_lines(feature)),
+        *("  " + gettext("setting  {line}").format(line=line) for line in setting_lines(feature)),
     ]
 
 
 def reason_lines(feature: PlannedFeature) -> list[str]:
-    """Return a line for each reason of a feature, from the nearest to the request."""
-    return [str(reason) if reason.feature == feature.name else reason.line for reason in feature.why]
+    """Return a line for each reason of a feature, from the nearest to the request, in the reader's language."""
+    return [localized(reason.sentence if reason.feature == feature.name else reason.line) for reason in feature.why]
 
 
 def setting_lines(feature: PlannedFeature) -> list[str]:
     """A line for each setting of a feature, with its source and what it overrode."""
+    overrode = gettext("overrode {value}")
     return [
-        f"{feature.name}.{name} = {value.value}  ({', '.join((value.source, *(f'overrode {old}' for old in value.overrode)))})"
+        f"{feature.name}.{name} = {value.value}  "
+        f"({', '.join((localized(value.source), *(overrode.format(value=old) for old in value.overrode)))})"
         for name, value in feature.settings.items()
     ]
 

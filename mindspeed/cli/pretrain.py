@@ -8,6 +8,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from gettext import gettext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -17,8 +18,9 @@ from mindspeed.cli.launch_options import Processes, end_rank, hold_to_lock, is_o
 from mindspeed.cli.output import OK, end, json_option, print_alone, print_problems, print_result, program, wants_json
 from mindspeed.cli.plan_text import as_lines, brief_lines
 from mindspeed.cli.request_options import COMMAND_LINE, FullJobCommand, Request, gather_options, names_argument, request_options
+from mindspeed.cli.terminal import padded
 from mindspeed.engine.resolution.setting_validation import flag
-from mindspeed.problems import Fix
+from mindspeed.problems import Fix, Text, localized, marked
 from mindspeed.process.run import UNFINISHED
 from mindspeed.workbench.training.config import JOB_FILE, TrainConfig, train_config
 
@@ -85,6 +87,9 @@ def pretrain(
     Starts the processes itself, or joins the torchrun or Slurm job in which it runs. Without --data it trains on the
     sources of Python's standard library. A job file (-f) has sizes and model shape under 'world', and training options
     under 'train'. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP save a checkpoint and end the run; nohup blocks SIGHUP.
+
+    The run folder has the numbers of each step in log.jsonl and for TensorBoard. Features send them to wandb and other
+    services: mindspeed features list wandb
     """
     if step is not None and resume is None:
         raise click.UsageError("--step selects a checkpoint of the run that --resume continues")
@@ -193,17 +198,20 @@ def _show_dry_run(job: Job) -> None:
     from mindspeed.registry import catalog
 
     request = {"run": job.run, "checkpoint": job.checkpoint, "changes": job.changes(), "notes": list(job.notes)}
-    end = f"would train up to step {job.config.train_iters} in {job.run}; nothing was started or written"
+    template = gettext("would train up to step {step} in {folder}; nothing was started or written")
+    end = template.format(step=job.config.train_iters, folder=job.run)
     count = parameters(shape_of_world(job.plan.world)).total
     forecast = {"memory": peaks(job.plan, catalog()), "parameters": count}
     data = {**request, "train": job.config.model_dump(), "plan": job.plan.to_json(), **forecast}
-    lines = [f"{count:,} parameters", *summary(job.plan, catalog())]
-    print_result(data, [*brief_lines(job.plan), *as_lines([("memory", lines)]), *_changes(job), end])
+    lines = [gettext("{count:,} parameters").format(count=count), *map(localized, summary(job.plan, catalog()))]
+    print_result(data, [*brief_lines(job.plan), *as_lines([(marked("memory"), lines)]), *_changes(job), end])
 
 
 def _changes(job: Job) -> Iterator[str]:
     """Describe what the job does otherwise than the run that it continues, and what becomes of the checkpoint."""
-    return as_lines([(f"changed since {job.checkpoint}", [*map(str, job.changes()), *job.notes])])
+    return as_lines(
+        [(Text.of("changed since {checkpoint}", checkpoint=job.checkpoint), [*map(str, job.changes()), *job.notes])]
+    )
 
 
 def _check_shared_folder(job: Job) -> None:
@@ -226,16 +234,17 @@ def _print_result(job: Job, *launching: str) -> None:
         print_alone(json.dumps({key: result[key] for key in keys}))
         return
     if result["sample"]:
-        click.echo(f"sample:\n{result['sample']}\n")
-    for key, title in {"initial_loss": "initial loss", "heldout_loss": "held-out loss"}.items():
-        if result[key] is not None:
-            click.echo(f"{title:<15}  {result[key]:.4f}")
-    click.echo(f"unigram entropy  {result['unigram_entropy']:.4f} (of the held-out text)")
-    click.echo(f"run folder       {job.run}")
+        click.echo(f"{gettext('sample:')}\n{result['sample']}\n")
+    losses = {gettext("initial loss"): result["initial_loss"], gettext("held-out loss"): result["heldout_loss"]}
+    rows = {title: f"{loss:.4f}" for title, loss in losses.items() if loss is not None}
+    rows[gettext("unigram entropy")] = gettext("{entropy:.4f} (of the held-out text)").format(entropy=result["unigram_entropy"])
+    rows[gettext("run folder")] = job.run
+    for title, value in rows.items():
+        click.echo(f"{padded(title, 15)}  {value}")
     command = [program(), "pretrain", "--resume", job.run, *launching]
     if result["interrupted"]:
-        click.echo(f"stopped after step {result['step']}; continue with:")
+        click.echo(gettext("stopped after step {step}; continue with:").format(step=result["step"]))
     else:
-        click.echo("continue training with:")
+        click.echo(gettext("continue training with:"))
         command += ["--train-iters", str(2 * job.config.train_iters)]
     click.echo(f"  {shlex.join(command)}")

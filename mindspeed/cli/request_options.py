@@ -6,6 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from gettext import gettext
 from itertools import takewhile
 from shlex import join
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from mindspeed.job.fields import FIELDS, PLATFORMS
+from mindspeed.problems import marked
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from mindspeed.plugins.discovery import Catalog
     from mindspeed.problems import Problem
 
-COMMAND_LINE: Final = "command line"
+COMMAND_LINE: Final = marked("command line")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -39,7 +41,11 @@ class SizeOption(JobOption):
 _TYPED: Final = "mindspeed.typed"
 _IN_CHECK: Final = {"device_memory": "--device-memory", "budget_mib": "--device-memory"}
 """Values of verbs that ``mindspeed check`` has as well, and its options for them, beside the options of a job."""
-TITLES: Final = {click.Option: "Options", JobOption: "Job", SizeOption: "Sizes of the job and shape of the model"}
+TITLES: Final = {
+    click.Option: "Options",
+    JobOption: marked("Job"),
+    SizeOption: marked("Sizes of the job and shape of the model"),
+}
 
 
 class JobCommand(click.Command):
@@ -60,9 +66,10 @@ class JobCommand(click.Command):
                 rows[type(parameter)].append(row)
         if not self.lists_sizes:
             names = ", ".join(row[0].split()[0].partition("/")[0] for row in rows[SizeOption][:4])
-            rows[SizeOption] = [(f"{names} ...", f"{len(rows[SizeOption])} options: mindspeed features check --help")]
+            more = gettext("{count} options: mindspeed features check --help").format(count=len(rows[SizeOption]))
+            rows[SizeOption] = [(f"{names} ...", more)]
         for kind, title in TITLES.items():
-            with formatter.section(title):
+            with formatter.section(gettext(title)):
                 formatter.write_dl(rows[kind])
 
 

@@ -42,7 +42,8 @@ class MegatronCommandLine(CommandLine):
         named = [dest for dest in dests if dest in self.given] or dests
         if not named:
             return super().drop_field(name)
-        return f"remove {_listing([self._known(dest)[0].options[0] for dest in named])}"
+        options = [self._known(dest)[0].options[0] for dest in named]
+        return self.say("remove {names}", self.translate(" and ").join(filter(None, (", ".join(options[:-1]), options[-1]))))
 
     def give_option(self, option: str, value: Any) -> str:
         """Of the two names of an option that ``mindspeed run`` takes, torchrun has one."""
@@ -56,7 +57,7 @@ class MegatronCommandLine(CommandLine):
             flags = specs[name].megatron_flags if name in specs else ()
             options = (argument.options[0] for flag in flags if flag.switch == "on" for argument in self._known(flag.dest))
             texts.append(next(options, super().add_features([name])))
-        return ", or ".join(texts)
+        return self.translate(", or ").join(texts)
 
     def together(self, steps: Fixes) -> str:
         """Several fields may be one option: ``--activation silu --gated-linear-unit`` is ``--swiglu``."""
@@ -111,10 +112,6 @@ def _of_argument(argument: Argument, value: Any) -> Iterator[Any]:
         yield from (value,) if value in argument.choices else argument.choices
     elif not isinstance(value, bool):
         yield value
-
-
-def _listing(names: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _option(argument: Argument, value: Any) -> str:

@@ -18,7 +18,7 @@ from mindspeed.plugins.answers import changed_tensors, implements
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.plugins.feature import Feature
 from mindspeed.plugins.saved_tensors import SavedTensors
-from mindspeed.problems import Fix, MindSpeedError, Problem, advice
+from mindspeed.problems import Fix, MindSpeedError, Problem, Text, advice
 
 UNCOUNTED_LAYERS: Final = Problem(
     "MS307",
@@ -90,11 +90,15 @@ def over_budget(made: ActivationPlan, known: Catalog, budget: float) -> list[Pro
 
 def summary(made: ActivationPlan, known: Catalog) -> list[str]:
     """Describe the bytes of each stage, in MiB."""
-    lines = []
-    for stage in stages_of(made, known):
-        text = ", ".join(f"{name} {size / MIB:,.1f}" for name, size in shares(stage).items() if name != "peak")
-        lines.append(f"stage {stage.stage}: {stage.peak / MIB:,.1f} MiB at the peak: {text}")
-    return lines
+    return [
+        Text.of(
+            "stage {stage}: {peak:,.1f} MiB at the peak: weights {weights:,.1f}, gradients {gradients:,.1f}, "
+            "optimizer {optimizer:,.1f}, activations {activations:,.1f}",
+            stage=stage.stage,
+            **{name: size / MIB for name, size in shares(stage).items()},
+        )
+        for stage in stages_of(made, known)
+    ]
 
 
 def shares(stage: Stage) -> dict[str, int]:

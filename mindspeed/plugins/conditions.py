@@ -11,12 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from operator import methodcaller
 from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed.job.world import FIELDS, UnknownValue, World
-from mindspeed.problems import Fix, Fixes, filled
+from mindspeed.problems import Fix, Fixes, Text, filled
 from mindspeed.process.watchdog import RUNNING
 
 Predicate = Callable[..., bool]
@@ -278,7 +277,8 @@ def texts(condition: Condition, feature: str, args: Any, world: Any, other: Any 
             names = defaultdict(_Unknown, names)
         elif condition.values is not None:
             names = {**condition.values(args, world), **names}
-        return condition.message.format_map(names), filled(condition.fix, feature, methodcaller("format_map", names))
+        fix = filled(condition.fix, feature, lambda text: Text.filled(text, names))
+        return Text.filled(condition.message, names), fix
     except UnknownValue:
         raise
     except Exception as error:  # a format string or values of a plugin may fail in any way

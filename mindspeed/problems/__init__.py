@@ -28,6 +28,7 @@ from mindspeed.problems.problem import (
     brief,
     error_codes,
 )
+from mindspeed.problems.texts import Text, localized, marked
 
 __all__ = [
     "CollectedProblems",
@@ -42,6 +43,7 @@ __all__ = [
     "ResolutionError",
     "RunError",
     "SettingsError",
+    "Text",
     "advice",
     "brief",
     "error_codes",
@@ -49,6 +51,8 @@ __all__ = [
     "fixes_from_json",
     "fixes_to_json",
     "in_python",
+    "localized",
+    "marked",
     "named_in",
     "near_names",
     "on_command_line",

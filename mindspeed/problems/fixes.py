@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from dataclasses import field as declared
 from difflib import get_close_matches
@@ -165,7 +166,7 @@ def near_names(name: object, known: Iterable[str], cutoff: float = 0.5, number: 
 
 def suggestion(near: Sequence[str], otherwise: str = "") -> str:
     """Return ``did you mean a or b?``; without similar names the text ``otherwise``."""
-    return f"did you mean {' or '.join(near)}?" if near else otherwise
+    return on_command_line.suggestion(near) if near else otherwise
 
 
 def renames(name: str, near: Iterable[str]) -> Fixes:
@@ -179,7 +180,8 @@ def filled(fixes: Fixes, feature: str, text: Callable[[str], str]) -> Fixes:
 
 
 def _filled(fix: Fix, feature: str, text: Callable[[str], str]) -> Fix:
-    name, value = text(fix.name), text(fix.value) if isinstance(fix.value, str) else fix.value
+    name: str = text(fix.name) if fix.verb in ("advice", "nothing") else str(text(fix.name))
+    value = str(text(fix.value)) if isinstance(fix.value, str) else fix.value
     if fix.verb == "remove-feature":
         name = name or feature
     elif fix.verb in ("give-setting", "drop-setting") and "." not in fix.name:
@@ -219,51 +221,74 @@ def fixes_from_json(rows: Iterable[Mapping[str, Any]]) -> Fixes:
 
 
 class CommandLine:
-    """Say fixes in the options of mindspeed's command line. Other audiences override what they call otherwise."""
+    """Say fixes in the options of mindspeed's command line. Other audiences override what they call otherwise.
+
+    ``translate`` gives a text in the language of the audience; `str` leaves it English.
+    """
+
+    translate: Callable[[str], str] = str
+
+    def in_language(self, translate: Callable[[str], str]) -> CommandLine:
+        """Return this audience with another language."""
+        other = copy(self)
+        vars(other)["translate"] = translate
+        return other
+
+    def say(self, template: str, *names: str, **values: object) -> str:
+        """Return a template in the language of the audience; ``names`` are alternatives, which fill ``{names}``."""
+        listed = {"names": self.translate(" or ").join(names)} if names else {}
+        return self.translate(template).format(**listed, **values)
 
     def __call__(self, fixes: Fixes) -> str:
         parts: list[str] = []
-        for verb, group in groupby(fixes, key=lambda fix: "remove" if _removed(fix) else fix.verb):
+        for verb, group in groupby(fixes, key=lambda fix: "remove" if _removals(fix) else fix.verb):
             alike = list(group)
             if verb == "remove":
-                parts.append(f"remove {' or '.join(map(_removed, alike))}")
+                parts.append(self.say("remove {names}", *map(self._removed, alike)))
             elif verb == "add-feature":
                 parts.append(self.add_features([fix.name for fix in alike]))
             elif verb == "rename":
-                parts.append(suggestion([fix.value for fix in alike]))
+                parts.append(self.suggestion([fix.value for fix in alike]))
             else:
                 parts += map(self.one, alike)
-        return ", or ".join(parts)
+        return self.translate(", or ").join(parts)
 
     def one(self, fix: Fix) -> str:
         """Return one alternative."""
         match fix.verb:
             case "give-field":
-                return _with_note(f"{self.give_field(fix.name, fix.value)}{' or more' if fix.or_more else ''}", fix.note)
+                text = self.give_field(fix.name, fix.value)
+                return self._with_note(self.say("{value} or more", value=text) if fix.or_more else text, fix.note)
             case "drop-field" if fix.source == "job file":
-                return f"remove {fix.name} from the job file"
+                return self.say("remove {name} from the job file", name=fix.name)
             case "drop-field":
                 return self.drop_field(fix.name)
             case "give-setting":
-                return _with_note(self.give_setting(fix.name, fix.value), fix.note)
+                return self._with_note(self.give_setting(fix.name, fix.value), fix.note)
             case "drop-setting":
-                return f"remove the setting {fix.name}"
+                return self.say("remove the setting {name}", name=fix.name)
             case "give-option":
-                return _with_note(self.give_option(fix.name, fix.value), fix.note)
+                return self._with_note(self.give_option(fix.name, fix.value), fix.note)
             case "drop-option" | "remove-feature":
-                return f"remove {_removed(fix)}"
+                return self.say("remove {names}", self._removed(fix))
             case "add-feature":
                 return self.add_features([fix.name])
-            case "run-command" | "advice":
+            case "run-command":
                 return fix.name
+            case "advice":
+                return self.translate(fix.name)
             case "together":
                 return self.together(fix.steps)
             case "keep-feature":
                 return self.keep_feature(fix.name)
             case "rename":
-                return suggestion([fix.value])
+                return self.suggestion([fix.value])
             case "nothing":
-                return f"nothing mends it: {fix.name}"
+                return self.say("nothing mends it: {reason}", reason=self.translate(fix.name))
+
+    def suggestion(self, names: Sequence[str]) -> str:
+        """Return the question whether one of these names was meant."""
+        return self.say("did you mean {names}?", *names)
 
     def option(self, field: str) -> str:
         """Return the option that gives a field of the job."""
@@ -276,7 +301,7 @@ class CommandLine:
         return f"{option} {'N' if value is None else value}"
 
     def drop_field(self, name: str) -> str:
-        return f"remove {self.option(name)}"
+        return self.say("remove {names}", self.option(name))
 
     def give_setting(self, setting: str, value: Any) -> str:
         text = f"{setting}={_as_yaml(value)}"
@@ -286,16 +311,24 @@ class CommandLine:
         return option if value is True else f"{option} {'N' if value is None else value}"
 
     def add_features(self, names: Sequence[str]) -> str:
-        return f"add {' or '.join(names)} to the features"
+        return self.say("add {names} to the features", *names)
 
     def keep_feature(self, name: str) -> str:
-        return f"drop --without {name}"
+        return self.say("drop {option}", option=f"--without {name}")
 
     def together(self, steps: Fixes) -> str:
-        if removed := _removed(Fix.together(steps)):
-            return f"remove {removed}"
+        if removed := self._removed(Fix.together(steps)):
+            return self.say("remove {names}", removed)
         texts = dict.fromkeys(map(self.one, steps))
-        return (" " if all(step.verb in ("give-field", "give-option") for step in steps) else " and ").join(texts)
+        are_options = all(step.verb in ("give-field", "give-option") for step in steps)
+        return (" " if are_options else self.translate(" and ")).join(texts)
+
+    def _removed(self, fix: Fix) -> str:
+        """Return what a fix removes; empty for any other one."""
+        return self.translate(" and ").join(_removals(fix))
+
+    def _with_note(self, text: str, note: str) -> str:
+        return self.say("{text} ({note})", text=text, note=self.translate(note)) if note else text
 
 
 _KEYWORDS: Final = {
@@ -340,12 +373,12 @@ on_command_line: Final = CommandLine()
 in_python: Final = PythonApi()
 
 
-def _removed(fix: Fix) -> str:
-    """Return what a fix removes; empty for any other one."""
+def _removals(fix: Fix) -> list[str]:
+    """Return what a fix removes; nothing where it does something else too."""
     if fix.verb in ("drop-option", "remove-feature"):
-        return fix.name
-    names = [_removed(step) for step in fix.steps]
-    return " and ".join(names) if all(names) else ""
+        return [fix.name]
+    names = [_removals(step) for step in fix.steps]
+    return [name for removed in names for name in removed] if all(names) else []
 
 
 def _as_yaml(value: Any) -> str:
@@ -359,7 +392,3 @@ def _as_yaml(value: Any) -> str:
 
 def _as_python(value: Any) -> str:
     return "..." if value is None else f'"{value}"' if isinstance(value, str) else repr(value)
-
-
-def _with_note(text: str, note: str) -> str:
-    return f"{text} ({note})" if note else text

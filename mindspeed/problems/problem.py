@@ -93,14 +93,19 @@ class Problem:
         )
 
     def text(self, words: CommandLine = on_command_line) -> str:
-        """The lines of the problem, with the fix in the words of an audience."""
-        lines = [f"{self.code} {self.message}"]
-        lines += [f"  because: {line}" for line in self.chain]
-        if self.where:
-            lines.append(f"  where: {self.where}")
-        if self.fix:
-            lines.append(f"  fix: {words(self.fix)}")
-        return "\n".join(lines)
+        """The lines of the problem, in the language of an audience and with the fix in its words.
+
+        A message without a translation has the paragraph of its code behind it, where that has one.
+        """
+        message, lines = words.translate(self.message), []
+        if message == self.message and words.translate is not str:
+            paragraph = error_codes().get(self.code, "")
+            about = words.translate(paragraph)
+            lines += [words.say("about: {text}", text=about)] if about != paragraph else []
+        lines += [words.say("because: {text}", text=words.translate(line)) for line in self.chain]
+        lines += [words.say("where: {text}", text=words.translate(self.where))] if self.where else []
+        lines += [words.say("fix: {text}", text=words(self.fix))] if self.fix else []
+        return "\n  ".join([f"{self.code} {message}", *lines])
 
     def __str__(self) -> str:
         return self.text()

@@ -3,7 +3,9 @@ import json
 import click
 import pytest
 
+from mindspeed.cli.feature_list import TITLES
 from mindspeed.cli.output import print_table
+from mindspeed.plugins import Category
 
 KEYS = ["name", "summary", "stability", "level", "slots", "platforms", "distribution", "version", "state", "error"]
 
@@ -30,9 +32,10 @@ def test_every_feature_has_one_line_with_its_whole_summary_under_its_category(mi
     assert len(lines) <= 96
     assert max(map(len, lines)) <= 80
     assert [line for line in lines if "..." in line] == []
-    start = lines.index("communication (4)")
+    title = "Communication of tensor parallelism and checkpoints (4)"
+    start = lines.index(title)
     assert lines[start : start + 2] == [
-        "communication (4)",
+        title,
         "  coc                        2  Overlap linear layers with their collectives",
     ]
     assert len([line for line in lines if line.startswith("  ")]) == 69
@@ -48,8 +51,13 @@ def test_the_wide_listing_is_aligned_text_off_a_terminal(mindspeed):
 def test_twenty_columns_show_name_level_and_summary(mindspeed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     lines = mindspeed("features", "list", "swiglu", "operator").stdout.splitlines()
-    assert lines[:4] == ["compute (1)", "  swiglu 1", "    Compute SwiGLU", "      by one"]
+    assert lines[:4] == ["Fused operators (1)", "  swiglu 1", "    Compute SwiGLU", "      by one"]
     assert max(map(len, lines)) <= 20
+
+
+def test_every_category_has_a_heading_in_words():
+    assert list(TITLES) == list(Category)
+    assert {title for title in TITLES.values() if title == title.lower()} == set()
 
 
 def test_words_find_a_feature_by_its_category_and_description(mindspeed):

@@ -1,5 +1,6 @@
 """``features new``: the features that it writes are in order, and pass their own tests and the conformance suite."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from mindspeed.workbench.conformance.suite import _unwritten_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = [
@@ -48,6 +51,7 @@ def test_a_package_has_these_files_and_the_next_steps_are_said(mindspeed, tmp_pa
         "next:",
         f"  cd {tmp_path / 'acme-cap'} && pip install -e .",
         "  write acme_cap/algorithm.py, then expected in tests/test_acme_cap.py",
+        "  replace the texts that begin with TODO in acme_cap/feature.py",
         "  pytest tests",
         "  mindspeed features test acme-cap --parity",
     ]
@@ -59,13 +63,14 @@ def test_the_next_step_of_a_built_in_feature_is_one_command(mindspeed, tmp_path)
     assert lines[lines.index("next:") :] == [
         "next:",
         "  write mindspeed/features/grad_cap/algorithm.py, then expected in tests/features/grad_cap/test_algorithm.py",
+        "  replace the texts that begin with TODO in mindspeed/features/grad_cap",
         "  make feature NAME=grad-cap",
     ]
 
 
 def test_json_names_files_and_next_steps(mindspeed, tmp_path):
     data = json.loads(mindspeed("features", "new", "acme-cap", "--package", "-o", tmp_path, "--json").stdout)
-    assert (list(data), data["name"], len(data["files"]), len(data["next"])) == (["name", "files", "next"], "acme-cap", 8, 4)
+    assert (list(data), data["name"], len(data["files"]), len(data["next"])) == (["name", "files", "next"], "acme-cap", 8, 5)
 
 
 def test_a_new_package_passes_ruff(package):
@@ -111,6 +116,23 @@ def python(folder, *arguments):
     return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
 
 
+def write_texts(folder):
+    """Write the texts that the template leaves to the author."""
+    for file in [*folder.rglob("feature.py"), *folder.rglob("README.md")]:
+        file.write_text(file.read_text().replace("TODO: ", ""))
+
+
+def test_conformance_fails_for_the_texts_of_the_template_that_nobody_replaced(package, monkeypatch):
+    monkeypatch.syspath_prepend(str(package))
+    feature = importlib.import_module("acme_cap.feature").AcmeCap
+    assert list(_unwritten_texts(feature)) == [
+        "the summary is that of the template: TODO: write in one line what acme-cap does",
+        "the description of the setting strength is that of the template: TODO: write in a few words what this number means",
+    ]
+    (package / "acme_cap" / "README.md").write_text("# acme-cap\n\nTODO: what it does\n")
+    assert list(_unwritten_texts(feature))[2:] == ["README.md has a line of the template: TODO: what it does"]
+
+
 @pytest.mark.parametrize("kind", ["hook", "op"])
 def test_every_kind_passes_ruff_and_has_the_files_of_the_first(package_of, kind):
     package = package_of(kind)
@@ -136,6 +158,9 @@ def test_an_unknown_kind_is_a_usage_error(mindspeed, tmp_path):
 @pytest.mark.parametrize("kind", ["patch", "hook", "op"])
 def test_a_new_package_passes_the_conformance_suite_and_its_own_tests(package_of, kind):
     package = package_of(kind)
+    done = python(package, "-m", "mindspeed", "features", "test", f"acme-{kind}")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, f"acme-{kind}: 1 feature, 10 checks, 1 failed")
+    write_texts(package)
     done = python(package, "-m", "mindspeed", "features", "test", f"acme-{kind}", "--parity")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"acme-{kind}: 1 feature, 10 checks, none failed"), (
         done.stdout

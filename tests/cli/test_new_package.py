@@ -33,7 +33,12 @@ def make(folder):
     assert EXPECTED in test.read_text()
     test.write_text(test.read_text().replace(EXPECTED, "    return x.clamp(-strength, strength)"))
     feature = package / "acme" / "feature.py"
-    for old, new in {"Write in one line what acme does.": "Cap the output of the MLP.", "Field(1.0,": "Field(1e4,"}.items():
+    written = {
+        "TODO: write in one line what acme does.": "Cap the output of the MLP.",
+        "TODO: write in a few words what this number means": "largest element",
+        "Field(1.0,": "Field(1e4,",
+    }
+    for old, new in written.items():
         assert old in feature.read_text()
         feature.write_text(feature.read_text().replace(old, new))
     return package

@@ -5,16 +5,17 @@ from functools import cache
 import pytest
 
 from mindspeed.plugins.discovery import discover
+from mindspeed.workbench.pages.chinese import DECLARED, PAGES, page, pages, row_of, table, translated, units, untranslated
 from mindspeed.workbench.pages.reference import REFERENCE
 from tools.docs import site
-from tools.docs.chinese import DECLARED, PAGES, page, pages, row_of, translated, translations, units, untranslated
 
 
 @cache
 def texts():
     """The English pages that have Chinese ones."""
     catalog = discover(only=())
-    return site.guides(catalog) | {DECLARED: REFERENCE["features/index"].text(catalog)}
+    made = {f"{name}.md": REFERENCE[name].text(catalog) for name in ("features/index", "errors")}
+    return site.guides(catalog) | made
 
 
 @pytest.mark.parametrize("source", PAGES)
@@ -27,7 +28,7 @@ def test_every_unit_of_an_english_page_but_a_summary_has_a_translation(source):
 
 def test_every_translation_is_of_a_unit_that_is_still_there():
     there = {row_of(unit) for source in PAGES for unit in units(source, texts()[source])}
-    changed = [unit for unit in translations() if unit not in there]
+    changed = [unit for unit in table() if unit not in there]
     assert changed == [], "their English text has changed: change both in docs/zh/translations.yaml"
 
 
@@ -35,7 +36,8 @@ def test_every_chinese_page_is_made_and_leads_to_the_english_one():
     made = pages(texts())
     assert made.keys() == set(PAGES.values())
     assert "[English](../install.md)" in made["zh/install.md"]
-    assert "](../first-run.md)" in made["zh/install.md"]
+    assert "](first-run.md)" in made["zh/install.md"]
+    assert "](../launching-at-scale.md)" in made["zh/troubleshooting.md"]
 
 
 def test_the_number_of_features_changes_without_a_new_translation():
@@ -46,7 +48,7 @@ def test_the_number_of_features_changes_without_a_new_translation():
 
 
 def test_code_names_and_links_stay_and_prose_is_translated(monkeypatch):
-    monkeypatch.setattr("tools.docs.chinese.PAGES", {"a.md": "zh/a.md", "b.md": "zh/b.md"})
+    monkeypatch.setattr("mindspeed.workbench.pages.chinese.PAGES", {"a.md": "zh/a.md", "b.md": "zh/b.md"})
     text = (
         "# Title\n\n<!-- transcript: x -->\n```\n$ run it\n\n| no table |\n```\n<!-- end -->\n"
         "One line,\nand [two](b.md#x) or [b](b.md).\n\n"
@@ -68,9 +70,9 @@ def test_code_names_and_links_stay_and_prose_is_translated(monkeypatch):
 
 
 def test_a_summary_without_a_translation_stays_english_and_is_named_below_the_list(monkeypatch):
-    monkeypatch.setattr("tools.docs.chinese.PAGES", {DECLARED: "zh/features.md"})
+    monkeypatch.setattr("mindspeed.workbench.pages.chinese.PAGES", {DECLARED: "zh/features.md"})
     known = {"Features": "特性", "Scale the loss": "缩放损失"}
-    monkeypatch.setattr("tools.docs.chinese.translations", lambda: known)
+    monkeypatch.setattr("mindspeed.workbench.pages.chinese.translations", lambda: known)
     rows = "| [a](a.md) | Scale the loss |\n| [b](b.md) | Scale the gradient |\n"
     made = pages({DECLARED: f"# Features\n\n| feature | |\n|---|---|\n{rows}"})["zh/features.md"]
     assert made.splitlines()[6:] == [

@@ -17,11 +17,12 @@ from mindspeed.plugins.discovery import BUILT_IN, Catalog, DiscoveredFeature
 from mindspeed.problems import error_codes
 from mindspeed.registry import catalog
 from mindspeed.workbench.diagnostics import support_matrix
+from mindspeed.workbench.pages import chinese
 from mindspeed.workbench.pages.features import feature_page
 from mindspeed.workbench.pages.operators import forward_only
 from mindspeed.workbench.pages.reference import JOB_FILE, REFERENCE
 from tests import transcripts
-from tools.docs import chinese, site
+from tools.docs import site
 
 ROOT = Path(__file__).resolve().parents[2]
 FEATURES = sorted(row.name for row in catalog().rows if row.distribution == BUILT_IN)

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from mindspeed.plugins.discovery import discover
+from mindspeed.workbench.pages import chinese
 from tests.docs.browser import MISSING, Browser, browser
-from tools.docs import chinese
 from tools.docs.effects_picture import effects_picture, share_of
 from tools.docs.site import MADE, guides, relinked, settings, texts
 

@@ -23,11 +23,12 @@ from mindspeed.cli.docs import reference
 from mindspeed.files.text_files import write_files
 from mindspeed.plugins import Category
 from mindspeed.plugins.discovery import Catalog, discover
+from mindspeed.workbench.pages import chinese
 from mindspeed.workbench.pages.features import feature_page
 from mindspeed.workbench.pictures.drawing import svg
 from mindspeed.workbench.verification.matrix.page import as_json, html, published, summary
 from mindspeed.workbench.verification.matrix.reach import Sources
-from tools.docs import chinese, exposed, migration_guide
+from tools.docs import exposed, migration_guide
 from tools.docs.effects_picture import effects_picture
 from tools.docs.figures import lines_of, pictures_of
 from tools.docs.guards import GUARDS

@@ -15,13 +15,13 @@ from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.fix_values import broken_conditions, with_values
 from mindspeed.engine.resolution.jobs import JobSet
 from mindspeed.engine.resolution.request_merge import LAUNCH
-from mindspeed.engine.resolution.resolution_state import ResolutionState, because
+from mindspeed.engine.resolution.resolution_state import ResolutionState, because, plain_torch_only
 from mindspeed.job.world import UnknownValue, World, size_name
 from mindspeed.plugins.answers import answer
 from mindspeed.plugins.conditions import Condition, ConditionError, Loose, ModelCondition, failure, is_met, texts
 from mindspeed.plugins.constraints import AUTO, Conflicts, RequiresAny, RequiresCapability, RequiresSlot
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.problems import Fix, Fixes, named_in
+from mindspeed.problems import Fix, Fixes, Text, named_in
 
 REFUSED: Final = "refused"
 """The answer of a condition that does not hold in one of several jobs, where nobody reads why."""
@@ -30,13 +30,15 @@ REFUSED: Final = "refused"
 def check_choices(state: ResolutionState) -> None:
     for name, constraint, jobs in state.constraints(RequiresAny):
         if lacking := jobs & ~_union(state.where.get(choice, 0) for choice in constraint.names):
-            text = f"{name} needs one of {', '.join(constraint.names)}{because(constraint.reason)}"
+            reason = because(constraint.reason)
+            text = Text.of("{name} needs one of {names}{because}", name=name, names=", ".join(constraint.names), because=reason)
             state.problem("MS205", text, (name,), tuple(map(Fix.add_feature, constraint.names)), lacking)
     for name, need, jobs in state.constraints(RequiresSlot):
         if lacking := jobs & ~_union(state.holders.get(need.slot, {}).values()):
             if (name, need.slot) in state.decided and getattr(state.args_of(name), need.setting, None) is not None:
                 continue  # a name or auto, whose problem was reported
-            text = f"{name} needs a feature for {need.slot}{because(need.reason)}"
+            reason = because(need.reason)
+            text = Text.of("{name} needs a feature for {slot}{because}", name=name, slot=need.slot, because=reason)
             fix = _ways_to_hold(state, need.slot)
             fix += (Fix.give_setting(f"{name}.{need.setting}", AUTO),) if need.setting else ()
             state.problem("MS205", text, (name,), fix + need.fix, lacking)
@@ -54,8 +56,9 @@ def check_slots(state: ResolutionState) -> None:
     for slot, holders in sorted(state.holders.items()):
         names, shared = list(holders), _shared(holders.values())
         if shared:
-            every = "both" if len(names) == 2 else "all"
-            text = f"{_listing(names)} {every} hold the slot {slot}, a role that only one feature can have"
+            text = Text.of(
+                "{names} hold the slot {slot}, a role that only one feature can have", names=_listing(names), slot=slot
+            )
             state.problem("MS203", text, tuple(names), _ways_out(names), shared)
 
 
@@ -67,7 +70,8 @@ def check_conflicts(state: ResolutionState) -> None:
                 continue
             names = tuple(sorted((name, other)))
             if not state.is_single or names not in [problem.features for problem in state.problems if problem.code == "MS202"]:
-                text = f"{names[0]} conflicts with {names[1]}{because(constraint.reason)}"
+                reason = because(constraint.reason)
+                text = Text.of("{one} conflicts with {other}{because}", one=names[0], other=names[1], because=reason)
                 state.problem("MS202", text, names, _ways_out(names), both)
 
 
@@ -76,12 +80,18 @@ def check_capabilities(state: ResolutionState) -> None:
         for holder, where in state.holders.get(need.slot, {}).items():
             both = jobs & where
             if both and holder != name and need.capability not in state.specs[holder].provides:
-                text = f"{holder} does not support {need.capability.replace('-', ' ')}, which {name} needs"
+                text = Text.of(
+                    "{holder} does not support {capability}, which {name} needs{because}",
+                    holder=holder,
+                    capability=need.capability.replace("-", " "),
+                    name=name,
+                    because=because(need.reason),
+                )
                 others = [n for n in state.holders_known(need.slot) if need.capability in state.specs[n].provides]
                 removal = state.removal(holder)
                 fix: Fixes = tuple(Fix.together((removal, Fix.add_feature(other))) for other in others)
                 fix += _ways_out((name, holder))
-                state.problem("MS202", text + because(need.reason), (name, holder), fix, both)
+                state.problem("MS202", text, (name, holder), fix, both)
 
 
 def _union(sets: Iterable[JobSet]) -> JobSet:
@@ -130,7 +140,7 @@ def _remainder(state: ResolutionState) -> tuple[str, Fixes]:
         if (size := getattr(world, name)) > 1 and world.world_size % (layout // size) == 0
     )
     fix = (way, *(tuple(smaller) or _smaller_layout(world)))
-    return f"world size {world.world_size} is not a multiple of {factors}", fix
+    return Text.of("world size {ranks} is not a multiple of {factors}", ranks=world.world_size, factors=factors), fix
 
 
 def _smaller_layout(world: World) -> Fixes:
@@ -151,8 +161,15 @@ def check_given_fields(state: ResolutionState) -> None:
     for name in sorted(state.catalog.describing.intersection(state.active)):
         for found, jobs in state.contradictions(name):
             for field, value in found:
-                text = f"{name} sets {field} to {value}, but {state.merged.world[field].value} is given"
-                fix = (Fix.drop_field(field, state.merged.world[field].source), Fix.remove_feature(name))
+                given = state.merged.world[field]
+                text = Text.of(
+                    "{name} sets {field} to {value}, but {given} is given",
+                    name=name,
+                    field=field,
+                    value=value,
+                    given=given.value,
+                )
+                fix = (Fix.drop_field(field, given.source), Fix.remove_feature(name))
                 state.problem("MS304", text, (name,), fix, jobs & state.where[name], (field,))
 
 
@@ -161,11 +178,18 @@ def check_platforms(state: ResolutionState) -> None:
     for name in state.active:
         spec = state.specs[name]
         if spec.platforms and platform not in spec.platforms:
-            text = f"{name} does not run on {platform}, only on {', '.join(sorted(spec.platforms))}"
+            others = ", ".join(sorted(spec.platforms))
+            text = Text.of("{name} does not run on {platform}, only on {others}", name=name, platform=platform, others=others)
             state.problem("MS208", text, (name,), Fix.remove_feature(name), state.where[name])
         if spec.megatron and state.world.knows("megatron") and not version_in(state.world.megatron, spec.megatron):
-            text = f"{name} needs megatron-core {spec.megatron}, but the version is {state.world.megatron}"
-            fix = (Fix.advise(f"install megatron-core {spec.megatron}"), Fix.remove_feature(name))
+            version = state.world.megatron
+            text = Text.of(
+                "{name} needs megatron-core {range}, but the version is {version}",
+                name=name,
+                range=spec.megatron,
+                version=version,
+            )
+            fix = (Fix.advise(Text.of("install megatron-core {range}", range=spec.megatron)), Fix.remove_feature(name))
             state.problem("MS208", text, (name,), fix, state.where[name])
 
 
@@ -181,23 +205,25 @@ def check_operators(state: ResolutionState) -> None:
         missing = [op for op in state.specs[name].ops if not state.runs(op, platform)]
         if not missing:
             continue
-        text = f"{', '.join(missing)} has only a plain-torch reference on {platform}"
+        text = plain_torch_only(missing, platform)
         requested = state.where[name] & ~state.by_level_one.get(name, 0)
         if state.merged.strict and requested:
             fix = Fix.advise("mindspeed ops build, or see mindspeed ops list for the cause")
-            state.problem("MS515", f"{name}: {text}", (name,), fix, requested)
+            state.problem("MS515", Text.of("{name}: {text}", name=name, text=text), (name,), fix, requested)
         else:
-            state.note("note", name, f"{text}, which is slower; mindspeed ops list shows why")
+            state.note("note", name, Text.of("{text}, which is slower; mindspeed ops list shows why", text=text))
 
 
 def add_notes(state: ResolutionState) -> None:
     """Add a row for every condition that only a live model can decide, every active feature whose parallel size is 1, and
     every sentence that an active feature says about its settings; none where a value is not known."""
     for name, condition, _ in state.constraints(ModelCondition):
-        state.note("at-build", name, f"checked when the model is built: {condition.message}")
+        requirement = Text.plain(condition.message)
+        state.note("at-build", name, Text.of("checked when the model is built: {requirement}", requirement=requirement))
     for name in state.names:
         if name in state.active and (size := state.specs[name].idle_size(state.world)):
-            state.note("note", name, f"the {size_name(size)} is 1, so {name} changes nothing")
+            text = Text.of("the {size} is 1, so {name} changes nothing", size=Text.plain(size_name(size)), name=name)
+            state.note("note", name, text)
     for name in sorted(state.catalog.noting.intersection(state.active)):
         feature, args = state.catalog.feature(name), state.args_of(name)
         if args is None:
@@ -253,7 +279,8 @@ def _report(state: ResolutionState, name: str, condition: Condition, said: Any, 
         names = (name, condition.of) if condition.of else (name,)
         fix = said.fix if state.suggestions == "none" else with_values(state, name, condition, said.fix)
         about = (*_named(name, condition), *named_in(said.fix))
-        state.problem("MS304", f"{name}: {said.message}", names, fix, jobs, about, condition.name)
+        text = Text.of("{name}: {text}", name=name, text=said.message)
+        state.problem("MS304", text, names, fix, jobs, about, condition.name)
     else:
         state.note("warning" if condition.otherwise == "warn" else "note", name, said.message)
 
@@ -271,5 +298,6 @@ def _named(name: str, condition: Condition) -> Iterator[str]:
             yield f"{owners[owner]}{attribute}"
 
 
-def _listing(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+def _listing(names: Sequence[str]) -> Text:
+    others = ", ".join(names[:-1])
+    return Text.of("{names} and {last} both" if len(names) == 2 else "{names} and {last} all", names=others, last=names[-1])

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 
 from mindspeed.engine.resolution.jobs import JobSet
 from mindspeed.engine.resolution.planned_feature import Reason, ReasonKind
-from mindspeed.engine.resolution.resolution_state import ResolutionState, because
+from mindspeed.engine.resolution.resolution_state import ResolutionState, because, plain_torch_only
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.engine.resolution.slot_selection import Root
 from mindspeed.plugins import Conflicts, FeatureSpec, UnknownValue, World
 from mindspeed.plugins.conditions import ConditionError, obstacle
+from mindspeed.problems import Text
 
 
 def level_one(state: ResolutionState) -> Iterator[Root]:
@@ -31,17 +32,17 @@ def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> Iterable[
     reason = ""
     if name in state.merged.without:
         layer = state.merged.without[name]
-        reason = f"removed by {layer.source if layer.option else '--without'}"
+        reason = Text.of("removed by {source}", source=layer.source if layer.option else "--without")
     elif spec.platforms and platform not in spec.platforms:
-        reason = f"not for {platform}"
+        reason = Text.of("not for {platform}", platform=platform)
     elif spec.numerics.claim not in ("exact", "reordered"):
-        reason = f"its results are not bitwise equal: {spec.numerics.claim}"
+        reason = Text.of("its results are not bitwise equal: {claim}", claim=spec.numerics.claim)
     elif missing := [op for op in spec.ops if not state.has_variant(op, platform)]:
-        reason = f"{', '.join(missing)} has only a plain-torch reference on {platform}"
+        reason = plain_torch_only(missing, platform)
     elif slower := state.slower_operators(name):
         reason = slower
     elif state.args_of(name) is None:
-        reason = "its settings are invalid"
+        reason = Text.of("its settings are invalid")
     return ((reason, state.scope),) if reason else refusals(state, name)
 
 
@@ -62,7 +63,7 @@ def refusals(state: ResolutionState, name: str, selecting: bool = False) -> Iter
             if found := obstacle(constraints, name, state.args_in(name, args, world), world):
                 return found.message
         except UnknownValue as unknown:
-            return f"it depends on {flag(unknown.field)}, which is not set"
+            return Text.of("it depends on {option}, which is not set", option=flag(unknown.field))
         except ConditionError as error:
             return f"a condition of it {error}"
         return ""
@@ -101,14 +102,14 @@ def leave_out_excluded(state: ResolutionState) -> None:
         for constraint in state.specs[name].constraints:
             if isinstance(constraint, Conflicts) and optional.get(constraint.name):
                 here = jobs & optional[constraint.name] & state.holds(name, constraint)
-                _leave_out(
-                    state, optional, constraint.name, here, f"{name} conflicts with it{because(constraint.reason)}", name
-                )
+                text = Text.of("{name} conflicts with it{because}", name=name, because=because(constraint.reason))
+                _leave_out(state, optional, constraint.name, here, text, name)
     for name, jobs in list(optional.items()):
         for constraint in state.specs[name].constraints:
             if isinstance(constraint, Conflicts) and constraint.name in decided:
                 here = jobs & decided[constraint.name] & state.holds(name, constraint)
-                text = f"it conflicts with {constraint.name}{because(constraint.reason)}"
+                reason = because(constraint.reason)
+                text = Text.of("it conflicts with {name}{because}", name=constraint.name, because=reason)
                 _leave_out(state, optional, name, here, text, constraint.name)
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mindspeed.job.world import size_name
-from mindspeed.problems import CommandLine, on_command_line
+from mindspeed.problems import CommandLine, Text, marked, on_command_line
+
+DEFAULT: Final = marked("default")
+"""The source of a value that nobody gave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +47,15 @@ class ReasonKind(str, Enum):
 
 
 _SENTENCES: Mapping[ReasonKind, str] = {
-    ReasonKind.REQUESTED: "requested",
-    ReasonKind.ARGUMENT: "requested by {source}",
-    ReasonKind.REQUIRED: "required by {by}",
-    ReasonKind.SIZE: "the {size} is {value}",
+    ReasonKind.REQUESTED: marked("requested"),
+    ReasonKind.ARGUMENT: marked("requested by {source}"),
+    ReasonKind.REQUIRED: marked("required by {by}"),
+    ReasonKind.SIZE: marked("the {size} is {value}"),
     ReasonKind.FIELD: "{note}",
-    ReasonKind.LEVEL_ONE: "switched on by optimization level 1",
-    ReasonKind.NAMED: "{by}.{name} ({source}) names it",
-    ReasonKind.CHOSEN: "{by}.{name} is auto ({source}), and it {note}",
-    ReasonKind.EVERY_PLAN: "part of every plan",
+    ReasonKind.LEVEL_ONE: marked("switched on by optimization level 1"),
+    ReasonKind.NAMED: marked("{by}.{name} ({source}) names it"),
+    ReasonKind.CHOSEN: marked("{by}.{name} is auto ({source}), and it {note}"),
+    ReasonKind.EVERY_PLAN: marked("part of every plan"),
 }
 
 
@@ -72,15 +75,23 @@ class Reason(NamedTuple):
     source: str = ""
     note: str = ""
 
+    @property
+    def sentence(self) -> Text:
+        """The reason as a sentence."""
+        note = Text.plain(self.note)
+        size = Text.plain(size_name(self.name)) if self.kind is ReasonKind.SIZE else ""
+        sentence = Text.filled(_SENTENCES[self.kind], self._asdict() | {"size": size, "note": note})
+        if self.kind is not ReasonKind.REQUIRED or not self.note:
+            return sentence
+        return Text.of("{sentence}, because {note}", sentence=sentence, note=note)
+
     def __str__(self) -> str:
-        words = self._asdict() | {"size": size_name(self.name) if self.kind is ReasonKind.SIZE else ""}
-        sentence = _SENTENCES[self.kind].format_map(words)
-        return f"{sentence}, because {self.note}" if self.kind is ReasonKind.REQUIRED and self.note else sentence
+        return str(self.sentence)
 
     @property
-    def line(self) -> str:
+    def line(self) -> Text:
         """The sentence behind the name of the feature."""
-        return f"{self.feature}: {self}"
+        return Text.of("{name}: {text}", name=self.feature, text=self.sentence)
 
 
 class PlannedFeature(NamedTuple):
@@ -123,7 +134,12 @@ class PlanNote:
 
     def line(self, words: CommandLine = on_command_line) -> str:
         """Return the text, with the options that an audience gives to have it checked."""
-        return f"{self.text}; give {', '.join(map(words.option, self.fields))}" if self.fields else self.text
+        text = words.translate(self.text)
+        return (
+            words.say("{text}; give {options}", text=text, options=", ".join(map(words.option, self.fields)))
+            if self.fields
+            else text
+        )
 
     def to_json(self) -> dict[str, Any]:
         fields = {"fields": list(self.fields)} if self.fields else {}

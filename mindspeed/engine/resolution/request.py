@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.variables import unknown_variables, value_problems
-from mindspeed.problems import Fix, MindSpeedError, Problem, ResolutionError, brief, near_names, suggestion
+from mindspeed.problems import Fix, MindSpeedError, Problem, ResolutionError, brief, marked, near_names, suggestion
 
 MEGATRON_DEFAULTS: Final = "Megatron's defaults"
 """Source of values that are only defaults of Megatron-LM's parser."""
@@ -61,7 +61,7 @@ def job_from_data(data: Any, where: str) -> JobFile:
         data, problems = _with_spelled_names(data, where)
     if problems:
         raise ResolutionError(problems)
-    return JobFile(_layer(data, "job file"), data.get("train") or {})
+    return JobFile(_layer(data, marked("job file")), data.get("train") or {})
 
 
 def spelled(name: str) -> str:

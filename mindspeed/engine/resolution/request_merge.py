@@ -13,7 +13,7 @@ from mindspeed.job.fact import MOST, Field
 from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import FIELDS, World, size_name
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems import Fix, GivenValue, Problem, brief, near_names, renames
+from mindspeed.problems import Fix, GivenValue, Problem, Text, brief, near_names, renames
 
 Settings = dict[str, dict[str, Value]]
 LAUNCH: Final = "WORLD_SIZE"
@@ -198,25 +198,48 @@ def _typed_world(layer: Layer, overridden: Collection[str], problems: list[Probl
             continue
         if name not in FIELDS:
             fix = renames(name, near_names(name, FIELDS)) or (Fix.drop_field(name, layer.source),)
-            problems.append(Problem("MS301", f"{name!r} is not a size or model option of a job", where=layer.source, fix=fix))
+            problems.append(
+                Problem(
+                    "MS301", Text.of("{name!r} is not a size or model option of a job", name=name), where=layer.source, fix=fix
+                )
+            )
             continue
         field, told = FIELDS[name], [] if name in overridden else problems
-        typed = field.typed(value)
+        typed, meaning = field.typed(value), Text.plain(field.meaning)
         facts = (_given(name, value, layer),)
         if typed is None:
-            text = f"{name} ({field.meaning}) is {brief(value)}, not {_KINDS[field.kind]}"
+            text = Text.of(
+                "{name} ({meaning}) is {value}, not {kind}",
+                name=name,
+                meaning=meaning,
+                value=brief(value),
+                kind=Text.plain(_KINDS[field.kind]),
+            )
             told.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, _example(field)), facts=facts))
         elif field.least is not None and not typed >= field.least:  # also not a number
-            text = f"{name} is {value}, which is less than {field.least} ({field.meaning})"
+            text = Text.of(
+                "{name} is {value}, which is less than {least} ({meaning})",
+                name=name,
+                value=value,
+                least=field.least,
+                meaning=meaning,
+            )
             told.append(
                 Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, field.least, or_more=True), facts=facts)
             )
         elif field.kind is int and typed > MOST:
-            text = f"{name} is {brief(value)}, which is greater than {MOST} ({field.meaning})"
+            text = Text.of(
+                "{name} is {value}, which is greater than {most} ({meaning})",
+                name=name,
+                value=brief(value),
+                most=MOST,
+                meaning=meaning,
+            )
             told.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, _example(field)), facts=facts))
         elif field.words and typed not in field.words:
             near = near_names(typed, field.words, number=1) or list(field.words)
-            text = f"{name} is {brief(value)}, which is not one of {', '.join(field.words)}"
+            words = ", ".join(field.words)
+            text = Text.of("{name} is {value}, which is not one of {words}", name=name, value=brief(value), words=words)
             told.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, near[0]), facts=facts))
         else:
             world[name] = typed

@@ -20,7 +20,7 @@ from mindspeed.plugins.conditions import Condition, ConditionError, Predicate, i
 from mindspeed.plugins.constraints import Relation, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
 from mindspeed.plugins.feature import Feature, FeatureArgs
-from mindspeed.problems import Fix, Fixes, GivenValue, Problem, advice, named_in, renames
+from mindspeed.problems import Fix, Fixes, GivenValue, Problem, Text, advice, named_in, renames
 
 
 def possible_fix(steps: Fixes, world: World) -> Fixes:
@@ -55,9 +55,16 @@ Suggestions = Literal["none", "declared", "also removals"]
 """Fixes that problems of features get: the declared ones, and with them the removal of each feature at fault."""
 
 
-def because(reason: str) -> str:
+def because(reason: str) -> Text:
     """The reason of a constraint as the end of a sentence; empty without one."""
-    return f", because {reason}" if reason else ""
+    return Text.of(", because {reason}", reason=Text.plain(reason)) if reason else Text.plain("")
+
+
+def plain_torch_only(operators: Iterable[str], platform: str) -> Text:
+    """Return that operators have no variant on a platform."""
+    return Text.of(
+        "{operators} has only a plain-torch reference on {platform}", operators=", ".join(operators), platform=platform
+    )
 
 
 class ResolutionState:
@@ -143,7 +150,10 @@ class ResolutionState:
             return False
         fix = renames(name, self.catalog.near(name)) or advice("mindspeed features list shows every name")
         if not any(problem.code == "MS201" and problem.features == (name,) for problem in self.problems):
-            self.report(Problem("MS201", f"the feature {name!r} does not exist", (name,), where=source, fix=fix), self.scope)
+            self.report(
+                Problem("MS201", Text.of("the feature {name!r} does not exist", name=name), (name,), where=source, fix=fix),
+                self.scope,
+            )
         return False
 
     # settings
@@ -196,8 +206,15 @@ class ResolutionState:
                 self.merged.settings.setdefault(needed, {})[key] = Value(value, f"required by {name}", old, required_by=name)
                 self.args.pop(needed, None)
             elif given.value != value:
-                text = f"{name} requires {needed}.{key}={value}{because(constraint.reason)}"
-                text = f"{text}, but it is {given.value} ({given.source})"
+                text = Text.of(
+                    "{name} requires {setting}={value}{because}, but it is {given} ({source})",
+                    name=name,
+                    setting=f"{needed}.{key}",
+                    value=value,
+                    because=because(constraint.reason),
+                    given=given.value,
+                    source=given.source,
+                )
                 fix: Fixes = (Fix.give_setting(f"{needed}.{key}", value), Fix.remove_feature(name))
                 if other := given.required_by:
                     fix = (Fix.remove_feature(name), Fix.remove_feature(other))
@@ -424,10 +441,11 @@ class ResolutionState:
     def not_checked(self, name: str, field: str, what: str, jobs: JobSet) -> None:
         """Add a row, or under strict a problem, for a check that needs a value that is not set."""
         if self.merged.strict:
-            text = f"{name}: {field} is not set, so this cannot be checked: {what!r}"
+            text = Text.of("{name}: {field} is not set, so this cannot be checked: '{what}'", name=name, field=field, what=what)
             self.problem("MS307", text, (name,), Fix.give_field(field), jobs)
         else:
-            row = PlanNote("not-checked", name, f"{what!r} depends on {field}", (field,))
+            text = Text.of("'{what}' depends on {field}", what=what, field=field)
+            row = PlanNote("not-checked", name, text, (field,))
             self.rows += [row] if self.is_single and row not in self.rows else []
 
     def possible(self, fixes: Fixes) -> Fixes:

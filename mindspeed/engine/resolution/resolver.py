@@ -31,7 +31,7 @@ from mindspeed.engine.resolution.slot_selection import Root, select_holders
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, World, size_name
 from mindspeed.plugins import After, Before, Feature, FeatureArgs, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
-from mindspeed.problems import Fix, Fixes, Problem, suggestion
+from mindspeed.problems import Fix, Fixes, Problem, Text, suggestion
 from mindspeed.process.gc_pause import collector_paused
 
 
@@ -160,14 +160,22 @@ def _roots(state: ResolutionState) -> Iterator[Root]:
         if name in state.merged.disabled:
             continue
         if name in state.merged.without:
-            text = f"{name} is requested ({layer.source}) and removed ({state.merged.without[name].source})"
+            removal = state.merged.without[name].source
+            text = Text.of(
+                "{name} is requested ({source}) and removed ({removal})", name=name, source=layer.source, removal=removal
+            )
             option = state.merged.without[name].option
             fix = (Fix.drop_option(option) if option else Fix.keep_feature(name), Fix.remove_feature(name))
             state.report(Problem("MS210", text, (name,), fix=fix), state.scope)
         elif state.known(name, layer.source):
             if state.specs[name].level > state.merged.level:
                 level = state.specs[name].level
-                text = f"{name} has optimization level {level}, but the level of this job is {state.merged.level}"
+                text = Text.of(
+                    "{name} has optimization level {level}, but the level of this job is {allowed}",
+                    name=name,
+                    level=level,
+                    allowed=state.merged.level,
+                )
                 state.report(Problem("MS207", text, (name,), fix=Fix.give_option("--optimization-level", level)), state.scope)
             kind = ReasonKind.ARGUMENT if layer.option else ReasonKind.REQUESTED
             yield name, Reason(name, kind, source=layer.source), state.scope
@@ -175,7 +183,10 @@ def _roots(state: ResolutionState) -> Iterator[Root]:
         if name not in state.merged.requested and name not in state.catalog.not_loaded:
             state.known(name, layer.source)
     for name, layer in state.merged.withdrawn.items():
-        state.note("note", name, f"{layer.source} requests it, but {state.merged.without[name].source} removes it")
+        removal = state.merged.without[name].source
+        state.note(
+            "note", name, Text.of("{source} requests it, but {removal} removes it", source=layer.source, removal=removal)
+        )
     state.rows += _disabled(state)
     yield from _owners_of_sizes(state)
     yield from _followers(state)
@@ -186,8 +197,10 @@ def _disabled(state: ResolutionState) -> Iterator[PlanNote]:
     for name, layer in state.merged.disabled.items():
         if name in state.catalog.names:
             asked = state.merged.requested.get(name)
-            though = f", though requested ({asked.source})" if asked is not None else ""
-            yield PlanNote("disabled", name, f"removed by {layer.source}{though}")
+            text = Text.of("removed by {source}", source=layer.source)
+            if asked is not None:
+                text = Text.of("{removed}, though requested ({source})", removed=text, source=asked.source)
+            yield PlanNote("disabled", name, text)
         else:
             fix = suggestion(state.catalog.near(name), "mindspeed features list shows every name")
             yield PlanNote("warning", name, f"{layer.source} names {name}, which is not a feature; {fix}")
@@ -228,16 +241,16 @@ def _size_in(size: str, world: World) -> int:
 
 def _size_problem(state: ResolutionState, size: str, value: int, owner: str) -> Problem:
     """The problem of a size above one whose feature is removed or not installed."""
-    said = f"the {size_name(size)} is {value}"
+    said = Text.of("the {size} is {value}", size=Text.plain(size_name(size)), value=value)
     if removal := state.merged.removal(owner):
         code, source = removal
         way = Fix.advise(f"leave {owner} on") if code == "MS211" else Fix.keep_feature(owner)
-        text = f"{said}, but {source} removes {owner}, which provides it"
+        text = Text.of("{said}, but {source} removes {owner}, which provides it", said=said, source=source, owner=owner)
         return Problem(code, text, (owner,), fix=(Fix.give_field(size, 1), way), facts=state.facts(size))
     fix: Fixes = (Fix.give_field(size, 1),)
-    text = f"{said}, but no installed feature provides this parallelism"
+    text = Text.of("{said}, but no installed feature provides this parallelism", said=said)
     if state.catalog.not_loaded:
-        text = f"{said}, but no feature that is built in or named in the request provides this parallelism"
+        text = Text.of("{said}, but no feature that is built in or named in the request provides this parallelism", said=said)
         fix += (Fix.advise("request the feature of an installed package that provides this parallelism"),)
     return Problem("MS209", text, fix=fix, facts=state.facts(size))
 
@@ -285,13 +298,14 @@ def _propagate(state: ResolutionState, roots: Iterator[Root]) -> None:
 def _report_requirement(state: ResolutionState, name: str, constraint: Requires, missing: JobSet) -> None:
     """Report a requirement that the request removes, or that strict does not let in."""
     needed = constraint.name
-    text = f"{name} requires {needed}{because(constraint.reason)}"
+    text = Text.of("{name} requires {needed}{because}", name=name, needed=needed, because=because(constraint.reason))
     if removal := state.merged.removal(needed):
         code, source = removal
         fix: Fixes = (Fix.keep_feature(needed), Fix.remove_feature(name))
         if code == "MS211":
             fix = (Fix.advise(f"also disable {name}, or keep {needed} enabled"),)
-        state.problem(code, f"{text}, and {source} removes {needed}", (name, needed), fix, missing)
+        text = Text.of("{text}, and {source} removes {needed}", text=text, source=source, needed=needed)
+        state.problem(code, text, (name, needed), fix, missing)
     else:
         state.problem("MS204", text, (name, needed), (Fix.add_feature(needed), Fix.drop_option("--strict")), missing)
 
@@ -309,7 +323,7 @@ def _report_idle_settings(state: ResolutionState) -> None:
         idle = [key for key, value in fields.items() if not (key in owned and value.value == 1)]
         if name not in state.active and idle:
             state.args_of(name)
-            state.note("note", name, f"settings are given ({sources}), but the feature is not active")
+            state.note("note", name, Text.of("settings are given ({sources}), but the feature is not active", sources=sources))
 
 
 def _order(state: ResolutionState) -> list[str]:
@@ -319,7 +333,7 @@ def _order(state: ResolutionState) -> list[str]:
         if jobs not in (0, state.scope):
             raise NotUniform(jobs)
         steps = tuple(_step(state, first, second) for first, second in pairwise(cycle))
-        text = f"the declared order of these features contradicts itself: {' before '.join(cycle)}"
+        text = Text.of("the declared order of these features contradicts itself: {cycle}", cycle=" before ".join(cycle))
         state.report(
             Problem("MS206", text, tuple(cycle[:-1]), steps, fix=tuple(dict.fromkeys(map(state.removal, cycle[:-1])))), jobs
         )

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from mindspeed.engine.resolution.planned_feature import Value
+from mindspeed.engine.resolution.planned_feature import DEFAULT, Value
 from mindspeed.engine.resolution.request_merge import Settings
 from mindspeed.job.fact import MOST
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.problems import Fix, Fixes, GivenValue, Problem, brief, filled, named_in, near_names, renames
+from mindspeed.problems import Fix, Fixes, GivenValue, Problem, Text, brief, filled, named_in, near_names, renames
 
 
 class Arguments:
@@ -51,7 +51,7 @@ class Arguments:
         if not given and model in self._default_settings:
             return self._default_settings[model]
         settings = {
-            key: Value(value, given[key].source, given[key].overrode) if given and key in given else Value(value, "default")
+            key: Value(value, given[key].source, given[key].overrode) if given and key in given else Value(value, DEFAULT)
             for key, value in args.model_dump(mode="json").items()
         }
         if not given:
@@ -67,10 +67,12 @@ class Arguments:
         if detail["type"] == "extra_forbidden":
             near = near_names(key, fields) or list(fields)
             fix = renames(f"{name}.{key}", [f"{name}.{field}" for field in near]) or (Fix.drop_setting(f"{name}.{key}"),)
-            return Problem("MS301", f"{name} has no setting {key!r}", (name,), (), where, fix, facts)
+            return Problem(
+                "MS301", Text.of("{name} has no setting {key!r}", name=name, key=key), (name,), (), where, fix, facts
+            )
         if detail["type"] == "missing":
             value = Fix.give_setting(f"{name}.{key}", accepted_value(fields[key]))
-            return Problem("MS301", f"{name} needs the setting {key}", (name,), fix=value)
+            return Problem("MS301", Text.of("{name} needs the setting {key}", name=name, key=key), (name,), fix=value)
         error = detail.get("ctx", {}).get("error", detail["msg"])  # a validator's own, or the sentence of pydantic
         own_fix = filled(getattr(error, "fix", ()), name, str)
         if not key:

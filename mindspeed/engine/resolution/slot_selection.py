@@ -11,7 +11,7 @@ from functools import partial
 
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.jobs import JobSet, NotUniform
-from mindspeed.engine.resolution.planned_feature import Reason, ReasonKind
+from mindspeed.engine.resolution.planned_feature import DEFAULT, Reason, ReasonKind
 from mindspeed.engine.resolution.resolution_state import ResolutionState
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.job.world import UnknownValue, World
@@ -195,7 +195,7 @@ def _holders(state: ResolutionState, slot: str) -> dict[str, JobSet]:
 def _setting(state: ResolutionState, name: str, need: RequiresSlot) -> tuple[str, str]:
     """The setting that chooses, and where its value is from."""
     given = state.merged.settings.get(name, {}).get(need.setting)
-    return f"{name}.{need.setting}", given.source if given is not None else "default"
+    return f"{name}.{need.setting}", given.source if given is not None else DEFAULT
 
 
 def _line(candidate: Candidate) -> str:

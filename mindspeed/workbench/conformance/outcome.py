@@ -8,6 +8,9 @@ from typing import Final, Literal
 MOST: Final = 10
 """Mistakes of a check that are listed."""
 
+TODO: Final = "TODO:"
+"""Beginning of the texts that ``mindspeed features new`` leaves to the author."""
+
 OutcomeState = Literal["ok", "failed", "not run"]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -27,7 +29,7 @@ from mindspeed.problems import ResolutionError
 from mindspeed.registry import catalog
 from mindspeed.workbench.conformance.application import CHECKS as APPLIED
 from mindspeed.workbench.conformance.application import application, import_cost
-from mindspeed.workbench.conformance.outcome import Outcome, judged
+from mindspeed.workbench.conformance.outcome import TODO, Outcome, judged
 from mindspeed.workbench.conformance.subjects import Subject, rows_of, subjects
 from mindspeed.workbench.diagnostics import doctor
 from mindspeed.workbench.verification.case import VerificationCase, build_case
@@ -87,6 +89,7 @@ def metadata(subject: Subject) -> Outcome:
         wrong.append(f"the summary, its first line, is {len(summary)} characters long, not 1 to {LONGEST_SUMMARY}")
     if spec.numerics.claim != "exact" and not spec.numerics.reason:
         wrong.append(f"the numerics are {spec.numerics.claim}, but no reason is given")
+    wrong += _unwritten_texts(subject.feature)
     wrong += _unmarked_hooks(subject.feature)
     wrong += [f"the {type(c).__name__} has no reason" for c in spec.constraints if getattr(c, "reason", "-") == ""]
     wrong += [f"the condition {c.name} at {c.where} has no docstring" for c in conditions(spec.constraints) if not c.about]
@@ -99,6 +102,19 @@ def metadata(subject: Subject) -> Outcome:
             wrong.append(error.problems[0].message)
     count = len(spec.constraints)
     return judged(name, "metadata", wrong, f"{count} constraint{'s' if count != 1 else ''}, all on known names; hooks match")
+
+
+def _unwritten_texts(feature: type[ms.Feature[Any]]) -> Iterator[str]:
+    """Yield each text of the template that nobody has replaced."""
+    if feature.summary().startswith(TODO):
+        yield f"the summary is that of the template: {feature.summary()}"
+    for key, field in feature.Args.model_fields.items():
+        if (field.description or "").startswith(TODO):
+            yield f"the description of the setting {key} is that of the template: {field.description}"
+    readme = Path(inspect.getfile(feature)).with_name("README.md")
+    for line in readme.read_text(encoding="utf-8").splitlines() if readme.is_file() else ():
+        if TODO in line:
+            yield f"README.md has a line of the template: {line}"
 
 
 def _unmarked_hooks(feature: type[ms.Feature[Any]]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from mindspeed.problems import Text, marked
 from mindspeed.workbench.diagnostics.finding import Finding
 
 TOOLKITS: Final = ("usr/local/Ascend/cann", "usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/nnae/latest")
@@ -72,27 +73,33 @@ def _driver(machine: AscendHost, absent: str) -> Iterator[Finding]:
         if version:
             yield Finding(f"ascend {layer}", f"{version} ({file})")
         else:
-            fix = f"install the {layer} of this card as root; in a container, mount {file}"
-            yield Finding(f"ascend {layer}", f"{file} contains no version", absent if layer == "driver" else "warning", fix)
+            fix = Text.of("install the {layer} of this card as root; in a container, mount {file}", layer=layer, file=file)
+            yield Finding(
+                f"ascend {layer}",
+                Text.of("{file} contains no version", file=file),
+                absent if layer == "driver" else "warning",
+                fix,
+            )
 
 
 def _npu_smi(machine: AscendHost, absent: str) -> Finding:
     tool = shutil.which("npu-smi", path=machine.environ.get("PATH", os.defpath))
     if tool is None:
-        fix = "npu-smi is part of the driver; in a container, mount /usr/local/bin/npu-smi"
-        return Finding("npu-smi", "not found", "warning", fix)
+        fix = marked("npu-smi is part of the driver; in a container, mount /usr/local/bin/npu-smi")
+        return Finding("npu-smi", marked("not found"), "warning", fix)
     environ = dict(machine.environ)
     try:
         done = subprocess.run([tool, "info"], capture_output=True, text=True, check=False, timeout=SECONDS, env=environ)
     except (OSError, subprocess.TimeoutExpired) as error:
-        why = f"no output within {SECONDS} seconds" if isinstance(error, subprocess.TimeoutExpired) else str(error)
-        fix = "reinstall the driver, or reboot after its installation"
-        return Finding("npu-smi", f"{tool} does not run: {why}", absent, fix)
+        is_late = isinstance(error, subprocess.TimeoutExpired)
+        why = Text.of("no output within {seconds} seconds", seconds=SECONDS) if is_late else str(error)
+        fix = marked("reinstall the driver, or reboot after its installation")
+        return Finding("npu-smi", Text.of("{tool} does not run: {reason}", tool=tool, reason=why), absent, fix)
     lines = (line.strip(" |") for line in (done.stdout + done.stderr).splitlines() if line.strip(" +-=|"))
     said = next(lines, "nothing")
     if done.returncode:
-        fix = "the versions of driver and firmware must match, and the user must be in the group HwHiAiUser"
-        return Finding("npu-smi", f"ends with status {done.returncode}: {said}", absent, fix)
+        fix = marked("the versions of driver and firmware must match, and the user must be in the group HwHiAiUser")
+        return Finding("npu-smi", Text.of("ends with status {status}: {text}", status=done.returncode, text=said), absent, fix)
     return Finding("npu-smi", said)
 
 
@@ -104,11 +111,12 @@ def _toolkit_folder(machine: AscendHost) -> Path | None:
 
 def _toolkit(folder: Path | None, absent: str) -> Finding:
     if folder is None:
-        return Finding("CANN toolkit", "not found", absent, "install Ascend-cann-toolkit for this machine, see docs/ascend.md")
+        fix = marked("install Ascend-cann-toolkit for this machine, see docs/ascend.md")
+        return Finding("CANN toolkit", marked("not found"), absent, fix)
     version = _installed_version(folder, "toolkit")
     if version is None:
-        fix = "this file is missing after an interrupted installation: install the toolkit again"
-        return Finding("CANN toolkit", f"{folder} has no ascend_toolkit_install.info", "warning", fix)
+        fix = marked("this file is missing after an interrupted installation: install the toolkit again")
+        return Finding("CANN toolkit", Text.of("{folder} has no ascend_toolkit_install.info", folder=folder), "warning", fix)
     return Finding("CANN toolkit", f"{version} ({folder})")
 
 
@@ -120,15 +128,24 @@ def _installed_version(folder: Path, package: str) -> str | None:
 
 def _variables(machine: AscendHost, toolkit: Path | None) -> Iterator[Finding]:
     """Environment variables that ``set_env.sh`` of CANN sets."""
-    source = f"source {_set_env(toolkit)}" if toolkit else "install CANN, then source its set_env.sh"
+    source = f"source {_set_env(toolkit)}" if toolkit else Text.of("install CANN, then source its set_env.sh")
     for name in HOME_VARIABLES:
         value = machine.environ.get(name)
         if not value:
-            yield Finding(name, "not set", "warning", f"{source} in this shell and in job scripts")
+            yield Finding(name, marked("not set"), "warning", _in_shell(source))
         elif not (machine.root / value.lstrip("/")).is_dir():
-            yield Finding(name, f"{value} does not exist", "warning", f"source {source} in a new shell")
+            yield Finding(
+                name,
+                Text.of("{value} does not exist", value=value),
+                "warning",
+                Text.of("{command} in a new shell", command=source),
+            )
         else:
             yield Finding(name, value)
+
+
+def _in_shell(command: str) -> Text:
+    return Text.of("{command} in this shell and in job scripts", command=command)
 
 
 def _set_env(folder: Path) -> Path:
@@ -141,8 +158,8 @@ def _kernels(toolkit: Path, absent: str) -> Finding:
     version = _installed_version(toolkit, "ops")
     if chips or version:
         return Finding("CANN kernels", ", ".join(filter(None, (version, *chips))))
-    fix = "install the kernels (ops) package of the toolkit's version for this chip"
-    return Finding("CANN kernels", f"none below {toolkit / 'opp'}", absent, fix)
+    fix = marked("install the kernels (ops) package of the toolkit's version for this chip")
+    return Finding("CANN kernels", Text.of("none below {folder}", folder=toolkit / "opp"), absent, fix)
 
 
 def _nnal(machine: AscendHost) -> Finding:
@@ -151,12 +168,13 @@ def _nnal(machine: AscendHost) -> Finding:
     if value and (machine.root / value.lstrip("/")).is_dir():
         return Finding("NNAL (ATB)", value)
     if value:
-        text = f"ATB_HOME_PATH is {value}, which does not exist"
-        return Finding("NNAL (ATB)", text, "warning", "source NNAL's set_env.sh again")
+        text = Text.of("ATB_HOME_PATH is {value}, which does not exist", value=value)
+        return Finding("NNAL (ATB)", text, "warning", marked("source NNAL's set_env.sh again"))
     if installed.is_dir():
-        fix = f"source {_set_env(installed)} in this shell and in job scripts"
-        return Finding("NNAL (ATB)", f"installed in {installed}, but ATB_HOME_PATH is not set", "warning", fix)
-    return Finding("NNAL (ATB)", "not installed", "optional", "install Ascend-cann-nnal of the toolkit's version")
+        text = Text.of("installed in {folder}, but ATB_HOME_PATH is not set", folder=installed)
+        return Finding("NNAL (ATB)", text, "warning", _in_shell(f"source {_set_env(installed)}"))
+    fix = marked("install Ascend-cann-nnal of the toolkit's version")
+    return Finding("NNAL (ATB)", marked("not installed"), "optional", fix)
 
 
 def _value_in(file: Path, key: str) -> str | None:

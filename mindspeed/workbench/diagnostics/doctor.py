@@ -21,7 +21,7 @@ from mindspeed.ops.availability import CPP, standings
 from mindspeed.ops.compiler import find_compiler
 from mindspeed.ops.instruction_sets import missing
 from mindspeed.plugins.discovery import BUILT_IN, discover
-from mindspeed.problems import Problem
+from mindspeed.problems import Problem, Text, marked
 from mindspeed.workbench.diagnostics import ascend
 from mindspeed.workbench.diagnostics.finding import Finding
 
@@ -50,17 +50,17 @@ def measure_peaks(platform: str) -> dict[str, float]:
 
 INSTALL: Final = "pip install 'mindspeed[train]'"
 PROBE_SECONDS: Final = 120
-_NO_TORCH: Final = Finding("torch", "not installed", "missing", INSTALL)
+_NO_TORCH: Final = Finding("torch", marked("not installed"), "missing", INSTALL)
 NEEDED: Final = {
-    "numpy": "tensors in host memory",
-    "psutil": "saving checkpoints (Megatron hangs without it)",
+    "numpy": marked("tensors in host memory"),
+    "psutil": marked("saving checkpoints (Megatron hangs without it)"),
     "six": "Megatron",
 }
 USEFUL: Final = {
-    "pybind11": "Megatron's data set helpers",
-    "tensorboard": "logging scalars of a run",
-    "matplotlib": "drawing the loss curve",
-    "tokenizers": "reading tokenizer.json files",
+    "pybind11": marked("Megatron's data set helpers"),
+    "tensorboard": marked("logging scalars of a run"),
+    "matplotlib": marked("drawing the loss curve"),
+    "tokenizers": marked("reading tokenizer.json files"),
 }
 
 
@@ -121,29 +121,36 @@ def _torch(answer: dict[str, Any]) -> Iterator[Finding]:
     if find_spec("torch") is None:
         yield _NO_TORCH
     elif "error" in answer:
-        yield Finding("torch", f"cannot be imported: {answer['error']}", "missing", f"reinstall it: {INSTALL}")
+        yield Finding(
+            "torch",
+            Text.of("cannot be imported: {error}", error=answer["error"]),
+            "missing",
+            Text.of("reinstall it: {command}", command=INSTALL),
+        )
     else:
         yield Finding("torch", answer["version"])
-        absent = Finding("gloo", "not in this torch build", "missing", "install a torch build with gloo, as on PyPI")
-        yield Finding("gloo", "available") if answer["gloo"] else absent
+        absent = Finding(
+            "gloo", marked("not in this torch build"), "missing", marked("install a torch build with gloo, as on PyPI")
+        )
+        yield Finding("gloo", marked("available")) if answer["gloo"] else absent
 
 
 def _npu(torch: dict[str, Any]) -> Iterator[Finding]:
     if find_spec("torch_npu") is None:
-        fix = "pip install 'mindspeed[npu]' on a machine with CANN, see docs/ascend.md"
-        yield Finding("torch_npu", "not installed", "optional", fix)
+        fix = marked("pip install 'mindspeed[npu]' on a machine with CANN, see docs/ascend.md")
+        yield Finding("torch_npu", marked("not installed"), "optional", fix)
         return
     answer = probe("import json, torch, torch_npu; print(json.dumps({'version': torch_npu.__version__}))")
     if "error" in answer:
-        fix = "install the torch_npu for this torch version, and source CANN's set_env.sh"
-        yield Finding("torch_npu", f"cannot be imported: {answer['error']}", "warning", fix)
+        fix = marked("install the torch_npu for this torch version, and source CANN's set_env.sh")
+        yield Finding("torch_npu", Text.of("cannot be imported: {error}", error=answer["error"]), "warning", fix)
     elif "version" in torch and _series(answer["version"]) != _series(torch["version"]):
-        text = f"{answer['version']} was built for another torch than {torch['version']}"
+        text = Text.of("{version} was built for another torch than {torch}", version=answer["version"], torch=torch["version"])
         yield Finding("torch_npu", text, "warning", f"pip install torch_npu=={_series(torch['version'])}.*")
     else:
         yield Finding("torch_npu", answer["version"])
     if find_spec("transformer_engine") is not None and find_spec("transformer_engine_torch") is not None:
-        text = "a CUDA build is installed together with torch_npu; Megatron imports it and fails in a search for cuDNN"
+        text = Text.of("a CUDA build is installed together with torch_npu; Megatron imports it and fails in a search for cuDNN")
         yield Finding("transformer_engine", text, "warning", "pip uninstall transformer_engine transformer_engine_torch")
 
 
@@ -156,21 +163,22 @@ def megatron() -> Iterator[Finding]:
     """Every importable copy of megatron-core; the first one wins."""
     copies = megatron_copies()
     if not copies:
-        yield Finding("megatron-core", "not installed", "missing", INSTALL)
+        yield Finding("megatron-core", marked("not installed"), "missing", INSTALL)
     for copy in copies:
-        version = copy.version or "unknown version"
+        version = copy.version or marked("unknown version")
+        found = f"{version} ({copy.root})"
         supported = copy.version is not None and version_in(copy.version, SUPPORTED_MEGATRON)
         if not copy.wins:
-            fix = "remove the other copy from PYTHONPATH or uninstall it, unless you need it"
-            yield Finding("megatron-core", f"{version} ({copy.root}), never imported: the first one is used", "warning", fix)
+            fix = marked("remove the other copy from PYTHONPATH or uninstall it, unless you need it")
+            yield Finding("megatron-core", Text.of("{copy}, never imported: the first one is used", copy=found), "warning", fix)
         elif supported and version in recorded_releases():
-            yield Finding("megatron-core", f"{version} ({copy.root}), a tested release")
+            yield Finding("megatron-core", Text.of("{copy}, a tested release", copy=found))
         elif supported:
             tested = ", ".join(one for one in recorded_releases() if version_in(one, SUPPORTED_MEGATRON))
-            text = f"{version} ({copy.root}), which is not tested; tested releases: {tested}"
+            text = Text.of("{copy}, which is not tested; tested releases: {releases}", copy=found, releases=tested)
             yield Finding("megatron-core", text, "warning", "mindspeed patches drift")
         else:
-            text = f"{version} ({copy.root}) is not supported; supported is {SUPPORTED_MEGATRON}"
+            text = Text.of("{copy} is not supported; supported is {range}", copy=found, range=SUPPORTED_MEGATRON)
             yield Finding("megatron-core", text, "missing", "pip install megatron-core==0.16.1")
     if (mixed := mixed_roots()) is not None:
         yield Finding("megatron", mixed.message, "missing", mixed.fix_text)
@@ -181,45 +189,59 @@ def packages() -> Iterator[Finding]:
     for names, state in ((NEEDED, "missing"), (USEFUL, "optional")):
         for name, purpose in names.items():
             if find_spec(name) is not None:
-                yield Finding(name, installed_version(name) or "unknown version")
+                yield Finding(name, installed_version(name) or marked("unknown version"))
             else:
-                yield Finding(name, f"not installed; it is for {purpose}", state, f"pip install {name}")
+                yield Finding(
+                    name, Text.of("not installed; it is for {purpose}", purpose=Text.of(purpose)), state, f"pip install {name}"
+                )
 
 
 def _devices(torch: dict[str, Any]) -> Iterator[Finding]:
     from mindspeed.platforms import detect
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    yield Finding("cpu", f"{os.cpu_count()} cores, {memory:.0f} GiB memory")
+    yield Finding("cpu", Text.of("{cores} cores, {memory:.0f} GiB memory", cores=os.cpu_count(), memory=memory))
     gpus = torch.get("gpus") or []
-    yield Finding("cuda devices", ", ".join(gpus) or "none", "ok" if gpus else "optional")
+    yield Finding(marked("cuda devices"), ", ".join(gpus) or marked("none"), "ok" if gpus else "optional")
     npus = ascend.AscendHost().devices()
-    yield Finding("npu devices", ", ".join(npus) or "none", "ok" if npus else "optional")
-    yield Finding("platform", f"{detect()} is used unless --platform selects another one")
+    yield Finding(marked("npu devices"), ", ".join(npus) or marked("none"), "ok" if npus else "optional")
+    yield Finding(marked("platform"), Text.of("{platform} is used unless --platform selects another one", platform=detect()))
 
 
 def _operators() -> Iterator[Finding]:
     """The compiler of the C++ operators, and whether they are built for this machine."""
     compiler = find_compiler(os.environ.get("CXX"))
     if compiler is not None:
-        yield Finding("C++ compiler", f"{' '.join(compiler.command)} {compiler.version}")
+        yield Finding(marked("C++ compiler"), f"{' '.join(compiler.command)} {compiler.version}")
     else:
-        text = "not found; C++ operators need it, and use slower plain-torch references without it"
-        yield Finding("C++ compiler", text, "optional", "apt-get install g++, or set CXX")
+        text = marked("not found; C++ operators need it, and use slower plain-torch references without it")
+        yield Finding(marked("C++ compiler"), text, "optional", marked("apt-get install g++, or set CXX"))
     rows = [row for row in standings("cpu") if row.variant == CPP and not missing(row.name)]
     absent = [row for row in rows if row.runs != CPP]
     if absent:
         fix = "mindspeed ops build" if compiler is not None else ""
-        yield Finding("C++ operators", f"{absent[0].reason}, so operators use their plain-torch references", "optional", fix)
+        yield Finding(
+            marked("C++ operators"),
+            Text.of("{reason}, so operators use their plain-torch references", reason=absent[0].reason),
+            "optional",
+            fix,
+        )
     elif rows:
-        yield Finding("C++ operators", f"{len(rows)} are built")
+        yield Finding(marked("C++ operators"), Text.of("{count} are built", count=len(rows)))
 
 
 def _features() -> Iterator[Finding]:
     catalog = discover()
     third = sorted({f"{row.distribution} {row.version}" for row in catalog.usable.values() if row.distribution != BUILT_IN})
-    others = f", some from {', '.join(third)}" if third else ""
-    yield Finding("features", f"{len(catalog.usable)}{others}")
+    yield Finding(
+        marked("features"),
+        Text.of("{count}, some from {packages}" if third else "{count}", count=len(catalog.usable), packages=", ".join(third)),
+    )
     for row in catalog.broken.values():
         if row.problem is not None:
-            yield Finding(row.name, f"{row.problem.code} {row.problem.message}", "warning", row.problem.fix_text)
+            yield Finding(
+                row.name,
+                Text.of("{code} {text}", code=row.problem.code, text=row.problem.message),
+                "warning",
+                row.problem.fix_text,
+            )

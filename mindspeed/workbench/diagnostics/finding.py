@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed.problems import Problem, advice
+from mindspeed.problems import Problem, Text, advice
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Describe a line of the report. ``state`` is ok, missing (training needs it), optional, or warning."""
+    """Describe a line of the report. ``state`` is ok, missing (training needs it), optional, or warning.
+
+    All of them are texts that the catalogue may have.
+    """
 
     subject: str
     value: str
@@ -21,4 +24,5 @@ class Finding:
         if self.state != "missing":
             return None
         code = "MS502" if self.subject.startswith("megatron") else "MS501"
-        return Problem(code, f"{self.subject}: {self.value}", fix=advice(self.fix))
+        text = Text.of("{name}: {text}", name=self.subject, text=self.value)
+        return Problem(code, text, fix=advice(self.fix))

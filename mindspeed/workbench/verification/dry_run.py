@@ -149,8 +149,7 @@ def _copied_contents(copy: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _own_data(data: Any, *_: Any) -> Any:
-    """``moved``: the losses of the last stage are those that this rank has; one that gets them from another rank has one loss of
-    no values."""
+    """``moved``: the losses of the last stage are those that this rank has; without any it has a loss without values."""
     losses, tokens = data
     return losses or [{}], tokens
 

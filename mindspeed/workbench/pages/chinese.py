@@ -1,7 +1,8 @@
 """Chinese pages, from English ones and a table of translations.
 
 A unit is a heading, a paragraph, an item of a list or a cell of a table. The table has a translation of each, so a unit that
-was changed in English has none, and a test names it. Code, output and names stay as they are.
+was changed in English has none, and a test names it. Code, output and names stay as they are. Units that the command line
+prints too, such as the paragraph of an error code, are in its catalogue instead.
 
 A new feature needs no translation at once: the number of features that begins a unit is ``{number}`` in the table, and a
 summary without a translation stays English and is named below the list of features.
@@ -17,21 +18,32 @@ from typing import Final
 
 import yaml
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from mindspeed.files.message_catalogue import CHINESE, read_catalogue
+
 TABLE: Final = "docs/zh/translations.yaml"
+"""The table, by its place in the repository."""
+_TABLE_FILE: Final = Path(__file__).parents[2] / "pages" / "zh" / "translations.yaml"
 DECLARED: Final = "features/index.md"
 """The page whose prose is the summaries of features; each may wait for its translation."""
 PAGES: Final[Mapping[str, str]] = {
     "index.md": "zh/index.md",
     "install.md": "zh/install.md",
+    "first-run.md": "zh/first-run.md",
     "quickstart-megatron-lm.md": "zh/quickstart-megatron-lm.md",
     "quickstart-own-trainer.md": "zh/quickstart-own-trainer.md",
     "quickstart-mindspeed.md": "zh/quickstart-mindspeed.md",
+    "enabling-features.md": "zh/enabling-features.md",
+    "memory.md": "zh/memory.md",
+    "long-context.md": "zh/long-context.md",
     "failures.md": "zh/failures.md",
+    "troubleshooting.md": "zh/troubleshooting.md",
+    "errors.md": "zh/errors.md",
     "moving-from-mindspeed.md": "zh/moving-from-mindspeed.md",
     DECLARED: "zh/features.md",
 }
 """The Chinese page of each English one, by their places in the site."""
+SOURCES: Final = {place.removesuffix(".md"): source.removesuffix(".md") for source, place in PAGES.items()}
+"""The name of the English page of each Chinese one."""
 _NUMBER: Final = re.compile(r"^\d+(?= features\b)")
 _TABLES: Final[Mapping[str, str]] = {
     "flags": "flags-that-stand-for-features",
@@ -42,19 +54,25 @@ _TABLES: Final[Mapping[str, str]] = {
 """Marked tables that only the English page has, with its anchors."""
 _MARKED: Final = re.compile(rf"^<!-- ({'|'.join(_TABLES)}) -->\n.*?^<!-- end of \1 -->$", re.DOTALL | re.MULTILINE)
 _ITEM: Final = re.compile(r"^( *(?:-|\d+\.) +)(?=\S)", re.MULTILINE)
+_TARGET: Final = re.compile(r"\]\([^)]*\)")
 _LINK: Final = re.compile(r"\]\(([^)\s#]*)(#[^)\s]*)?\)")
 Translate = Callable[[str, bool], str]
 """From a unit and whether it needs a translation: a cell without prose, such as a name, has one or stays."""
 
 
-def translations() -> dict[str, str]:
-    """The table: English unit to Chinese."""
-    rows: list[dict[str, str]] = yaml.safe_load((ROOT / TABLE).read_text(encoding="utf-8"))
+def table() -> dict[str, str]:
+    """Return the table: English unit to Chinese."""
+    rows: list[dict[str, str]] = yaml.safe_load(_TABLE_FILE.read_text(encoding="utf-8"))
     return {row["en"]: row["zh"] for row in rows}
 
 
+def translations() -> dict[str, str]:
+    """Return the Chinese text of each unit, of the catalogue and of the table."""
+    return read_catalogue(CHINESE.read_text(encoding="utf-8")) | table()
+
+
 def row_of(unit: str) -> str:
-    """What the table calls a unit."""
+    """Return the key of a unit in the table."""
     return _NUMBER.sub("{number}", unit)
 
 
@@ -63,6 +81,24 @@ def translated(unit: str, known: Mapping[str, str]) -> str | None:
     number = _NUMBER.match(unit)
     chinese = known.get(row_of(unit))
     return chinese.replace("{number}", number[0]) if number and chinese else chinese
+
+
+def printed_page(source: str, text: str) -> str:
+    """Return the Chinese page of an English one as it lies in the repository: its links lead to files, not to pages.
+
+    A unit without a translation is kept in English.
+    """
+    known = {_without_targets(unit): chinese for unit, chinese in translations().items()}
+    return page(source, text, lambda unit, _: translated(_without_targets(unit), known) or unit)
+
+
+def chinese_title(title: str) -> str:
+    """Return the title of a page in Chinese."""
+    return translations().get(title, title)
+
+
+def _without_targets(unit: str) -> str:
+    return _TARGET.sub("]()", unit)
 
 
 def page(source: str, text: str, translate: Translate) -> str:
@@ -105,7 +141,7 @@ def _piece(piece: str, translate: Translate) -> str | None:
         return piece
     if piece.startswith("#"):
         marks, _, title = piece.partition(" ")
-        return f"{marks} {translate(title, True)}"
+        return f"{marks} {translate(title, not title.isupper())}"
     if piece.startswith("|"):
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", piece)[1:-1]]
         return "| " + " | ".join(translate(cell, _has_prose(cell)) for cell in cells) + " |"
@@ -142,7 +178,7 @@ def _relinked(link: re.Match[str], source: str) -> str:
 
 
 def pages(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return every Chinese page by its place; a unit without translation stays English."""
+    """Return every Chinese page by its place; a unit without translation is kept in English."""
     known = translations()
     made = {PAGES[name]: page(name, texts[name], lambda unit, _: translated(unit, known) or unit) for name in PAGES}
     if waiting := untranslated(DECLARED, texts[DECLARED]):
