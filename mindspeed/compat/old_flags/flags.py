@@ -83,6 +83,16 @@ def in_new_meaning(made: ArgumentWords, extends: bool) -> None:
         made.notes.append(text)
 
 
+def without_legacy_attention(made: ArgumentWords) -> None:
+    """Remove the flash attention of Megatron's legacy models, which Megatron's deterministic mode refuses for every model.
+
+    MindSpeed trains deterministically with it, because Megatron's deterministic mode stays off.
+    """
+    flag = "--use-flash-attn"
+    if not made.has("--use-legacy-models") and made.take(flag, 0) is not None:
+        made.notes.append(f"{flag} is not needed: only Megatron's legacy models read it, and deterministic mode refuses it")
+
+
 TYPES: Final[dict[str, type]] = {"int": int, "float": float, "text": str}
 
 
@@ -150,6 +160,8 @@ _NEEDED: Final = {("--context-parallel-algo", "hybrid_adaptive_cp_algo"): "--uly
 BY_FLAG: Final[dict[str, OldFlag]] = {old.flag: old for old in OLD_FLAGS}
 BY_DEST: Final[dict[str, OldFlag]] = {old.dest: old for old in OLD_FLAGS}
 
+_DETERMINISTIC: Final = ("npu_deterministic", "use_deter_comp")
+
 MEGATRON_VALUES: Final = frozenset({"--position-embedding-type"})
 """Megatron's own flags to which MindSpeed adds a value: never registered; the value is removed before Megatron reads it."""
 
@@ -168,6 +180,8 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
     layer = replace(layer, settings=_merged(layer.settings, settings))
     made.notes[:0] = by_flag.values()
     in_new_meaning(made, bool(values.get("moe_tp_extend_ep")))
+    if any(values.get(dest) for dest in _DETERMINISTIC):
+        without_legacy_attention(made)
     if values.get("noop_layers"):
         without_empty_layers(made, str(values["noop_layers"]))
     translate_others(made)
