@@ -89,6 +89,31 @@ def _dense_layers(made: ArgumentWords) -> None:
         made.notes.append(f"--first-k-dense-replace {dense} maps to Megatron's --moe-layer-freq '{pattern}'")
 
 
+_INDEXER: Final = {
+    "--index-n-heads": ("--dsa-indexer-n-heads", "64"),
+    "--index-head-dim": ("--dsa-indexer-head-dim", "128"),
+    "--index-topk": ("--dsa-indexer-topk", "2048"),
+    "--indexer-loss-coeff": ("--dsa-indexer-loss-coeff", "1.0"),
+}
+"""MindSpeed-LLM's defaults of the indexer of sparse attention, by its flag; Megatron has none."""
+
+
+def _sparse_attention(made: ArgumentWords) -> None:
+    if not made.has("--enable-dsa-indexer"):
+        return
+    implementation = "--transformer-impl"
+    if made.value(implementation) == "local":
+        made.change(implementation, "transformer_engine")
+        made.notes.append(
+            f"{implementation} local is replaced by transformer_engine: Megatron gives sparse attention only to layers of this name"
+        )
+    defaults = [words for flag, words in _INDEXER.items() if not made.has(flag) and not made.has(words[0])]
+    for words in defaults:
+        made.put(*words)
+    if defaults:
+        made.notes.append(f"--enable-dsa-indexer adds {', '.join(map(' '.join, defaults))}, the defaults of MindSpeed-LLM")
+
+
 _LOSS: Final = "--moe-router-load-balancing-type"
 _BALANCING: Final = {"group_limited_greedy": "aux_loss", "noaux_tc": "none", "softmax_topk": "none"}
 
@@ -239,6 +264,7 @@ def _converted_weights(made: ArgumentWords) -> None:
 RULES: Final = (
     Rule((), "", _tokenizer),
     Rule((), "", _layer_spec),
+    Rule((), "", _sparse_attention),
     Rule(("--first-k-dense-replace",), "`--moe-layer-freq '[0]*K+[1]*N'`", _dense_layers),
     Rule(("--seq-aux",), "`--moe-router-load-balancing-type seq_aux_loss`", _router),
     Rule(("--norm-topk-prob",), "not needed without `--moe-router-pre-softmax`, which is removed", lambda made: None),

@@ -68,7 +68,11 @@ def test_every_group_says_why_and_what_megatron_calls_it_exists():
         ("--tokenizer-name-or-path /x --lr 1", "--tokenizer-model /x --lr 1"),
         ("--fix-router", "--moe-router-force-load-balancing"),
         ("--routed-scaling-factor=2.5", "--moe-router-topk-scaling-factor 2.5"),
-        ("--enable-dsa-indexer --index-topk 64", "--experimental-attention-variant dsa --dsa-indexer-topk 64"),
+        (
+            "--enable-dsa-indexer --index-topk 64 --transformer-impl local",
+            "--experimental-attention-variant dsa --dsa-indexer-topk 64 --transformer-impl transformer_engine "
+            "--dsa-indexer-n-heads 64 --dsa-indexer-head-dim 128 --dsa-indexer-loss-coeff 1.0",
+        ),
         ("--optimizer-selection fused_adamw --lr 1", "--lr 1"),
         ("--compress-dense disable", ""),
         (
