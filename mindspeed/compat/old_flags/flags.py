@@ -6,8 +6,10 @@ Flags that Megatron itself has are not in the table: they are read from Megatron
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import gcd
 from typing import Any, Final, Literal
 
 from mindspeed.compat.old_flags.other_flags import counts, translate_others
@@ -34,11 +36,29 @@ def without_empty_layers(made: ArgumentWords, places: str) -> None:
     text = f"includes the no-op positions {places} of --noop-layers: the model has {layers} layers"
     made.notes.append(f"--num-layers {total} {text}")
     per_chunk = made.number("--num-layers-per-virtual-pipeline-stage")
+    _smaller_groups(made, total, stages, per_chunk, places)
     if per_chunk:
         made.take("--num-layers-per-virtual-pipeline-stage", 1)
         words = ["--num-virtual-stages-per-pipeline-rank", str(total // stages // per_chunk)]
         made.put(*words)
         made.notes.append(f"--num-layers-per-virtual-pipeline-stage {per_chunk} includes them too: it is {' '.join(words)}")
+
+
+def _smaller_groups(made: ArgumentWords, total: int, stages: int, per_chunk: int | None, places: str) -> None:
+    """Let uniform recomputation take groups that fill each model chunk without its empty layers, with a warning."""
+    flag, chunk = "--recompute-num-layers", per_chunk or total // stages
+    count = made.number(flag)
+    if made.value("--recompute-method") != "uniform" or not count or chunk % count:
+        return
+    empty = Counter(int(place) // chunk for place in set(places.split(",")) if place.strip().isdigit())
+    group = gcd(count, *(chunk - number for number in empty.values()))
+    if group != count:
+        made.change(flag, str(group))
+        text = (
+            f"{flag} {count} is {group}: without the no-op positions {places} not every model chunk is a multiple of {count} "
+            "layers. The same layers are recomputed, in smaller groups, which keep more inputs"
+        )
+        made.left_out.append(problem_of_flags("MS113", text, [flag], Fix.give_option(flag, str(group))))
 
 
 DISPATCHER, EXPERTS, TENSOR = "--moe-token-dispatcher-type", "--expert-model-parallel-size", "--tensor-model-parallel-size"
