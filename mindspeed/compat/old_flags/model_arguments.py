@@ -14,6 +14,8 @@ from mindspeed.problems import Fix
 
 LAYER_SPECS: Final = ("qwen3_spec", "deepseek_spec", "bailing_spec", "qwen2_moe_spec")
 """Layer specs of MindSpeed-LLM that are Megatron's own layers."""
+_NORMED_SPECS: Final = ("gemma2_spec", "grok_spec")
+"""Layer specs of MindSpeed-LLM whose layers may norm the outputs of attention and MLP."""
 OTHER_PROGRAM: Final = Fix.advise("run it with MindSpeed-LLM")
 
 
@@ -58,6 +60,8 @@ def _tokenizer(made: ArgumentWords) -> None:
 
 def _layer_spec(made: ArgumentWords) -> None:
     module = made.value("--spec") or ""
+    if module.rpartition(".")[2] not in _NORMED_SPECS and made.take("--post-norm", 0) is not None:
+        made.notes.append(f"--post-norm has no effect: only the layers of {' and '.join(_NORMED_SPECS)} read it in MindSpeed-LLM")
     if not module.startswith("mindspeed_llm."):
         return
     made.take("--spec", "+")

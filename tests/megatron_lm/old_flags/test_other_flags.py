@@ -55,6 +55,14 @@ def test_flags_of_high_availability_are_left_out_with_their_reason():
     )
 
 
+def test_norms_of_outputs_belong_to_layers_that_have_them():
+    words, notes = translated("--post-norm --lr 1")
+    assert words == "--lr 1"
+    assert notes == ["--post-norm has no effect: only the layers of gemma2_spec and grok_spec read it in MindSpeed-LLM"]
+    made = words_of("--spec mindspeed_llm.tasks.models.spec.grok_spec layer_spec --post-norm".split(), KNOWN)
+    assert any(problem.message.startswith("--post-norm belongs to MindSpeed-LLM") for problem in made.problems)
+
+
 def test_every_group_says_why_and_what_megatron_calls_it_exists():
     for group in flag_groups():
         assert bool(group.reason) != (group.kind == "megatron")
@@ -138,9 +146,9 @@ def test_what_megatron_says_in_other_words_is_translated_with_a_note(line, words
     ("line", "message"),
     [
         (
-            "--post-norm --gelu-tanh",
+            "--input-embeds-norm --gelu-tanh",
             (
-                "--post-norm, --gelu-tanh belong to MindSpeed-LLM: it is part of a model of MindSpeed-LLM that Megatron's "
+                "--gelu-tanh, --input-embeds-norm belong to MindSpeed-LLM: it is part of a model of MindSpeed-LLM that Megatron's "
                 "GPT does not support"
             ),
         ),
