@@ -61,7 +61,9 @@ def _tokenizer(made: ArgumentWords) -> None:
 def _layer_spec(made: ArgumentWords) -> None:
     module = made.value("--spec") or ""
     if module.rpartition(".")[2] not in _NORMED_SPECS and made.take("--post-norm", 0) is not None:
-        made.notes.append(f"--post-norm has no effect: only the layers of {' and '.join(_NORMED_SPECS)} read it in MindSpeed-LLM")
+        made.notes.append(
+            f"--post-norm has no effect: only the layers of {' and '.join(_NORMED_SPECS)} read it in MindSpeed-LLM"
+        )
     if not module.startswith("mindspeed_llm."):
         return
     made.take("--spec", "+")
@@ -109,7 +111,7 @@ def _sparse_attention(made: ArgumentWords) -> None:
     if made.value(implementation) == "local":
         made.change(implementation, "transformer_engine")
         made.notes.append(
-            f"{implementation} local is replaced by transformer_engine: Megatron gives sparse attention only to layers of this name"
+            f"{implementation} local is replaced by transformer_engine, to whose layers alone Megatron gives sparse attention"
         )
     defaults = [words for flag, words in _INDEXER.items() if not made.has(flag) and not made.has(words[0])]
     for words in defaults:

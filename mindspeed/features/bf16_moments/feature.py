@@ -22,8 +22,8 @@ class Bf16MomentsArgs(ms.FeatureArgs):
 class Bf16Moments(ms.Feature[Bf16MomentsArgs]):
     """Store Adam's moments in bf16.
 
-    The optimizer step computes with fp32 moments and fp32 main weights, and rounds the moments to bf16 afterwards, for one group
-    of parameters at a time.
+    The optimizer step computes with fp32 moments and fp32 main weights, and rounds the moments to bf16 afterwards. fp32 moments
+    exist for one group of parameters at a time.
     """
 
     spec = ms.FeatureSpec(

@@ -96,7 +96,8 @@ def with_full_precision_roles(spec: Any) -> Any:
             norm = super().__new__(cls, *args, **kwargs)
             for parameter in norm.parameters():
                 parameter.data = parameter.data.float()
-            norm.__class__ = _both(FullPrecision, type(norm))
+            kind: type = type(norm)
+            norm.__class__ = _both(FullPrecision, kind)
             return norm
 
     def exchanged(name: str, part: Any) -> Any:

@@ -87,7 +87,7 @@ class TensorParallel2D(ms.Feature[TensorParallel2DArgs]):
         if is_plain and not any(self.overlaps.values()):
             yield "with y=1 and no overlap every linear layer remains Megatron's; set y or an overlap"
         if not is_plain and self.world.knows("checkpoint_format") and self.world.checkpoint_format == FILE_OF_RANK:
-            yield "checkpoints of format torch have a file for each rank of the grid, so only a run with the same x and y loads them"
+            yield "checkpoints of format torch have a file for each rank of the grid, so only the same x and y load them"
 
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:

@@ -53,7 +53,9 @@ class DelayedWeightGradients:
         self._hooks = []
         if getattr(config, "delay_wgrad_compute", False):
             if getattr(config, "fp8", None):
-                refuse(type(self).__name__, "does not delay weight gradients of fp8 products", "set delay_wgrad_compute to False")
+                refuse(
+                    type(self).__name__, "does not delay weight gradients of fp8 products", "set delay_wgrad_compute to False"
+                )
             self._waiting = ProductQueue()
             for name, parameter in self.named_parameters():  # type: ignore[attr-defined]
                 if name.startswith(("weight", "bias")):

@@ -134,8 +134,8 @@ REFUSED: Final = tuple(
 
 
 @ms.condition(
-    "linear layers multiply by the recipe {world.low_precision_recipe}, but {feature} supports only mxfp8. Transformer Engine's "
-    "original layers support the others",
+    "linear layers multiply by the recipe {world.low_precision_recipe}, but {feature} supports only mxfp8. Transformer "
+    "Engine's original layers support the others",
     fix=(ms.Fix.give_field("low_precision_recipe", "mxfp8"), ms.Fix.give_field("low_precision", False)),
 )
 def recipe_is_known(args: TransformerEngineLayersArgs, world: ms.World) -> bool:

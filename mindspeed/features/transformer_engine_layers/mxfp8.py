@@ -1,4 +1,4 @@
-"""Matrix products of fp8 operands with the scales of OCP's MX format, as Transformer Engine's recipe MXFP8BlockScaling has them.
+"""Matrix products of fp8 operands with the scales of OCP's MX format, as in Transformer Engine's recipe MXFP8BlockScaling.
 
 Operands are rounded to what the format stores and multiplied in the type of the layer. A stored number has at most four
 significant bits and a power of two as its scale, so bf16 holds it exactly.
@@ -70,12 +70,14 @@ def rounded(x: Tensor, kind: torch.dtype) -> Tensor:
     The scale of a block is the least power of two by which its largest number fits into ``kind``.
     """
     size = x.size(-1)
-    blocks = functional.pad(x.float(), (0, -size % BLOCK)).unflatten(-1, (-1, BLOCK))
+    padded = functional.pad(x.float(), (0, -size % BLOCK))
+    blocks = padded.view(*padded.shape[:-1], padded.size(-1) // BLOCK, BLOCK)
     bits = (blocks.abs().amax(-1, keepdim=True) / torch.finfo(kind).max).view(torch.int32)
     exponents = (bits >> _MANTISSA) + (bits & ((1 << _MANTISSA) - 1) > 0)
     scales = (exponents.clamp(1, 2 * _BIAS) << _MANTISSA).view(torch.float32)
     stored = (blocks / scales).to(kind)
-    return (stored.float() * scales).flatten(-2)[..., :size].to(x.dtype)
+    whole: Tensor = (stored.float() * scales).flatten(-2)
+    return whole[..., :size].to(x.dtype)
 
 
 def rounded_across(x: Tensor, kind: torch.dtype) -> Tensor:
@@ -105,7 +107,12 @@ class _Product(torch.autograd.Function):
         main = weight.main_grad
         main.add_(rows.to(main.dtype) @ columns.to(main.dtype))
         weight.grad_added_to_main_grad = True
-        return dx, torch.zeros_like(weight) if getattr(weight, "zero_out_wgrad", False) else torch.empty_like(weight), None, None
+        return (
+            dx,
+            torch.zeros_like(weight) if getattr(weight, "zero_out_wgrad", False) else torch.empty_like(weight),
+            None,
+            None,
+        )
 
 
 def product(
@@ -128,5 +135,5 @@ def product(
     elif sum_gradients:
         x = copy_to_tensor_model_parallel_region(x, group=group)
     into_main = into_main and weight.requires_grad
-    output: Tensor = _Product.apply(x, weight, recipe, into_main)
+    output: Tensor = _Product.apply(x, weight, recipe, into_main)  # type: ignore[no-untyped-call]
     return output if bias is None else output + bias

@@ -56,7 +56,7 @@ def layer_of_sparse_attention(original: Function, config: Any, backend: Any = No
 
 @wrapper
 def predictions_of_sparse_attention(original: Function, config: Any, spec: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wrap ``get_gpt_mtp_block_spec``: layers of multi-token prediction get the sparse attention that their input is made for."""
+    """Wrap ``get_gpt_mtp_block_spec``: layers of multi-token prediction get the sparse attention of the other layers."""
     if config.experimental_attention_variant != "dsa":
         return original(config, spec, *args, **kwargs)
     from megatron.core.models.gpt import experimental_attention_variant_module_specs as specs

@@ -75,7 +75,9 @@ def save_and_load(recipe: Any) -> list[str]:
     with adam_run(recipe) as run:
         run.optimizer.load_state_dict(saved)
         after = dict(windows.whole_tensors(run.optimizer))
-        resting = {moment.dtype for w in windows.main_weights(windows.members(run.optimizer)[0]) for moment in w.moments.values()}
+        resting = {
+            moment.dtype for w in windows.main_weights(windows.members(run.optimizer)[0]) for moment in w.moments.values()
+        }
     assert resting == {torch.bfloat16}
     assert {tensor.dtype for tensor in after.values()} == {torch.float32}
     assert before.keys() == after.keys()

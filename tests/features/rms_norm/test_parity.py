@@ -7,7 +7,6 @@ import pytest
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.workbench.verification.case import build_case
 from mindspeed.workbench.verification.pool import WorkerPool
-
 from tests.features.parity import given, trains
 
 test_the_operator_trains_as_the_norm_of_megatron = trains(

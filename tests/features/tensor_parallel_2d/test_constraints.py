@@ -76,7 +76,7 @@ def test_the_plan_says_where_linear_layers_stay_as_they_are():
 
 def test_files_of_ranks_are_accepted_with_a_note_and_formats_of_one_dimension_are_refused():
     plan = ask(NAME, tp=4, settings=grid(2, 2), checkpoint_format="torch")
-    note = "checkpoints of format torch have a file for each rank of the grid, so only a run with the same x and y loads them"
+    note = "checkpoints of format torch have a file for each rank of the grid, so only the same x and y load them"
     assert note in [row.text for row in plan.rows if row.feature == NAME]
     (refused,) = refusals(NAME, tp=4, settings=grid(2, 2), checkpoint_format="fsdp_dtensor")
     assert refused.startswith(

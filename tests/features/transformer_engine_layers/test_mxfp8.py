@@ -73,6 +73,16 @@ def test_each_product_rounds_both_operands_along_the_dimension_that_it_sums(into
         assert torch.equal(w.main_grad, torch.ones(48, 96))
 
 
+@pytest.mark.usefixtures("on_cpu")
+def test_an_expert_without_tokens_has_a_gradient_of_zero():
+    from mindspeed.features.transformer_engine_layers import mxfp8
+
+    x, w = torch.randn(0, 40, requires_grad=True), torch.randn(48, 40, requires_grad=True)
+    mxfp8.product(mxfp8.Recipe(), x, w, None, False, False, False, None).sum().backward()
+    assert x.grad.shape == (0, 40)
+    assert not w.grad.any()
+
+
 FP8 = {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
 
 

@@ -9,8 +9,8 @@ from mindspeed.arguments import process_args
 from mindspeed.compat.old_flags.flags import BY_FLAG, MEGATRON_VALUES, OLD_FLAGS, read_old_flags
 from mindspeed.engine.inspection.cli_arguments import surface
 from mindspeed.engine.inspection.releases import recorded_releases
-from mindspeed.plugins.discovery import Catalog
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest
+from mindspeed.plugins.discovery import Catalog
 from mindspeed.registry import catalog
 from tools.docs.migration_guide import filled
 

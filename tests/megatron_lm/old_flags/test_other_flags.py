@@ -59,7 +59,7 @@ def test_norms_of_outputs_belong_to_layers_that_have_them():
     words, notes = translated("--post-norm --lr 1")
     assert words == "--lr 1"
     assert notes == ["--post-norm has no effect: only the layers of gemma2_spec and grok_spec read it in MindSpeed-LLM"]
-    made = words_of("--spec mindspeed_llm.tasks.models.spec.grok_spec layer_spec --post-norm".split(), KNOWN)
+    made = words_of(["--spec", "mindspeed_llm.tasks.models.spec.grok_spec", "layer_spec", "--post-norm"], KNOWN)
     assert any(problem.message.startswith("--post-norm belongs to MindSpeed-LLM") for problem in made.problems)
 
 
@@ -148,8 +148,8 @@ def test_what_megatron_says_in_other_words_is_translated_with_a_note(line, words
         (
             "--input-embeds-norm --gelu-tanh",
             (
-                "--gelu-tanh, --input-embeds-norm belong to MindSpeed-LLM: it is part of a model of MindSpeed-LLM that Megatron's "
-                "GPT does not support"
+                "--gelu-tanh, --input-embeds-norm belong to MindSpeed-LLM: it is part of a model of MindSpeed-LLM that "
+                "Megatron's GPT does not support"
             ),
         ),
         (
