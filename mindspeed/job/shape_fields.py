@@ -174,6 +174,7 @@ class ShapeFields:
         "fp8",
         "fp4",
         derive=derive.low_precision_recipe,
+        default="none",
     )
     cuda_graphs: bool = flag(
         "layers are captured as CUDA graphs",

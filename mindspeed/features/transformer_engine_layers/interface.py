@@ -61,9 +61,15 @@ check_mxfp8_support = check_fp8_block_scaling_support = check_fp8_support
 
 
 def fp8_autocast(enabled: bool = True, fp8_recipe: Any = None, **options: Any) -> AbstractContextManager[None]:
-    """Return a context in which linear layers multiply in fp8, by the recipe that `FP8GlobalStateManager` has given."""
+    """Return a context in which linear layers multiply in fp8, by a recipe that `FP8GlobalStateManager` has given.
+
+    Raises MS338 for another recipe, and for none where fp8 is enabled.
+    """
     from mindspeed.features.transformer_engine_layers import mxfp8
 
+    if enabled and not isinstance(fp8_recipe, mxfp8.Recipe):
+        role = "transformer_engine.pytorch.fp8.fp8_autocast"
+        refuse(role, "multiplies in fp8 only by the recipe of Megatron's configuration", "set fp8 and fp8_recipe there")
     return mxfp8.quantized(fp8_recipe if enabled else None)
 
 
