@@ -165,6 +165,14 @@ def built_weight_shards(values: Values, names: Names) -> int:
     return values.get("gtp_weight_remat_size") or 1
 
 
+def low_precision_recipe(values: Values, names: Names) -> str:
+    """Return the recipe of products in fp8, fp4, or none."""
+    if values.get("fp4"):
+        return "fp4"
+    recipe = values.get(names[0]) or "delayed"
+    return str(getattr(recipe, "value", recipe)) if values.get("fp8") else "none"
+
+
 def low_precision_weights(values: Values, names: Names) -> bool:
     """Return whether weights are kept in fp8 or fp4."""
     kept = {name[:3] for name in names if values.get(name)}

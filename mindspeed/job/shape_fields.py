@@ -168,6 +168,14 @@ class ShapeFields:
     )
     dtype: str = fact("data type: fp32, bf16 or fp16", "bf16", "fp16", derive=derive.dtype, words=("fp32", "bf16", "fp16"))
     low_precision: bool = flag("linear layers multiply in fp8 or fp4", "fp8", "fp4", derive=derive.any_set)
+    low_precision_recipe: str = fact(
+        "recipe by which linear layers multiply in fp8: delayed, tensorwise, blockwise, mxfp8 or custom; or fp4, or none",
+        "fp8_recipe",
+        "fp8",
+        "fp4",
+        derive=derive.low_precision_recipe,
+        default="none",
+    )
     cuda_graphs: bool = flag(
         "layers are captured as CUDA graphs",
         "cuda_graph_impl",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from mindspeed import plugins as ms
-from mindspeed.plugins.shared_conditions import NO_TRANSFORMER_ENGINE_LAYERS
+from mindspeed.plugins.shared_conditions import NO_LOW_PRECISION, NO_TRANSFORMER_ENGINE_LAYERS
 
 LINEAR_LAYERS: Final = (
     ms.Condition.at_least(
         "tp", 2, "tp is {world.tp}, so linear layers are not split over ranks and exchange no data", otherwise="idle"
     ),
     NO_TRANSFORMER_ENGINE_LAYERS,
+    NO_LOW_PRECISION,
     ms.Condition.unset(
         "tensor_parallel_overlap",
         "tp_comm_overlap works only in Transformer Engine's layers, but {feature} works only in Megatron's local layers, so "

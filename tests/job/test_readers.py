@@ -79,7 +79,7 @@ def configuration(args):
 
 def test_a_field_that_an_older_megatron_lacks_is_not_given_and_has_its_default():
     world = world_of_config(SimpleNamespace(num_layers=2, fp8=None))
-    assert world == {"num_layers": 2, "low_precision": False}
+    assert world == {"num_layers": 2, "low_precision": False, "low_precision_recipe": "none"}
     assert World(world).fine_grained_offloading is False
 
 

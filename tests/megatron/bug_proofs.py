@@ -663,6 +663,35 @@ def sparse_attention_without_a_layer() -> str:
     return error if error.startswith("ValueError") else ""
 
 
+@shows("predictions-without-sparse-attention")
+def predictions_without_sparse_attention() -> str:
+    specs = importlib.import_module("megatron.core.models.gpt.experimental_attention_variant_module_specs")
+    if hasattr(specs, "get_transformer_layer_with_experimental_attention_variant_spec"):
+        return ""  # from which programs take the layer of predictions
+    layers = importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
+    given, config = layers.get_gpt_layer_local_spec(), SimpleNamespace(experimental_attention_variant="dsa", use_kitchen=False)
+    with (
+        mock.patch.object(layers, "get_gpt_mtp_block_spec_for_backend") as made,
+        mock.patch.object(specs, "get_experimental_attention_variant_module_spec", return_value="sparse attention"),
+    ):
+        layers.get_gpt_mtp_block_spec(config, given, use_transformer_engine=False)
+    attention = made.call_args.kwargs["spec"].submodules.self_attention
+    return "" if attention == "sparse attention" else f"predictions have {attention.module.__name__} of ordinary layers"
+
+
+@shows("indexer-losses-of-predictions")
+def indexer_losses_of_predictions() -> str:
+    helper = importlib.import_module("megatron.core.transformer.experimental_attention_variant.dsa").DSAIndexerLossLoggingHelper
+    with mock.patch.object(helper, "tracker", {"values": torch.zeros(2)}):
+        return error_of(helper.save_loss_to_tracker, torch.ones(()), 3, 2)
+
+
+@shows("sparse-attention-without-its-package")
+def sparse_attention_without_its_package() -> str:
+    dsa = importlib.import_module("megatron.core.transformer.experimental_attention_variant.dsa")
+    return error_of(dsa.rotate_activation, torch.ones(2, 8, dtype=torch.bfloat16))
+
+
 @shows("steps-of-torch-fsdp2")
 def steps_of_torch_fsdp2() -> str:
     sharded = importlib.import_module("megatron.core.distributed.torch_fully_sharded_data_parallel")

@@ -188,6 +188,8 @@ def test_without_a_word_of_the_user_megatrons_default_dispatcher_holds(plan):
         ("--moe-latent-size 16", "latent_expert_size", 16),
         ("--overlap-moe-expert-parallel-comm", "overlapped_micro_batches", True),
         ("--fp8-format hybrid", "low_precision", True),
+        ("--fp8-format hybrid", "low_precision_recipe", "delayed"),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8", "low_precision_recipe", "mxfp8"),
         ("--moe-grouped-gemm --transformer-impl transformer_engine", "transformer_engine_experts", True),
         ("--moe-grouped-gemm --transformer-impl local", "transformer_engine_experts", False),
         ("--transformer-impl transformer_engine", "transformer_engine_experts", False),
@@ -334,8 +336,8 @@ def test_layers_of_transformer_engine_bring_in_the_feature_that_has_them(plan):
 def test_what_only_a_real_transformer_engine_does_is_refused(plan):
     (problem,) = problems_of(plan, f"{SHAPE.replace('local', 'transformer_engine')} --fp8-format hybrid")
     assert problem.message == (
-        "transformer-engine-layers: linear layers multiply in fp8 or fp4, which only Transformer Engine's original layers "
-        "support, not their replacements in transformer-engine-layers"
+        "transformer-engine-layers: linear layers multiply by the recipe delayed, but transformer-engine-layers supports only "
+        "mxfp8. Transformer Engine's original layers support the others"
     )
 
 

@@ -144,6 +144,7 @@ PAIRS += [
 SEQUENCES = f"{PER_TOKEN} --moe-router-load-balancing-type seq_aux_loss --micro-batch-size"
 SIGMOID = "--bf16 --num-experts 8 --moe-router-score-function sigmoid --moe-aux-loss-coeff 1e-2"
 INDEXER = "--experimental-attention-variant dsa"
+LOSSES = "--mtp-num-layers 1 --dsa-indexer-loss-coeff 1"
 UPCYCLED = "--moe-use-upcycling --pipeline-model-parallel-size 2"
 RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2 --num-layers"
 DELTA_NET = "--experimental-attention-variant gated_delta_net --tensor-model-parallel-size 2"
@@ -160,6 +161,9 @@ PAIRS += [
     ("overlap-of-transfers-without-transformer-engine", "--tp-comm-overlap --transformer-impl local", "--tp-comm-overlap"),
     ("experimental-attention-of-local-layers", f"{DELTA_NET} --transformer-impl local", DELTA_NET),
     ("sparse-attention-without-a-layer", "--experimental-attention-variant dsa", DELTA_NET),
+    ("sparse-attention-without-its-package", INDEXER, DELTA_NET),
+    ("predictions-without-sparse-attention", f"{INDEXER} --mtp-num-layers 1", INDEXER),
+    ("indexer-losses-of-predictions", f"{INDEXER} {LOSSES}", f"{INDEXER} --mtp-num-layers 1"),
     ("steps-of-torch-fsdp2", "--use-torch-fsdp2", ""),
     ("output-norm-of-gated-delta-net", DELTA_NET, f"{DELTA_NET} --sequence-parallel"),
     ("layers-of-other-stages-under-megatron-fsdp", f"{FSDP} --load x", FSDP),

@@ -6,8 +6,10 @@ Flags that Megatron itself has are not in the table: they are read from Megatron
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import gcd
 from typing import Any, Final, Literal
 
 from mindspeed.compat.old_flags.other_flags import counts, translate_others
@@ -34,11 +36,29 @@ def without_empty_layers(made: ArgumentWords, places: str) -> None:
     text = f"includes the no-op positions {places} of --noop-layers: the model has {layers} layers"
     made.notes.append(f"--num-layers {total} {text}")
     per_chunk = made.number("--num-layers-per-virtual-pipeline-stage")
+    _smaller_groups(made, total, stages, per_chunk, places)
     if per_chunk:
         made.take("--num-layers-per-virtual-pipeline-stage", 1)
         words = ["--num-virtual-stages-per-pipeline-rank", str(total // stages // per_chunk)]
         made.put(*words)
         made.notes.append(f"--num-layers-per-virtual-pipeline-stage {per_chunk} includes them too: it is {' '.join(words)}")
+
+
+def _smaller_groups(made: ArgumentWords, total: int, stages: int, per_chunk: int | None, places: str) -> None:
+    """Let uniform recomputation take groups that fill each model chunk without its empty layers, with a warning."""
+    flag, chunk = "--recompute-num-layers", per_chunk or total // stages
+    count = made.number(flag)
+    if made.value("--recompute-method") != "uniform" or not count or chunk % count:
+        return
+    empty = Counter(int(place) // chunk for place in set(places.split(",")) if place.strip().isdigit())
+    group = gcd(count, *(chunk - number for number in empty.values()))
+    if group != count:
+        made.change(flag, str(group))
+        text = (
+            f"{flag} {count} is {group}: without the no-op positions {places} not every model chunk is a multiple of {count} "
+            "layers. The same layers are recomputed, in smaller groups, which keep more inputs"
+        )
+        made.left_out.append(problem_of_flags("MS113", text, [flag], Fix.give_option(flag, str(group))))
 
 
 DISPATCHER, EXPERTS, TENSOR = "--moe-token-dispatcher-type", "--expert-model-parallel-size", "--tensor-model-parallel-size"
@@ -93,6 +113,16 @@ def in_new_meaning(made: ArgumentWords, extends: bool) -> None:
         made.change(EXPERTS, str(total))
         text = f"{EXPERTS} {ranks} with --moe-tp-extend-ep is {total} ranks with experts, {ranks} x tp {tensor_ranks}"
         made.notes.append(text)
+
+
+def without_legacy_attention(made: ArgumentWords) -> None:
+    """Remove the flash attention of Megatron's legacy models, which Megatron's deterministic mode refuses for every model.
+
+    MindSpeed trains deterministically with it, because Megatron's deterministic mode stays off.
+    """
+    flag = "--use-flash-attn"
+    if not made.has("--use-legacy-models") and made.take(flag, 0) is not None:
+        made.notes.append(f"{flag} is not needed: only Megatron's legacy models read it, and deterministic mode refuses it")
 
 
 TYPES: Final[dict[str, type]] = {"int": int, "float": float, "text": str}
@@ -162,6 +192,8 @@ _NEEDED: Final = {("--context-parallel-algo", "hybrid_adaptive_cp_algo"): "--uly
 BY_FLAG: Final[dict[str, OldFlag]] = {old.flag: old for old in OLD_FLAGS}
 BY_DEST: Final[dict[str, OldFlag]] = {old.dest: old for old in OLD_FLAGS}
 
+_DETERMINISTIC: Final = ("npu_deterministic", "use_deter_comp")
+
 MEGATRON_VALUES: Final = frozenset({"--position-embedding-type"})
 """Megatron's own flags to which MindSpeed adds a value: never registered; the value is removed before Megatron reads it."""
 
@@ -180,6 +212,8 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
     layer = replace(layer, settings=_merged(layer.settings, settings))
     made.notes[:0] = by_flag.values()
     in_new_meaning(made, bool(values.get("moe_tp_extend_ep")))
+    if any(values.get(dest) for dest in _DETERMINISTIC):
+        without_legacy_attention(made)
     if values.get("noop_layers"):
         without_empty_layers(made, str(values["noop_layers"]))
     translate_others(made)

@@ -14,6 +14,8 @@ from mindspeed.problems import Fix
 
 LAYER_SPECS: Final = ("qwen3_spec", "deepseek_spec", "bailing_spec", "qwen2_moe_spec")
 """Layer specs of MindSpeed-LLM that are Megatron's own layers."""
+_NORMED_SPECS: Final = ("gemma2_spec", "grok_spec")
+"""Layer specs of MindSpeed-LLM whose layers may norm the outputs of attention and MLP."""
 OTHER_PROGRAM: Final = Fix.advise("run it with MindSpeed-LLM")
 
 
@@ -58,6 +60,10 @@ def _tokenizer(made: ArgumentWords) -> None:
 
 def _layer_spec(made: ArgumentWords) -> None:
     module = made.value("--spec") or ""
+    if module.rpartition(".")[2] not in _NORMED_SPECS and made.take("--post-norm", 0) is not None:
+        made.notes.append(
+            f"--post-norm has no effect: only the layers of {' and '.join(_NORMED_SPECS)} read it in MindSpeed-LLM"
+        )
     if not module.startswith("mindspeed_llm."):
         return
     made.take("--spec", "+")
@@ -87,6 +93,31 @@ def _dense_layers(made: ArgumentWords) -> None:
     if made.has("--num-experts"):
         made.put("--moe-layer-freq", pattern)
         made.notes.append(f"--first-k-dense-replace {dense} maps to Megatron's --moe-layer-freq '{pattern}'")
+
+
+_INDEXER: Final = {
+    "--index-n-heads": ("--dsa-indexer-n-heads", "64"),
+    "--index-head-dim": ("--dsa-indexer-head-dim", "128"),
+    "--index-topk": ("--dsa-indexer-topk", "2048"),
+    "--indexer-loss-coeff": ("--dsa-indexer-loss-coeff", "1.0"),
+}
+"""MindSpeed-LLM's defaults of the indexer of sparse attention, by its flag; Megatron has none."""
+
+
+def _sparse_attention(made: ArgumentWords) -> None:
+    if not made.has("--enable-dsa-indexer"):
+        return
+    implementation = "--transformer-impl"
+    if made.value(implementation) == "local":
+        made.change(implementation, "transformer_engine")
+        made.notes.append(
+            f"{implementation} local is replaced by transformer_engine, to whose layers alone Megatron gives sparse attention"
+        )
+    defaults = [words for flag, words in _INDEXER.items() if not made.has(flag) and not made.has(words[0])]
+    for words in defaults:
+        made.put(*words)
+    if defaults:
+        made.notes.append(f"--enable-dsa-indexer adds {', '.join(map(' '.join, defaults))}, the defaults of MindSpeed-LLM")
 
 
 _LOSS: Final = "--moe-router-load-balancing-type"
@@ -239,6 +270,7 @@ def _converted_weights(made: ArgumentWords) -> None:
 RULES: Final = (
     Rule((), "", _tokenizer),
     Rule((), "", _layer_spec),
+    Rule((), "", _sparse_attention),
     Rule(("--first-k-dense-replace",), "`--moe-layer-freq '[0]*K+[1]*N'`", _dense_layers),
     Rule(("--seq-aux",), "`--moe-router-load-balancing-type seq_aux_loss`", _router),
     Rule(("--norm-topk-prob",), "not needed without `--moe-router-pre-softmax`, which is removed", lambda made: None),

@@ -20,11 +20,6 @@ class RmsNormArgs(ms.FeatureArgs):
     )
 
 
-def _keeps_weights_in_fp32(args: RmsNormArgs, world: ms.World) -> bool:
-    """Return whether weights of norms are kept in fp32."""
-    return args.weights_in_fp32
-
-
 class RmsNorm(ms.Feature[RmsNormArgs]):
     """Compute RMSNorm by one operator.
 
@@ -40,12 +35,6 @@ class RmsNorm(ms.Feature[RmsNormArgs]):
         constraints=(
             ms.Condition.equals("normalization", "RMSNorm", "normalization is {world.normalization}, not RMSNorm"),
             NO_TRANSFORMER_ENGINE_LAYERS,
-            ms.Condition.unset(
-                "engine_over_local",
-                "norms are part of layers in Transformer Engine's roles, which keep their weights in the type of the model",
-                fix=(ms.Fix.give_field("transformer_engine_layers", False), ms.Fix.drop_setting("weights_in_fp32")),
-                when=_keeps_weights_in_fp32,
-            ),
         ),
         numerics=ms.Numerics.reordered(reason="the mean of squares is summed in a different order than in Megatron's norm"),
         own_trainer="from mindspeed.nn import RMSNorm",
@@ -70,6 +59,8 @@ class RmsNorm(ms.Feature[RmsNormArgs]):
 
     @ms.hookimpl
     def layer_spec(self, spec: Any, config: Any) -> Any:
-        from mindspeed.features.rms_norm.layers import with_operator_norms
+        from mindspeed.features.rms_norm.layers import with_full_precision_roles, with_operator_norms
 
-        return with_operator_norms(spec, self.args.weights_in_fp32)
+        changed = with_operator_norms(spec, self.args.weights_in_fp32)
+        has_roles = self.args.weights_in_fp32 and self.world.is_set("engine_over_local")
+        return with_full_precision_roles(changed) if has_roles else changed

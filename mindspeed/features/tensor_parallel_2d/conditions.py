@@ -11,8 +11,10 @@ from mindspeed.tensor_parallel.conditions import LINEAR_LAYERS
 NAME: Final = "tensor-parallel-2d"
 MUON: Final = "Muon supports only weights split along one dimension, but {feature} splits linear layers along both"
 NOT_MUON: Final = (ms.Fix.give_field("optimizer", "adam"), ms.Fix.remove_feature(NAME))
-_FORMATS: Final = ("torch_dist", "zarr")
-"""Formats of checkpoints that say where each part of a weight lies."""
+FILE_OF_RANK: Final = "torch"
+"""Format of checkpoints with a file for each tensor-parallel rank, whatever its weights are."""
+_FORMATS: Final = (FILE_OF_RANK, "torch_dist", "zarr")
+"""Formats of checkpoints that take a block of a weight as it is, or say where each block lies."""
 _AUTO: Final = (ms.Fix.together((ms.Fix.give_setting("x", "auto"), ms.Fix.give_setting("y", "auto"))),)
 
 
@@ -43,7 +45,7 @@ def optimizer_is_not_muon(args: GridSettings, world: ms.World) -> bool:
     ),
 )
 def checkpoints_know_both_dimensions(args: GridSettings, world: ms.World) -> bool:
-    """Check that checkpoints have the place of each block; with y = 1 weights are split as Megatron splits them."""
+    """Check that checkpoints can have blocks of weights; with y = 1 weights are split as Megatron splits them."""
     if world.checkpoint_format in _FORMATS or not fits_ranks(args, world):
         return True
     return grid_of(args, world)[1] == 1

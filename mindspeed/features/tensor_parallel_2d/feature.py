@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from mindspeed import plugins as ms
-from mindspeed.features.tensor_parallel_2d.conditions import CONDITIONS, NAME
+from mindspeed.features.tensor_parallel_2d.conditions import CONDITIONS, FILE_OF_RANK, NAME
 from mindspeed.features.tensor_parallel_2d.costs import GROUPS, describe_costs, fits_ranks, grid_of
 from mindspeed.tensor_parallel.pipeline import parts_that_fit
 
@@ -81,8 +81,13 @@ class TensorParallel2D(ms.Feature[TensorParallel2DArgs]):
     @ms.hookimpl
     def notes(self) -> Iterable[str]:
         yield from describe_costs(self.args, self.world)
-        if fits_ranks(self.args, self.world) and grid_of(self.args, self.world)[1] == 1 and not any(self.overlaps.values()):
+        if not fits_ranks(self.args, self.world):
+            return
+        is_plain = grid_of(self.args, self.world)[1] == 1
+        if is_plain and not any(self.overlaps.values()):
             yield "with y=1 and no overlap every linear layer remains Megatron's; set y or an overlap"
+        if not is_plain and self.world.knows("checkpoint_format") and self.world.checkpoint_format == FILE_OF_RANK:
+            yield "checkpoints of format torch have a file for each rank of the grid, so only the same x and y load them"
 
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:

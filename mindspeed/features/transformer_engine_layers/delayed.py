@@ -10,6 +10,8 @@ import torch
 from megatron.core.tensor_parallel import layers
 from torch import Tensor
 
+from mindspeed.features.transformer_engine_layers import mxfp8
+from mindspeed.features.transformer_engine_layers.interface import refuse
 from mindspeed.pipeline.linear import LinearProduct, with_waiting_gradient
 from mindspeed.pipeline.recomputation import Unit
 
@@ -50,6 +52,10 @@ class DelayedWeightGradients:
         """Defer the parameters where a configuration requests it; Megatron's data parallelism skips its hooks for them."""
         self._hooks = []
         if getattr(config, "delay_wgrad_compute", False):
+            if getattr(config, "fp8", None):
+                refuse(
+                    type(self).__name__, "does not delay weight gradients of fp8 products", "set delay_wgrad_compute to False"
+                )
             self._waiting = ProductQueue()
             for name, parameter in self.named_parameters():  # type: ignore[attr-defined]
                 if name.startswith(("weight", "bias")):
@@ -88,6 +94,8 @@ class DelayedWeightGradients:
     ) -> Tensor:
         """Multiply as Megatron's linear layers do; the gradient of the weight waits where that is set."""
         given = (input, weight, bias, gradient_accumulation_fusion, allreduce_dgrad, sequence_parallel)
+        if (recipe := mxfp8.active()) is not None:
+            return mxfp8.product(recipe, *given, tp_group)
         output: Tensor
         if not weight.requires_grad:
             output = layers.linear_with_frozen_weight(*given, tp_group=tp_group, **more)

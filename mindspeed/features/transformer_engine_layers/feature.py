@@ -28,6 +28,7 @@ _ROLES: Final = (
         "TEGroupedLinear TEColumnParallelGroupedLinear TERowParallelGroupedLinear",
         "defines Transformer Engine's grouped linear layers by one matrix product per local expert",
     ),
+    ("functions", "Fp8Padding Fp8Unpadding", "adds no rows to those of experts, because products in fp8 take any number here"),
     ("functions", "TEActivationOp", "defines TEActivationOp by the activation functions of torch"),
     ("functions", "TEFusedMLP", "defines TEFusedMLP by Megatron's unfused MLP"),
     ("functions", "TECudaRNGStatesTracker", "defines TECudaRNGStatesTracker by Megatron's CudaRNGStatesTracker"),
@@ -78,6 +79,14 @@ def role_patches() -> list[ms.Patch]:
         ms.Replace(f"megatron.core.utils:{name}", f"{_HERE}.functions:{name}", version, phase="build", optional=True)
         for name in ("get_te_version", "is_te_min_version")
     ]
+    patches.append(
+        ms.Replace(
+            "megatron.core.fp8_utils:get_fp8_context",
+            f"{_HERE}.mxfp8:get_fp8_context",
+            "lets linear layers of a transformer layer multiply by the recipe mxfp8 without Transformer Engine",
+            optional=True,
+        )
+    )
     sharded = "shards linear layers with their transformer layer, as Megatron does with local ones"
     patches.append(ms.Wrap(_FSDP2, f"{_HERE}.functions:shard_linear_layers_with_theirs", sharded, phase="build"))
     return patches
@@ -108,7 +117,7 @@ def no_engine_is_installed(args: TransformerEngineLayersArgs, world: ms.World) -
 
 
 _ONLY_REAL: Final = {
-    "low_precision": "linear layers multiply in fp8 or fp4",
+    "low_precision_weights": "weights are stored in fp8 or fp4",
     "tensor_parallel_overlap": "tp_comm_overlap (--tensor-parallel-overlap) overlaps collectives through user buffers",
     "qk_clip": "qk_clip needs the largest attention logits",
     "logged_attention_logits": "log_max_attention_logit (--logged-attention-logits) needs the largest attention logits",
@@ -122,6 +131,16 @@ REFUSED: Final = tuple(
     for field, text in _ONLY_REAL.items()
 )
 """Options of Transformer Engine's layers that these do not have."""
+
+
+@ms.condition(
+    "linear layers multiply by the recipe {world.low_precision_recipe}, but {feature} supports only mxfp8. Transformer "
+    "Engine's original layers support the others",
+    fix=(ms.Fix.give_field("low_precision_recipe", "mxfp8"), ms.Fix.give_field("low_precision", False)),
+)
+def recipe_is_known(args: TransformerEngineLayersArgs, world: ms.World) -> bool:
+    """Check that linear layers keep their type, or multiply in fp8 by the recipe mxfp8."""
+    return world.low_precision_recipe in ("none", "mxfp8")
 
 
 class TransformerEngineLayers(ms.Feature[TransformerEngineLayersArgs]):
@@ -140,6 +159,7 @@ class TransformerEngineLayers(ms.Feature[TransformerEngineLayersArgs]):
         constraints=(
             no_engine_is_installed,
             *REFUSED,
+            recipe_is_known,
             ms.Condition.equals(
                 "weight_shards",
                 1,
@@ -182,6 +202,11 @@ class TransformerEngineLayers(ms.Feature[TransformerEngineLayersArgs]):
     @ms.hookimpl
     def notes(self) -> Iterable[str]:
         yield "layers of Transformer Engine are replaced by Megatron's local layers under the same names"
+        if self.world.is_set("low_precision"):
+            yield (
+                "linear layers round the operands of their products to mxfp8 and multiply them in the type of the model: the "
+                "results are those of fp8, without its savings of time and memory"
+            )
         yield "operators and Megatron's functions compute fused rotary embedding, token permutation and routing"
 
     @ms.hookimpl

@@ -112,3 +112,22 @@ def shard_linear_layers_with_theirs(initialize: Function, *args: Any, **kwargs: 
 
 cpu_offload: Final = SimpleNamespace(CPUOffloadEnabled=False)
 """Transformer Engine's switch that tells its own operators that Megatron offloads activations."""
+
+
+class Fp8Padding:
+    """Role that adds rows to those of each expert; none here, because products in fp8 take any number of rows."""
+
+    def __init__(self, num_gemms: int, align_size: int | None = None) -> None:
+        self.num_gemms, self.align_size = num_gemms, align_size
+
+    def __call__(self, x: Tensor, m_splits: list[int]) -> tuple[Tensor, list[int]]:
+        """Return the rows and their numbers as they are."""
+        return x, m_splits
+
+
+class Fp8Unpadding(Fp8Padding):
+    """Role that removes what `Fp8Padding` adds."""
+
+    def __call__(self, x: Tensor, m_splits: list[int]) -> Tensor:  # type: ignore[override]  # as in Transformer Engine
+        """Return the rows as they are."""
+        return x

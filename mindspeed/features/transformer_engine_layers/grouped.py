@@ -94,8 +94,8 @@ class TEGroupedLinear(DelayedWeightGradients, GroupedLinear):
             refuse(type(self).__name__, "does not support quantization", "remove the quantization of layers")
 
     def will_execute_quantized(self, is_context_quantized: bool) -> bool:
-        """Return False: nothing is quantized."""
-        return False
+        """Return whether products are quantized: those of a quantized context are."""
+        return is_context_quantized
 
     def forward(self, x: Tensor, m_splits: Sequence[int]) -> tuple[Tensor, list[Tensor] | None]:
         """Multiply the rows of each expert, ``m_splits`` of them, by its weight; biases are added or returned."""

@@ -10,6 +10,8 @@ from mindspeed import plugins as ms
 
 VERSION: Final = "2.9.0"
 """Version of Transformer Engine whose interface the roles have."""
+MXFP8: Final = "mxfp8"
+"""The recipe of fp8 that the roles have."""
 _NAME: Final = "transformer-engine-layers"
 
 
@@ -29,8 +31,10 @@ def refuse_unknown(role: str, options: Mapping[str, Any]) -> None:
 
 
 _UNSUPPORTED: Final = {
-    "fp8": "multiplies in fp8",
     "fp4": "multiplies in fp4",
+    "fp8_param": "stores weights in fp8",
+    "fp8_dot_product_attention": "computes attention in fp8",
+    "fp8_multi_head_attention": "computes attention in fp8",
     "tp_comm_overlap": "overlaps tensor-parallel collectives by user buffers",
     "symmetric_ar_type": "reduces through symmetric memory",
     "init_model_with_meta_device": "creates its weights on the meta device",
@@ -43,6 +47,9 @@ def refuse_options(role: str, config: Any) -> None:
     for option, meaning in _UNSUPPORTED.items():
         if getattr(config, option, None):
             refuse(role, f"does not support {option}, which {meaning}", f"set {option} to None or False")
+    recipe = getattr(config, "fp8_recipe", None)
+    if getattr(config, "fp8", None) and getattr(recipe, "value", recipe) != MXFP8:
+        refuse(role, f"does not support the fp8 recipe {getattr(recipe, 'value', recipe)}", f"set fp8_recipe to {MXFP8}")
 
 
 def check_fp8_support() -> tuple[bool, str]:
@@ -53,11 +60,17 @@ def check_fp8_support() -> tuple[bool, str]:
 check_mxfp8_support = check_fp8_block_scaling_support = check_fp8_support
 
 
-def fp8_autocast(enabled: bool = True, **options: Any) -> AbstractContextManager[None]:
-    """Return a context that changes nothing; raises MS338 where fp8 is enabled."""
-    if enabled:
-        refuse("transformer_engine.pytorch.fp8.fp8_autocast", "multiplies in fp8", "remove fp8")
-    return nullcontext()
+def fp8_autocast(enabled: bool = True, fp8_recipe: Any = None, **options: Any) -> AbstractContextManager[None]:
+    """Return a context in which linear layers multiply in fp8, by a recipe that `FP8GlobalStateManager` has given.
+
+    Raises MS338 for another recipe, and for none where fp8 is enabled.
+    """
+    from mindspeed.features.transformer_engine_layers import mxfp8
+
+    if enabled and not isinstance(fp8_recipe, mxfp8.Recipe):
+        role = "transformer_engine.pytorch.fp8.fp8_autocast"
+        refuse(role, "multiplies in fp8 only by the recipe of Megatron's configuration", "set fp8 and fp8_recipe there")
+    return mxfp8.quantized(fp8_recipe if enabled else None)
 
 
 def activation_recompute_forward(
@@ -68,9 +81,16 @@ def activation_recompute_forward(
 
 
 class FP8GlobalStateManager:
-    """State of fp8, which is never enabled."""
+    """State of fp8 for code that repeats a forward pass later."""
 
     @classmethod
     def is_fp8_enabled(cls) -> bool:
-        """Return False."""
-        return False
+        """Return whether linear layers multiply in fp8."""
+        return cls.get_fp8_recipe() is not None
+
+    @classmethod
+    def get_fp8_recipe(cls) -> Any:
+        """Return the recipe by which linear layers multiply, None where they keep their type."""
+        from mindspeed.features.transformer_engine_layers import mxfp8
+
+        return mxfp8.active()

@@ -62,8 +62,8 @@ class LinearRole(DelayedWeightGradients):
             refuse(type(self).__name__, "does not support quantization", "remove the quantization of layers")
 
     def will_execute_quantized(self, is_context_quantized: bool) -> bool:
-        """Return False: nothing is quantized."""
-        return False
+        """Return whether products are quantized: those of a quantized context are."""
+        return is_context_quantized
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.use_bias}, TP={self.tp_size}"

@@ -24,6 +24,7 @@ ROLE_MODULES: Final = tuple(
         "tensor_parallel.random",
         "transformer.heterogeneous.linear_replacements",
         "transformer.moe.moe_utils",
+        "transformer.moe.experts",
         "transformer.moe.moe_layer",
         "transformer.multi_latent_attention",
         "transformer.experimental_attention_variant.absorbed_mla",

@@ -60,6 +60,37 @@ def load(folder: str) -> list[str]:
     return [name for name, parameter in model.named_parameters() if not torch.equal(parameter, built[name])]
 
 
+def load_file_of_rank(folder: str) -> list[str]:
+    """Save this rank's weights in a file as `--ckpt-format torch` does, and load a file in this layout.
+
+    Return the names of the parameters that are not what they were, or the refusals of the other grid.
+    """
+    import torch
+    from megatron.core import parallel_state
+    from megatron.core.utils import unwrap_model
+
+    from mindspeed.workbench.verification.model import build_chunks
+
+    (model,) = unwrap_model(build_chunks(RECIPE))
+    name = f"mp_rank_{parallel_state.get_tensor_model_parallel_rank():02d}"
+    built = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    if not list(Path(folder).glob(f"{name}.pt")):
+        torch.save(model.state_dict_for_save_checkpoint(), Path(folder, f"{name}.pt"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7.0)
+    try:
+        model.load_state_dict(torch.load(Path(folder, f"{name}.pt"), weights_only=False))
+    except RuntimeError as error:
+        return ["size mismatch" if "size mismatch for decoder.layers.0.mlp.linear_fc1.weight" in str(error) else str(error)]
+    return [name for name, parameter in model.named_parameters() if not torch.equal(parameter, built[name])]
+
+
+def test_a_checkpoint_with_a_file_for_each_rank_loads_into_the_same_grid_only(pool: WorkerPool, tmp_path: Path) -> None:
+    for grid, found in [((1, 2), []), ((2, 1), ["size mismatch"])]:
+        assert pool.call(load_file_of_rank, 2, str(tmp_path), plan=plan(grid)) == [found] * 2
+
+
 def ranks(layout: tuple[int, int] | int) -> int:
     return layout if isinstance(layout, int) else layout[0] * layout[1]
 

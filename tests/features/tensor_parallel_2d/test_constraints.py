@@ -74,6 +74,17 @@ def test_the_plan_says_where_linear_layers_stay_as_they_are():
     assert idle not in notes(x=4, y=1, overlap_gather=True)
 
 
+def test_files_of_ranks_are_accepted_with_a_note_and_formats_of_one_dimension_are_refused():
+    plan = ask(NAME, tp=4, settings=grid(2, 2), checkpoint_format="torch")
+    note = "checkpoints of format torch have a file for each rank of the grid, so only the same x and y load them"
+    assert note in [row.text for row in plan.rows if row.feature == NAME]
+    (refused,) = refusals(NAME, tp=4, settings=grid(2, 2), checkpoint_format="fsdp_dtensor")
+    assert refused.startswith(
+        "MS304 tensor-parallel-2d: checkpoint format fsdp_dtensor supports only weights split along one dimension, but "
+        "tensor-parallel-2d splits along both unless y=1 | "
+    )
+
+
 def test_a_layer_of_llama_3_405b_on_sixteen_ranks_sends_seven_tenths_in_forward():
     h, ffn, qkv = 16384, 53248, 16384 + 2 * 1024
 

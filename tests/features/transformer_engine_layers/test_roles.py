@@ -292,7 +292,7 @@ def test_an_option_of_a_newer_engine_is_named() -> None:
     with pytest.raises(MindSpeedError) as caught:
         column(fp8="hybrid")
     assert caught.value.problems[0].message == (
-        "transformer-engine-layers: TELayerNormColumnParallelLinear does not support fp8, which multiplies in fp8"
+        "transformer-engine-layers: TELayerNormColumnParallelLinear does not support the fp8 recipe delayed"
     )
 
 
@@ -313,7 +313,7 @@ def test_the_stand_in_has_types_and_refuses_what_it_lacks() -> None:
         pytorch.LayerNormMLP(8, 8)
 
 
-def test_the_stand_in_says_that_nothing_multiplies_in_fp8() -> None:
+def test_the_stand_in_multiplies_in_fp8_by_the_recipe_of_megatron_alone() -> None:
     from transformer_engine.pytorch import fp8
 
     reason = "Transformer Engine is not installed"
@@ -321,7 +321,13 @@ def test_the_stand_in_says_that_nothing_multiplies_in_fp8() -> None:
     assert fp8.FP8GlobalStateManager.is_fp8_enabled() is False
     with fp8.fp8_autocast(enabled=False):
         pass
-    with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.fp8\.fp8_autocast multiplies in fp8"):
+    from mindspeed.features.transformer_engine_layers.mxfp8 import Recipe
+
+    with fp8.fp8_autocast(fp8_recipe=Recipe()):
+        assert fp8.FP8GlobalStateManager.get_fp8_recipe() == Recipe()
+        with fp8.fp8_autocast(enabled=False):
+            assert fp8.FP8GlobalStateManager.is_fp8_enabled() is False
+    with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.fp8\.fp8_autocast multiplies in fp8 only by"):
         fp8.fp8_autocast()
 
 

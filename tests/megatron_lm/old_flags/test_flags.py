@@ -9,6 +9,7 @@ from mindspeed.arguments import process_args
 from mindspeed.compat.old_flags.flags import BY_FLAG, MEGATRON_VALUES, OLD_FLAGS, read_old_flags
 from mindspeed.engine.inspection.cli_arguments import surface
 from mindspeed.engine.inspection.releases import recorded_releases
+from mindspeed.megatron_lm.given_arguments import surface_or_nearest
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.registry import catalog
 from tools.docs.migration_guide import filled
@@ -44,6 +45,31 @@ def test_empty_layers_are_no_layers_of_the_model():
         "--num-layers 8 includes the no-op positions 0,7 of --noop-layers: the model has 6 layers",
         "--num-layers-per-virtual-pipeline-stage 2 includes them too: it is --num-virtual-stages-per-pipeline-rank 2",
     )
+
+
+@pytest.mark.parametrize(("places", "group"), [("7,15", 1), ("4,5,6,7", 4), ("6,7,14,15", 2)])
+def test_groups_of_recomputation_fill_chunks_without_their_empty_layers(places: str, group: int):
+    flags = ("--num-layers", "--pipeline-model-parallel-size", "--recompute-method", "--recompute-num-layers")
+    argv = ["--num-layers", "16", flags[1], "2", flags[2], "uniform", flags[3], "4", "--noop-layers", places]
+    found = read_old_flags(argv, flags, catalog())
+    assert found.rest[found.rest.index(flags[3]) + 1] == str(group)
+    assert [problem.message for problem in found.left_out] == [
+        f"--recompute-num-layers 4 is {group}: without the no-op positions {places} not every model chunk is a multiple of 4 "
+        "layers. The same layers are recomputed, in smaller groups, which keep more inputs"
+        for _ in range(group != 4)
+    ]
+
+
+def test_deterministic_training_leaves_out_the_attention_of_legacy_models():
+    known = frozenset(surface_or_nearest("0.16.1").by_option)
+    for flag in ("--npu-deterministic", "--use-deter-comp"):
+        found = read_old_flags([flag, "--use-flash-attn", "--lr", "1"], known, catalog())
+        assert found.rest == ("--lr", "1")
+        note = "--use-flash-attn is not needed: only Megatron's legacy models read it, and deterministic mode refuses it"
+        assert note in found.notes
+    kept = ["--npu-deterministic", "--use-flash-attn", "--use-legacy-models"]
+    assert read_old_flags(kept, known, catalog()).rest == tuple(kept[1:])
+    assert read_old_flags(kept[1:2], known, catalog()).rest == ("--use-flash-attn",)
 
 
 def test_a_flag_of_a_feature_that_is_not_there_yet_is_a_problem_that_says_so():

@@ -55,6 +55,14 @@ def test_flags_of_high_availability_are_left_out_with_their_reason():
     )
 
 
+def test_norms_of_outputs_belong_to_layers_that_have_them():
+    words, notes = translated("--post-norm --lr 1")
+    assert words == "--lr 1"
+    assert notes == ["--post-norm has no effect: only the layers of gemma2_spec and grok_spec read it in MindSpeed-LLM"]
+    made = words_of(["--spec", "mindspeed_llm.tasks.models.spec.grok_spec", "layer_spec", "--post-norm"], KNOWN)
+    assert any(problem.message.startswith("--post-norm belongs to MindSpeed-LLM") for problem in made.problems)
+
+
 def test_every_group_says_why_and_what_megatron_calls_it_exists():
     for group in flag_groups():
         assert bool(group.reason) != (group.kind == "megatron")
@@ -68,7 +76,11 @@ def test_every_group_says_why_and_what_megatron_calls_it_exists():
         ("--tokenizer-name-or-path /x --lr 1", "--tokenizer-model /x --lr 1"),
         ("--fix-router", "--moe-router-force-load-balancing"),
         ("--routed-scaling-factor=2.5", "--moe-router-topk-scaling-factor 2.5"),
-        ("--enable-dsa-indexer --index-topk 64", "--experimental-attention-variant dsa --dsa-indexer-topk 64"),
+        (
+            "--enable-dsa-indexer --index-topk 64 --transformer-impl local",
+            "--experimental-attention-variant dsa --dsa-indexer-topk 64 --transformer-impl transformer_engine "
+            "--dsa-indexer-n-heads 64 --dsa-indexer-head-dim 128 --dsa-indexer-loss-coeff 1.0",
+        ),
         ("--optimizer-selection fused_adamw --lr 1", "--lr 1"),
         ("--compress-dense disable", ""),
         (
@@ -134,10 +146,10 @@ def test_what_megatron_says_in_other_words_is_translated_with_a_note(line, words
     ("line", "message"),
     [
         (
-            "--post-norm --gelu-tanh",
+            "--input-embeds-norm --gelu-tanh",
             (
-                "--post-norm, --gelu-tanh belong to MindSpeed-LLM: it is part of a model of MindSpeed-LLM that Megatron's "
-                "GPT does not support"
+                "--gelu-tanh, --input-embeds-norm belong to MindSpeed-LLM: it is part of a model of MindSpeed-LLM that "
+                "Megatron's GPT does not support"
             ),
         ),
         (

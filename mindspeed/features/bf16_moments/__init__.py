@@ -1,0 +1,1 @@
+"""Moments of the optimizer in bf16."""
