@@ -18,13 +18,12 @@ PAIRED_TRANSFERS: Final = (
         "megatron.core.transformer.moe.moe_layer:MoELayer.forward",
         f"{_HERE}:with_states_of_its_own",
         reason="keeps the splits and tokens of each pass in a layer that two passes are inside of at once, one of them "
-        "to recompute it",
+        "to repeat it",
     ),
 )
 """The patches of a schedule with pairs."""
 
-PASSES_IN_TURNS: Final = tuple(
-    ms.Conflicts(name, reason=f"{name} follows the passes of one micro-batch after the other")
-    for name in ("swap-attention", "adaptive-recompute", "recompute-in-advance", "recompute-in-bubble")
-)
-"""Features that know one pass at a time."""
+
+def know_one_pass(*names: str) -> tuple[ms.Conflicts, ...]:
+    """Return the conflicts with features that know one pass at a time."""
+    return tuple(ms.Conflicts(name, reason=f"{name} follows the passes of one micro-batch after the other") for name in names)

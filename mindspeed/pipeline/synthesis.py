@@ -120,10 +120,10 @@ def dual_pipe_v(shape: PipelineShape, split: bool) -> Schedule:
     """
     least = 2 * shape.pp - 1
     if shape.micro_batches < least:
-        raise ValueError(f"dualpipev needs at least {least} micro-batches, but there are {shape.micro_batches}")
+        raise ValueError(f"DualPipeV needs at least {least} micro-batches, but there are {shape.micro_batches}")
     words = [list(_dual_pipe_v(shape, rank, split)) for rank in range(shape.pp)]
     pairs = tuple(frozenset(place for place, word in enumerate(rank) if word.endswith("&")) for rank in words)
-    return Schedule("dualpipev", shape, tuple(tuple(_numbered(rank)) for rank in words), pairs)
+    return Schedule("DualPipeV", shape, tuple(tuple(_numbered(rank)) for rank in words), pairs)
 
 
 def _dual_pipe_v(shape: PipelineShape, rank: int, split: bool) -> Iterator[str]:

@@ -71,7 +71,7 @@ V_PLACEMENT: Final[tuple[ms.Patch, ...]] = (
     ms.Mixin(
         "megatron.core.transformer.pipeline_parallel_layer_layout:PipelineParallelLayerLayout",
         f"{_HERE}:LayoutOfV",
-        reason="places the stages of a layout, and those of noop-layers, as a V",
+        reason="places the stages of a layout as a V",
         phase="build",
         optional=True,
     ),

@@ -43,14 +43,14 @@ def test_words_after_two_dashes_are_planned():
 def test_every_problem_of_a_script_is_told_at_once_with_its_line(tmp_path):
     script = tmp_path / "pretrain.sh"
     script.write_text(
-        f'HEADS=6\nARGS="\n  {SIZES}\n  --num-attention-heads $HEADS\n  --post-norm\n"\n'
+        f'HEADS=6\nARGS="\n  {SIZES}\n  --num-attention-heads $HEADS\n  --enable-mhc\n"\n'
         "torchrun --nproc_per_node 8 pretrain_gpt.py $ARGS \\\n  --tensor-model-parallel-size 4 \\\n  --nosuch 3 --seed x \\\n"
         "  --context-parallel-algo ring\n"
     )
     found = {(row["code"], row["where"].split(" ")[0].rpartition(":")[2]): row for row in problems_of(str(script))}
     assert {key: row["message"].split(":")[0] for key, row in found.items() if key[0] != "MS304"} == {
         ("MS114", "9"): "--seed is 'x', not a whole number",
-        ("MS113", "5"): "--post-norm belongs to MindSpeed-LLM",
+        ("MS113", "5"): "--enable-mhc belongs to MindSpeed-LLM",
         ("MS301", "10"): "--context-parallel-algo is 'ring'",
     }
     assert ("MS304", "8") in found

@@ -14,7 +14,7 @@ SHAPE = (
 )
 PIPELINE = f"{SHAPE} --untie-embeddings-and-output-weights --pipeline-model-parallel-size 2"
 V = "--num-virtual-stages-per-pipeline-rank 2 --features zero-bubble --set zero-bubble.placement=v"
-UNEVEN = "placement=v needs the same number of layers in every stage, but the job"
+UNEVEN = "placement=v needs the same number of layers in every stage or a layout of the stages, but the job"
 
 LISTS, AHEAD = ("nano-pipe", "zero-bubble"), ("recompute-in-advance", "recompute-in-bubble")
 PARTS = ("norm-recompute", "activation-recompute", "swap-attention")

@@ -29,7 +29,7 @@ def test_the_formula_holds_for_other_costs(costs: Costs) -> None:
 
 
 def test_too_few_micro_batches_are_refused_with_the_least() -> None:
-    with pytest.raises(ValueError, match="needs at least 7 micro-batches, but there are 6"):
+    with pytest.raises(ValueError, match="DualPipeV needs at least 7 micro-batches, but there are 6"):
         dual_pipe_v(PipelineShape(4, 2, 6, "v"), False)
 
 

@@ -43,6 +43,7 @@ class Bf16Moments(ms.Feature[Bf16MomentsArgs]):
             reason="each step rounds both moments to the 8 significant bits of bf16; the first step is exact",
         ),
         verify_with=ms.VerifyWith(world={"dtype": "bf16"}),
+        own_trainer="it rounds the states of Megatron's optimizers; mindspeed.optim has no such wrapper",
     )
 
     @ms.hookimpl

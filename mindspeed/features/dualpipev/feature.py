@@ -8,7 +8,7 @@ from mindspeed import plugins as ms
 from mindspeed.pipeline.conditions import KEEPS_FORWARDS, NO_SHARDED_MODEL, WAITING_WEIGHTS, ScheduleArgs
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
-from mindspeed.pipeline.paired_conditions import PAIRED_TRANSFERS, PASSES_IN_TURNS
+from mindspeed.pipeline.paired_conditions import PAIRED_TRANSFERS, know_one_pass
 from mindspeed.pipeline.v_conditions import V_PLACEMENT, v_conditions
 
 _REMOVE = ms.Fix.remove_feature()
@@ -78,7 +78,7 @@ class DualPipeV(ScheduleFeature[DualPipeVArgs]):
             ),
             *v_conditions("dualpipev", _REMOVE),
             micro_batches_fill_the_v,
-            *PASSES_IN_TURNS,
+            *know_one_pass("swap-attention", "adaptive-recompute", "recompute-in-advance", "recompute-in-bubble"),
             ms.Before("matmul-add"),
         ),
         numerics=ms.Numerics.reordered(

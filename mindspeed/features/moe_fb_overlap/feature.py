@@ -9,7 +9,7 @@ from mindspeed.moe.conditions import experts_are_spread, needs_dispatcher
 from mindspeed.pipeline.conditions import NO_SHARDED_MODEL, ScheduleArgs
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
-from mindspeed.pipeline.paired_conditions import PAIRED_TRANSFERS, PASSES_IN_TURNS
+from mindspeed.pipeline.paired_conditions import PAIRED_TRANSFERS, know_one_pass
 from mindspeed.plugins.shared_conditions import NO_OTHER_PASSES, has_experts
 
 _REMOVE = ms.Fix.remove_feature()
@@ -98,7 +98,7 @@ class MoeFbOverlap(ScheduleFeature[MoeFbOverlapArgs]):
             there_is_another_micro_batch,
             *NO_OTHER_PASSES,
             NO_SHARDED_MODEL,
-            *PASSES_IN_TURNS,
+            *know_one_pass("swap-attention", "adaptive-recompute", "recompute-in-advance", "recompute-in-bubble"),
         ),
         numerics=ms.Numerics.exact(),
         verify_with=ms.VerifyWith(world={"ep": 2}),

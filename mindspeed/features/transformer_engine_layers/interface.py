@@ -67,7 +67,7 @@ def fp8_autocast(enabled: bool = True, fp8_recipe: Any = None, **options: Any) -
     """
     from mindspeed.features.transformer_engine_layers import mxfp8
 
-    if enabled and not isinstance(fp8_recipe, mxfp8.Recipe):
+    if enabled and not isinstance(fp8_recipe, mxfp8.Mxfp8Recipe):
         role = "transformer_engine.pytorch.fp8.fp8_autocast"
         refuse(role, "multiplies in fp8 only by the recipe of Megatron's configuration", "set fp8 and fp8_recipe there")
     return mxfp8.quantized(fp8_recipe if enabled else None)

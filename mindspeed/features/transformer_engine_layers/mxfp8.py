@@ -24,28 +24,28 @@ _BIAS: Final = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class Mxfp8Recipe:
     """Hold the types in which operands of forward and gradients are stored."""
 
     forward: torch.dtype = torch.float8_e4m3fn
     backward: torch.dtype = torch.float8_e4m3fn
 
     @classmethod
-    def of(cls, config: Any) -> Recipe:
+    def of(cls, config: Any) -> Mxfp8Recipe:
         """Return the recipe of a configuration: ``fp8`` is e4m3, or hybrid with gradients in e5m2."""
         return cls(backward=torch.float8_e5m2) if config.fp8 == "hybrid" else cls()
 
 
-_active: list[Recipe | None] = [None]
+_active: list[Mxfp8Recipe | None] = [None]
 
 
-def active() -> Recipe | None:
+def active() -> Mxfp8Recipe | None:
     """Return the recipe of the code that runs, None where products keep their type."""
     return _active[-1]
 
 
 @contextmanager
-def quantized(recipe: Recipe | None) -> Iterator[None]:
+def quantized(recipe: Mxfp8Recipe | None) -> Iterator[None]:
     """Let linear layers multiply by a recipe in a with-block."""
     _active.append(recipe)
     try:
@@ -61,7 +61,7 @@ def get_fp8_context(config: Any, layer_no: int = -1, is_init: bool = False) -> A
     stays = getattr(fp8_utils, "is_first_last_bf16_layer", None)
     if is_init or not config.fp8 or (stays is not None and stays(config, layer_no)):
         return nullcontext()
-    return quantized(Recipe.of(config))
+    return quantized(Mxfp8Recipe.of(config))
 
 
 def rounded(x: Tensor, kind: torch.dtype) -> Tensor:
@@ -89,7 +89,7 @@ class _Product(torch.autograd.Function):
     """The product [..., in] x [out, in]; each of its three products rounds both operands along the dimension that it sums."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: Recipe, into_main: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: Mxfp8Recipe, into_main: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.recipe, ctx.into_main = recipe, into_main
         return functional.linear(rounded(x, recipe.forward), rounded(weight, recipe.forward))
@@ -116,7 +116,7 @@ class _Product(torch.autograd.Function):
 
 
 def product(
-    recipe: Recipe,
+    recipe: Mxfp8Recipe,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,

@@ -26,6 +26,7 @@ REFUSED: Final = {
     **dict.fromkeys(
         ("ampipe", "chunked-loss", "deepspeed-moe", "deepspeed-moe-dropless", "deepspeed-moe-rearrange", "pipe-experts"), _OLD
     ),
+    "dualpipev": "refused: dualpipev does not support a HybridModel, whose layers Megatron assigns to ranks by the pattern",
     "noop-layers": "refused: the pattern of a hybrid model already assigns layers to pipeline stages",
     "norm-recompute": (
         "refused: norms are fused into the linear layers that follow them, but norm-recompute recomputes separate norms"

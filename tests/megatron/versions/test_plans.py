@@ -113,13 +113,28 @@ FSDP2 = {
         "mindspeed.megatron.fixes.optimizer:reduced_by_torch",
     ),
 }
-_SINCE_0_16 = QUICK_GEGLU | RESHARDABLE | ONLY_SINCE_0_16
+_DSA = "megatron.core.transformer.experimental_attention_variant.dsa"
+SPARSE_ATTENTION = {
+    (f"{_DSA}:DSAIndexerLossLoggingHelper.save_loss_to_tracker", f"{_FIXES}.attention:losses_of_model_layers"),
+    (f"{_DSA}:rotate_activation", f"{_FIXES}.attention:rotated_without_its_package"),
+}
+SPARSE_PREDICTIONS = {
+    ("megatron.core.models.gpt.gpt_layer_specs:get_gpt_mtp_block_spec", f"{_FIXES}.attention:predictions_of_sparse_attention")
+}
+SPARSE_LAYERS = {
+    (
+        "megatron.core.models.gpt.experimental_attention_variant_module_specs:get_experimental_attention_variant_module_spec",
+        f"{_FIXES}.attention:layer_of_sparse_attention",
+    )
+}
+_SINCE_0_16 = QUICK_GEGLU | RESHARDABLE | ONLY_SINCE_0_16 | SPARSE_ATTENTION
+_BEFORE_0_18, _BEFORE_0_19 = SPARSE_LAYERS | SPARSE_PREDICTIONS, SPARSE_PREDICTIONS
 GUARDED = {
     "0.14.0": NUMPY | BEFORE_0_19 | ONLY_IN_0_14 | ONLY_BEFORE_0_17,
     "0.15.3": NUMPY | BEFORE_0_19 | QUICK_GEGLU | RESHARDABLE | SYNCHRONOUS | ONLY_BEFORE_0_17,
-    "0.16.1": _SINCE_0_16 | BEFORE_0_19 | FSDP2 | SYNCHRONOUS | ONLY_BEFORE_0_17,
-    "0.17.1": _SINCE_0_16 | BEFORE_0_19 | FSDP2 | SYNCHRONOUS_SINCE_0_17,
-    "0.18.2": _SINCE_0_16 | BEFORE_0_19 | FSDP2 | SYNCHRONOUS_SINCE_0_17,
+    "0.16.1": _SINCE_0_16 | _BEFORE_0_18 | BEFORE_0_19 | FSDP2 | SYNCHRONOUS | ONLY_BEFORE_0_17,
+    "0.17.1": _SINCE_0_16 | _BEFORE_0_18 | BEFORE_0_19 | FSDP2 | SYNCHRONOUS_SINCE_0_17,
+    "0.18.2": _SINCE_0_16 | _BEFORE_0_19 | BEFORE_0_19 | FSDP2 | SYNCHRONOUS_SINCE_0_17,
     "0.19.1": _SINCE_0_16 | HYBRID_MODEL | SYNCHRONOUS_SINCE_0_17,
     "0.20.0": _SINCE_0_16 | HYBRID_MODEL | SYNCHRONOUS_SINCE_0_17 | WITHOUT_INFERENCE,
 }
