@@ -54,7 +54,7 @@ def test_each_product_rounds_both_operands_along_the_dimension_that_it_sums(into
     w = torch.randn(48, 96, dtype=torch.bfloat16, requires_grad=True)
     b = torch.randn(48, dtype=torch.bfloat16, requires_grad=True)
     w.main_grad = torch.ones(48, 96)
-    recipe = mxfp8.Recipe(backward=E5M2)
+    recipe = mxfp8.Mxfp8Recipe(backward=E5M2)
     y = mxfp8.product(recipe, x, w, b, into_main, False, False, None)
     dy = torch.randn_like(y)
     y.backward(dy)
@@ -78,7 +78,7 @@ def test_an_expert_without_tokens_has_a_gradient_of_zero():
     from mindspeed.features.transformer_engine_layers import mxfp8
 
     x, w = torch.randn(0, 40, requires_grad=True), torch.randn(48, 40, requires_grad=True)
-    mxfp8.product(mxfp8.Recipe(), x, w, None, False, False, False, None).sum().backward()
+    mxfp8.product(mxfp8.Mxfp8Recipe(), x, w, None, False, False, False, None).sum().backward()
     assert x.grad.shape == (0, 40)
     assert not w.grad.any()
 

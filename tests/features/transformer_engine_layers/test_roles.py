@@ -321,10 +321,10 @@ def test_the_stand_in_multiplies_in_fp8_by_the_recipe_of_megatron_alone() -> Non
     assert fp8.FP8GlobalStateManager.is_fp8_enabled() is False
     with fp8.fp8_autocast(enabled=False):
         pass
-    from mindspeed.features.transformer_engine_layers.mxfp8 import Recipe
+    from mindspeed.features.transformer_engine_layers.mxfp8 import Mxfp8Recipe
 
-    with fp8.fp8_autocast(fp8_recipe=Recipe()):
-        assert fp8.FP8GlobalStateManager.get_fp8_recipe() == Recipe()
+    with fp8.fp8_autocast(fp8_recipe=Mxfp8Recipe()):
+        assert fp8.FP8GlobalStateManager.get_fp8_recipe() == Mxfp8Recipe()
         with fp8.fp8_autocast(enabled=False):
             assert fp8.FP8GlobalStateManager.is_fp8_enabled() is False
     with pytest.raises(MindSpeedError, match=r"transformer_engine\.pytorch\.fp8\.fp8_autocast multiplies in fp8 only by"):
