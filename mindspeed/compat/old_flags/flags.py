@@ -207,6 +207,11 @@ def read_old_flags(argv: Sequence[str], known: Collection[str], catalog: Catalog
     made = ArgumentWords(rest, known)
     sizes = {size: made.number(f"--{size.replace('_', '-')}") or 1 for size in (_TENSOR, _PIPELINE, _CONTEXT)}
     has_algorithm = "context_parallel_algo" in values or made.has("--cp-comm-type")
+    if values.get("schedules_method") == "dualpipev" and sizes[_PIPELINE] > 1 and not any(map(made.value, _INTERLEAVED)):
+        made.put(_INTERLEAVED[1], "2")
+        made.notes.append(
+            f"{_INTERLEAVED[1]} 2 is added, because --schedules-method dualpipev has two model chunks on each rank"
+        )
     values, settings = translate_recomputation(made, values)
     layer, by_flag, missing = request_of(sizes | without_unserved(made, values), catalog)
     layer = replace(layer, settings=_merged(layer.settings, settings))

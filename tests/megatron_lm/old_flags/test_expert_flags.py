@@ -57,6 +57,20 @@ def test_passes_of_stages_without_chunks_are_not_paired_and_the_others_are():
         assert (old.left_out, "moe-fb-overlap" in old.layer.features) == ((), True)
 
 
+def test_dualpipev_has_two_chunks_and_pairs_passes_itself():
+    words = (
+        "--schedules-method dualpipev --moe-fb-overlap --dualpipev-dw-detach --pipeline-model-parallel-size 2 --num-layers 8"
+    )
+    old = read_old_flags(
+        [*words.split(), "--recompute-activation-function", "--recompute-activation-function-num-layers", "3"], (), catalog()
+    )
+    assert set(old.layer.features) == {"dualpipev", "activation-recompute"}
+    assert old.layer.settings == {"dualpipev": {"split_weights": True}}
+    assert old.rest[-2:] == ("--num-virtual-stages-per-pipeline-rank", "2")
+    assert any("covers all 2 layers of a model chunk" in note for note in old.notes)
+    assert any("--moe-fb-overlap is part of the feature dualpipev" in note for note in old.notes)
+
+
 def test_every_flag_that_serves_no_low_precision_stands_for_features_that_refuse_it():
     for dest in _FULL_PRECISION:
         for feature in BY_DEST[dest].features:
