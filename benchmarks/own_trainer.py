@@ -39,7 +39,7 @@ def module_rows() -> list[Row]:
     q, k, v = (torch.randn(2, 1024, heads, 64, requires_grad=True) for heads in (16, 4, 4))
     norm, peer = RMSNorm(1024), nn.RMSNorm(1024)
     rotary, moe = RotaryEmbedding(64, 1024), MoE(1024, 1024, EXPERTS, TOP_K)
-    loss, torchs_loss = LinearCrossEntropyLoss(512, 8192, mode="accumulate"), nn.LinearCrossEntropyLoss(512, 8192)
+    loss, torchs_loss = LinearCrossEntropyLoss(512, 8192, chunks=4, mode="accumulate"), nn.LinearCrossEntropyLoss(512, 8192)
     hidden, target = torch.randn(2, 1024, 512, requires_grad=True), torch.randint(8192, (2, 1024))
     tokens = torch.randn(512, 1024, requires_grad=True)
 
@@ -72,7 +72,7 @@ def module_rows() -> list[Row]:
         ("RotaryEmbedding / products", rotary, rotated, (q,)),
         ("Attention / scaled_dot_product_attention", Attention(), torchs_attention, (q, k, v)),
         (
-            "LinearCrossEntropyLoss / nn.LinearCrossEntropyLoss",
+            "LinearCrossEntropyLoss, 4 chunks / nn.LinearCrossEntropyLoss",
             lambda hidden, *weights: loss(hidden, target),
             lambda hidden, *weights: torchs_loss(hidden.flatten(0, 1), target.flatten()),
             (hidden, loss.linear.weight, torchs_loss.linear.weight),
