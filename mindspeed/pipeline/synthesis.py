@@ -19,7 +19,12 @@ def megatron(shape: PipelineShape) -> Schedule:
 
 
 def paired(shape: PipelineShape) -> Schedule:
-    """Return Megatron's order with one more forward pass ahead, so that each other one runs together with a backward pass."""
+    """Return Megatron's order with one more forward pass ahead, so that each other one runs together with a backward pass.
+
+    Of as few micro-batches as stages none can run ahead: Megatron's order is returned, as for an evaluation.
+    """
+    if shape.vpp > 1 and shape.micro_batches <= (shape.group or shape.pp):
+        return megatron(shape)
     ops = tuple(tuple(_one_forward_one_backward(shape, rank, more=1)) for rank in range(shape.pp))
     return Schedule("paired", shape, ops, tuple(frozenset(_places_before_backward(rank)) for rank in ops))
 
@@ -116,11 +121,15 @@ def dual_pipe_v(shape: PipelineShape, split: bool) -> Schedule:
     """Return DualPipeV: DualPipe of DeepSeek-V3 (arXiv 2412.19437) cut in half, on stages that are placed as a V.
 
     In the steady phase the forward pass of each chunk runs together with a backward pass of the other one. With ``split``, W of
-    the warm-up and cool-down phases is apart. Needs 2 pp - 1 micro-batches; raises ValueError for fewer.
+    the warm-up and cool-down phases is apart. Fewer than 2 pp - 1 micro-batches, as of an evaluation, have no steady phase and
+    get the order of ZB-V.
     """
-    least = 2 * shape.pp - 1
-    if shape.micro_batches < least:
-        raise ValueError(f"DualPipeV needs at least {least} micro-batches, but there are {shape.micro_batches}")
+    if shape.micro_batches < 2 * shape.pp - 1:
+        base = zero_bubble_v(shape)
+        joined = tuple(
+            tuple(op._replace(kind="D") if op.kind == "B" else op for op in ops if op.kind != "W") for ops in base.ops
+        )
+        return base if split else Schedule(base.name, shape, joined)
     words = [list(_dual_pipe_v(shape, rank, split)) for rank in range(shape.pp)]
     pairs = tuple(frozenset(place for place, word in enumerate(rank) if word.endswith("&")) for rank in words)
     return Schedule("DualPipeV", shape, tuple(tuple(_numbered(rank)) for rank in words), pairs)
