@@ -19,7 +19,7 @@ from mindspeed.pipeline.executor import execute
 from mindspeed.pipeline.megatron_stages import MegatronStages, refuse
 from mindspeed.pipeline.messages import Routes, routes
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
-from mindspeed.pipeline.paired_transfers import LAYER_STATES
+from mindspeed.pipeline.paired_transfers import LAYER_STATES, TRACKER_NAME
 from mindspeed.pipeline.recompute_feature import RecomputeFeature
 from mindspeed.pipeline.recording import Timed, agreed_costs, collect, device_time, is_collecting, write_trace
 from mindspeed.pipeline.running_step import running
@@ -132,7 +132,7 @@ class Engine:
         return step.losses
 
     def _execute(self, schedule: Schedule, step: MegatronStages, channels: Channels) -> None:
-        states = (*generators(), tracker_state(), LAYER_STATES, *step.states) if schedule.pairs else ()
+        states = (*generators(), tracker_state(), TRACKER_NAME, LAYER_STATES, *step.states) if schedule.pairs else ()
         if self.trace is None and not self._measuring and not is_collecting():
             execute(schedule, step.rank, step, channels, states=states)
             return

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch.distributed as dist
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch import Tensor
 
 from mindspeed.moe.transfer import all_to_all, post, wait
@@ -49,6 +50,22 @@ class _LayerStates:
 
 
 LAYER_STATES: Final = _LayerStates()
+
+
+class _TrackerName:
+    """The name of the random state that Megatron's tracker uses, where it keeps one: a pass may hand over while it uses one."""
+
+    def get(self) -> Any:
+        """Read it."""
+        return vars(get_cuda_rng_tracker()).get("_current_state_name")
+
+    def set(self, name: Any) -> None:
+        """Write it."""
+        if name is not None:
+            get_cuda_rng_tracker()._current_state_name = name
+
+
+TRACKER_NAME: Final = _TrackerName()
 
 
 @wrapper
