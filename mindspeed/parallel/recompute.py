@@ -20,7 +20,7 @@ from mindspeed.ops.errors import refuse
 
 @dataclass(slots=True)
 class _Layer:
-    """What a layer keeps for backward, its inputs in bytes, and the seconds of its forward pass."""
+    """Hold the bytes that a layer keeps for backward, those of its inputs, and the seconds of its forward pass."""
 
     kept: int = 0
     inputs: int = 0

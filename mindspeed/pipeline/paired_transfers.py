@@ -32,7 +32,7 @@ def in_turns_with_another_pass(
 
 
 class _LayerStates:
-    """What the modules of a MoE layer keep between the steps of one forward pass, for the layer that a pass is inside of."""
+    """Hold what the modules of the MoE layer that a pass is inside of keep between the steps of its forward pass."""
 
     def __init__(self) -> None:
         self.inside: list[Any] = []
@@ -53,7 +53,7 @@ LAYER_STATES: Final = _LayerStates()
 
 
 class _TrackerName:
-    """The name of the random state that Megatron's tracker uses, where it keeps one: a pass may hand over while it uses one."""
+    """Hold the name of the random state that Megatron's tracker uses: a pass may hand over while it uses one."""
 
     def get(self) -> Any:
         """Read it."""

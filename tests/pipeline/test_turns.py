@@ -1,6 +1,7 @@
 """Two computations in turns."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,6 +49,23 @@ def test_each_has_the_states_as_if_it_ran_alone_and_the_first_leaves_them() -> N
     assert held.value == 3
     assert in_turns(lambda: counts(1, 1), lambda: counts(10, 3), [held]) == ([4], [13, 23, 33])
     assert held.value == 4
+
+
+def test_a_pass_that_hands_over_within_a_random_state_finds_its_name_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mindspeed.pipeline import paired_transfers
+
+    tracker = SimpleNamespace(_current_state_name="default-rng")
+    monkeypatch.setattr(paired_transfers, "get_cuda_rng_tracker", lambda: tracker)
+
+    def forked(name: str) -> str:
+        before, tracker._current_state_name = tracker._current_state_name, name
+        hand_over()
+        found, tracker._current_state_name = tracker._current_state_name, before
+        return found
+
+    names = in_turns(lambda: forked("model"), lambda: forked("expert"), [paired_transfers.TRACKER_NAME])
+    assert names == ("model", "expert")
+    assert tracker._current_state_name == "default-rng"
 
 
 @pytest.mark.parametrize("failing", [0, 1])
