@@ -11,7 +11,7 @@ are under way while another is computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.ops.process_groups import PendingCollective, post_all_gather, post_all_to_all, post_reduce_scatter
+from mindspeed.process.place import PLACE
 from mindspeed.process.turns import hand_over
 
 Steps = Generator[None, None, Tensor]
@@ -45,6 +46,7 @@ class TokenTransfer:
     forth: Post
     back: Post
     pending: PendingCollective | None = None
+    name: str = field(default_factory=PLACE.next_transfer)
 
 
 def post(sent: Tensor, transfer: TokenTransfer) -> Tensor:
@@ -94,7 +96,9 @@ class _Post(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         pending, ctx.transfer.pending = ctx.transfer.pending, None
-        return arrived(pending), None
+        received = arrived(pending)
+        PLACE.done = f"after the gradient of {ctx.transfer.name} was received"
+        return received, None
 
 
 class _Wait(torch.autograd.Function):
@@ -109,4 +113,5 @@ class _Wait(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         ctx.transfer.pending = ctx.transfer.back(grads[0])
+        PLACE.done = f"after the gradient of {ctx.transfer.name} was sent"
         return grads[0], None  # of the shape that autograd expects; what arrives goes to the other node by the transfer

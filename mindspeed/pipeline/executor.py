@@ -11,10 +11,12 @@ from typing import Protocol
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
+from mindspeed.pipeline.failing_pass import add_place
 from mindspeed.pipeline.messages import Message, needed, produced
 from mindspeed.pipeline.operations import Op, Schedule
 from mindspeed.pipeline.transport import Channels
 from mindspeed.platforms import runtime
+from mindspeed.process.place import PLACE
 from mindspeed.process.turns import State, in_turns
 
 
@@ -67,7 +69,7 @@ def execute(
             made = [run.compute(together[0], given[0])]
         else:
             forward, backward = (partial(run.compute, op, tensor) for op, tensor in zip(together, given, strict=True))
-            made = list(in_turns(forward, in_thread_like_this(backward), states))
+            made = list(in_turns(forward, in_thread_like_this(backward), (PLACE, *states)))
         for op, output in zip(together, made, strict=True):
             run.deliver(op, output)
         if record is not None:
@@ -95,7 +97,15 @@ class _Execution:
         return self._channels.receive(message)
 
     def compute(self, op: Op, given: Tensor | None) -> Tensor | None:
-        """Run an operation on what it was given."""
+        """Run an operation on what it was given. An error gets a note that names the operation and the place."""
+        PLACE.done = ""
+        try:
+            return self._compute(op, given)
+        except Exception as error:
+            add_place(error, op, self._shape.stage_of(self._rank, op.chunk))
+            raise
+
+    def _compute(self, op: Op, given: Tensor | None) -> Tensor | None:
         if op.kind == "F":
             if given is not None and self._training:
                 given.requires_grad_()

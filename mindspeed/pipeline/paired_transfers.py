@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mindspeed.moe.transfer import all_to_all, post, wait
 from mindspeed.plugins.patches import Function, wrapper
+from mindspeed.process.place import PLACE
 
 
 @wrapper
@@ -72,6 +73,7 @@ TRACKER_NAME: Final = _TrackerName()
 def with_states_of_its_own(original: Function, layer: Any, *args: Any, **more: Any) -> Any:
     """Wrap ``MoELayer.forward``: while it runs, what the layer, its dispatcher and its experts keep belongs to this pass."""
     before = LAYER_STATES.inside
+    PLACE.enter(f"layer {layer.layer_number}")
     modules = (layer, layer.token_dispatcher, layer.experts, layer.shared_experts)
     LAYER_STATES.inside = [*before, *(module for module in modules if module is not None)]
     try:

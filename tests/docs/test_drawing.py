@@ -40,7 +40,7 @@ def test_a_picture_is_well_formed_described_and_within_its_borders(picture):
 @pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
 def test_an_arrow_of_a_picture_goes_forward_in_time_to_another_rank(picture):
     for timeline in (panel for row in picture.panels for panel in row if isinstance(panel, Timeline)):
-        assert timeline.arrows
+        assert timeline.arrows or timeline.ranks == 1
         for arrow in timeline.arrows:
             assert arrow.begin[0] != arrow.end[0]
             assert arrow.begin[1] < arrow.end[1] < len(timeline.columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from mindspeed.pipeline.drawing import lanes
 from mindspeed.pipeline.messages import needed, produced
 from mindspeed.pipeline.operations import Costs, Schedule
 from mindspeed.pipeline.simulator import Span, judge
@@ -19,7 +20,7 @@ LEGEND: Final = (
 
 
 def timeline(title: str, schedule: Schedule, recompute_in_backward: bool = False) -> Timeline:
-    """Return what every rank does in each step of a schedule whose operations cost the same.
+    """Return what every rank does in each step of a schedule whose operations cost the same; two passes together alternate.
 
     With ``recompute_in_backward`` a D begins with a step of recomputation, as in Megatron's own schedules.
     """
@@ -27,8 +28,9 @@ def timeline(title: str, schedule: Schedule, recompute_in_backward: bool = False
     verdict = judge(schedule, costs)
     boxes = {}
     for rank, spans in enumerate(verdict.spans):
-        for op, begin, end in spans:
-            for step in range(round(begin), round(end)):
+        for (op, begin, end), lane, together in lanes(spans):
+            first = round(begin) + together - 1 - lane  # of two passes, the second one begins
+            for step in range(first, round(end), together):
                 kind = "R" if recompute_in_backward and op.kind == "D" and step == begin else op.kind
                 letter = kind.lower() if op.chunk else kind
                 boxes[rank, step] = Box(f"{letter}{op.micro_batch}", _COLOURS[kind])
