@@ -1,6 +1,6 @@
 """``python -m benchmarks.gpu``: the operators of CUDA checked and then timed on this machine's GPU; exit 3 without one.
 
-Rows G1 to G9. Each is checked against plain torch at the size it is timed at; a row that is wrong is not timed.
+Rows G1 to G9 and G14. Each is checked against plain torch at the size it is timed at; a row that is wrong is not timed.
 The file is written after every row; ``--resume`` leaves out what it holds. ``--interpret`` checks every row at a small size on
 the CPU, the kernels in Triton's interpreter: no times, but the script itself is tried.
 """

@@ -1,8 +1,10 @@
-"""Rows G5, G7 and G9: operators whose ceiling is a dense product or another attention kernel."""
+"""Rows G5, G7, G9 and G14: operators whose ceiling is a dense product, or another attention or loss kernel."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.accelerator.measuring import Call, Work
 from benchmarks.accelerator.operation import Case, device, randn
+from mindspeed.features.chunked_loss.linear_cross_entropy import linear_cross_entropy
 from mindspeed.ops import fusion_attention, npu_matmul_add_fp32
 
 
@@ -144,6 +147,30 @@ def _attention(length: int, small: bool) -> Work:
     return Work(partial(gradients, ours), formula, peers, torch.bfloat16, flops=flops, targets={"SDPA flash": 0.97})
 
 
+def _loss(small: bool) -> Work:
+    tokens, width, vocabulary = (12, 16, 40) if small else (8192, 4096, 128256)
+    hidden, weight = randn(tokens, width), (randn(vocabulary, width, grad=False) / width**0.5).requires_grad_()
+    labels = torch.randint(vocabulary, (tokens,), device=device())
+
+    def trained(loss: Callable[[], Tensor]) -> list[Tensor]:
+        made = loss()
+        return [made.detach().float(), *torch.autograd.grad(made, (hidden, weight))]
+
+    peers: dict[str, Call] = {}
+    if find_spec("liger_kernel") is not None and not small:
+        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy as liger
+
+        peers["Liger"] = partial(trained, lambda: liger(hidden, weight, labels))
+    if find_spec("cut_cross_entropy") is not None and not small:
+        from cut_cross_entropy import linear_cross_entropy as cut
+
+        peers["cut-cross-entropy"] = partial(trained, lambda: cut(hidden, weight, labels))
+    whole: Call = lambda: F.cross_entropy((hidden @ weight.t()).float(), labels)  # noqa: E731
+    peers["all logits"] = partial(trained, whole)
+    ours = partial(trained, lambda: linear_cross_entropy(hidden, weight, labels, mode="accumulate").mean())
+    return Work(ours, partial(trained, whole), peers, torch.bfloat16, flops=6.0 * tokens * width * vocabulary, tolerance=2e-2)
+
+
 CASES: list[Case] = [
     *(
         Case("G5", f"attention, causal, 32 and 4 heads of 128, {length} tokens, both ways", partial(_attention, length))
@@ -157,4 +184,5 @@ CASES: list[Case] = [
     ),
     Case("G9", "dW added to fp32, 8192 x 8192 x 8192", partial(_weight_gradient, 8192, 8192, 8192)),
     Case("G9", "dW added to fp32, 8192 x 28672 x 8192", partial(_weight_gradient, 8192, 28672, 8192)),
+    Case("G14", "linear cross-entropy, 8192 tokens, vocabulary 128256, both ways", _loss),
 ]

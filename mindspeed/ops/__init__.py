@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mindspeed.ops import lcal_coc
     from mindspeed.ops.ffn import ffn
     from mindspeed.ops.fusion_attention import fusion_attention
+    from mindspeed.ops.logit_statistics import logit_statistics
     from mindspeed.ops.npu_all_to_all_all_gather_bmm import npu_all_to_all_all_gather_bmm
     from mindspeed.ops.npu_bmm_reduce_scatter_all_to_all import npu_bmm_reduce_scatter_all_to_all
     from mindspeed.ops.npu_dropout_add_layer_norm import npu_dropout_add_layer_norm
@@ -35,6 +36,7 @@ __all__ = [
     "ffn",
     "fusion_attention",
     "lcal_coc",
+    "logit_statistics",
     "npu_all_to_all_all_gather_bmm",
     "npu_bmm_reduce_scatter_all_to_all",
     "npu_dropout_add_layer_norm",
@@ -67,6 +69,7 @@ ALIASES: Final = {
     "attention": "fusion_attention",
     "fusion_attention_grad": "fusion_attention",
     "npu_fusion_attention_grad": "fusion_attention",
+    "logit_gradient": "logit_statistics",
 }
 """Further public functions, and the modules that they are in."""
 

@@ -39,6 +39,7 @@ EVERYWHERE: Final = {
     "npu_mm_all_reduce_add_rms_norm_": "it is npu_mm_all_reduce_add_rms_norm writing into its argument",
 }
 BY_PLATFORM: Final[dict[tuple[str, str], str]] = {
+    ("logit_statistics", "npu"): "torch_npu has no such kernel",
     ("quant_gmm", "cuda"): "no Triton kernel for integer products exists yet",
 }
 

@@ -180,7 +180,26 @@ def _unpermute(dtype: torch.dtype) -> Case:
     return Case(_trained(ours, permuted, probs), "index_add", _trained(without, permuted, by_row))
 
 
+def _logits(dtype: torch.dtype) -> Case:
+    logits, labels = _random(dtype, ROWS // 4, 16 * HIDDEN), torch.randint(16 * HIDDEN, (ROWS // 4,))
+    factors = torch.zeros(4, ROWS // 4)
+
+    def ours() -> None:
+        made = logits.clone()
+        largest, sums = operators.logit_statistics(made, labels)
+        operators.logit_gradient(made, largest, sums[0].log(), factors, labels)
+
+    def without() -> None:
+        wide = logits.float()
+        largest = wide.amax(-1, keepdim=True)
+        sums = wide.sub_(largest).exp_().sum(-1, keepdim=True)
+        wide.mul_(factors[0, :, None] / sums).scatter_add_(1, labels[:, None], factors[1, :, None]).to(dtype)
+
+    return Case(ours, "softmax in place, in fp32", without)
+
+
 CASES: Final[dict[str, Callable[[torch.dtype], Case]]] = {
+    "logit_statistics": _logits,
     "npu_fused_moe_token_permute": _permute,
     "npu_fused_moe_token_unpermute": _unpermute,
     "npu_gmm": _grouped_matmul,

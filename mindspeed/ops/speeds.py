@@ -15,6 +15,7 @@ from typing import Any, Final
 EQUAL: Final = 0.9
 """The lowest ratio of two equal speeds: measurements of one call differ by a few per cent."""
 MEASURED: Final = (
+    "logit_statistics",
     "npu_fused_moe_token_permute",
     "npu_fused_moe_token_unpermute",
     "npu_gmm",
@@ -24,7 +25,7 @@ MEASURED: Final = (
     "rms_norm",
     "swiglu",
 )
-"""The C++ operators of features that level 1 switches on and that replace calls of torch."""
+"""The C++ operators that replace calls of torch in features."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ BF16 = torch.bfloat16
 ENDS = torch.tensor([2, 5])
 OF_ONE_TYPE = {"swiglu", "quant_gmm", "npu_quant_gmm", "npu_quant_gmm_v2", "npu_fused_moe_token_permute"}
 """Operators that have one floating operand, or types that scales declare."""
-OF_BACKWARD = {"fusion_attention_grad", "npu_fusion_attention_grad"}
-"""Operators that are called with the tensors that forward has converted."""
+OF_BACKWARD = {"fusion_attention_grad", "npu_fusion_attention_grad", "logit_statistics", "logit_gradient"}
+"""Operators that a function of autograd calls, with the tensors that it has converted."""
 
 
 @pytest.fixture(scope="module")

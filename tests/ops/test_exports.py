@@ -37,7 +37,7 @@ def test_every_operator_is_exported():
     assert all(isinstance(getattr(mindspeed.ops, name), FunctionType) for name in functions)
     assert isinstance(mindspeed.ops.lcal_coc, ModuleType)
     assert {*OPERATORS, *ALIASES} <= set(dir(mindspeed.ops))
-    assert len(OPERATORS) == 19
+    assert len(OPERATORS) == 20
 
 
 def test_another_name_is_an_attribute_error():

@@ -87,6 +87,7 @@ class ChunkedLoss(ms.Feature[ChunkedLossArgs]):
         name="chunked-loss",
         category=ms.Category.MEMORY,
         megatron=">=0.14,<0.17",
+        ops=("logit_statistics",),
         constraints=(
             NO_FSDP,
             NO_OVERLAPPED_MICRO_BATCHES,
@@ -148,7 +149,7 @@ class ChunkedLoss(ms.Feature[ChunkedLossArgs]):
             hidden = sum(t.bytes for t in tensors if t.name == _HIDDEN and not t.prediction)
             gradients = hidden + rows * self.world.hidden_size * size
             changed.append(SavedTensor("loss: gradients", gradients, 1, by=self.spec.name))
-        chunk = -(-tokens // chunks) * rows * (4 if size == 4 else 4 + size)
+        chunk = -(-tokens // chunks) * rows * size
         if size != 4 and chunks > 1:
             chunk += rows * self.world.hidden_size * 4  # sum of the chunks' weight gradients
         if chunk > sum(t.bytes for t in tensors if t.name == _GRADIENTS):  # the larger of both exists at the peak

@@ -19,6 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.features.chunked_loss.chunks import default_chunks
+from mindspeed.ops.logit_statistics import EXPECTED, LOG_SUM, PICKED, TOTAL, logit_gradient, logit_statistics
+from mindspeed.ops.npu_matmul_add_fp32 import npu_matmul_add_fp32
+from mindspeed.ops.numerics import wide_type
 
 Mode: TypeAlias = Literal["recompute", "accumulate"]
 """*recompute* computes the logits of a chunk again in backward. *accumulate* computes gradients in forward."""
@@ -26,12 +29,6 @@ Mode: TypeAlias = Literal["recompute", "accumulate"]
 WeightGradient: TypeAlias = Callable[[Tensor, Tensor], Tensor | None]
 """Adds the gradient of a chunk to a buffer, from the gradient of its logits [C, V] and its hidden states [C, H]. Returns what
 autograd gets as the gradient of the weight."""
-
-LOG_SUM: Final = 0
-PICKED: Final = 1
-TOTAL: Final = 2
-EXPECTED: Final = 3
-"""Rows of the statistics of tokens, see `_Statistics`."""
 
 _PROPORTIONAL: Final = 1e-6
 """Largest deviation of loss gradients from a multiple of the token weights, relative to the largest gradient."""
@@ -90,11 +87,20 @@ class _Options:
         count = len(values_T) // self.group.size()
         return values_T[self.group.rank() * count :][:count]
 
-    def positions(self, labels_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows of labels in this rank's share of the weight, and which of them it has."""
+    def positions(self, labels_T: Tensor) -> Tensor:
+        """Return the rows of labels in this rank's share of the weight, -1 for those that it does not have."""
         rows_T = labels_T - self.first_row
-        is_local_T = (rows_T >= 0) & (rows_T < self.rows)
-        return torch.where(is_local_T, rows_T, 0), is_local_T
+        return torch.where((rows_T >= 0) & (rows_T < self.rows), rows_T, -1)
+
+    def sums(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the largest logit of this rank's rows [C] and the sums over them [4, C]."""
+        return logit_statistics(logits_CV, self.positions(labels_C), self.has_total, self.has_expected)
+
+    def to_gradients(self, logits_CV: Tensor, largest_C: Tensor, log_C: Tensor, factors_4C: Tensor, labels_C: Tensor) -> Tensor:
+        """Replace logits by their gradients, and return these."""
+        rows_C = self.positions(labels_C)
+        logit_gradient(logits_CV, largest_C, log_C, factors_4C, rows_C, self.has_total, self.has_expected)
+        return logits_CV
 
 
 def linear_cross_entropy(
@@ -232,10 +238,10 @@ class _Statistics(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_RH: Tensor, weight_VH: Tensor, labels_T: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
         hidden_TH = options.gather(hidden_RH)
-        largest_T = hidden_RH.new_empty(len(labels_T), dtype=_wide(hidden_RH.dtype))
+        largest_T = hidden_RH.new_empty(len(labels_T), dtype=wide_type(hidden_RH.dtype))
         sums_4T = largest_T.new_empty(4, len(labels_T))
         for span in options.spans(len(labels_T)):
-            largest_T[span], sums_4T[:, span] = _local_sums(_logits(hidden_TH[span], weight_VH), labels_T[span], options)
+            largest_T[span], sums_4T[:, span] = options.sums(hidden_TH[span].mm(weight_VH.t()), labels_T[span])
         statistics_4T, largest_T = _combined(largest_T, sums_4T, labels_T, options)
         ctx.options = options
         log_T, expected_T = statistics_4T[LOG_SUM].clone(), statistics_4T[EXPECTED].clone() if options.has_expected else None
@@ -249,15 +255,13 @@ class _Statistics(torch.autograd.Function):
         options: _Options = ctx.options
         hidden_TH = options.gather(hidden_RH)
         gradients = _Gradients(hidden_TH, weight_VH, ctx.needs_input_grad, options)
+        if expected_T is not None:
+            grad_4T = grad_4T.clone()
+            grad_4T[LOG_SUM] += grad_4T[EXPECTED] * (1 - expected_T)
         for span in options.spans(len(labels_T)):
-            values_CV = _logits(hidden_TH[span], weight_VH).sub_(largest_T[span, None])
-            if expected_T is None:
-                _softmax_gradients(values_CV.exp_(), log_T[span], grad_4T[:, span])
-            else:
-                _entropy_gradients(values_CV, log_T[span], expected_T[span], grad_4T[:, span])
-            values_CV = _with_label(values_CV, grad_4T[:, span], labels_T[span], options).to(weight_VH.dtype)
-            gradients.add(span, values_CV)
-            del values_CV  # before the next chunk's are made
+            logits_CV = hidden_TH[span].mm(weight_VH.t())
+            gradients.add(span, options.to_gradients(logits_CV, largest_T[span], log_T[span], grad_4T[:, span], labels_T[span]))
+            del logits_CV  # before the next chunk's are made
         return gradients.hidden(), gradients.weight(), None, None
 
 
@@ -275,18 +279,15 @@ class _Accumulated(torch.autograd.Function):
         loss: _Loss,
     ) -> Tensor:
         hidden_TH = options.gather(hidden_RH)
-        loss_T = hidden_RH.new_empty(len(labels_T), dtype=_wide(hidden_RH.dtype))
+        loss_T = hidden_RH.new_empty(len(labels_T), dtype=wide_type(hidden_RH.dtype))
         gradients = _Gradients(hidden_TH, weight_VH, ctx.needs_input_grad, options)
         for span in options.spans(len(labels_T)):
-            values_CV = _logits(hidden_TH[span], weight_VH)
-            local_C, sums_4C = _local_sums(values_CV, labels_T[span], options)
-            statistics_4C, largest_C = _combined(local_C, sums_4C, labels_T[span], options)
+            logits_CV = hidden_TH[span].mm(weight_VH.t())
+            statistics_4C, largest_C = _combined(*options.sums(logits_CV, labels_T[span]), labels_T[span], options)
             loss_T[span], grad_4C = loss.with_gradient(statistics_4C, largest_C, labels_T[span])
-            values_CV.mul_((local_C - largest_C).exp_()[:, None])
-            _softmax_gradients(values_CV, statistics_4C[LOG_SUM], grad_4C)
-            values_CV = _with_label(values_CV, grad_4C, labels_T[span], options).to(weight_VH.dtype)
-            gradients.add(span, values_CV, None if weights_T is None else weights_T[span])
-            del values_CV  # before the next chunk's are made
+            options.to_gradients(logits_CV, largest_C, statistics_4C[LOG_SUM], grad_4C, labels_T[span])
+            gradients.add(span, logits_CV, None if weights_T is None else weights_T[span])
+            del logits_CV  # before the next chunk's are made
         ctx.options, ctx.loss = options, loss
         ctx.save_for_backward(hidden_RH, weight_VH, labels_T, weights_T, gradients.hidden(), gradients.weight())
         return loss_T
@@ -336,8 +337,8 @@ class _Gradients:
             self._grad_VH = gradient_CV.t().mm(hidden_CH)
         else:
             if self._grad_VH is None:
-                self._grad_VH = torch.zeros_like(self._weight_VH, dtype=_wide(self._weight_VH.dtype))
-            _add_product(self._grad_VH, gradient_CV, hidden_CH)
+                self._grad_VH = torch.zeros_like(self._weight_VH, dtype=wide_type(self._weight_VH.dtype))
+            npu_matmul_add_fp32(hidden_CH, gradient_CV, self._grad_VH)
 
     def hidden(self) -> Tensor | None:
         """Return the gradient of this rank's hidden states [R, H], summed over ranks."""
@@ -348,46 +349,6 @@ class _Gradients:
         if self._grad_VH is None:
             return torch.zeros_like(self._weight_VH) if self._needs_weight and not len(self._hidden_TH) else None
         return self._grad_VH.to(self._weight_VH.dtype)
-
-
-def _add_product(sum_VH: Tensor, gradient_CV: Tensor, hidden_CH: Tensor) -> None:
-    """Add a chunk's gradient of the weight. Products in low precision are added in blocks of the size of the chunk's logits."""
-    if sum_VH.dtype == gradient_CV.dtype:
-        sum_VH.addmm_(gradient_CV.t(), hidden_CH)
-        return
-    block = max(1, gradient_CV.numel() // hidden_CH.shape[1])
-    for start in range(0, len(sum_VH), block):
-        sum_VH[start : start + block] += gradient_CV[:, start : start + block].t().mm(hidden_CH)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _logits(hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
-    """Return the logits of a chunk as a new tensor, rounded to the type of the weight."""
-    return hidden_CH.mm(weight_VH.t()).to(_wide(weight_VH.dtype))
-
-
-def _local_sums(logits_CV: Tensor, labels_C: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
-    """Return the largest logit of this rank's rows [C] and, relative to it, the sums over them [4, C].
-
-    The logit of the label is absolute. Without the expected value, the logits become their exponentials, in place.
-    """
-    rows_C, is_local_C = options.positions(labels_C)
-    largest_C = logits_CV.amax(-1)
-    sums_4C = largest_C.new_zeros(4, len(labels_C))
-    sums_4C[PICKED] = torch.where(is_local_C, logits_CV.gather(1, rows_C[:, None])[:, 0], 0)
-    logits_CV.sub_(largest_C[:, None])
-    if options.has_total:
-        sums_4C[TOTAL] = logits_CV.sum(-1)
-    if options.has_expected:
-        exponentials_CV = logits_CV.exp()
-        sums_4C[LOG_SUM] = exponentials_CV.sum(-1)
-        sums_4C[EXPECTED] = logits_CV.mul_(exponentials_CV).sum(-1)
-    else:
-        sums_4C[LOG_SUM] = logits_CV.exp_().sum(-1)
-    return largest_C, sums_4C
 
 
 def _combined(local_T: Tensor, sums_4T: Tensor, labels_T: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
@@ -410,26 +371,6 @@ def _combined(local_T: Tensor, sums_4T: Tensor, labels_T: Tensor, options: _Opti
     statistics_4T[TOTAL] = sums_4T[TOTAL]
     statistics_4T[EXPECTED] = sums_4T[EXPECTED] / sums_4T[LOG_SUM]
     return statistics_4T, largest_T
-
-
-def _softmax_gradients(exponentials_CV: Tensor, log_C: Tensor, grad_4C: Tensor) -> None:
-    """Turn exponentials of logits, relative to the largest ones, into the gradients that come from their log-sum."""
-    exponentials_CV.mul_((grad_4C[LOG_SUM] * log_C.neg().exp_())[:, None])
-
-
-def _entropy_gradients(logits_CV: Tensor, log_C: Tensor, expected_C: Tensor, grad_4C: Tensor) -> None:
-    """Turn logits, relative to the largest ones, into the gradients that come from their log-sum and expected value."""
-    probabilities_CV = (logits_CV - log_C[:, None]).exp_()
-    grad_C = grad_4C[EXPECTED]
-    logits_CV.mul_(grad_C[:, None]).add_((grad_4C[LOG_SUM] + grad_C * (1 - expected_C))[:, None]).mul_(probabilities_CV)
-
-
-def _with_label(gradient_CV: Tensor, grad_4C: Tensor, labels_C: Tensor, options: _Options) -> Tensor:
-    """Add the gradients of the label's logit and of the sum of logits, in place."""
-    if options.has_total:
-        gradient_CV.add_(grad_4C[TOTAL][:, None])
-    rows_C, is_local_C = options.positions(labels_C)
-    return gradient_CV.scatter_add_(1, rows_C[:, None], (grad_4C[PICKED] * is_local_C)[:, None])
 
 
 def _common_factor(grad_T: Tensor, weights_T: Tensor) -> Tensor | None:

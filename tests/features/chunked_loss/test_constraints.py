@@ -84,7 +84,7 @@ def test_planned_bytes_of_logits_are_those_of_one_chunk(chunks: int, dtype: str)
     assert plain.activations - chunked.activations == TOKENS * (4 * VOCABULARY + 1)
     assert [row.by for row in chunked.rows if row.name == "loss: logits" and row.held == "recomputed"] == [NAME]
     sums = HIDDEN * VOCABULARY * 4 if dtype == "bf16" and chunks > 1 else 0
-    chunk = TOKENS // chunks * VOCABULARY * (4 if dtype == "fp32" else 6) + sums
+    chunk = TOKENS // chunks * VOCABULARY * (4 if dtype == "fp32" else 2) + sums
     gradients = TOKENS * (HIDDEN + 2 * HIDDEN) * (4 if dtype == "fp32" else 2)
     expected = ("loss: chunk", chunk) if chunk > gradients else ("gradients of a layer", gradients)
     assert [(row.name, row.bytes) for row in chunked.rows if row.held == "in backward"] == [expected]

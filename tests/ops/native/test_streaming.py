@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.ops.native.kernels import TYPES, assert_like_reference, needs_library, normal, shuffled
+from mindspeed.ops.registration import operators
+from tests.ops.native.kernels import TYPES, ULP, assert_like_reference, needs_library, normal, shuffled
 
 pytestmark = needs_library
 
@@ -188,3 +189,23 @@ def test_a_bf16_gate_that_is_not_finite_gives_what_the_formula_gives():
     gates = torch.tensor([float("nan"), float("inf"), -float("inf"), 3e38, -3e38], dtype=torch.bfloat16)
     y = torch.ops.mindspeed.swiglu(torch.cat((gates, torch.ones_like(gates))), 0)
     torch.testing.assert_close(y, gates * gates.sigmoid(), equal_nan=True, rtol=0, atol=0)
+
+
+LOGITS = "logit_statistics"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("with_total", "with_expected"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 15), (7, 100), (2, 4096), (5, 20001), (0, 8)])
+def test_statistics_of_logits_and_their_gradients_are_those_of_the_reference(shape, with_total, with_expected, dtype):
+    options = with_total, with_expected
+    rows = torch.randint(-1, shape[1], shape[:1], generator=torch.Generator().manual_seed(2))
+    for make in (normal, shuffled):
+        logits = (3 * make(*shape, dtype=dtype)).to(dtype)
+        assert_like_reference(LOGITS, f"{LOGITS}:_statistics", logits, rows, *options, ulps=64)
+        largest, sums = torch.ops.mindspeed.logit_statistics(logits, rows, *options)
+        arguments = largest, sums[0].log(), normal(4, shape[0], seed=4), rows
+        found, wanted = logits.clone(), logits.clone()
+        torch.ops.mindspeed.logit_gradient(found, *arguments, *options)
+        operators()["logit_gradient"](wanted, *arguments, *options)
+        torch.testing.assert_close(found, wanted, rtol=2 * ULP[dtype], atol=2e-6)

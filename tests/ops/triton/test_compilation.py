@@ -60,6 +60,13 @@ def experts():
     run("npu_fused_moe_token_unpermute", *backward, schema="npu_fused_moe_token_unpermute_backward")
 
 
+def logits():
+    x, rows, of_tokens = empty(512, 128256), torch.empty(512, dtype=torch.int64, device="cuda:0"), empty(512, dtype=FP32)
+    for options in ((False, False), (True, True)):
+        run("logit_statistics", x, rows, *options)
+        run("logit_statistics", x, of_tokens, of_tokens, empty(4, 512, dtype=FP32), rows, *options, schema="logit_gradient")
+
+
 def layer_norms(rms):
     x, weight, mask = empty(4096, 8192), empty(8192), empty(4096, 8192, dtype=torch.uint8)
     stat = empty(4096, 1, dtype=FP32)
@@ -81,7 +88,7 @@ def weight_gradient():
     run("npu_matmul_add_fp32", empty(8192, 8192), empty(8192, 8192), empty(8192, 8192, dtype=FP32))
 
 
-SUMS = {"column_sums", "table_gradients"}
+SUMS = {"column_sums", "table_gradients", "statistics"}
 """Kernels that read much and write little."""
 STREAMING = {
     "rms_norm 4096": lambda: norms(4096),
@@ -92,6 +99,7 @@ STREAMING = {
     "npu_rotary_position_embedding": turns,
     "npu_ring_attention_update": merges,
     "token permutation": experts,
+    "logit_statistics": logits,
     "dropout_add_layer_norm": lambda: layer_norms(False),
     "dropout_add_rms_norm": lambda: layer_norms(True),
 }
