@@ -19,8 +19,8 @@ from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory.byte_count import MIB
 from mindspeed.memory_planner.plans import schedule_of, stages_of
 from mindspeed.memory_planner.stages import Stage
-from mindspeed.pipeline.drawing import Timeline, as_svg
-from mindspeed.pipeline.operations import Costs, Kind, Op, Schedule
+from mindspeed.pipeline.drawing import Timeline, as_svg, lanes
+from mindspeed.pipeline.operations import Costs, Kind, Op, PipelineShape, Schedule
 from mindspeed.pipeline.simulator import Span, judge
 from mindspeed.problems import MindSpeedError
 from mindspeed.workbench.html_page import (
@@ -276,16 +276,19 @@ def _planned(run: FinishedRun, records: Sequence[StepRecord]) -> tuple[Schedule,
         schedule = schedule_of(run.plan, registry.catalog())
     except (UnknownValue, ValueError, MindSpeedError):
         return None
-    shape = schedule.shape
+    verdict = judge(schedule, mean_costs(records, schedule.shape))
+    return None if verdict.problems else (schedule, verdict.spans, verdict.makespan)
+
+
+def mean_costs(records: Sequence[StepRecord], shape: PipelineShape) -> Costs:
+    """Return the mean duration of each kind of operation on each stage; two that ran together count half of their time each."""
     durations: dict[tuple[str, int], list[float]] = defaultdict(list)
     for record in records:
-        for span in record.spans:
-            if span.kind != "L":
-                kind = "B" if span.kind == "D" else span.kind
-                durations[kind, shape.stage_of(record.stage, span.chunk)].append(span.end - span.begin)
+        for (op, begin, end), _, together in lanes(_operations(record, 0.0)):
+            kind = "B" if op.kind == "D" else op.kind
+            durations[kind, shape.stage_of(record.stage, op.chunk)].append((end - begin) / together)
     means = {kind: tuple(statistics.fmean(durations[kind, stage] or [0.0]) for stage in range(shape.stages)) for kind in _KINDS}
-    verdict = judge(schedule, Costs(means["F"], means["B"], means["W"], means["R"]))
-    return None if verdict.problems else (schedule, verdict.spans, verdict.makespan)
+    return Costs(means["F"], means["B"], means["W"], means["R"])
 
 
 def _graph(run: FinishedRun) -> str:

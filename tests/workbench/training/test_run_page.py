@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,9 @@ from mindspeed import registry
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.step_log import row
 from mindspeed.files.step_record import Level, RecordedSpan, StepRecord
+from mindspeed.pipeline.operations import PipelineShape
 from mindspeed.workbench.training.run_numbers import read_run
-from mindspeed.workbench.training.run_page import report_page
+from mindspeed.workbench.training.run_page import mean_costs, report_page
 from tests.page_structure import PageStructure, charts_without_units
 
 MODEL: dict[str, Any] = {
@@ -102,6 +104,13 @@ def test_the_curves_of_a_baseline_lie_below_those_of_the_run(run: Path, tmp_path
     page = PageStructure(report_page(run, read_run(other)))
     assert page.figures["Loss"][-3:] == [str(other), str(run), "held out"]
     assert f"Compared with {other}" in page.sections
+
+
+def test_two_passes_that_ran_together_count_half_of_their_time_each() -> None:
+    spans = [("F", 0, 0.0, 0.02), ("F", 1, 0.02, 0.08), ("D", 0, 0.02, 0.08), ("D", 1, 0.08, 0.12)]
+    record = replace(record_of(0), spans=[RecordedSpan(kind, 0, number, begin, end) for kind, number, begin, end in spans])
+    costs = mean_costs([record], PipelineShape(1, 1, 2))
+    assert (costs.of("F", 0), costs.of("D", 0)) == (pytest.approx(0.025), pytest.approx(0.035))
 
 
 def test_a_log_alone_makes_a_report_and_says_what_is_missing(tmp_path: Path) -> None:
