@@ -16,9 +16,15 @@ from torch import Tensor
 
 import mindspeed
 from benchmarks._virtual_time import virtual_time
+from mindspeed.memory.model_layers import tracker_state
+from mindspeed.memory.recomputation import generators
 from mindspeed.moe import transfer
 from mindspeed.ops.process_groups import PendingCollective
+from mindspeed.pipeline.executor import in_thread_like_this
+from mindspeed.pipeline.paired_transfers import LAYER_STATES, TRACKER_NAME
 from mindspeed.platforms.collectives import traffic
+from mindspeed.process.place import PLACE
+from mindspeed.process.turns import in_turns
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,11 @@ def plan_of(
 
 def build(shape: Shape, dtype: torch.dtype) -> Any:
     """The layer with weights that depend on the place of an expert in the whole layer alone."""
+    return build_layers(shape, dtype, 1)[0].mlp
+
+
+def build_layers(shape: Shape, dtype: torch.dtype, count: int) -> Any:
+    """The layers of a model, attention included, with such weights."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
@@ -67,7 +78,7 @@ def build(shape: Shape, dtype: torch.dtype) -> Any:
 
     model_parallel_cuda_manual_seed(1, force_reset_rng=True)
     config = TransformerConfig(
-        num_layers=1,
+        num_layers=count,
         hidden_size=shape.hidden,
         ffn_hidden_size=shape.width,
         num_attention_heads=4,
@@ -85,7 +96,7 @@ def build(shape: Shape, dtype: torch.dtype) -> Any:
     )
     model = GPTModel(config, get_gpt_layer_local_spec(shape.experts), 64, 64).cuda()
     fill_weights([model], 7)
-    return model.decoder.layers[0].mlp
+    return model.decoder.layers
 
 
 def run(shape: Shape, dtype: torch.dtype = torch.float32, delay: float = 0.0) -> Outcome:
@@ -122,6 +133,32 @@ def run(shape: Shape, dtype: torch.dtype = torch.float32, delay: float = 0.0) ->
         sent[kind] = sent.get(kind, 0) + count.bytes
     ended = schedule.now + backward.now
     return Outcome(values, rows, kept.bytes, kept.held, sent, schedule.exposed, ended)  # type: ignore[arg-type]
+
+
+def run_paired(shape: Shape, together: bool) -> tuple[float, float]:
+    """The share of transfer time that a rank waits, and the virtual time, of a backward and a forward pass of four layers.
+
+    They take turns, or follow one another.
+    """
+    layers = build_layers(shape, torch.float32, 4)
+    draw = torch.Generator("cpu").manual_seed(100 + torch.distributed.get_rank())
+    inputs = [torch.randn(shape.tokens, 1, shape.hidden, generator=draw).requires_grad_() for _ in range(2)]
+
+    def forward(x: Tensor) -> Tensor:
+        for layer in layers:
+            x, _ = layer(x, attention_mask=torch.zeros(1, 1, shape.tokens, shape.tokens, dtype=torch.bool))
+        return x
+
+    first = forward(inputs[0])
+    unit = shape.tokens * shape.topk * shape.hidden * shape.width
+    with virtual_time(unit, 4 * shape.tokens * shape.topk * shape.hidden / 2) as schedule:
+        if together:
+            states = (*generators(), tracker_state(), TRACKER_NAME, LAYER_STATES, PLACE)
+            in_turns(lambda: forward(inputs[1]), in_thread_like_this(lambda: first.sum().backward()), states)
+        else:
+            first.sum().backward()
+            forward(inputs[1])
+    return schedule.exposed, schedule.now
 
 
 @contextmanager

@@ -140,6 +140,23 @@ def exposed_transfers(pool: WorkerPool) -> list[Row]:
     return [*rows, Row(f"{name}: transfers that are not hidden", 0.80, eager, "", COMMAND, least=True)]
 
 
+def run_paired(shape: Shape, together: bool) -> tuple[float, float]:
+    return layer.run_paired(shape, together)
+
+
+def paired_passes(pool: WorkerPool) -> list[Row]:
+    """The share of transfer time that a rank waits in a pair of passes, beside the same two passes one after the other."""
+    rows = []
+    for name, features in (("", ()), (", moe-alltoall-overlap", ("moe-alltoall-overlap",))):
+        plan = plan_of("moe-fb-overlap", *features, global_batch_size=8, micro_batch_size=1)
+        apart, pair = (pool.call(run_paired, 2, Shape(shared=96), together, plan=plan) for together in (False, True))
+        note = f"{max(time for _, time in pair) / max(time for _, time in apart):.2f} of the time of one after the other"
+        shares = [max(share for share, _ in ranks) for ranks in (pair, apart)]
+        what = f"moe-fb-overlap{name}, a pair of passes of four layers: transfers that are not hidden"
+        rows.append(Row(what, 0.05, shares[0], "", COMMAND, f"{shares[1]:.2f} one after the other; {note}"))
+    return rows
+
+
 def chunks(how: chunked.Run) -> chunked.Measured:
     return chunked.measure(how)
 
@@ -361,6 +378,7 @@ def grouped_share(experts: int, hidden: int, width: int, rows: int = 2048) -> fl
 
 TABLE: Final[tuple[Table, ...]] = (
     exposed_transfers,
+    paired_passes,
     transfers_of_chunks,
     places_by_index,
     transfers_of_units,
