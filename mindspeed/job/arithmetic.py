@@ -237,18 +237,19 @@ def logits_forward(shape: ModelShape) -> int:
 def forward_flops(shape: ModelShape) -> int:
     """Operations of the forward pass of the whole model over one sequence."""
     join = 2 * shape.seq_length * 2 * shape.hidden_size * shape.hidden_size
-    predicted = join + _layers_forward(shape, shape.prediction) + logits_forward(shape)
-    return _layers_forward(shape, shape.counts) + logits_forward(shape) + shape.mtp_num_layers * predicted
+    predicted = join + layers_forward(shape, shape.prediction) + logits_forward(shape)
+    return layers_forward(shape, shape.counts) + logits_forward(shape) + shape.mtp_num_layers * predicted
 
 
 def mean_layer_forward(shape: ModelShape) -> float:
     """Operations of a layer of the decoder over one sequence, the mean of a hybrid's."""
-    return _layers_forward(shape, all_counts(shape)) / shape.num_layers
+    return layers_forward(shape, all_counts(shape)) / shape.num_layers
 
 
-def _layers_forward(shape: ModelShape, counts: LayerCounts) -> int:
+def layers_forward(shape: ModelShape, counts: LayerCounts) -> int:
+    """Operations of so many layers over one sequence; counts may be arrays, as those of `layers_of_rank`."""
     layers = counts.attention * attention_forward(shape) + counts.mlp * mlp_forward(shape)
-    return layers + (counts.experts * moe_forward(shape) if counts.experts else 0)
+    return layers + (counts.experts * moe_forward(shape) if shape.num_experts else 0)
 
 
 def model_flops(shape: ModelShape, samples: int) -> int:
@@ -262,11 +263,20 @@ def model_flops(shape: ModelShape, samples: int) -> int:
 def rank_parameters(world: Any) -> tuple[Any, Any]:
     """Return the parameters of the rank that has most, apart from experts, and its experts; fields may be arrays."""
     shape = shape_of_world(world)
-    layer = layers_parameters(shape, all_counts(shape))
+    layer = layers_parameters(shape, layers_of_rank(world, shape))
     ends = embedding_parameters(shape)
     last = output_parameters(shape)
-    own = (layer.split / world.tp + layer.replicated) / world.pp + ends.split / world.tp + ends.replicated
-    return own + last.split / world.tp * (world.pp == 1), layer.experts / world.pp / world.ep / world.tp
+    own = layer.split / world.tp + layer.replicated + ends.split / world.tp + ends.replicated
+    return own + last.split / world.tp * (world.pp == 1), layer.experts / world.ep / world.tp
+
+
+def layers_of_rank(world: Any, shape: ModelShape) -> LayerCounts:
+    """Count the layers of the pipeline stage that has most of those with experts; fields of ``world`` may be arrays."""
+    layers = shape.num_layers / world.pp
+    if shape.single_layers is not None:
+        return LayerCounts(*(count / world.pp for count in shape.single_layers))
+    sparse = (layers + shape.moe_layers - abs(layers - shape.moe_layers)) / 2  # the lesser one, of arrays too
+    return LayerCounts(layers, layers - sparse, sparse)
 
 
 def all_counts(shape: ModelShape) -> LayerCounts:
@@ -293,7 +303,7 @@ def layers_parameters(shape: ModelShape, counts: LayerCounts) -> Parameters:
     """Parameters of layers of attention, MLPs and experts, each with its norm."""
     norms = Parameters(replicated=sum(counts) * _norm(shape, shape.hidden_size))
     dense = _attention_parameters(shape) * counts.attention + _mlp_parameters(shape) * counts.mlp
-    return norms + dense + (_moe_parameters(shape) * counts.experts if counts.experts else Parameters())
+    return norms + dense + (_moe_parameters(shape) * counts.experts if shape.num_experts else Parameters())
 
 
 def parameters(shape: ModelShape) -> Parameters:

@@ -5,7 +5,17 @@ from typing import Any
 import pytest
 
 from mindspeed import registry
-from mindspeed.job.arithmetic import LatentAttention, ModelShape, model_flops, parameters, shape_of_world
+from mindspeed.job.arithmetic import (
+    LatentAttention,
+    ModelShape,
+    forward_flops,
+    layers_forward,
+    layers_of_rank,
+    logits_forward,
+    model_flops,
+    parameters,
+    shape_of_world,
+)
 from mindspeed.plugins import UnknownValue, World
 from mindspeed.workbench.training.config import train_config
 from mindspeed.workbench.training.shape import trainer_layer
@@ -52,3 +62,17 @@ def _shape(**values: Any) -> ModelShape:
     model = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "seq_length": 8, "ffn_hidden_size": 12}
     world = trainer_layer(config, [], "cpu", 64).world
     return shape_of_world(World({**world, "num_query_groups": 2, "kv_channels": 4, **model, **values}))
+
+
+def test_the_stage_with_most_experts_has_as_many_layers_with_them_as_there_are() -> None:
+    sizes = {
+        **{"num_layers": 8, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 32, "seq_length": 8},
+        **{"ffn_hidden_size": 64, "gated_linear_unit": True, "world_size": 4},
+        **{"num_experts": 4, "moe_layers": 5, "moe_ffn_hidden_size": 24},
+    }
+    world = World(sizes)
+    shape = shape_of_world(world)
+    whole = layers_of_rank(world, shape)
+    assert whole == (8, 3, 5)
+    assert layers_forward(shape, whole) == forward_flops(shape) - logits_forward(shape)
+    assert layers_of_rank(World(sizes | {"pp": 2}), shape) == (4, 0, 4)

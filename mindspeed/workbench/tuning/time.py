@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from mindspeed.job.arithmetic import (
     BYTES,
     ModelShape,
-    all_counts,
+    layers_forward,
+    layers_of_rank,
     logits_forward,
-    mean_layer_forward,
     rank_parameters,
     shape_of_world,
 )
@@ -82,17 +82,17 @@ def basis(layouts: Layouts, cores: int = 0) -> TimeBasis:
     layers = layouts.num_layers / layouts.pp
     samples = layouts.micro_batch_size
     share = samples / (layouts.tp * layouts.cp)
-    operations = mean_layer_forward(shape) * layers + logits_forward(shape)
+    counts = layers_of_rank(layouts, shape)
+    operations = layers_forward(shape, counts) + logits_forward(shape)
     message = samples * layouts.seq_length / layouts.cp * shape.hidden_size * element
     dense, experts = rank_parameters(layouts)
     replicas = layouts.dp * layouts.cp
     borders = 4 * (layouts.pp * layouts.vpp - 1) / layouts.pp  # both ends of each, both ways, shared by the ranks
-    forward = _layers_forward(layouts, shape, turns * layers, message)
+    forward = _layers_forward(layouts, shape, [turns * count for count in counts], message)
     backward = {"layer": 2, "experts": 2, "cp_call": 2, "cp_byte": 2}
     work = {kind: amount * (1 + backward.get(kind, 1)) for kind, amount in forward.items()}
     work["tp_call"] = work["tp_call"] + turns * 10 * (layouts.tp > 1)  # all-reduces of the embedding, the logits, the loss
-    routers = layers * all_counts(shape).experts / shape.num_layers
-    summed = 2 + routers  # the loss, its tokens, and a balancing loss of each router, over parts of the sequence
+    summed = 2 + counts.experts  # the loss, its tokens, and a balancing loss of each router, over parts of the sequence
     work["cp_call"] = work["cp_call"] + turns * 2 * summed * (layouts.cp > 1)
     work["tp_byte"] = work["tp_byte"] + turns * 4 * message * (layouts.tp - 1) / layouts.tp
     work |= {
@@ -113,8 +113,8 @@ def basis(layouts: Layouts, cores: int = 0) -> TimeBasis:
     return TimeBasis(work, forward, turns, layers, replicas, updated, element, _leaving_node(layouts), crowd)
 
 
-def _layers_forward(layouts: Layouts, shape: ModelShape, passes: Any, message: Any) -> dict[str, Any]:
-    """Return the work of the forward passes of layers, beside operations; ``message`` is the bytes of the hidden states.
+def _layers_forward(layouts: Layouts, shape: ModelShape, passes: Sequence[Any], message: Any) -> dict[str, Any]:
+    """Return the work of so many passes through layers, beside operations; ``message`` is the bytes of the hidden states.
 
     An all-reduce is two calls, a reduce-scatter and an all-gather. Over tp attention has one, and the MLP, where experts take
     four gathers and scatters; over each step of a ring of cp go keys and values; over ep tokens, probabilities, answers and
@@ -122,7 +122,7 @@ def _layers_forward(layouts: Layouts, shape: ModelShape, passes: Any, message: A
     """
     grouped = layouts.knows("grouped_experts") and layouts.grouped_experts
     own_experts = 1 if grouped else shape.num_experts / layouts.ep
-    attention, mlp, sparse = (passes * count / shape.num_layers for count in all_counts(shape))
+    attention, mlp, sparse = passes
     return {
         "layer": (attention + mlp + sparse) / 2,
         "experts": sparse * own_experts,
