@@ -56,6 +56,11 @@ if TYPE_CHECKING:
     "--calibrate", default=0, metavar="N", help="First measure up to N configurations on this machine to fit the cost model"
 )
 @click.option(
+    "--measure-products",
+    is_flag=True,
+    help="First time matrix products on the device of this machine, and keep their speeds for later searches",
+)
+@click.option(
     "--steps",
     default=10,
     show_default=True,
@@ -93,6 +98,7 @@ def tune(
     tried: tuple[str, ...],
     mode: str,
     calibrate: int,
+    measure_products: bool,
     steps: int,
     budget: float,
     store: Path | None,
@@ -117,6 +123,8 @@ def tune(
     job = make_search(request.layers, request.train, request.environment(), _ranks(request), tried)
     where = Store(store or cache_folder() / "tuning", machine_facts(job.environment.platform), job.model)
     limit = float("inf") if device_memory is None else float(device_memory)
+    if measure_products:
+        _measure_products(job, where)
     machine = _machine(job, where, calibrate, steps, budget, limit)
     with _dry_runs(job) if dry else nullcontext() as count:
         found = job.search(machine, limit, 0 if mode == "black" else top, count)
@@ -162,10 +170,11 @@ def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: flo
     """The machine of the store, measured further where asked for; without measurements, orders of magnitude."""
     from mindspeed.problems import Problem, RunError
     from mindspeed.workbench.tuning.measure import measure
+    from mindspeed.workbench.tuning.products import with_products
     from mindspeed.workbench.tuning.time import DEFAULTS, Machine, fit
 
     cores = (os.cpu_count() or 1) if job.environment.platform == "cpu" else 0
-    machine = Machine(DEFAULTS[job.environment.platform], cores)
+    machine = with_products(Machine(DEFAULTS[job.environment.platform], cores), store.root, store.facts, job.model["dtype"])
     if calibrate:
         ranks = _local_ranks(job)
         rows = job.telling(machine, limit, calibrate)
@@ -185,6 +194,18 @@ def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: flo
         return machine
     crowd = max(1.0, job.model["world_size"] / cores) if cores else 1.0
     return fit([dict(found.work) for found in measured], [found.seconds for found in measured], machine, crowd)
+
+
+def _measure_products(job: SearchJob, store: Any) -> None:
+    from mindspeed.problems import Problem, ResolutionError
+    from mindspeed.registry import probe
+    from mindspeed.workbench.tuning.products import keep, measured_products
+
+    platform = job.environment.platform
+    if platform != (here := probe().platform):
+        text = f"products of platform {platform} cannot be measured on this machine, whose platform is {here}"
+        raise ResolutionError([Problem("MS345", text, fix=Fix.advise(f"measure on a machine with platform {platform}"))])
+    keep(store.root, store.facts, job.model["dtype"], measured_products(job.model["dtype"], platform, _say))
 
 
 def _local_ranks(job: SearchJob) -> int:

@@ -252,6 +252,22 @@ def layers_forward(shape: ModelShape, counts: LayerCounts) -> int:
     return layers + (counts.experts * moe_forward(shape) if shape.num_experts else 0)
 
 
+def widths_of_products(shape: ModelShape, counts: LayerCounts, tp: Any) -> Any:
+    """Columns that the products of so many layers and of the output layer read and write for each token on a rank."""
+    hidden, gates = shape.hidden_size, 2 + shape.gated_linear_unit
+    heads = shape.num_attention_heads
+    if shape.latent is None:
+        inner = shape.kv_channels * 2 * (heads + shape.num_query_groups)
+    else:
+        inner = heads * (2 * shape.latent.head + shape.latent.rope + 2 * shape.latent.value)
+    attention = 2 * hidden + inner / tp
+    mlp = 2 * hidden + gates * shape.ffn_hidden_size / tp
+    experts = shape.router_topk * (2 * hidden + gates * shape.moe_ffn_hidden_size / tp)
+    shared = (2 * hidden + gates * shape.shared_expert_hidden_size / tp) * (shape.shared_expert_hidden_size > 0)
+    layers = counts.attention * attention + counts.mlp * mlp + counts.experts * (experts + shared)
+    return layers + hidden + shape.vocab_size / tp
+
+
 def model_flops(shape: ModelShape, samples: int) -> int:
     """Operations of a training step over ``samples`` sequences: a product has two more of its size in the backward pass."""
     return 3 * samples * forward_flops(shape)

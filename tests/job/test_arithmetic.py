@@ -66,9 +66,17 @@ def _shape(**values: Any) -> ModelShape:
 
 def test_the_stage_with_most_experts_has_as_many_layers_with_them_as_there_are() -> None:
     sizes = {
-        **{"num_layers": 8, "hidden_size": 16, "num_attention_heads": 2, "vocab_size": 32, "seq_length": 8},
-        **{"ffn_hidden_size": 64, "gated_linear_unit": True, "world_size": 4},
-        **{"num_experts": 4, "moe_layers": 5, "moe_ffn_hidden_size": 24},
+        "num_layers": 8,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "vocab_size": 32,
+        "seq_length": 8,
+        "ffn_hidden_size": 64,
+        "gated_linear_unit": True,
+        "world_size": 4,
+        "num_experts": 4,
+        "moe_layers": 5,
+        "moe_ffn_hidden_size": 24,
     }
     world = World(sizes)
     shape = shape_of_world(world)

@@ -17,6 +17,7 @@ from mindspeed.job.arithmetic import (
     logits_forward,
     rank_parameters,
     shape_of_world,
+    widths_of_products,
 )
 from mindspeed.memory_planner.stages import GRADIENT
 from mindspeed.plugins.estimates import Estimate
@@ -28,10 +29,12 @@ GROUPS: Final = ("tp", "pp", "cp", "ep", "dp")
 LINKS: Final = (*GROUPS, "node")
 """Groups that lie within a node, and whatever leaves it."""
 MESSAGES: Final = tuple(f"{link}_{kind}" for link in LINKS for kind in ("call", "byte"))
-KINDS: Final = ("step", "micro_batch", "layer", "experts", "flops", *MESSAGES, "parameter")
+KINDS: Final = ("step", "micro_batch", "layer", "experts", "flops", "moved", *MESSAGES, "parameter")
 """Kinds of work: a step, a micro-batch, a layer of one micro-batch, an expert of such a layer (all of them where they are
-grouped), an operation, calls and bytes over each kind of link, an updated parameter."""
-COMPUTED: Final = ("micro_batch", "layer", "experts", "flops", "parameter")
+grouped), an operation, a byte that products read or write, calls and bytes over each kind of link, an updated parameter.
+
+Products of few rows read as many weights as those of many: bytes tell which products are far below the peak of operations."""
+COMPUTED: Final = ("micro_batch", "layer", "experts", "flops", "moved", "parameter")
 """Kinds that take longer where ranks share processor cores."""
 OVERLAPPED: Final = {"reduce": 2 / 3, "gather": 1 / 3}
 """Messages of data parallelism that run beside a micro-batch's backward or forward pass, and the share of that pass in it."""
@@ -53,9 +56,9 @@ def _units(computed: Sequence[float], messages: Sequence[float]) -> dict[str, fl
 
 
 DEFAULTS: Final = {
-    "cpu": _units((2e-2, 2e-3, 8e-4, 3e-4, 1 / 5e10, 2e-9), (1e-3, 1 / 1e9, 2e-3, 1 / 1e9)),
-    "cuda": _units((1e-3, 1e-4, 1e-5, 3e-6, 1 / 4e14, 1e-11), (2e-5, 1 / 3e11, 5e-5, 1 / 5e10)),
-    "npu": _units((1e-3, 1e-4, 2e-5, 3e-6, 1 / 2e14, 2e-11), (3e-5, 1 / 1e11, 5e-5, 1 / 2e10)),
+    "cpu": _units((2e-2, 2e-3, 8e-4, 3e-4, 1 / 5e10, 1 / 2e10, 2e-9), (1e-3, 1 / 1e9, 2e-3, 1 / 1e9)),
+    "cuda": _units((1e-3, 1e-4, 1e-5, 3e-6, 1 / 4e14, 1 / 2e12, 1e-11), (2e-5, 1 / 3e11, 5e-5, 1 / 5e10)),
+    "npu": _units((1e-3, 1e-4, 2e-5, 3e-6, 1 / 2e14, 1 / 1e12, 2e-11), (3e-5, 1 / 1e11, 5e-5, 1 / 2e10)),
 }
 """Units of a machine that was not measured: orders of magnitude, for ranking alone."""
 
@@ -84,8 +87,10 @@ def basis(layouts: Layouts, cores: int = 0) -> TimeBasis:
     share = samples / (layouts.tp * layouts.cp)
     counts = layers_of_rank(layouts, shape)
     operations = layers_forward(shape, counts) + logits_forward(shape)
-    message = samples * layouts.seq_length / layouts.cp * shape.hidden_size * element
     dense, experts = rank_parameters(layouts)
+    rows = samples * layouts.seq_length / layouts.cp
+    message = rows * shape.hidden_size * element
+    moved = element * (dense + experts + rows * widths_of_products(shape, counts, layouts.tp))
     replicas = layouts.dp * layouts.cp
     borders = 4 * (layouts.pp * layouts.vpp - 1) / layouts.pp  # both ends of each, both ways, shared by the ranks
     forward = _layers_forward(layouts, shape, [turns * count for count in counts], message)
@@ -99,6 +104,7 @@ def basis(layouts: Layouts, cores: int = 0) -> TimeBasis:
         "step": 1.0,
         "micro_batch": turns,
         "flops": turns * 3 * operations * share,
+        "moved": turns * 3 * moved,
         "pp_call": turns * borders,
         "pp_byte": turns * borders * message,
         "dp_call": 2 * (1 + (layouts.ep > 1)) * (replicas > 1),  # experts of several ranks have buffers of their own
@@ -245,14 +251,14 @@ def fit(rows: Sequence[Mapping[str, float]], seconds: Sequence[float], prior: Ma
     machine = prior
     for _ in range(2):
         design = relative_work([exposed(row, machine, crowd) for row in rows], seconds, prior, crowd)
-        scale = parts @ np.maximum(_nonnegative(design @ parts, PULL), 0.1)
-        factors = scale * _nonnegative(design * scale, PULL)
+        scale = parts @ np.maximum(nonnegative(design @ parts, PULL), 0.1)
+        factors = scale * nonnegative(design * scale, PULL)
         units = [float(factor) * prior.seconds[kind] for factor, kind in zip(factors, KINDS, strict=True)]
         machine = Machine(dict(zip(KINDS, units, strict=True)), prior.cores)
     return machine
 
 
-def _nonnegative(design: Numbers, weight: float) -> Numbers:
+def nonnegative(design: Numbers, weight: float) -> Numbers:
     """Return factors that give 1 for each row and are near 1 themselves; the most negative one becomes 0 until none is."""
     count = design.shape[1]
     gram = design.T @ design + weight * np.eye(count)

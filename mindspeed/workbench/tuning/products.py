@@ -1,0 +1,82 @@
+"""Speeds of matrix products on this machine's device: what an operation and a byte that is read or written take."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from mindspeed.files.cache_folder import make_private, require_trusted
+from mindspeed.job.arithmetic import BYTES
+from mindspeed.workbench.tuning.measure import digest
+from mindspeed.workbench.tuning.time import Machine, nonnegative
+
+UNITS: Final = ("flops", "moved")
+ROWS: Final = (64, 256, 1024, 4096)
+WIDTHS: Final = ((1024, 1024), (4096, 1024), (1024, 4096), (4096, 4096))
+"""Columns of the two operands that are measured with each number of rows: [rows, k] times [k, n]."""
+SECONDS: Final = 0.05
+"""Time that is spent on one product at least."""
+_WEIGHT: Final = 1e-6
+"""Weight of the orders of magnitude beside the measured products."""
+
+
+def measured_products(dtype: str, device: str, say: Callable[[str], None]) -> dict[str, float]:
+    """Time products of many sizes, and return the seconds of an operation and of a byte that fit all of them best."""
+    import torch
+
+    torch.set_num_threads(1)  # as in a rank
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    synchronize: Callable[[], Any] = getattr(torch.get_device_module(device), "synchronize", lambda: None)
+    rows = []
+    for m, (k, n) in ((m, widths) for m in ROWS for widths in WIDTHS):
+        x, weight = (torch.randn(shape, device=device).to(types[dtype]) for shape in ((m, k), (k, n)))
+        taken = min(_times(lambda x=x, weight=weight: torch.mm(x, weight), synchronize))  # type: ignore[misc]
+        say(f"[{m:,}, {k:,}] x [{k:,}, {n:,}]: {2 * m * k * n / taken / 1e9:,.0f} GFLOP/s")
+        rows.append((2 * m * k * n / taken, BYTES[dtype] * (m * k + k * n + m * n) / taken))
+    design = np.array(rows)
+    scale = 1 / design.max(axis=0)
+    return dict(zip(UNITS, map(float, scale * nonnegative(design * scale, _WEIGHT)), strict=True))
+
+
+def _times(run: Callable[[], object], synchronize: Callable[[], Any]) -> Iterator[float]:
+    """Yield the seconds of a call until they sum up to `SECONDS`, without those of the first two."""
+    spent, calls = 0.0, 0
+    while spent < SECONDS or calls < 4:
+        synchronize()
+        begin = time.perf_counter()
+        run()
+        synchronize()
+        calls += 1
+        if calls > 2:
+            spent += time.perf_counter() - begin
+            yield time.perf_counter() - begin
+
+
+def _file(store: Path, facts: Mapping[str, str], dtype: str) -> Path:
+    return store / digest(facts) / f"products-{dtype}.json"
+
+
+def keep(store: Path, facts: Mapping[str, str], dtype: str, speeds: Mapping[str, float]) -> None:
+    """Write the speeds of this machine for later searches."""
+    path = _file(store, facts, dtype)
+    make_private(path.parent)
+    path.write_text(json.dumps(speeds) + "\n", encoding="utf-8")
+
+
+def with_products(machine: Machine, store: Path, facts: Mapping[str, str], dtype: str) -> Machine:
+    """Return a machine with the speeds of products that were measured on this one, if there are any.
+
+    Raises MindSpeedError with MS518 for a file that other users could have written.
+    """
+    path = _file(store, facts, dtype)
+    if not path.is_file():
+        return machine
+    require_trusted(path.parent, path)
+    known = json.loads(path.read_text(encoding="utf-8"))
+    return replace(machine, seconds={**machine.seconds, **{unit: float(known[unit]) for unit in UNITS}})
