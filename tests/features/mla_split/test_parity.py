@@ -1,0 +1,36 @@
+"""Training with up-projections in place beside Megatron's: layouts, precisions, queries with and without a latent vector."""
+
+from typing import Any
+
+from tests.features.parity import BUCKETS, FULL, Given, cp, given, trains
+
+NAME = "mla-split"
+UP: dict[str, Any] = {"recompute": {"modules": ["mla_up_proj"]}}
+
+
+def latent(*features: str, **world: Any) -> Given:
+    return given(*features, multi_latent_attention=True, **world)
+
+
+test_training_with_products_in_place_keeps_the_claim = trains(
+    NAME,
+    {
+        "bf16": latent(nproc=1, dtype="bf16"),
+        "plain queries": latent(nproc=1, q_lora_rank=0),
+        "tensor parallel": latent("tensor-parallel", tp=2),
+        "sequence parallel": latent("sequence-parallel", tp=2),
+        "sequence parallel, bf16": latent("sequence-parallel", tp=2, dtype="bf16"),
+        "sequence parallel, plain queries": latent("sequence-parallel", tp=2, q_lora_rank=0),
+        "Transformer Engine's roles, sequence parallel": latent("sequence-parallel", "transformer-engine-layers", tp=2),
+        "ring attention": latent("ring-attention", settings=cp(2), cp=2),
+        "sequence and context parallel": latent("sequence-parallel", "ring-attention", settings=cp(2), tp=2, cp=2),
+        "documents": latent("eod-reset", nproc=1),
+        "one depth": latent(nproc=1, mtp_num_layers=1),
+        "gathered weights": latent("sequence-parallel", *BUCKETS, tp=2, world_size=4),
+        "gradients added to buffers": latent("matmul-add", nproc=1),
+        "rotary operator": latent("rotary-embedding", nproc=1),
+        "up-projections recomputed": latent("sequence-parallel", settings=UP, also=["recompute"], tp=2),
+        "layers recomputed": latent("recompute", settings=FULL, nproc=1),
+        "stages as a V": latent("dualpipev", pp=2),
+    },
+)
