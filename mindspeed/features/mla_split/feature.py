@@ -32,8 +32,8 @@ class MlaSplit(ms.Feature[ms.FeatureArgs]):
         slots={ms.Slot.LINEAR},
         constraints=(attention_is_latent, NO_LOW_PRECISION, NO_TRANSFORMER_ENGINE_LAYERS, NO_FSDP),
         numerics=ms.Numerics.reordered(
-            reason="the matrix products of keys and values have other sizes than their common product in Megatron, so the "
-            "summation order of a matrix library may differ"
+            reason="keys and values are separate products instead of a common one, for which the summation order of a matrix "
+            "library may differ"
         ),
         verify_with=ms.VerifyWith(
             algorithm=("mindspeed.features.mla_split.projections",), features=("sequence-parallel",), world={"tp": 2}

@@ -131,8 +131,8 @@ def test_up_projections_of_layers_that_a_block_leaves_are_not_recomputed() -> No
     made = read(f"--recompute-mla-up-proj {BLOCK}")
     assert " ".join(made.rest) == BLOCK
     assert [str(problem.message) for problem in made.left_out] == [
-        "--recompute-mla-up-proj is skipped: Megatron recomputes up-projections only with --recompute-granularity selective, but "
-        "this command recomputes layers as a whole"
+        "--recompute-mla-up-proj is skipped: Megatron recomputes up-projections only with --recompute-granularity selective, "
+        "but this command recomputes layers as a whole"
     ]
 
 
