@@ -22,6 +22,8 @@ test_training_with_products_in_place_keeps_the_claim = trains(
         "sequence parallel, bf16": latent("sequence-parallel", tp=2, dtype="bf16"),
         "sequence parallel, plain queries": latent("sequence-parallel", tp=2, q_lora_rank=0),
         "Transformer Engine's roles, sequence parallel": latent("sequence-parallel", "transformer-engine-layers", tp=2),
+        "norms in linear layers": latent("sequence-parallel", "transformer-engine-layers", tp=2, qk_norm=True),
+        "norms in linear layers, one process": latent("transformer-engine-layers", nproc=1, qk_norm=True),
         "ring attention": latent("ring-attention", settings=cp(2), cp=2),
         "sequence and context parallel": latent("sequence-parallel", "ring-attention", settings=cp(2), tp=2, cp=2),
         "documents": latent("eod-reset", nproc=1),

@@ -5,6 +5,7 @@ import torch
 
 import mindspeed
 from mindspeed.features.mla_split.projections import Exchange, keys_and_values
+from mindspeed.memory.meter import Meter
 from mindspeed.tensor_parallel.linear import plain_weight_gradient
 from mindspeed.workbench.verification.pool import WorkerPool
 from tests.features.mla_split.ranks import WIDTHS, beside_one_rank, concatenated, inputs
@@ -44,3 +45,18 @@ def test_two_ranks_have_the_gradients_of_one(pool: WorkerPool, sequence_parallel
         else:
             backward = ["product", f"sum {latent}", "product"]
             assert events == [*["product"] * 3, *backward, *backward, f"sum {rotary}"]
+
+
+def test_forward_holds_keys_and_values_and_one_product_at_its_peak() -> None:
+    x, positions, weight = (tensor.detach() for tensor in inputs())
+    x, positions = x.repeat(100, 1, 1), positions.repeat(100, 1, 1, 1)
+    with Meter() as ours:
+        keys_and_values(x, positions, weight, WIDTHS, Exchange(None, x, False), plain_weight_gradient)
+    with Meter() as megatrons:
+        key, value = concatenated(x, positions, weight)
+        attended = key, value.contiguous()
+        assert attended[1].is_contiguous()
+    heads = x.shape[0] * x.shape[1] * WIDTHS.heads * x.element_size()
+    made = heads * (WIDTHS.key + WIDTHS.rope)
+    assert ours.peak.host == weight.nbytes + made + heads * max(WIDTHS.key, WIDTHS.value)
+    assert megatrons.peak.host == made + heads * (WIDTHS.key + WIDTHS.value) + heads * WIDTHS.value
