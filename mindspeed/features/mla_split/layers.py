@@ -10,7 +10,7 @@ from typing import Any
 from megatron.core.transformer import multi_latent_attention as mla
 from torch import Tensor
 
-from mindspeed.features.mla_split.projections import Exchange, HeadWidths, gathered_positions, keys_and_values, queries
+from mindspeed.features.mla_split.projections import HeadWidths, LatentExchange, gathered_positions, keys_and_values, queries
 from mindspeed.plugins.patches import Function, wrapper
 from mindspeed.tensor_parallel.linear import WeightGradient, replicated
 from mindspeed.tensor_parallel.weight_gradient import weight_gradient
@@ -122,7 +122,7 @@ def _projected(
     )
     kv_exchange = _posted(of_keys, kv)
     is_gathered = not has_rows or len(positions) != len(kv)
-    positions_exchange = None if is_gathered else Exchange(group, positions, sequence_parallel=True)
+    positions_exchange = None if is_gathered else LatentExchange(group, positions, sequence_parallel=True)
     q_exchange = _posted(of_queries, q)
     if positions_exchange is not None:
         positions = gathered_positions(positions, positions_exchange)
@@ -130,10 +130,10 @@ def _projected(
         positions = replicated(positions, group)
     turned = turn(positions.unsqueeze(-2), angles)
 
-    def compute_keys(x: Tensor, exchange: Exchange, gradient: WeightGradient) -> tuple[Tensor, Tensor]:
+    def compute_keys(x: Tensor, exchange: LatentExchange, gradient: WeightGradient) -> tuple[Tensor, Tensor]:
         return keys_and_values(x, turned, of_keys.weight, widths, exchange, gradient)
 
-    def compute_queries(x: Tensor, exchange: Exchange, gradient: WeightGradient) -> Tensor:
+    def compute_queries(x: Tensor, exchange: LatentExchange, gradient: WeightGradient) -> Tensor:
         return queries(x, of_queries.weight, exchange, gradient)
 
     key, value = _called(of_keys, compute_keys, kv, kv_exchange)
@@ -143,17 +143,17 @@ def _projected(
     return query, key, value
 
 
-def _posted(linear: Any, x: Tensor) -> Exchange | None:
+def _posted(linear: Any, x: Tensor) -> LatentExchange | None:
     """Post the gather of a layer's input; None where the layer has a norm, whose weights its hooks may wait for."""
-    return None if hasattr(linear, "normalized") else Exchange(linear.tp_group, x, linear.sequence_parallel)
+    return None if hasattr(linear, "normalized") else LatentExchange(linear.tp_group, x, linear.sequence_parallel)
 
 
-def _called(linear: Any, compute: Callable[..., Any], x: Tensor, posted: Exchange | None) -> Any:
+def _called(linear: Any, compute: Callable[..., Any], x: Tensor, posted: LatentExchange | None) -> Any:
     """Call a layer with the product ``compute``. Its hooks run: they wait for gathered weights, or offload inputs."""
 
     def forward(x: Tensor) -> Any:
         x = linear.normalized(x) if posted is None else x
-        exchange = posted or Exchange(linear.tp_group, x, linear.sequence_parallel)
+        exchange = posted or LatentExchange(linear.tp_group, x, linear.sequence_parallel)
         return compute(x, exchange, weight_gradient(linear.weight, linear.gradient_accumulation_fusion))
 
     before = linear.__dict__.get("forward")

@@ -27,7 +27,7 @@ class HeadWidths:
     value: int
 
 
-class Exchange:
+class LatentExchange:
     """The latent vectors of one projection over tensor-parallel ranks.
 
     Under sequence parallelism their gather is posted at once, and waited for when their product begins.
@@ -59,7 +59,7 @@ class Exchange:
 
 class _Queries(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, exchange: Exchange, weight_gradient: WeightGradient) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, exchange: LatentExchange, weight_gradient: WeightGradient) -> Tensor:
         ctx.exchange, ctx.weight_gradient = exchange, weight_gradient
         ctx.save_for_backward(x, weight)
         return exchange.gathered(x).matmul(weight.t())
@@ -80,7 +80,7 @@ class _KeysAndValues(torch.autograd.Function):
         positions: Tensor,
         weight: Tensor,
         widths: HeadWidths,
-        exchange: Exchange,
+        exchange: LatentExchange,
         weight_gradient: WeightGradient,
     ) -> tuple[Tensor, Tensor]:
         ctx.widths, ctx.exchange, ctx.weight_gradient = widths, exchange, weight_gradient
@@ -106,7 +106,7 @@ class _KeysAndValues(torch.autograd.Function):
 
 class _GatheredPositions(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
+    def forward(ctx: Any, x: Tensor, exchange: LatentExchange) -> Tensor:
         ctx.group = exchange.group
         return exchange.gathered(x)
 
@@ -115,7 +115,7 @@ class _GatheredPositions(torch.autograd.Function):
         return post_reduce_scatter(ctx.group, g).wait(), None
 
 
-def queries(x: Tensor, weight: Tensor, exchange: Exchange, weight_gradient: WeightGradient) -> Tensor:
+def queries(x: Tensor, weight: Tensor, exchange: LatentExchange, weight_gradient: WeightGradient) -> Tensor:
     """Return the queries [T, ..., heads x width] of latent vectors [R, ..., K]."""
     made: Tensor = _Queries.apply(x, weight, exchange, weight_gradient)  # type: ignore[no-untyped-call]
     return made
@@ -126,7 +126,7 @@ def keys_and_values(
     positions: Tensor,
     weight: Tensor,
     widths: HeadWidths,
-    exchange: Exchange,
+    exchange: LatentExchange,
     weight_gradient: WeightGradient,
 ) -> tuple[Tensor, Tensor]:
     """Return keys [T, ..., heads, key + rope] and values [T, ..., heads, value] of latent vectors [R, ..., K].
@@ -138,7 +138,7 @@ def keys_and_values(
     return made
 
 
-def gathered_positions(x: Tensor, exchange: Exchange) -> Tensor:
+def gathered_positions(x: Tensor, exchange: LatentExchange) -> Tensor:
     """Return the rotary parts of all ranks' tokens; each rank gets the summed gradient of its rows."""
     made: Tensor = _GatheredPositions.apply(x, exchange)  # type: ignore[no-untyped-call]
     return made

@@ -5,6 +5,8 @@ from typing import Any
 from tests.features.parity import BUCKETS, FULL, Given, cp, given, trains
 
 NAME = "mla-split"
+ROLES = ["transformer-engine-layers"]
+"""Layers that include norms, of which the local layers of the baseline have none."""
 UP: dict[str, Any] = {"recompute": {"modules": ["mla_up_proj"]}}
 
 
@@ -22,8 +24,8 @@ test_training_with_products_in_place_keeps_the_claim = trains(
         "sequence parallel, bf16": latent("sequence-parallel", tp=2, dtype="bf16"),
         "sequence parallel, plain queries": latent("sequence-parallel", tp=2, q_lora_rank=0),
         "Transformer Engine's roles, sequence parallel": latent("sequence-parallel", "transformer-engine-layers", tp=2),
-        "norms in linear layers": latent("sequence-parallel", "transformer-engine-layers", tp=2, qk_norm=True),
-        "norms in linear layers, one process": latent("transformer-engine-layers", nproc=1, qk_norm=True),
+        "norms in linear layers": latent("sequence-parallel", also=ROLES, tp=2, qk_norm=True),
+        "norms in linear layers, one process": latent(also=ROLES, nproc=1, qk_norm=True),
         "ring attention": latent("ring-attention", settings=cp(2), cp=2),
         "sequence and context parallel": latent("sequence-parallel", "ring-attention", settings=cp(2), tp=2, cp=2),
         "documents": latent("eod-reset", nproc=1),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import mindspeed
-from mindspeed.features.mla_split.projections import Exchange, keys_and_values
+from mindspeed.features.mla_split.projections import LatentExchange, keys_and_values
 from mindspeed.memory.meter import Meter
 from mindspeed.tensor_parallel.linear import plain_weight_gradient
 from mindspeed.workbench.verification.pool import WorkerPool
@@ -13,7 +13,7 @@ from tests.features.mla_split.ranks import WIDTHS, beside_one_rank, concatenated
 
 def test_keys_and_values_are_those_of_one_product_that_is_split() -> None:
     given = inputs()
-    made = keys_and_values(*given, WIDTHS, Exchange(None, given[0], False), plain_weight_gradient)
+    made = keys_and_values(*given, WIDTHS, LatentExchange(None, given[0], False), plain_weight_gradient)
     wanted = concatenated(*given)
     chosen = [torch.randn_like(tensor) for tensor in wanted]
     torch.testing.assert_close(made, wanted)
@@ -27,7 +27,7 @@ def test_frozen_inputs_get_no_gradient(frozen: int) -> None:
     given = inputs()
     given[frozen].requires_grad_(False)
     learned = [tensor for tensor in given if tensor.requires_grad]
-    made = keys_and_values(*given, WIDTHS, Exchange(None, given[0], False), plain_weight_gradient)
+    made = keys_and_values(*given, WIDTHS, LatentExchange(None, given[0], False), plain_weight_gradient)
     found, expected = (torch.autograd.grad([t.sum() for t in pair], learned) for pair in (made, concatenated(*given)))
     torch.testing.assert_close(found, expected)
 
@@ -51,7 +51,7 @@ def test_forward_holds_keys_and_values_and_one_product_at_its_peak() -> None:
     x, positions, weight = (tensor.detach() for tensor in inputs())
     x, positions = x.repeat(100, 1, 1), positions.repeat(100, 1, 1, 1)
     with Meter() as ours:
-        keys_and_values(x, positions, weight, WIDTHS, Exchange(None, x, False), plain_weight_gradient)
+        keys_and_values(x, positions, weight, WIDTHS, LatentExchange(None, x, False), plain_weight_gradient)
     with Meter() as megatrons:
         key, value = concatenated(x, positions, weight)
         attended = key, value.contiguous()
