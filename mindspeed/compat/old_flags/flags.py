@@ -73,6 +73,7 @@ _FULL_PRECISION: Final = (
     "gemm_gradient_accumulation_fusion",
     "mla_mm_split",
     "mla_up_proj_tp_overlap",
+    "mla_swap_core_attn_out",
 )
 """Flags that save time or memory, and whose features do not serve linear layers in fp8 or fp4."""
 _INTERLEAVED: Final = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")

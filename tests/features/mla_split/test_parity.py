@@ -5,6 +5,7 @@ from typing import Any
 from tests.features.parity import BUCKETS, FULL, Given, cp, given, trains
 
 NAME = "mla-split"
+OFFLOADED: dict[str, Any] = {NAME: {"offload_output": True}}
 ROLES = ["transformer-engine-layers"]
 """Layers that include norms, of which the local layers of the baseline have none."""
 UP: dict[str, Any] = {"recompute": {"modules": ["mla_up_proj"]}}
@@ -36,5 +37,13 @@ test_training_with_products_in_place_keeps_the_claim = trains(
         "up-projections recomputed": latent("sequence-parallel", settings=UP, also=["recompute"], tp=2),
         "layers recomputed": latent("recompute", settings=FULL, nproc=1),
         "stages as a V": latent("dualpipev", pp=2),
+        "offloaded output": latent(nproc=1, settings=OFFLOADED),
+        "offloaded output, experts in pairs of passes": latent(
+            "moe-fb-overlap", settings=OFFLOADED, ep=2, num_experts=4, ffn_hidden_size=32
+        ),
+        "offloaded output, stages as a V": latent("dualpipev", settings=OFFLOADED, pp=2),
+        "offloaded output, up-projections recomputed": latent(
+            "sequence-parallel", settings=OFFLOADED | UP, also=["recompute"], tp=2
+        ),
     },
 )

@@ -142,3 +142,9 @@ def test_split_projections_of_latent_attention_are_a_feature(tp: int, overlaps: 
     assert made.layer.features == ("mla-split",)
     skipped = "--mla-up-proj-tp-overlap has no effect with --tensor-model-parallel-size 1"
     assert (skipped in made.notes) != overlaps
+
+
+def test_an_offloaded_output_of_core_attention_is_a_setting_of_its_feature() -> None:
+    made = read("--mla-swap-core-attn-out --schedules-method dualpipev --pipeline-model-parallel-size 2")
+    assert "mla-split" in made.layer.features
+    assert made.layer.settings["mla-split"] == {"offload_output": True}
