@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from tests.conftest import Prove
 from tests.features.parity import BUCKETS, FULL, Given, cp, given, trains
 
 NAME = "mla-split"
@@ -41,9 +44,25 @@ test_training_with_products_in_place_keeps_the_claim = trains(
         "offloaded output, experts in pairs of passes": latent(
             "moe-fb-overlap", settings=OFFLOADED, ep=2, num_experts=4, ffn_hidden_size=32
         ),
+        "offloaded output, norms and activations recomputed": latent(
+            "norm-recompute", "activation-recompute", settings=OFFLOADED, nproc=1
+        ),
+        "offloaded output of flash attention, bf16": latent("flash-attention", settings=OFFLOADED, nproc=1, dtype="bf16"),
+        "offloaded output, poisoned while away": latent(settings=OFFLOADED | {"device-emulation": {"poison": True}}, nproc=1),
         "offloaded output, stages as a V": latent("dualpipev", settings=OFFLOADED, pp=2),
         "offloaded output, up-projections recomputed": latent(
             "sequence-parallel", settings=OFFLOADED | UP, also=["recompute"], tp=2
         ),
     },
 )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("bf16", 2)])
+def test_the_offloaded_output_is_in_host_memory_as_the_formula_has_it(prove: Prove, dtype: str, size: int) -> None:
+    world = {"multi_latent_attention": True, "dtype": dtype}
+    proof = prove(NAME, settings=OFFLOADED, world=world, nproc=1).proof
+    assert proof.formula
+    output = 4 * 24 * 4 * 10 * size  # layers, tokens, heads, width of a value
+    without, offloaded = proof.bytes["saved activations"]
+    assert (without - offloaded, proof.bytes["saved activations in host memory"]) == (output, (0, output))
