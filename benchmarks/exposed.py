@@ -55,6 +55,23 @@ SPARSE: Final = DENSE | {
     "global_batch_size": 16,
 }
 """Experts of the size of Mixtral's, 64 of them on 16 ranks; a token goes to two."""
+LATENT: Final = DENSE | {
+    "world_size": 8,
+    "tp": 8,
+    "hidden_size": 7168,
+    "ffn_hidden_size": 18432,
+    "num_attention_heads": 128,
+    "num_query_groups": 128,
+    "seq_length": 4096,
+    "global_batch_size": 1,
+    "multi_latent_attention": True,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_head_dim": 128,
+    "qk_pos_emb_head_dim": 64,
+    "v_head_dim": 128,
+}
+"""Dense layers of DeepSeek-V3 on tensor-parallel ranks."""
 COLUMNS: Final = ("transfers", "at once", "exposed")
 
 
@@ -87,6 +104,7 @@ CASES: Final[Mapping[str, Case | RingJob]] = {
     "coc": Case(
         ("coc", "sequence-parallel"), DENSE | {"world_size": 8, "tp": 8, "global_batch_size": 1}, {"coc": {"parts": 4}}
     ),
+    "mla-split": Case(("mla-split", "sequence-parallel"), LATENT),
     "async-ddp": Case(("async-ddp",), DENSE, whole=True),
     "async-param-gather": Case(("async-param-gather",), DENSE, whole=True),
     "moe-alltoall-overlap": Case(("moe-alltoall-overlap", "moe-shared-experts"), SPARSE, SHARED),

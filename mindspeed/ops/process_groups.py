@@ -119,3 +119,8 @@ def post_reduce_scatter(group: dist.ProcessGroup, rows: Tensor) -> PendingCollec
     """Post rows for every rank; this rank's share arrives, summed over the ranks."""
     rows, arriving = rows.contiguous(), rows.new_empty((rows.shape[0] // group.size(), *rows.shape[1:]))
     return PendingCollective(arriving, rows, [dist.reduce_scatter_tensor(arriving, rows, group=group, async_op=True)])
+
+
+def post_all_reduce(group: dist.ProcessGroup, rows: Tensor) -> PendingCollective:
+    """Post rows to be summed over the ranks, in place."""
+    return PendingCollective(rows, None, [dist.all_reduce(rows, group=group, async_op=True)])

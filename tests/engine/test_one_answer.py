@@ -28,6 +28,7 @@ OWN: Mapping[str, dict[str, Any]] = {
     "alibi": {"rotary": False},
     "expert-parallel": EXPERTS | {"ep": 2},
     "grouped-matmul-add": EXPERTS,
+    "mla-split": {"multi_latent_attention": True},
     "moe-allgather-dispatcher": {"dispatcher": "allgather"},
     "moe-allgather-overlap": {"dispatcher": "allgather", "ep": 2},
     "moe-alltoall-overlap": {"ep": 2},

@@ -29,6 +29,7 @@ def world(shape: GptShape = GPT, **values):
         (LLAMA, "bf16", False, ("rms-norm", "swiglu", "flash-attention", "rotary-embedding"), 94_872),
         (MLA, "fp32", False, (), 246_264),
         (MLA, "bf16", False, (), 163_992),
+        (MLA, "fp32", False, ("flash-attention",), 203_256),
         (MOE, "fp32", True, (), 480_568),
         (MOE, "bf16", False, (), 261_304),
     ],
@@ -42,6 +43,15 @@ def test_activations_are_those_that_a_meter_counted(shape, dtype, dropout, names
 
 
 FULL = {"granularity": "full", "method": "uniform", "num_layers": 1}
+
+
+@pytest.mark.parametrize(("dtype", "measured"), [("fp32", 389_784), ("bf16", 245_400)])
+def test_recomputed_up_projections_keep_what_a_meter_counted(dtype, measured):
+    job = world(replace(LLAMA, num_query_groups=4, multi_latent_attention=True), dtype=dtype)
+    feature = discover(only=()).feature("recompute")
+    changes = [changed_tensors(feature, "saved_tensors", feature.Args(modules=["mla_up_proj"]), job)]
+    (stage,) = stages(job, JobOptions(on_cpu=True, dropout=True), changes)
+    assert stage.activations == measured
 
 
 @pytest.mark.parametrize(

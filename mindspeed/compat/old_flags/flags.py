@@ -71,6 +71,9 @@ _FULL_PRECISION: Final = (
     "moe_adaptive_recompute_activation",
     "moe_fb_overlap",
     "gemm_gradient_accumulation_fusion",
+    "mla_mm_split",
+    "mla_up_proj_tp_overlap",
+    "mla_swap_core_attn_out",
 )
 """Flags that save time or memory, and whose features do not serve linear layers in fp8 or fp4."""
 _INTERLEAVED: Final = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
@@ -80,7 +83,7 @@ def without_unserved(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str
     """Skip old flags that do not support the precision or the pipeline of a command, which computes the same without them."""
     left = dict(values)
     if low := next((flag for flag in _LOW_PRECISION if made.value(flag)), None):
-        _skip(made, left, _FULL_PRECISION, f"mindspeed has no feature for {low}; Megatron's experts compute the same result")
+        _skip(made, left, _FULL_PRECISION, f"mindspeed has no feature for {low}; Megatron's layers compute the same result")
     stages = made.number("--pipeline-model-parallel-size") or 1
     if left.get("schedules_method") == "dualpipev" and stages > 1 and left.pop("moe_fb_overlap", None):
         made.notes.append("--moe-fb-overlap is part of the feature dualpipev, to which --schedules-method dualpipev maps")

@@ -256,6 +256,27 @@ def _layers_of_stages(text: str) -> list[int] | None:
         return None
 
 
+def _up_projections(made: ArgumentWords) -> None:
+    flag, granularity, modules = "--recompute-mla-up-proj", "--recompute-granularity", "--recompute-modules"
+    if made.take(flag, 0) is None:
+        return
+    if made.value(granularity) != "full":
+        is_selective = made.has(granularity) or made.has("--recompute-activations")
+        before = made.take(modules, "+") or (["core_attn"] if is_selective else [])
+        words = [] if is_selective else [granularity, "selective"]
+        words += [modules, *before, *({"mla_up_proj"} - set(before))]
+        made.put(*words)
+        made.notes.append(f"{flag} maps to Megatron's {' '.join(words)}")
+    elif made.value("--recompute-method") == "uniform":
+        made.notes.append(f"{flag} is not needed: every layer is recomputed, with its up-projections")
+    else:
+        text = (
+            f"{flag} is skipped: Megatron recomputes up-projections only with {granularity} selective, but this command "
+            "recomputes layers as a whole"
+        )
+        made.left_out.append(problem_of_flags("MS113", text, [flag], Fix.drop_option(flag)))
+
+
 def _converted_weights(made: ArgumentWords) -> None:
     flag = "--enable-hf2mg-convert"
     if made.take(flag, 0) is None:
@@ -290,6 +311,11 @@ RULES: Final = (
         (PER_RANK,),
         "`--set recompute.per_rank=true`, or `--set swap-attention.per_rank=true` with `--swap-attention`",
         lambda made: None,
+    ),
+    Rule(
+        ("--recompute-mla-up-proj",),
+        "`--recompute-granularity selective --recompute-modules mla_up_proj`; skipped with full recomputation",
+        _up_projections,
     ),
     Rule(("--enable-hf2mg-convert",), "skipped: convert weights of Hugging Face before the run", _converted_weights),
 )

@@ -109,14 +109,15 @@ class FlashAttention(ms.Feature[FlashAttentionArgs]):
             return None
         world = self.world
         tokens, heads = world.seq_length * world.micro_batch_size, world.num_attention_heads
-        width = world.hidden_size // heads * (heads + 2 * world.num_query_groups) // world.tp
         sizes = {
-            "attention: queries, keys, values": tokens * width * (4 if world.dtype == "fp32" else 2),
             "attention: softmax": (64 if world.knows("platform") and world.platform == "npu" else 8)
             * heads
             // world.tp
             * tokens,
         }
+        if not world.is_set("multi_latent_attention"):  # whose keys are never shared by a group
+            width = world.hidden_size // heads * (heads + 2 * world.num_query_groups) // world.tp
+            sizes["attention: queries, keys, values"] = tokens * width * (4 if world.dtype == "fp32" else 2)
         return resized(tensors, sizes | {"attention: softmax dropout": 0, "attention: score buffer": 0})
 
     @ms.hookimpl

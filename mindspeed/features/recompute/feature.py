@@ -25,6 +25,7 @@ _MODULES: Final = {
     "layernorm": tuple(
         f"{norm}: {part}" for norm in ("input norm", "pre-mlp norm") for part in ("statistics", "copies", "output")
     ),
+    "mla_up_proj": ("attention: queries, keys, values", "attention: rotary tables"),
     "mlp": MLP,
     "moe_act": ACTIVATIONS["experts"],
     "shared_experts": ("shared experts: activation input", *ACTIVATIONS["shared experts"]),

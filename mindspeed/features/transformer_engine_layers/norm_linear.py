@@ -37,13 +37,17 @@ class TELayerNormColumnParallelLinear(ColumnRole, LayerNormLinear, ColumnParalle
             self.register_parameter("layer_norm_bias", None)
         self._parameters.update(linear)  # the norm's come first, as in Transformer Engine
 
+    def normalized(self, x: Tensor) -> Tensor:
+        """Return the norm of ``x``, which the weight multiplies."""
+        return normalize(x, self.layer_norm_weight, self.layer_norm_bias, self)
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> LinearResult:
         """Multiply the norm of ``x`` by this rank's rows of the weight.
 
         With ``return_layernorm_output`` the norm is returned too, as Transformer Engine returns it: in a tuple with the
         output, or as the third value where the bias is returned.
         """
-        normalized = normalize(x, self.layer_norm_weight, self.layer_norm_bias, self)
+        normalized = self.normalized(x)
         output, bias = ColumnParallelLinear.forward(self, normalized, *args, **kwargs)
         if not self.return_layernorm_output:
             return output, bias

@@ -43,7 +43,7 @@ def test_flags_that_serve_no_low_precision_are_left_out_with_it(low):
     assert (old.layer.features, old.problems) == ((), ())
     (left,) = old.left_out
     assert left.message == (
-        f"{', '.join(flags)} are skipped: mindspeed has no feature for {low}; Megatron's experts compute the same result"
+        f"{', '.join(flags)} are skipped: mindspeed has no feature for {low}; Megatron's layers compute the same result"
     )
     assert read_old_flags(flags, (), catalog()).left_out == ()
 

@@ -102,3 +102,49 @@ def test_all_layers_are_recomputed_in_advance() -> None:
     read_line = read(f"{CHUNKS} --recompute-in-advance {BLOCK} --recompute-num-layers 8 {PER_RANK}")
     assert read_line.layer.features == ("recompute-in-advance",)
     assert read_line.rest == tuple(CHUNKS.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "--recompute-granularity selective --recompute-modules mla_up_proj"),
+        ("--recompute-granularity selective", "--recompute-granularity selective --recompute-modules core_attn mla_up_proj"),
+        ("--recompute-activations", "--recompute-activations --recompute-modules core_attn mla_up_proj"),
+        (
+            "--recompute-granularity selective --recompute-modules moe",
+            "--recompute-granularity selective --recompute-modules moe mla_up_proj",
+        ),
+        (
+            "--recompute-granularity selective --recompute-modules mla_up_proj",
+            "--recompute-granularity selective --recompute-modules mla_up_proj",
+        ),
+        ("--recompute-granularity full --recompute-method uniform", "--recompute-granularity full --recompute-method uniform"),
+    ],
+)
+def test_recomputed_up_projections_are_a_module_of_selective_recomputation(line: str, words: str) -> None:
+    made = read(f"--recompute-mla-up-proj {line}")
+    assert (" ".join(made.rest), made.left_out) == (words, ())
+    assert len(made.notes) == 1
+
+
+def test_up_projections_of_layers_that_a_block_leaves_are_not_recomputed() -> None:
+    made = read(f"--recompute-mla-up-proj {BLOCK}")
+    assert " ".join(made.rest) == BLOCK
+    assert [str(problem.message) for problem in made.left_out] == [
+        "--recompute-mla-up-proj is skipped: Megatron recomputes up-projections only with --recompute-granularity selective, "
+        "but this command recomputes layers as a whole"
+    ]
+
+
+@pytest.mark.parametrize(("tp", "overlaps"), [(1, False), (2, True)])
+def test_split_projections_of_latent_attention_are_a_feature(tp: int, overlaps: bool) -> None:
+    made = read(f"--mla-mm-split --mla-up-proj-tp-overlap --tensor-model-parallel-size {tp}")
+    assert made.layer.features == ("mla-split",)
+    skipped = "--mla-up-proj-tp-overlap has no effect with --tensor-model-parallel-size 1"
+    assert (skipped in made.notes) != overlaps
+
+
+def test_an_offloaded_output_of_core_attention_is_a_setting_of_its_feature() -> None:
+    made = read("--mla-swap-core-attn-out --schedules-method dualpipev --pipeline-model-parallel-size 2")
+    assert "mla-split" in made.layer.features
+    assert made.layer.settings["mla-split"] == {"offload_output": True}

@@ -1,0 +1,1 @@
+"""Up-projections of multi-latent attention whose products are what attention reads."""

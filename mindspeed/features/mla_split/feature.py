@@ -1,0 +1,139 @@
+"""Up-projections of multi-latent attention without copies of queries and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from mindspeed import plugins as ms
+from mindspeed.plugins.saved_tensors import SavedTensors, in_backward, leave
+from mindspeed.plugins.shared_conditions import (
+    NO_CPU_OFFLOADING,
+    NO_CUDA_GRAPHS,
+    NO_FINE_GRAINED_OFFLOADING,
+    NO_FSDP,
+    NO_LOW_PRECISION,
+    NO_OVERLAPPED_MICRO_BATCHES,
+    NO_TRANSFORMER_ENGINE_LAYERS,
+)
+
+_KEEP = (ms.Fix.give_setting("offload_output", False), ms.Fix.remove_feature())
+
+
+class MlaSplitArgs(ms.FeatureArgs):
+    offload_output: bool = ms.Field(
+        False,
+        description="Offload the output of core attention to host memory between forward and backward. Both copies overlap "
+        "with the rest of the layer",
+    )
+
+
+def _offloads(args: MlaSplitArgs, world: ms.World) -> bool:
+    """Return whether the output of core attention is offloaded."""
+    return args.offload_output
+
+
+@ms.condition(
+    "attention is not multi-latent, so it has no up-projections",
+    fix=(ms.Fix.remove_feature(),),
+    selects=True,
+)
+def attention_is_latent(args: Any, world: ms.World) -> bool:
+    """Check that attention is multi-latent."""
+    return world.is_set("multi_latent_attention")
+
+
+class MlaSplit(ms.Feature[MlaSplitArgs]):
+    """Split the up-projections of latent attention.
+
+    Keys and values are separate products of the latent vector, and queries are rotated in place, so values and queries are not
+    copied. Under sequence parallelism, the gather of the queries' latent vectors overlaps with the product of keys and values.
+    """
+
+    spec = ms.FeatureSpec(
+        name="mla-split",
+        category=ms.Category.COMPUTE,
+        megatron=">=0.16",
+        slots={ms.Slot.LINEAR},
+        constraints=(
+            attention_is_latent,
+            NO_LOW_PRECISION,
+            NO_TRANSFORMER_ENGINE_LAYERS,
+            NO_FSDP,
+            *(
+                replace(condition, fix=_KEEP, when=_offloads)
+                for condition in (
+                    NO_CPU_OFFLOADING,
+                    NO_CUDA_GRAPHS,
+                    NO_FINE_GRAINED_OFFLOADING,
+                    NO_OVERLAPPED_MICRO_BATCHES,
+                )
+            ),
+            ms.Conflicts(
+                ms.Slot.RECOMPUTE_POLICY,
+                reason="mla-split.offload_output offloads what recomputation of whole layers does not keep",
+                when=_offloads,
+            ),
+            ms.Conflicts(
+                "swap-attention",
+                reason="swap-attention already offloads the output of core attention; set mla-split.offload_output=false",
+                when=_offloads,
+            ),
+        ),
+        numerics=ms.Numerics.reordered(
+            reason="keys and values are separate products instead of a common one, for which the summation order of a matrix "
+            "library may differ"
+        ),
+        verify_with=ms.VerifyWith(
+            algorithm=("mindspeed.features.mla_split.projections",), features=("sequence-parallel",), world={"tp": 2}
+        ),
+        own_trainer="from mindspeed.features.mla_split.projections import queries, keys_and_values",
+    )
+
+    handles: Sequence[Any] = ()
+
+    @ms.hookimpl
+    def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+        if not self.args.offload_output:
+            return tensors
+        return in_backward(leave(tensors, ["attention: output"], "swapped", self.spec.name), self.spec.name)
+
+    @ms.hookimpl
+    def model_built(self, chunks: Sequence[Any]) -> None:
+        if not self.args.offload_output:
+            return
+        from mindspeed.features.mla_split.output import OffloadedOutput
+        from mindspeed.memory.model_layers import chosen_layers
+        from mindspeed.memory.on_host import HostBuffers
+
+        buffers = HostBuffers()
+        offloaded = [OffloadedOutput(layer, buffers, self.spec.name) for layer in chosen_layers(chunks, None, "self_attention")]
+        self.handles = [handle for layer in offloaded for handle in layer.handles]
+
+    @ms.hookimpl
+    def deactivated(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles = ()
+
+    @ms.hookimpl
+    def megatron_args(self) -> list[ms.ArgOverride]:
+        return [
+            ms.ArgOverride(
+                "apply_rope_fusion",
+                False,
+                "makes Megatron prepare angles for its unfused function of rotary positions, which works on queries in place",
+            )
+        ]
+
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
+        return [
+            ms.Wrap(
+                "megatron.core.transformer.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors",
+                "mindspeed.features.mla_split.layers:with_products_in_place",
+                reason="computes queries, keys and values in the tensors that attention reads, instead of concatenating them "
+                "from parts of two products",
+            )
+        ]
