@@ -144,11 +144,11 @@ def trainer_of(level: int, dtype: str, folder: str) -> Any:
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    from mindspeed.workbench.training.trainer import Trainer, _seed
+    from mindspeed.workbench.training.trainer import Trainer, seed_generators
 
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
-    _seed(job.config.seed)
+    seed_generators(job.config.seed)
     return Trainer(job, job.source())
 
 

@@ -199,6 +199,9 @@ def permutation(mib: int) -> list[Row]:
     def formula(rows: Tensor, slots: Tensor, probs: Tensor) -> Tensor:
         return (rows[slots].view(tokens, TOPK, HIDDEN) * probs[..., None]).sum(1)
 
+    def bag(rows: Tensor, slots: Tensor, probs: Tensor | None) -> Tensor:
+        return F.embedding_bag(slots.view(tokens, TOPK), rows, mode="sum", per_sample_weights=probs)
+
     compiled, where = torch.compile(formula), slots.long()
     same(npu_fused_moe_token_unpermute(permuted, slots, probs), formula(permuted.float(), where, probs.float()))
     sizes = f"{mib} MiB of tokens, top {TOPK}"
@@ -219,17 +222,25 @@ def permutation(mib: int) -> list[Row]:
     )
     back = race(
         lambda: npu_fused_moe_token_unpermute(permuted, slots, probs),
-        {"index_add_, weighed": add_weighed, "torch.compile of the formula": lambda: compiled(permuted, where, probs)},
+        {
+            "index_add_, weighed": add_weighed,
+            "torch.compile of the formula": lambda: compiled(permuted, where, probs),
+            "F.embedding_bag": lambda: bag(permuted, where, probs),
+        },
     )
-    made += compared(f"unpermute, {sizes}", back, {"index_add_, weighed": 10.0, "torch.compile of the formula": 1.0}, reads)
+    targets = {"index_add_, weighed": 10.0, "torch.compile of the formula": 1.0, "F.embedding_bag": 1.0}
+    made += compared(f"unpermute, {sizes}", back, targets, reads)
     bare = race(
         lambda: torch.ops.mindspeed.npu_fused_moe_token_unpermute(permuted, slots, None, tokens, TOPK, False),
-        {"index_add_": lambda: torch.zeros_like(x).index_add_(0, source, permuted)},
+        {
+            "index_add_": lambda: torch.zeros_like(x).index_add_(0, source, permuted),
+            "F.embedding_bag": lambda: bag(permuted, where, None),
+        },
     )
     made += compared(
         f"unpermute without probabilities, {sizes}",
         bare,
-        {"index_add_": 10.0},
+        {"index_add_": 10.0, "F.embedding_bag": 1.0},
         reads,
     )
     both = race(
@@ -237,12 +248,12 @@ def permutation(mib: int) -> list[Row]:
         {
             "the formula": gradients(lambda rows, probs: formula(rows, where, probs), permuted, probs),
             "torch.compile of the formula": gradients(lambda rows, probs: compiled(rows, where, probs), permuted, probs),
+            "F.embedding_bag": gradients(lambda rows, probs: bag(rows, where, probs), permuted, probs),
         },
         turns=9,
     )
-    return made + compared(
-        f"unpermute, {sizes}, forward + backward", both, {"the formula": 1.0, "torch.compile of the formula": 1.0}
-    )
+    targets = {"the formula": 1.0, "torch.compile of the formula": 1.0, "F.embedding_bag": 1.0}
+    return made + compared(f"unpermute, {sizes}, forward + backward", both, targets)
 
 
 def quantized() -> list[Row]:

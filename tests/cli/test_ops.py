@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from mindspeed.job.world import PLATFORMS
 from mindspeed.ops import OPERATORS, availability, building, instruction_sets, speeds
 from mindspeed.ops.availability import variant
 from mindspeed.ops.compiler import Compiler
+from mindspeed.ops.measuring import CASES, Case, measure
 from mindspeed.ops.speeds import Speed
 from mindspeed.ops.variants import operator_files
 from tests.ops.built import pretend_built, write_sources
@@ -256,3 +258,20 @@ def test_times_of_another_processor_say_nothing(cache, monkeypatch):
 
 def planned(mindspeed, *arguments):
     return json.loads(mindspeed(*arguments, "--json").stdout)["plan"]
+
+
+def test_a_planted_slow_kernel_is_measured_and_left_out_of_level_one_with_its_ratio(cache, mindspeed, monkeypatch):
+    def spin(seconds):
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+
+    planted = Case(lambda: spin(4e-3), "silu and a product", lambda: spin(1e-3))
+    monkeypatch.setitem(CASES, "swiglu", lambda dtype: planted)
+    monkeypatch.setattr("mindspeed.ops.variants.variants", lambda platform: {"swiglu"})
+    speeds.write(pretend_built(cache, operators=["swiglu"]).library, (measure("swiglu", "bf16"),))
+    plan = planned(mindspeed, *(argument for argument in PLAN if argument != "swiglu"), "--dtype", "bf16")
+    assert "swiglu" not in [feature["name"] for feature in plan["features"]]
+    (row,) = [row for row in plan["rows"] if row["feature"] == "swiglu"]
+    assert row["kind"] == "left-out"
+    assert re.fullmatch(r"swiglu has 0\.2\d of the speed of silu and a product in bf16 on this processor", row["text"])

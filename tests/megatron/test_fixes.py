@@ -326,3 +326,21 @@ def test_several_instances_of_the_distributed_optimizer_overlap_their_reductions
     plan = mindspeed.plan(platform="cpu")
     first, second = pool.call(reduced_by_instances, 2, plan=plan)
     assert first == second == [[1.5] * 4] * 2
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_gradients_are_scaled_to_the_same_bits_without_a_copy_in_between(dtypes):
+    from megatron.core import utils
+    from megatron.core.optimizer import clip_grads
+
+    assert clip_grads.multi_tensor_scale_impl is utils.local_multi_tensor_scale
+    source, target = (getattr(torch, name) for name in dtypes)
+    given = [torch.randn(shape).to(source) for shape in ((33, 7), (5,), (0,), ())]
+    into = [torch.empty_like(tensor, dtype=target) for tensor in given]
+    utils.local_multi_tensor_scale(2048, None, [given, into], 0.3)
+    assert all(torch.equal(one, (tensor * 0.3).to(target)) for one, tensor in zip(into, given, strict=True))
+    with torch.profiler.profile(record_shapes=True) as profile:
+        utils.local_multi_tensor_scale(2048, None, [into[:1], into[:1]], 0.7)
+    events = profile.key_averages(group_by_input_shape=True)
+    assert [event.key for event in events if [33, 7] in event.input_shapes] == ["aten::mul"]
+    assert torch.equal(into[0], (given[0] * 0.3).to(target) * 0.7)

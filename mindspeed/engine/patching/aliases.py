@@ -39,8 +39,11 @@ class Substitution(NamedTuple):
 MADE: Final[WeakSet[type]] = WeakSet()
 """Classes made by patching; those of an earlier plan may live on in models."""
 
-BENEATH: Final = ("torch.", "numpy.", "sympy.")
-"""Packages that import neither Megatron nor any feature, and have most of the modules of a process."""
+LIBRARIES: Final = {name: name for name in ("torch", "numpy", "sympy")} | dict.fromkeys(sys.stdlib_module_names, "Python's own")
+"""By package the library that it belongs to, of those that import neither Megatron nor any feature.
+
+They have most of the modules of a process.
+"""
 _COMPILER: Final = "torch._dynamo"
 """The package of torch with tables of its functions."""
 
@@ -68,7 +71,7 @@ def defined_in(packages: Collection[str]) -> frozenset[int]:
     ids = set(map(id, loaded.values()))
     for name, entries in module_dictionaries(filter(inside_tree, loaded)):
         for value in entries.values():
-            if issubclass(type(value), FunctionType | type) and value.__module__ == name:
+            if issubclass(type(value), (FunctionType, type)) and value.__module__ == name:
                 ids.add(id(value))
     return frozenset(ids)
 
@@ -103,19 +106,21 @@ class Rebinder:
         """Yield modules with their dictionaries: those of Megatron and of other packages that patch it, the main program, and
         those with something of the packages among their globals. All can hold its objects in containers, classes, defaults.
 
-        Of a patched package beside Megatron, such as torch, only the modules that name an exchanged object, and those of
-        torch's compiler, which has tables of torch's functions.
+        Of a patched library, such as torch, only the modules that name an exchanged object, and those of torch's compiler,
+        which has tables of torch's functions.
         """
         patching = {module.partition(".")[0] for exchange in self._exchanges.values() for module in exchange.keeping}
         whole = {TREE, "__main__", *patching - {_OWN.partition(".")[0]}}
         exchanged = frozenset(self.counts)
         known = exchanged | defined_in(self.packages)
+        patched = {LIBRARIES.get(package, package) for package in self.packages}
         for name, entries in module_dictionaries():
-            package, beneath = name.partition(".")[0], name.startswith(BENEATH)
-            if beneath and package not in self.packages:
+            package = name.partition(".")[0]
+            library = LIBRARIES.get(package)
+            if library is not None and library not in patched:
                 continue
-            ids = exchanged if package in self.packages else known
-            in_depth = package in whole and (not beneath or name.startswith(_COMPILER))
+            ids = exchanged if (library or package) in patched else known
+            in_depth = package in whole and (library is None or name.startswith(_COMPILER))
             if in_depth or not ids.isdisjoint(map(id, entries.values())):
                 yield name, entries
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from mindspeed.engine.inspection.sites import inside_tree
 from mindspeed.engine.inspection.target_info import importers
-from mindspeed.engine.patching.aliases import BENEATH, module_dictionaries
+from mindspeed.engine.patching.aliases import LIBRARIES, module_dictionaries
 from mindspeed.engine.patching.journal import ITEM, Journal
 from mindspeed.engine.patching.site_patch import PatchedSite
 
@@ -51,7 +51,7 @@ def follow_imports(bounds: Sequence[PatchedSite], journal: Journal, back: bool =
     found += [
         (module, entries, key, *exchange)
         for module, entries in (modules if by_object else ())
-        if not module.startswith(BENEATH) and not ids.isdisjoint(map(id, entries.values()))
+        if module.partition(".")[0] not in LIBRARIES and not ids.isdisjoint(map(id, entries.values()))
         for key, value in entries.items()
         for exchange in by_object.get(id(value), ())
         if module != exchange[0].group.module

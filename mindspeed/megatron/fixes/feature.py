@@ -20,6 +20,7 @@ from mindspeed.plugins import (
     Field,
     Patch,
     Ref,
+    Replace,
     Set,
     SettingsError,
     When,
@@ -126,6 +127,14 @@ class MegatronFixes(Feature[MegatronFixesArgs]):
                 f"{_HERE}.layers:only_with_engine",
                 "tells how to get Transformer Engine's layers where it is not installed",
                 phase="build",
+                optional=True,
+            )
+        )
+        patches.append(
+            Replace(
+                "megatron.core.utils:local_multi_tensor_scale",
+                f"{_HERE}.optimizer:scale_into",
+                "clips gradients in place; without Apex, Megatron clips a copy of each and copies it back",
                 optional=True,
             )
         )

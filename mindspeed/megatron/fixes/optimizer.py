@@ -1,4 +1,4 @@
-"""Megatron's distributed optimizer around torch's own Adam, its schedule of weight decay, and steps of torch's FSDP2."""
+"""Megatron's optimizers without Apex: torch's own Adam, the schedule of weight decay, FSDP2's steps, scaled gradients."""
 
 from __future__ import annotations
 
@@ -86,3 +86,9 @@ def decay_of_checkpoint(load_state_dict: Function, self: Any, state_dict: Any) -
 def reduced_by_torch(finish_grad_sync: Function, self: Any, force_all_reduce: bool = False) -> None:
     """``_BaseDataParallel.finish_grad_sync``: FSDP2 has reduced all gradients in the backward pass."""
     finish_grad_sync(self)
+
+
+def scale_into(chunk_size: int, noop_flag: Any, tensor_lists: Any, scale: float) -> None:
+    """Write the tensors of the first list times ``scale`` into those of the second, which may be the same."""
+    for source, target in zip(*tensor_lists, strict=True):
+        torch.mul(source, scale, out=target)
