@@ -288,11 +288,11 @@ def _converted_weights(made: ArgumentWords) -> None:
     flag = "--enable-hf2mg-convert"
     if made.take(flag, 0) is None:
         return
-    text = f"{flag} is skipped: convert weights of Hugging Face before the run"
+    text = f"{flag} is not needed: --load with a Hugging Face model loads its weights without a conversion on the disk"
     if made.has("--load"):
         made.put("--exit-on-missing-checkpoint")
         text += "; --exit-on-missing-checkpoint is added, so that no run starts with random weights"
-    made.left_out.append(problem_of_flags("MS113", text, [flag], Fix.advise(f"convert the weights and remove {flag}")))
+    made.notes.append(text)
 
 
 RULES: Final = (
@@ -325,6 +325,10 @@ RULES: Final = (
         "(megatron-lm.md#raw-text-as-data); no equivalent of other handlers",
         _raw_data,
     ),
-    Rule(("--enable-hf2mg-convert",), "skipped: convert weights of Hugging Face before the run", _converted_weights),
+    Rule(
+        ("--enable-hf2mg-convert",),
+        "not needed: [`--load` with a Hugging Face model](megatron-lm.md#weights-of-hugging-face) loads its weights",
+        _converted_weights,
+    ),
 )
 """In the order in which they are applied."""
