@@ -23,6 +23,7 @@ with collector_paused():
     from mindspeed.engine.runtime.launch import end_with_launcher
     from mindspeed.engine.runtime.session import ActivationReport
     from mindspeed.megatron_lm.given_arguments import argument_facts, compared_arguments
+    from mindspeed.megatron_lm.raw_data import with_prepared_data
     from mindspeed.megatron_lm.training_plan import plan_training, report_beside
     from mindspeed.problems import MindSpeedError
 
@@ -43,10 +44,10 @@ def adapt(argv: MutableSequence[str]) -> ActivationReport | None:
         if file := os.environ.get(LOCK_VARIABLE):
             arguments = argument_facts(argv[1:], environment.megatron)
             require_match(read_lock(file), registry.content_of(plan, numeric_variables(os.environ)) | arguments, file)
+        argv[1:] = with_prepared_data(request.rest, request.given, request.raw, environment.megatron)
     except MindSpeedError as error:
         rendezvous.report_failure(error)
         raise
-    argv[1:] = request.rest
     if plan.names:
         report_beside(request, os.environ)
     report = registry.activate(plan, compared_arguments(argv[1:], environment.megatron))

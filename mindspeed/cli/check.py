@@ -220,7 +220,7 @@ def _print(checked: list[CheckedCommand], with_plan: bool) -> None:
 
 
 def _notes(one: CheckedCommand) -> Iterator[str]:
-    """The warnings of a command and what is not checked of it, beside its traps."""
+    """The warnings of a command, what is prepared before it and what is not checked of it, beside its traps."""
     if one.plan is None:
         return
     from mindspeed.cli.plan_text import unknown_lines
@@ -231,6 +231,8 @@ def _notes(one: CheckedCommand) -> Iterator[str]:
         gettext("warning: {text}").format(text=localized(Text.of("{name}: {text}", name=row.feature, text=row.text)))
         for row in warnings
     )
+    prepared = (row for row in one.plan.rows if row.kind == "prepared-first")
+    yield from (gettext("prepared first: {text}").format(text=localized(row.text)) for row in prepared)
     yield from (gettext("not checked: {text}").format(text=line) for line in unknown_lines(one.plan.rows, one.words))
 
 

@@ -21,11 +21,17 @@ _NOTES: Final = {
     "disabled": marked("disabled"),
     "left-out": marked("left out"),
     "not-checked": marked("not checked"),
+    "prepared-first": marked("prepared first"),
     "note": marked("notes"),
 }
-_KINDS: Final = {"not-checked": marked("not checked"), "choice": marked("choice"), "warning": marked("warning")}
+_KINDS: Final = {
+    "not-checked": marked("not checked"),
+    "prepared-first": marked("prepared first"),
+    "choice": marked("choice"),
+    "warning": marked("warning"),
+}
 """Notes that a check prints, with the word that begins their lines."""
-_WHOLE: Final = ("warning", "choice", "disabled", "not-checked")
+_WHOLE: Final = ("warning", "choice", "disabled", "not-checked", "prepared-first")
 """Kinds of notes that one screen shows whole; others have one line each."""
 _MOST: Final = 5
 """Lines of one screen for each other kind of notes."""

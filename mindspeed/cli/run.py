@@ -107,6 +107,7 @@ def _resolve(
     The arguments of Megatron-LM say more of the plan and lose our flags.
     """
     from mindspeed.megatron_lm.given_arguments import argument_facts
+    from mindspeed.megatron_lm.raw_data import with_prepared_data
     from mindspeed.megatron_lm.training_plan import is_training_script, plan_training, report_beside
 
     script, *arguments = words
@@ -124,7 +125,7 @@ def _resolve(
         click.echo(f"mindspeed: {note.text}", err=True)
     if plan.names:
         report_beside(read, os.environ)
-    return plan, (script, *read.rest)
+    return plan, (script, *with_prepared_data(read.rest, read.given, read.raw, environment.megatron))
 
 
 def _alone() -> dict[str, str]:

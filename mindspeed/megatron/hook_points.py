@@ -95,6 +95,12 @@ Every such plan has them, so that it is the same with and without a checkout of 
 """
 
 
+LOADING: Final = HookPoint(f"{_TRAINING}.checkpointing:load_checkpoint", "load_hugging_face", "checkpoint").wrap(
+    ["loads the weights of a Hugging Face model"]
+)
+"""The wrap of a plan for a command that loads a Hugging Face model, around that for what features have saved."""
+
+
 def hook_points_for(
     hooks: Collection[str],
     overrides: Collection[str],

@@ -234,6 +234,19 @@ def load_checkpoint(original: Function, model: Any, optimizer: Any, scheduler: A
 
 
 @wrapper
+def load_hugging_face(original: Function, model: Any, optimizer: Any, *rest: Any, **kwargs: Any) -> Any:
+    """Wrap ``load_checkpoint(model, optimizer, ...)``: a Hugging Face model gives the weights, and training begins at step 0."""
+    from megatron.training import get_args
+
+    from mindspeed.megatron.hugging_face_weights import load_weights
+
+    load_weights(model, get_args().load)
+    if optimizer is not None:
+        optimizer.reload_model_params()
+    return 0, 0
+
+
+@wrapper
 def save_checkpoint(original: Function, iteration: int, *args: Any, **kwargs: Any) -> Any:
     """Wrap ``save_checkpoint(iteration, model, ...)``: the checkpoint records the features that it was saved with."""
     with session.around("around_save", step=iteration):

@@ -129,7 +129,8 @@ def argument_facts(arguments: Sequence[str], version: str | None) -> dict[str, s
     return facts | ({"option others": join(others)} if others else {})
 
 
-_DATA: Final = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+DATA: Final = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+"""Arguments with the prefixes of indexed data, and weights between them."""
 _OF_PROCESS: Final = frozenset({"rank", "local_rank", "world_size"})
 
 
@@ -138,7 +139,7 @@ def compared_arguments(arguments: Sequence[str], version: str | None) -> dict[st
     given, others = arguments_and_others(arguments, surface_or_nearest(version))
     values = {dest: text_of(argument.value) for dest, argument in given.items() if dest not in _OF_PROCESS}
     values |= {"others": join(others)} if others else {}
-    words = [str(word) for dest in _DATA if dest in given for word in flattened(given[dest].value)]
+    words = [str(word) for dest in DATA if dest in given for word in flattened(given[dest].value)]
     return {f"option {dest}": text for dest, text in values.items() if os.sep not in text} | data_facts(words)
 
 

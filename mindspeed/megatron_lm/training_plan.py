@@ -17,7 +17,7 @@ from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job import megatron_arguments as flags
-from mindspeed.megatron.hook_points import MegatronHookPoints, hook_points_for
+from mindspeed.megatron.hook_points import LOADING, MegatronHookPoints, hook_points_for
 from mindspeed.megatron.parsed_arguments import contradiction, unsupported_arguments
 from mindspeed.megatron_lm.command_line_fixes import MegatronCommandLine
 from mindspeed.megatron_lm.given_arguments import Given, field_options_in, surface_or_nearest, without_option
@@ -87,6 +87,7 @@ def plan_training(
         raise
     plan = replace(plan, rows=(*plan.rows, *request.notes, *_package_rows(request.given)))
     request, plan = _with_fields(request, _with_served(plan, request.given), surface_or_nearest(version))
+    plan = _with_weights(plan) if request.loads_hugging_face else plan
     problems = [*contradicted(request.given, plan.overrides), *_ignored_by_layers(request.given, plan.overrides)]
     if problems:
         raise ResolutionError(problems, words)
@@ -136,6 +137,11 @@ def _with_fields(request: ScriptRequest, plan: ActivationPlan, known: Surface) -
     patches = [PlannedPatch(MegatronHookPoints.spec.name, patch, patch.target) for patch in missing]
     changed = replace(plan, overrides=tuple(overrides), patches=(*plan.patches, *patches))
     return replace(request, rest=tuple(rest)), changed
+
+
+def _with_weights(plan: ActivationPlan) -> ActivationPlan:
+    """Let the weights of a model of Hugging Face be loaded where Megatron-LM loads a checkpoint."""
+    return replace(plan, patches=(*plan.patches, PlannedPatch(MegatronHookPoints.spec.name, LOADING, LOADING.target)))
 
 
 def _with_served(plan: ActivationPlan, given: Mapping[str, Given]) -> ActivationPlan:

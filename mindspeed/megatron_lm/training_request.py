@@ -25,6 +25,8 @@ from mindspeed.megatron_lm.given_arguments import (
     unknown_options,
     without_arguments,
 )
+from mindspeed.megatron_lm.hugging_face_load import read_hugging_face_load
+from mindspeed.megatron_lm.raw_data import RawData, read_raw_data, split_data_options
 from mindspeed.plugins.discovery import Catalog
 from mindspeed.problems import CollectedProblems, Fix, Problem, ResolutionError
 
@@ -51,7 +53,8 @@ class ScriptRequest:
 
     ``defaults`` are below every other layer, ``layers`` (job file, environment, Megatron's flags) go from low to high, and
     ``command_line``, our flags, is above them. ``rest`` is the command line without our flags, ``given`` Megatron's
-    arguments that stand on it by dest, ``notes`` what the reader of the plan must know.
+    arguments that stand on it by dest, ``notes`` what the reader of the plan must know, ``raw`` the text among its data that
+    `with_prepared_data` tokenizes, ``loads_hugging_face`` whether ``--load`` names a model of Hugging Face.
     """
 
     defaults: tuple[Layer, ...]
@@ -60,6 +63,8 @@ class ScriptRequest:
     rest: tuple[str, ...]
     given: Mapping[str, Given] = field(default_factory=dict)
     notes: tuple[PlanNote, ...] = ()
+    raw: tuple[RawData, ...] = ()
+    loads_hugging_face: bool = False
 
 
 def read_command_line(
@@ -88,7 +93,10 @@ def read_command_line(
     rest = list(translated[-1][1].rest) if translated else rest
     for _, translation in translated:
         problems += [*translation.problems, *(translation.left_out if strict else ())]
+    options, rest = split_data_options(rest, problems)
     given = given_arguments(rest, known)
+    raw, data_notes = read_raw_data(given, options, version, problems)
+    weights = read_hugging_face_load(given, problems)
     job_layers = [job.layer] if job is not None else []
     old_layers = [translation.layer for _, translation in translated]
     ours = [*old_layers, *also, command_line]
@@ -114,9 +122,9 @@ def read_command_line(
         notes.append(PlanNote("warning", "megatron-lm", text))
     advices = (dialect.advice(values, version) for dialect, _ in translated)
     old_notes += [PlanNote("note", "HybridModel", text) for text in advices if text]
-    notes = [*notes, *removed, *abbreviations(rest, known), *old_notes]
+    notes = [*notes, *removed, *abbreviations(rest, known), *old_notes, *data_notes, *weights]
     lowest, layers = (read.defaults, *old_layers), (*job_layers, environment, *theirs)
-    return ScriptRequest(lowest, layers, command_line, tuple(rest), given, tuple(notes))
+    return ScriptRequest(lowest, layers, command_line, tuple(rest), given, tuple(notes), raw, bool(weights))
 
 
 def without_overridden(given: Mapping[str, Given], known: Surface) -> dict[str, Given]:

@@ -14,6 +14,8 @@ from mindspeed.problems import Fix
 
 LAYER_SPECS: Final = ("qwen3_spec", "deepseek_spec", "bailing_spec", "qwen2_moe_spec")
 """Layer specs of MindSpeed-LLM that are Megatron's own layers."""
+_TEXT_HANDLER: Final = "GeneralPretrainHandler"
+"""The class of MindSpeed-LLM that makes a document of each record."""
 _NORMED_SPECS: Final = ("gemma2_spec", "grok_spec")
 """Layer specs of MindSpeed-LLM whose layers may norm the outputs of attention and MLP."""
 OTHER_PROGRAM: Final = Fix.advise("run it with MindSpeed-LLM")
@@ -277,15 +279,41 @@ def _up_projections(made: ArgumentWords) -> None:
         made.left_out.append(problem_of_flags("MS113", text, [flag], Fix.drop_option(flag)))
 
 
+_HANDLER, _FIELD = "--handler-name", "--json-keys"
+_OF_PREPARATION: Final = (_HANDLER, _FIELD, "--append-eod", "--workers", "--output-prefix")
+
+
+def _raw_data(made: ArgumentWords) -> None:
+    """Request the preparation of raw text, for which MindSpeed-LLM has a class for each kind of records."""
+    taken = made.take(_HANDLER, 1)
+    if taken is None:
+        return
+    handler = " ".join(taken)
+    if handler not in ("", _TEXT_HANDLER):
+        kind = f"{handler} makes other samples than documents of text, which only MindSpeed-LLM's programs train on"
+        fix = Fix.advise(f"use {_HANDLER} {_TEXT_HANDLER}, or prepare the data with MindSpeed-LLM and remove {_HANDLER}")
+        _problem(made, _HANDLER, f" has no equivalent: {kind}", fix)
+        return
+    if not made.has(_FIELD):
+        made.put(_FIELD, "text")
+        made.notes.append(
+            f"{_HANDLER} is translated automatically to {_FIELD} text: raw text is tokenized before training, once"
+        )
+    special = "--tokenizer-hf-include-special-tokens"
+    if special in made.known and made.value("--tokenizer-type") == "HuggingFaceTokenizer" and not made.has(special):
+        made.put(special)
+        made.notes.append(f"{special} is added, because MindSpeed-LLM tokenizes raw text with them")
+
+
 def _converted_weights(made: ArgumentWords) -> None:
     flag = "--enable-hf2mg-convert"
     if made.take(flag, 0) is None:
         return
-    text = f"{flag} is skipped: convert weights of Hugging Face before the run"
+    text = f"{flag} is not needed: --load with a Hugging Face model loads its weights without a conversion on the disk"
     if made.has("--load"):
         made.put("--exit-on-missing-checkpoint")
         text += "; --exit-on-missing-checkpoint is added, so that no run starts with random weights"
-    made.left_out.append(problem_of_flags("MS113", text, [flag], Fix.advise(f"convert the weights and remove {flag}")))
+    made.notes.append(text)
 
 
 RULES: Final = (
@@ -317,6 +345,16 @@ RULES: Final = (
         "`--recompute-granularity selective --recompute-modules mla_up_proj`; skipped with full recomputation",
         _up_projections,
     ),
-    Rule(("--enable-hf2mg-convert",), "skipped: convert weights of Hugging Face before the run", _converted_weights),
+    Rule(
+        _OF_PREPARATION,
+        f"with `{_HANDLER} {_TEXT_HANDLER}`, raw text is tokenized before training, by [the same options]"
+        "(megatron-lm.md#raw-text-as-data); no equivalent of other handlers",
+        _raw_data,
+    ),
+    Rule(
+        ("--enable-hf2mg-convert",),
+        "not needed: [`--load` with a Hugging Face model](megatron-lm.md#weights-of-hugging-face) loads its weights",
+        _converted_weights,
+    ),
 )
 """In the order in which they are applied."""

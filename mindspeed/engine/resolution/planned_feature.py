@@ -122,7 +122,8 @@ class PlannedFeature(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanNote:
-    """Something the reader must know: ``kind`` is note, warning, choice, left-out, disabled or not-checked.
+    """Something the reader must know: ``kind`` is note, warning, choice, left-out, disabled, prepared-first
+    or not-checked.
 
     ``fields`` are the fields of the job that decide what is not checked.
     """

@@ -19,6 +19,7 @@ from mindspeed.megatron_lm.argument_layers import removable_flags
 from mindspeed.megatron_lm.argument_words import ArgumentWords
 from mindspeed.megatron_lm.dialects import dialects, translations
 from mindspeed.megatron_lm.given_arguments import KINDS, given_arguments, surface_or_nearest
+from mindspeed.megatron_lm.raw_data import split_data_options
 from mindspeed.megatron_lm.training_plan import plan_training
 from mindspeed.megatron_lm.training_request import ScriptRequest, split_own_flags
 from mindspeed.plugins.discovery import Catalog
@@ -126,7 +127,7 @@ def _parsed(words: Sequence[str], known: Surface, catalog: Catalog) -> tuple[lis
     """The words without options that Megatron's parser would refuse, and a problem for each of those."""
     _, theirs = split_own_flags(words, [])
     translated = translations(theirs, frozenset(known.by_option), catalog)
-    rest = translated[-1][1].rest if translated else theirs
+    _, rest = split_data_options(translated[-1][1].rest if translated else theirs, [])
     problems, refused = [], set()
     for option, values in _options(rest):
         if (problem := _refusal(option, values, known)) is not None:

@@ -200,10 +200,40 @@ def test_what_only_saves_time_is_left_out_and_strict_refuses_it():
     ]
 
 
+def test_raw_text_is_requested_by_the_options_of_megatrons_tool():
+    words, notes = translated(
+        "--handler-name GeneralPretrainHandler --append-eod --workers 4 --tokenizer-type PretrainedFromHF"
+    )
+    assert words == (
+        "--append-eod --workers 4 --tokenizer-type HuggingFaceTokenizer --tokenizer-hf-use-fast --json-keys text "
+        "--tokenizer-hf-include-special-tokens"
+    )
+    assert notes[1:3] == [
+        "--handler-name is translated automatically to --json-keys text: raw text is tokenized before training, once",
+        "--tokenizer-hf-include-special-tokens is added, because MindSpeed-LLM tokenizes raw text with them",
+    ]
+    words, _ = translated("--handler-name GeneralPretrainHandler --json-keys content")
+    assert words == "--json-keys content"
+
+
+def test_samples_that_are_no_documents_are_refused():
+    made = words_of(["--handler-name", "AlpacaStyleInstructionHandler"], KNOWN)
+    (problem,) = made.problems
+    assert (made.words, problem.code) == ([], "MS113")
+    assert problem.message == (
+        "--handler-name has no equivalent: AlpacaStyleInstructionHandler makes other samples than documents of text, which "
+        "only MindSpeed-LLM's programs train on"
+    )
+
+
 def test_weights_that_would_be_converted_never_become_random_ones():
     made = words_of(["--load", "/x", "--enable-hf2mg-convert"], KNOWN)
     assert made.words == ["--load", "/x", "--exit-on-missing-checkpoint"]
-    assert len(made.left_out) == 1
+    assert made.left_out == []
+    assert made.notes == [
+        "--enable-hf2mg-convert is not needed: --load with a Hugging Face model loads its weights without a conversion on the "
+        "disk; --exit-on-missing-checkpoint is added, so that no run starts with random weights"
+    ]
 
 
 def test_a_flag_that_megatron_has_is_left_to_it():

@@ -1,0 +1,117 @@
+"""Weights of Hugging Face in the chunks of a model: read and written by the package mbridge under the names of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from mindspeed.problems import Fix, Problem, RunError
+
+_ENGINE_NAMES: Final = {
+    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+    "self_attention.q_layernorm.": "self_attention.linear_q_up_proj.layer_norm_",
+    "self_attention.kv_layernorm.": "self_attention.linear_kv_up_proj.layer_norm_",
+}
+"""Names of Transformer Engine's layers for the norms of local ones, where a model has no such module of its own."""
+_LOCAL_EXPERTS: Final = ".experts.local_experts."
+
+
+class _Chunk:
+    """A model chunk whose weights have the names that mbridge knows."""
+
+    def __init__(self, chunk: Any, bridge: Any) -> None:
+        self.decoder = chunk.decoder
+        self._parameters = {_name(name, bridge): value for name, value in chunk.named_parameters()}
+        self._state = {_name(name, bridge): value for name, value in chunk.state_dict().items() if "_extra_state" not in name}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+    def named_parameters(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._parameters.items())
+
+
+def load_weights(chunks: Sequence[Any], folder: str) -> None:
+    """Copy the weights of a Hugging Face model into the chunks of this rank; every rank calls it.
+
+    Raises RunError with MS602 for a model that has other layers than the chunks.
+    """
+    bridge = _bridge(chunks, folder)
+    with torch.no_grad():
+        bridge.load_weights(_named(chunks, bridge), folder)
+
+
+def export_weights(chunks: Sequence[Any], folder: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of a model under the names of the Hugging Face model in a folder; every rank iterates over all."""
+    bridge = _bridge(chunks, folder)
+    yield from bridge.export_weights(_named(chunks, bridge))
+
+
+def _named(chunks: Sequence[Any], bridge: Any) -> list[_Chunk]:
+    from mbridge.core.util import unwrap_model
+
+    return [_Chunk(unwrap_model(chunk), bridge) for chunk in chunks]
+
+
+def _name(name: str, bridge: Any) -> str:
+    """Return the name of a weight that mbridge knows: its own, or that in a layer of Transformer Engine."""
+    if _LOCAL_EXPERTS in name:
+        before, _, after = name.partition(_LOCAL_EXPERTS)
+        expert, _, inside = after.partition(".")
+        return f"{before}.experts.{inside}{expert}"
+    if "_extra_state" in name or _is_known(name, bridge):
+        return name
+    renamed = next((name.replace(part, new) for part, new in _ENGINE_NAMES.items() if part in name), name)
+    if not _is_known(renamed, bridge):
+        text = f"{name} has no counterpart in the Hugging Face model of type {bridge.hf_config.model_type}"
+        fix = Fix.advise("give the arguments of this model, or load a Megatron checkpoint")
+        raise RunError([Problem("MS602", text, where="--load", fix=fix)])
+    return renamed
+
+
+def _is_known(name: str, bridge: Any) -> bool:
+    try:
+        bridge._weight_name_mapping_mcore_to_hf(name)
+    except (NotImplementedError, AssertionError):
+        return False
+    return True
+
+
+def _bridge(chunks: Sequence[Any], folder: str) -> Any:
+    """Make mbridge's bridge of the model in a folder, with the configuration that the chunks have."""
+    from mbridge.core.bridge import _MODEL_REGISTRY, Bridge
+    from mbridge.core.safetensor_io import SafeTensorIO
+    from megatron.core.utils import get_model_config
+    from transformers import AutoConfig
+
+    config, hugging_face = get_model_config(chunks[0]), AutoConfig.from_pretrained(folder)
+    known: type[Bridge] = _MODEL_REGISTRY[hugging_face.model_type]
+
+    class OfChunks(known):  # type: ignore[misc]
+        def _build_config(self) -> Any:
+            return config
+
+        def _get_safetensor_io(self, weights_path: str) -> Any:
+            if getattr(hugging_face, "quantization_config", None):
+                return super()._get_safetensor_io(weights_path)
+            return SafeTensorIO(str(Path(weights_path)))
+
+    bridge = OfChunks(hugging_face, dtype=config.params_dtype, make_vocab_size_divisible_by=1)
+    if getattr(hugging_face, "tie_word_embeddings", False):
+        bridge._DIRECT_MAPPING = {**bridge._DIRECT_MAPPING, "output_layer.weight": bridge._DIRECT_MAPPING[_EMBEDDING]}
+    bridge.vocab_size = hugging_face.vocab_size
+    bridge.padded_vocab_size = _padded_vocabulary(chunks)
+    return bridge
+
+
+_EMBEDDING: Final = "embedding.word_embeddings.weight"
+
+
+def _padded_vocabulary(chunks: Sequence[Any]) -> int:
+    from mbridge.core.util import unwrap_model
+
+    return int(unwrap_model(chunks[0]).vocab_size)

@@ -1,0 +1,71 @@
+"""Work before a job in a separate process, in which Megatron is imported with the parts that its platform needs.
+
+The process of the job imports nothing for it, and what fails there leaves nothing behind here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, Final
+
+from mindspeed import registry
+from mindspeed.problems import MindSpeedError, Problem, RunError, advice
+
+_LAUNCHED: Final = (
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_",
+    "LOCAL_",
+    "GROUP_",
+    "ROLE_",
+    "TORCHELASTIC_",
+    "TORCHRUN_",
+    "SLURM_",
+    "MINDSPEED_PLAN",
+)
+"""Beginnings of the variables by which a launcher makes a process one of its ranks."""
+
+
+def call_separately(function: str, given: Mapping[str, Any], doing: str, log: Path, code: str) -> None:
+    """Call ``module:function`` with keyword arguments that JSON can hold, its output in a log file.
+
+    Raises RunError with this code and the last line of the log where the function fails.
+    """
+    print(f"mindspeed: {doing}; progress is in {log}", file=sys.stderr, flush=True)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHED)}
+    environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    with log.open("w", encoding="utf-8") as output:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, function],
+            input=json.dumps(given),
+            text=True,
+            env=environ,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if done.returncode:
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else f"the process ended with status {done.returncode}"
+        fix = f"correct what {log} shows, and start the job again"
+        raise RunError([Problem(code, f"{doing} failed: {reason}", where=str(log), fix=advice(fix))])
+
+
+def main(function: str) -> None:
+    """Call a function with the keyword arguments on the standard input, under the plan without features."""
+    registry.activate(registry.resolve((), replace(registry.probe(), world_size=1)))
+    try:
+        resolve_name(function)(**json.load(sys.stdin))
+    except MindSpeedError as error:
+        sys.exit(error.problems[0].message)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
