@@ -235,7 +235,7 @@ def load_checkpoint(original: Function, model: Any, optimizer: Any, scheduler: A
 
 @wrapper
 def load_hugging_face(original: Function, model: Any, optimizer: Any, *rest: Any, **kwargs: Any) -> Any:
-    """Wrap ``load_checkpoint(model, optimizer, ...)``: a Hugging Face model gives the weights, and training begins anew."""
+    """Wrap ``load_checkpoint(model, optimizer, ...)``: a Hugging Face model gives the weights, and no step has been trained."""
     from megatron.training import get_args
 
     from mindspeed.megatron.hugging_face_weights import load_weights

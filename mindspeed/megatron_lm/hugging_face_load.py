@@ -14,7 +14,7 @@ from mindspeed.problems import Fix, Problem
 
 MODEL_TYPES: Final = ("deepseek_v3", "llama", "qwen2", "qwen3", "qwen3_moe")
 """Models whose weights are loaded."""
-_PACKAGES: Final = ("mbridge", "transformers", "safetensors")
+_PACKAGES: Final = ("mbridge", "transformers", "safetensors", "einops")
 _ARGUMENTS: Final = {
     "num_hidden_layers": "num_layers",
     "hidden_size": "hidden_size",
@@ -55,7 +55,7 @@ def read_hugging_face_load(given: Mapping[str, Given], problems: list[Problem]) 
         fix = Fix.advise("convert the weights to a Megatron checkpoint before the run")
         problems.append(problem_of_flags("MS602", text, [load.option], fix))
     elif missing := [name for name in _PACKAGES if find_spec(name) is None]:
-        text = f"{what} is a Hugging Face model, which is loaded by {' and '.join(missing)}; not installed here"
+        text = f"{what} is a Hugging Face model, which is loaded with {' and '.join(missing)}; not installed here"
         problems.append(problem_of_flags("MS501", text, [load.option], Fix.advise(f"pip install {' '.join(missing)}")))
     problems += _differences(config, given)
     text = f"{what} is a Hugging Face model of type {kind}: mbridge loads its weights into the model when training starts"

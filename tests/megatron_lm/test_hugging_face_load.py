@@ -99,11 +99,11 @@ def test_a_model_that_is_not_known_is_refused(tmp_path):
 
 
 def test_packages_that_are_missing_are_named_for_pip(tmp_path, monkeypatch):
-    monkeypatch.setattr(hugging_face_load, "find_spec", lambda name: None if name != "safetensors" else True)
+    monkeypatch.setattr(hugging_face_load, "find_spec", lambda name: None if name in ("mbridge", "einops") else True)
     assert problems_of(f"{SAME} --load {model(tmp_path)}") == [
         (
             "MS501",
-            f"--load {tmp_path} is a Hugging Face model, which is loaded by mbridge and transformers; not installed here",
-            "pip install mbridge transformers",
+            f"--load {tmp_path} is a Hugging Face model, which is loaded with mbridge and einops; not installed here",
+            "pip install mbridge einops",
         )
     ]
