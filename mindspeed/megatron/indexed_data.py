@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
+from mindspeed.files.indexed_paths import bin_path, idx_path
 from mindspeed.problems import Problem, RunError, advice
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
@@ -47,16 +48,6 @@ class Index:
         start, count = (int(part.sum(dtype=np.int64)) for part in (self.lengths[:first], self.lengths[first:last]))
         size = np.dtype(self.dtype).itemsize
         return np.memmap(bin_path(self.prefix), self.dtype, "r", start * size, (count,))
-
-
-def bin_path(prefix: str) -> Path:
-    """The file with the tokens."""
-    return Path(prefix + ".bin")
-
-
-def idx_path(prefix: str) -> Path:
-    """The file with the index."""
-    return Path(prefix + ".idx")
 
 
 def read_index(prefix: str) -> Index:

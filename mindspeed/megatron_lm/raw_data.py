@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.files.cache_folder import why_unwritable
-from mindspeed.files.made_once import make_once
+from mindspeed.files.indexed_paths import bin_path, idx_path
 from mindspeed.files.raw_text import is_raw, missing_package, raw_files
-from mindspeed.megatron.indexed_data import bin_path, idx_path
 from mindspeed.megatron_lm.argument_words import ArgumentWords, Count, problem_of_flags
 from mindspeed.megatron_lm.given_arguments import DATA, Given, flattened, surface_or_nearest, without_option
 from mindspeed.megatron_lm.separate_process import call_separately
@@ -133,6 +132,8 @@ def with_prepared_data(
 
 
 def _prepare(data: RawData, arguments: Sequence[str]) -> None:
+    from mindspeed.files.made_once import make_once
+
     options = data.options
     specification = {
         "files": data.files,

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindspeed.megatron.indexed_data import MAGIC, bin_path, idx_path, read_index, write_indexed
+from mindspeed.files.indexed_paths import bin_path, idx_path
+from mindspeed.megatron.indexed_data import MAGIC, read_index, write_indexed
 from mindspeed.problems import RunError
 
 REMAKE = "create it again with mindspeed data prepare, or copy it again from its source"

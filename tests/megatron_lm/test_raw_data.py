@@ -9,7 +9,8 @@ import pytest
 from mindspeed import registry
 from mindspeed.engine.inspection.cli_arguments import surface
 from mindspeed.engine.inspection.releases import recorded_releases
-from mindspeed.megatron.indexed_data import idx_path, read_index, write_indexed
+from mindspeed.files.indexed_paths import idx_path
+from mindspeed.megatron.indexed_data import read_index, write_indexed
 from mindspeed.megatron_lm import raw_data
 from mindspeed.megatron_lm.raw_data import DATA_OPTIONS, with_prepared_data
 from mindspeed.megatron_lm.training_request import read_command_line

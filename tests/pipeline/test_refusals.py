@@ -119,5 +119,5 @@ def test_a_configuration_tells_these_fields(config: dict[str, Any], fields: set[
 
 def test_features_that_take_layers_apart_are_those_that_are_tried() -> None:
     holders = {name for name, spec in CATALOG.specs.items() if {"linear", "pipeline-schedule"} & spec.slots}
-    assert holders == {*LISTS, "moe-fb-overlap", "dualpipev", "coc", "mc2", "tensor-parallel-2d"}
+    assert holders == {*LISTS, "moe-fb-overlap", "dualpipev", "coc", "mc2", "mla-split", "tensor-parallel-2d"}
     assert {name for name, spec in CATALOG.specs.items() if "recompute-policy" in spec.slots} == {*FULL, *AHEAD}

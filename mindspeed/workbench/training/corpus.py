@@ -17,7 +17,8 @@ import numpy.typing as npt
 from filelock import FileLock
 
 from mindspeed.files.cache_folder import CACHE_VARIABLE, cache_folder, make_private, require_trusted
-from mindspeed.megatron.indexed_data import Index, bin_path, idx_path, read_index, write_indexed
+from mindspeed.files.indexed_paths import bin_path, idx_path
+from mindspeed.megatron.indexed_data import Index, read_index, write_indexed
 from mindspeed.problems import Fix, Problem, RunError, advice
 from mindspeed.workbench.training.tokenizer import BYTES, Tokenizer, describe, load_tokenizer
 

@@ -6,7 +6,8 @@ import hashlib
 from dataclasses import dataclass
 
 from mindspeed.files.data_digest import content_digest
-from mindspeed.megatron.indexed_data import Index, bin_path, idx_path, read_index
+from mindspeed.files.indexed_paths import bin_path, idx_path
+from mindspeed.megatron.indexed_data import Index, read_index
 from mindspeed.problems import Problem, RunError, advice
 from mindspeed.workbench.training.tokenizer import Tokenizer, load_tokenizer, tokenizer_of
 

@@ -19,8 +19,8 @@ from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.files.cache_folder import why_unwritable
 from mindspeed.files.data_digest import data_facts
+from mindspeed.files.indexed_paths import bin_path
 from mindspeed.files.text_files import replace_text
-from mindspeed.megatron.indexed_data import bin_path
 from mindspeed.problems import CollectedProblems, Fix, Problem, ResolutionError, RunError, advice
 from mindspeed.process.run import PLAN
 from mindspeed.workbench.diagnostics import doctor
