@@ -37,10 +37,14 @@ template <class T> float largest_of(const T *logits, int64_t count) {
   float largest = at::vec::vec_reduce_all<float>([](Floats a, Floats b) { return at::vec::maximum(a, b); }, found);
   for (; i < count; ++i) { // a NaN is the largest
     const float value = static_cast<float>(logits[i]);
-    largest = largest > value ? largest : value;
+    largest = largest > value || std::isnan(largest) ? largest : value;
   }
   return largest;
 }
+
+// Below this the exponential is 0 to fp32, also times such a number: logits of minus infinity count as it where 0 times infinity
+// would be no number.
+constexpr float LEAST = -200.0f;
 
 // Of one token: the sum of exponentials, that of logits and that of their products, all relative to the largest logit.
 struct Sums {
@@ -49,7 +53,7 @@ struct Sums {
   int64_t count = 0;
 
   void move_to(float larger) {
-    if (count > 0) {
+    if (count > 0 && largest > -std::numeric_limits<float>::infinity()) {
       const double shift = static_cast<double>(largest) - static_cast<double>(larger), scale = std::exp(shift);
       products = (products + shift * exponentials) * scale;
       exponentials *= scale;
@@ -60,8 +64,13 @@ struct Sums {
 
   template <bool Total, bool Expected, class T> void add(const T *piece, int64_t length) {
     const float other = largest_of(piece, length);
-    if (!(other <= largest))
+    if (std::isnan(other) || other > largest) // a NaN stays
       move_to(other);
+    count += length;
+    if (largest == -std::numeric_limits<float>::infinity()) {
+      logits = largest;
+      return;
+    }
     const Floats base(largest);
     const auto found = sums<3>(length, [&](auto &totals, int64_t i, auto extent) {
       const Floats x = load(piece + i, extent) - base;
@@ -72,12 +81,11 @@ struct Sums {
       if constexpr (Total)
         totals[1] = totals[1] + (std::is_same_v<decltype(extent), Whole> ? x : kept(x, extent));
       if constexpr (Expected)
-        totals[2] = totals[2] + x * e;
+        totals[2] = totals[2] + at::vec::maximum(x, Floats(LEAST)) * e;
     });
     exponentials += found[0];
     logits += found[1];
     products += found[2];
-    count += length;
   }
 
   static Floats kept(Floats values, Whole) { return values; }
@@ -85,6 +93,12 @@ struct Sums {
     return Floats::set(Floats(0.0f), values, part.count);
   }
 };
+
+void require_labels(const Tensor &rows, int64_t width) {
+  const auto *label = rows.const_data_ptr<int64_t>();
+  for (int64_t token = 0; token < rows.numel(); ++token)
+    TORCH_CHECK_INDEX(label[token] < width, "the label of token ", token, " is ", label[token], ", but there are ", width, " logits");
+}
 
 template <bool Total, bool Expected, class T>
 void statistics_of(const T *logits, const int64_t *rows, int64_t tokens, int64_t width, float *largest, float *sums) {
@@ -108,6 +122,7 @@ std::tuple<Tensor, Tensor> statistics(const Tensor &logits_, const Tensor &rows_
     return call_reference(statistics_op(), logits_, rows_, total, expected);
   const Tensor logits = logits_.contiguous(), rows = rows_.contiguous();
   const int64_t tokens = logits.size(0), width = logits.size(1);
+  require_labels(rows, width);
   const auto options = logits.options().dtype(at::kFloat);
   Tensor largest = at::empty({tokens}, options), sums = at::empty({4, tokens}, options);
   MINDSPEED_WITH_TYPE(logits.scalar_type(), [&] {
@@ -132,7 +147,7 @@ void gradient_of(T *logits, const float *largest, const float *logs, const float
       const float each = total ? factors[2 * tokens + token] : 0.0f;
       const Floats base(largest[token]), log(logs[token]);
       const auto value = [&](Floats x) {
-        const Floats z = x - base;
+        const Floats z = at::vec::maximum(x - base, Floats(LEAST));
         return at::vec::fmadd(exponential(z - log), at::vec::fmadd(z, Floats(slope), Floats(constant)), Floats(each));
       };
       const int64_t label = rows[token];
@@ -154,6 +169,7 @@ void gradient(Tensor &logits, const Tensor &largest, const Tensor &logs, const T
     return;
   }
   const Tensor tops = largest.contiguous(), sums = logs.contiguous(), all = factors.contiguous(), at = rows.contiguous();
+  require_labels(at, logits.size(1));
   MINDSPEED_WITH_TYPE(logits.scalar_type(), [&] {
     gradient_of(logits.mutable_data_ptr<scalar_t>(), tops.const_data_ptr<float>(), sums.const_data_ptr<float>(),
                 all.const_data_ptr<float>(), at.const_data_ptr<int64_t>(), logits.size(0), logits.size(1), total, expected);

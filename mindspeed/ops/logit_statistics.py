@@ -33,10 +33,8 @@ def logit_statistics(
     here. The sums are those of exponentials, the logit of the label itself (0 without one), those of logits, and those of
     logits times their exponentials; the last two are 0 unless asked for. Raises OperatorError for other shapes or types.
     """
-    op = "logit_statistics"
-    require(logits.is_floating_point() and logits.dim() == 2, op, f"logits of shape {tuple(logits.shape)} must be a matrix")
-    require(rows.dtype == torch.int64 and rows.shape == logits.shape[:1], op, "rows must be one int64 for each token")
-    largest, sums = torch.ops.mindspeed.logit_statistics(logits, rows, with_total, with_expected)
+    _require("logit_statistics", logits, rows)
+    largest, sums = torch.ops.mindspeed.logit_statistics(logits.detach(), rows, with_total, with_expected)
     return largest, sums
 
 
@@ -57,16 +55,26 @@ def logit_gradient(
     once. Raises OperatorError for other shapes or types.
     """
     op, count = "logit_gradient", logits.shape[:1]
-    require(logits.is_floating_point() and logits.dim() == 2, op, f"logits of shape {tuple(logits.shape)} must be a matrix")
-    fits = largest.shape == log_sums.shape == rows.shape == count and factors.shape == (4, *count)
-    require(fits, op, f"largest, log_sums and rows must be [{count[0]}], and factors [4, {count[0]}]")
+    _require(op, logits, rows)
+    fits = largest.shape == log_sums.shape == count and factors.shape == (4, *count)
+    require(fits, op, f"largest and log_sums must be [{count[0]}], and factors [4, {count[0]}]")
     wanted = wide_type(logits.dtype)
     require({largest.dtype, log_sums.dtype, factors.dtype} == {wanted}, op, f"statistics and factors must be {wanted}")
-    torch.ops.mindspeed.logit_gradient(logits, largest, log_sums, factors, rows, with_total, with_expected)
+    torch.ops.mindspeed.logit_gradient(logits.detach(), largest, log_sums, factors, rows, with_total, with_expected)
+
+
+def _require(op: str, logits: Tensor, rows: Tensor) -> None:
+    require(logits.is_floating_point() and logits.dim() == 2, op, f"logits of shape {tuple(logits.shape)} must be a matrix")
+    fits = rows.dtype == torch.int64 and rows.shape == logits.shape[:1] and rows.device == logits.device
+    require(fits, op, f"rows must be one int64 for each token, on {logits.device}")
 
 
 _BLOCKS: Final = 8
 """Parts of the tokens that the references compute one after the other: what they keep beside the logits is no larger."""
+
+
+_LEAST: Final = -1e4
+"""Exponentials of less are 0, so logits of minus infinity count as this where 0 times infinity would be no number."""
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
@@ -87,7 +95,7 @@ def _statistics(logits: Tensor, rows: Tensor, with_total: bool, with_expected: b
         exponentials = z.exp() if with_expected else z.exp_()
         sums[LOG_SUM, block] = exponentials.sum(-1)
         if with_expected:
-            sums[EXPECTED, block] = exponentials.mul_(z).sum(-1)
+            sums[EXPECTED, block] = exponentials.mul_(z.clamp_min_(_LEAST)).sum(-1)
     return largest, sums
 
 
@@ -96,7 +104,7 @@ def _gradient(
 ) -> None:
     for block in _blocks(logits):
         constant, picked, each, slope = factors[:, block, None]
-        z = wide(logits[block]) - largest[block, None]
+        z = (wide(logits[block]) - largest[block, None]).clamp_min_(_LEAST)
         values = (z - log_sums[block, None]).exp_()
         values.mul_(z.mul_(slope).add_(constant) if with_expected else constant)
         if with_total:

@@ -60,8 +60,8 @@ def test_no_tokens_and_tokens_without_a_label():
     ("call", "message"),
     [
         (lambda: logit_statistics(torch.ones(4), torch.zeros(4).long()), "logits of shape (4,) must be a matrix"),
-        (lambda: logit_statistics(torch.ones(4, 2), torch.zeros(3).long()), "rows must be one int64 for each token"),
-        (lambda: logit_statistics(torch.ones(4, 2), torch.zeros(4)), "rows must be one int64 for each token"),
+        (lambda: logit_statistics(torch.ones(4, 2), torch.zeros(3).long()), "rows must be one int64 for each token, on cpu"),
+        (lambda: logit_statistics(torch.ones(4, 2), torch.zeros(4)), "rows must be one int64 for each token, on cpu"),
     ],
 )
 def test_wrong_statistics_are_refused(call, message):
@@ -72,7 +72,35 @@ def test_wrong_statistics_are_refused(call, message):
 def test_wrong_gradients_are_refused():
     logits, rows = drawn(3, 8, torch.bfloat16)
     of_sums = torch.zeros(3)
-    with refused("logit_gradient: largest, log_sums and rows must be [3], and factors [4, 3]"):
+    with refused("logit_gradient: largest and log_sums must be [3], and factors [4, 3]"):
         logit_gradient(logits, of_sums, of_sums, torch.zeros(3, 3), rows)
     with refused("logit_gradient: statistics and factors must be torch.float32"):
         logit_gradient(logits, of_sums.double(), of_sums, torch.zeros(4, 3), rows)
+    with refused("logit_gradient: rows must be one int64 for each token, on cpu"):
+        logit_gradient(logits, of_sums, of_sums, torch.zeros(4, 3), rows.int())
+
+
+@pytest.mark.parametrize("width", [37, 9000])
+def test_masked_logits_count_nothing_and_a_nan_is_kept(width):
+    logits, rows = drawn(3, width, torch.float32)
+    logits[:, : width // 2] = -torch.inf
+    rows[:] = width - 1
+    largest, sums = logit_statistics(logits, rows, with_expected=True)
+    kept = logits[:, width // 2 :].double()
+    z = kept - kept.amax(-1, keepdim=True)
+    torch.testing.assert_close(sums[LOG_SUM].double(), z.exp().sum(-1), rtol=1e-5, atol=0)
+    torch.testing.assert_close(sums[EXPECTED].double(), (z * z.exp()).sum(-1), rtol=1e-5, atol=1e-5)
+    logit_gradient(logits, largest, sums[LOG_SUM].log(), torch.ones(4, 3), rows, with_expected=True)
+    assert logits[:, : width // 2].abs().max() < 1e-30
+    logits[0, 3] = torch.nan
+    assert logit_statistics(logits, rows)[0].isnan().tolist() == [True, False, False]
+
+
+def test_a_label_beyond_the_logits_is_refused():
+    logits, rows = drawn(3, 8, torch.float32)
+    rows[2] = 8
+    with pytest.raises((IndexError, RuntimeError), match="8"):
+        logit_statistics(logits, rows)
+    largest, sums = logit_statistics(logits, torch.zeros_like(rows))
+    with pytest.raises((IndexError, RuntimeError), match="8"):
+        logit_gradient(logits, largest, sums[LOG_SUM].log(), sums, rows)

@@ -17,9 +17,9 @@ def statistics(logits, rows, largest, sums, tokens, width, TOTAL: tl.constexpr, 
         inside = column < width
         x = tl.load(logits + token * width + column, mask=inside, other=float("-inf")).to(tl.float32)
         larger = tl.maximum(top, tl.max(x, 0))
-        shift = tl.where(start == 0, 0.0, top - larger)
+        shift = tl.where(top == float("-inf"), 0.0, top - larger)
         scale = tl.exp(shift)
-        z = x - larger
+        z = x - tl.where(larger == float("-inf"), 0.0, larger)
         e = tl.exp(z)
         if EXPECTED:
             products = (products + shift * exponentials) * scale + tl.sum(tl.where(e == 0.0, 0.0, z * e), 0)
@@ -28,10 +28,11 @@ def statistics(logits, rows, largest, sums, tokens, width, TOTAL: tl.constexpr, 
         exponentials = exponentials * scale + tl.sum(e, 0)
         top = larger
     row = tl.load(rows + token)
-    picked = tl.load(logits + token * width + tl.maximum(row, 0)).to(tl.float32)
+    has_label = (row >= 0) & (row < width)
+    picked = tl.load(logits + token * width + row, mask=has_label, other=0.0).to(tl.float32)
     tl.store(largest + token, top)
     tl.store(sums + token, exponentials)
-    tl.store(sums + tokens + token, tl.where(row < 0, 0.0, picked))
+    tl.store(sums + tokens + token, picked)
     tl.store(sums + 2 * tokens + token, total)
     tl.store(sums + 3 * tokens + token, products)
 
@@ -55,7 +56,7 @@ def gradient(
     column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < width
     at = logits + token * width + column
-    z = tl.load(at, mask=inside, other=0.0).to(tl.float32) - tl.load(largest + token)
+    z = tl.maximum(tl.load(at, mask=inside, other=0.0).to(tl.float32) - tl.load(largest + token), -200.0)
     factor = tl.load(factors + token)
     if EXPECTED:
         factor = factor + tl.load(factors + 3 * tokens + token) * z
