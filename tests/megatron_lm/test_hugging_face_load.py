@@ -23,7 +23,7 @@ CONFIG = {
 }
 SAME = (
     "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --num-query-groups 2 --norm-epsilon 1e-6 --rotary-base 1000000 "
-    "--untie-embeddings-and-output-weights --seq-length 32 --micro-batch-size 1 --global-batch-size 8"
+    "--untie-embeddings-and-output-weights --qk-layernorm --seq-length 32 --micro-batch-size 1 --global-batch-size 8"
 )
 
 
@@ -87,6 +87,33 @@ def test_another_model_is_refused(tmp_path):
     model(tmp_path, tie_word_embeddings=True)
     text = f"{untied} is given, but the model in {tmp_path} shares the weights of embedding and output layer"
     assert problems_of(f"{SAME} --load {tmp_path}")[0][1] == text
+
+
+@pytest.mark.parametrize(
+    ("line", "changes", "text", "fix"),
+    [
+        ("--rotary-base 1000000", {}, "--rotary-base is 10000, but the model", "--rotary-base 1000000"),
+        ("--norm-epsilon 1e-6", {}, "--norm-epsilon is 1e-05, but the model", "--norm-epsilon 1e-06"),
+        ("--qk-layernorm", {}, "--qk-layernorm is missing, but the model", "add --qk-layernorm"),
+        ("", {"attention_bias": True}, "--add-qkv-bias is missing, but the model", "add --add-qkv-bias"),
+        ("", {"rope_scaling": {"rope_type": "yarn"}}, "scales its rotary embedding (yarn)", "add --use-rope-scaling"),
+    ],
+)
+def test_what_no_shape_tells_is_compared_with_what_megatron_assumes(tmp_path, line, changes, text, fix):
+    ((code, message, advice),) = problems_of(f"{SAME.replace(line, '')} --load {model(tmp_path, **changes)}")
+    assert code == "MS602"
+    assert text in message
+    assert advice.startswith(fix)
+
+
+def test_a_run_that_has_saved_does_not_begin_again(tmp_path):
+    (tmp_path / "run").mkdir()
+    line = f"{SAME} --load {model(tmp_path)} --save {tmp_path}/run --save-interval 10"
+    assert read(line).loads_hugging_face
+    (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("100")
+    ((code, message, fix),) = problems_of(line)
+    assert (code, fix) == ("MS602", f"--load {tmp_path}/run to go on with the run, or another folder for --save")
+    assert f"{tmp_path}/run has a checkpoint of a run" in message
 
 
 def test_a_model_that_is_not_known_is_refused(tmp_path):
