@@ -21,14 +21,33 @@ Record = tuple[int, Any]
 
 
 def raw_files(path: Path) -> tuple[Path, ...]:
-    """Return the files of raw text at a path: the file, or those of a folder that have its most frequent format."""
+    """Return the files of raw text at a path: the file, or those of a folder."""
     if path.is_file():
         return (path,) if path.suffix in _READERS else ()
     if not path.is_dir():
         return ()
-    files = sorted(file for file in path.iterdir() if file.suffix in _READERS and file.is_file())
-    formats = Counter(file.suffix for file in files).most_common(1)
-    return tuple(file for file in files if file.suffix == formats[0][0])
+    return tuple(sorted(file for file in path.iterdir() if file.suffix in _READERS and file.is_file()))
+
+
+def mixed_formats(folder: Path, files: Sequence[Path]) -> Problem | None:
+    """Return MS601 for a folder with files of several formats, of which some are perhaps no training text."""
+    counts = Counter(file.suffix for file in files)
+    if len(counts) < 2:
+        return None
+    found = " and ".join(f"{count} {suffix}" for suffix, count in sorted(counts.items()))
+    fix = Fix.advise("give a file, or a folder with files of one format")
+    return Problem("MS601", f"{folder} has {found} files, but training text of one format is read", where=str(folder), fix=fix)
+
+
+def unreadable_start(files: Sequence[Path], key: str) -> Problem | None:
+    """Return the problem of the first document, where finding it does not read a whole file."""
+    if files[0].suffix == ".json":
+        return None
+    try:
+        next(documents(files[:1], key), None)
+    except RunError as error:
+        return error.problems[0]
+    return None
 
 
 def is_raw(path: Path) -> bool:
@@ -55,7 +74,7 @@ def documents(files: Sequence[Path], key: str) -> Iterator[str]:
             for number, record in _READERS[file.suffix](file):
                 if text := _text(record, key, f"{file}, record {number}"):
                     yield text
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, csv.Error) as error:
             fix = Fix.advise(f"correct {file}, or give another path")
             raise RunError([Problem("MS601", f"{file} cannot be read: {error}", where=str(file), fix=fix)]) from error
 
@@ -78,10 +97,10 @@ def _text(record: Any, key: str, place: str) -> str:
 
 def _json_records(file: Path) -> Iterator[Record]:
     """Yield the objects of a file: one on each line, or the members of one array."""
-    with file.open(encoding="utf-8") as lines:
-        first = lines.read(1)
+    with file.open(encoding="utf-8-sig") as lines:
+        first = next((line.lstrip() for line in lines if line.strip()), "")
         lines.seek(0)
-        if first == "[":
+        if first.startswith("["):
             yield from enumerate(json.load(lines), 1)
             return
         for number, line in enumerate(lines, 1):
@@ -94,12 +113,12 @@ def _json_records(file: Path) -> Iterator[Record]:
 
 def _csv_records(file: Path) -> Iterator[Record]:
     csv.field_size_limit(sys.maxsize)
-    with file.open(encoding="utf-8", newline="") as rows:
-        yield from enumerate(csv.DictReader(rows), 1)
+    with file.open(encoding="utf-8-sig", newline="") as rows:
+        yield from enumerate(csv.DictReader(rows, restkey="", strict=True), 1)
 
 
 def _lines(file: Path) -> Iterator[Record]:
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8-sig") as lines:
         yield from ((number, {_KEY_OF_LINES: line.rstrip("\n")}) for number, line in enumerate(lines, 1))
 
 

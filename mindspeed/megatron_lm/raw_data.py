@@ -15,7 +15,7 @@ from typing import Any, Final
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.files.cache_folder import why_unwritable
 from mindspeed.files.indexed_paths import bin_path, idx_path
-from mindspeed.files.raw_text import is_raw, missing_package, raw_files
+from mindspeed.files.raw_text import is_raw, missing_package, mixed_formats, raw_files, unreadable_start
 from mindspeed.megatron_lm.argument_words import ArgumentWords, Count, problem_of_flags
 from mindspeed.megatron_lm.given_arguments import DATA, Given, flattened, surface_or_nearest, without_option
 from mindspeed.megatron_lm.separate_process import call_separately
@@ -84,8 +84,10 @@ def read_raw_data(
     given: Mapping[str, Given], options: DataOptions | None, version: str | None, problems: list[Problem]
 ) -> tuple[tuple[RawData, ...], list[PlanNote]]:
     """Find the raw text among the data of a command, with a note for each; ``given`` are its arguments by dest."""
-    if options is None or "mock_data" in given:
+    if "mock_data" in given:
         return (), []
+    if options is None:
+        return (), [] if "sft" in given else list(_not_requested(given))
     raw, notes = [], []
     for argument, path in _paths(given):
         what = f"{argument.option} {path}"
@@ -107,6 +109,14 @@ def read_raw_data(
         notes.append(PlanNote("note" if data.is_prepared else "prepared-first", "data", text))
         raw.append(data)
     return tuple(raw), notes
+
+
+def _not_requested(given: Mapping[str, Given]) -> Iterator[PlanNote]:
+    """Yield a warning for each file of raw text that nothing requests to tokenize."""
+    for argument, path in _paths(given):
+        if is_raw(Path(path)) and Path(path).is_file():
+            text = f"{argument.option} {path} is raw text, which Megatron does not read: add --json-keys {_KEY} to tokenize it"
+            yield PlanNote("warning", "data", text)
 
 
 def with_prepared_data(
@@ -163,7 +173,7 @@ def _paths(given: Mapping[str, Given]) -> Iterator[tuple[Given, str]]:
     """Yield the paths of the data on a command line, without the weights between them."""
     for dest in DATA:
         for word in flattened(given[dest].value) if dest in given else ():
-            if not re.fullmatch(r"[0-9.]+(e-?[0-9]+)?", str(word)):
+            if not re.fullmatch(r"(\d+\.?\d*|\.\d+)(e-?\d+)?", str(word)):
                 yield given[dest], str(word)
 
 
@@ -187,7 +197,7 @@ def _problems(data: RawData, given: Mapping[str, Given], files: Sequence[Path]) 
     """Yield what would make the preparation fail."""
     if data.is_prepared:
         return
-    if (problem := missing_package(files)) is not None:
+    if problem := missing_package(files) or mixed_formats(Path(data.path), files) or unreadable_start(files, data.options.key):
         yield problem
     if reason := why_unwritable(Path(data.prefix).parent):
         yield _unwritable(data, reason)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
@@ -30,8 +32,15 @@ def npu_matmul_add_fp32(total_input: Tensor, grad_output: Tensor, grad: Tensor) 
     torch.ops.mindspeed.npu_matmul_add_fp32(total_input.detach(), grad_output.detach(), grad)
 
 
+_BLOCK: Final = 8192
+"""Columns of ``grad_output`` that the reference computes at once, so that it widens no more of them."""
+
+
 def _add(total_input: Tensor, grad_output: Tensor, grad: Tensor) -> None:
-    grad.addmm_(wide(grad_output).t(), wide(total_input))
+    x = wide(total_input)
+    for start in range(0, grad.shape[0], _BLOCK):
+        block = slice(start, start + _BLOCK)
+        grad[block].addmm_(wide(grad_output[:, block]).t(), x)
 
 
 define(

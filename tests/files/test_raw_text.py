@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mindspeed.files import raw_text
-from mindspeed.files.raw_text import documents, missing_package, raw_files
+from mindspeed.files.raw_text import documents, missing_package, mixed_formats, raw_files
 from mindspeed.problems import RunError
 
 
@@ -50,8 +50,8 @@ def test_a_format_without_its_package_is_refused(tmp_path, monkeypatch):
     assert missing_package([tmp_path / "a.jsonl"]) is None
 
 
-def test_a_folder_gives_the_files_of_its_most_frequent_format(tmp_path):
-    for name in ("b.jsonl", "a.jsonl", "info.csv", "model.safetensors"):
+def test_a_folder_gives_its_files_of_raw_text(tmp_path):
+    for name in ("b.jsonl", "a.jsonl", "model.safetensors"):
         (tmp_path / name).touch()
     assert [file.name for file in raw_files(tmp_path)] == ["a.jsonl", "b.jsonl"]
     assert raw_files(tmp_path / "model.safetensors") == raw_files(tmp_path / "none.jsonl") == ()
@@ -69,3 +69,27 @@ def test_a_record_without_its_text_is_named(tmp_path):
 def test_a_broken_line_is_named(tmp_path):
     problem = problem_of(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": ')
     assert problem.message.startswith(f"{tmp_path}/a.jsonl cannot be read: line 2 is not JSON: ")
+
+
+def test_a_folder_with_several_formats_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "LICENSE.txt").write_text("all rights")
+    files = raw_files(tmp_path)
+    problem = mixed_formats(tmp_path, files)
+    assert problem is not None
+    assert problem.message == f"{tmp_path} has 1 .jsonl and 1 .txt files, but training text of one format is read"
+    assert mixed_formats(tmp_path, files[:1]) is None
+
+
+def test_a_mark_of_the_byte_order_and_an_array_after_a_blank_line_are_read(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n')
+    (tmp_path / "b.json").write_text('\n [{"text": "two"}]')
+    assert [list(documents([tmp_path / name], "text")) for name in ("a.jsonl", "b.json")] == [["one"], ["two"]]
+
+
+def test_a_row_with_too_many_cells_or_an_open_quote_is_a_problem(tmp_path):
+    for text in ("body\none,two\n", 'text\n"open,2\n'):
+        (tmp_path / "a.csv").write_text(text)
+        with pytest.raises(RunError) as caught:
+            list(documents([tmp_path / "a.csv"], "text"))
+        assert caught.value.problems[0].code == "MS601"

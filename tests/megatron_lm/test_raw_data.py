@@ -22,7 +22,9 @@ TOKENIZER = "--tokenizer-type GPT2BPETokenizer --json-keys text"
 @pytest.fixture
 def corpus(tmp_path):
     file = tmp_path / "corpus.jsonl"
-    file.write_text("".join(json.dumps({"text": f"document {number}", "n": number}) + "\n" for number in range(20)))
+    file.write_text(
+        "".join(json.dumps({"text": f"document {number}", "title": "a", "n": number}) + "\n" for number in range(20))
+    )
     return file
 
 
@@ -114,7 +116,7 @@ def test_what_decides_the_tokens_decides_the_place(corpus, tmp_path):
 
     first = prefix()
     assert prefix("--json-keys text --workers 4 --lr 3") == first
-    assert len({first, prefix("--json-keys n"), prefix("--json-keys text --append-eod")}) == 3
+    assert len({first, prefix("--json-keys title"), prefix("--json-keys text --append-eod")}) == 3
     (folder / "model.safetensors").write_text("3")
     assert prefix() == first
     (folder / "tokenizer.json").write_text("2")
@@ -190,3 +192,15 @@ def test_ranks_train_on_the_tokens_of_megatrons_tokenizer(corpus, tmp_path, chec
     again = checkout.launched(2, (), *raw).ended_well()
     assert "tokenizing" not in again.log
     assert again.steps == first.steps == checkout.adapted(2, "--data-path", str(prefix)).ended_well().steps
+
+
+def test_raw_text_that_nothing_tokenizes_is_a_warning(corpus):
+    assert [(kind, text) for kind, text in notes_of(read(f"--data-path {corpus}")) if kind == "warning"] == [
+        ("warning", f"--data-path {corpus} is raw text, which Megatron does not read: add --json-keys text to tokenize it")
+    ]
+
+
+def test_a_field_that_the_first_record_lacks_is_refused_before_the_start(corpus):
+    with pytest.raises(ResolutionError) as caught:
+        read(f"--data-path {corpus} {TOKENIZER} --json-keys txt")
+    assert [(problem.code, problem.fix_text) for problem in caught.value.problems] == [("MS601", "--json-keys text")]

@@ -338,7 +338,10 @@ class _Gradients:
         else:
             if self._grad_VH is None:
                 self._grad_VH = torch.zeros_like(self._weight_VH, dtype=wide_type(self._weight_VH.dtype))
-            npu_matmul_add_fp32(hidden_CH, gradient_CV, self._grad_VH)
+            if self._grad_VH.dtype == gradient_CV.dtype:
+                self._grad_VH.addmm_(gradient_CV.t(), hidden_CH)
+            else:
+                npu_matmul_add_fp32(hidden_CH, gradient_CV, self._grad_VH)
 
     def hidden(self) -> Tensor | None:
         """Return the gradient of this rank's hidden states [R, H], summed over ranks."""

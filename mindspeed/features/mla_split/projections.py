@@ -100,7 +100,7 @@ class _KeysAndValues(torch.autograd.Function):
         g_positions = g_key[..., ctx.widths.key :].sum(-2, keepdim=True) if ctx.needs_input_grad[1] else None
         g = torch.cat([g_key[..., : ctx.widths.key], g_value], dim=-1)
         make = ctx.weight_gradient if ctx.needs_input_grad[2] else None
-        g_x, g_weight = ctx.exchange.gradients(g.view(-1, weight.shape[0]), _rows(x), weight, make)
+        g_x, g_weight = ctx.exchange.gradients(g.reshape(-1, weight.shape[0]), _rows(x), weight, make)
         return g_x.view(x.shape), g_positions, g_weight, None, None, None
 
 

@@ -22,8 +22,8 @@ WIDTHS: Final = ((1024, 1024), (4096, 1024), (1024, 4096), (4096, 4096))
 """Columns of the two operands that are measured with each number of rows: [rows, k] times [k, n]."""
 SECONDS: Final = 0.05
 """Time that is spent on one product at least."""
-_WEIGHT: Final = 1e-6
-"""Weight of the orders of magnitude beside the measured products."""
+_WEIGHT: Final = 1e-3
+"""Weight beside one measured product of the speed at which operations, or bytes, alone would take all of the time."""
 
 
 def measured_products(dtype: str, device: str, say: Callable[[str], None]) -> dict[str, float]:
@@ -78,5 +78,9 @@ def with_products(machine: Machine, store: Path, facts: Mapping[str, str], dtype
     if not path.is_file():
         return machine
     require_trusted(path.parent, path)
-    known = json.loads(path.read_text(encoding="utf-8"))
-    return replace(machine, seconds={**machine.seconds, **{unit: float(known[unit]) for unit in UNITS}})
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        measured = {unit: float(known[unit]) for unit in UNITS}
+    except (ValueError, KeyError, TypeError):  # damaged: as if it had not been measured
+        return machine
+    return replace(machine, seconds={**machine.seconds, **measured})

@@ -15,6 +15,7 @@ from mindspeed.job.arithmetic import (
     layers_forward,
     layers_of_rank,
     logits_forward,
+    output_parameters,
     rank_parameters,
     shape_of_world,
     widths_of_products,
@@ -90,7 +91,8 @@ def basis(layouts: Layouts, cores: int = 0) -> TimeBasis:
     dense, experts = rank_parameters(layouts)
     rows = samples * layouts.seq_length / layouts.cp
     message = rows * shape.hidden_size * element
-    moved = element * (dense + experts + rows * widths_of_products(shape, counts, layouts.tp))
+    looked_up = output_parameters(shape).total / layouts.tp * (layouts.pp == 1)  # of two tables one is no operand of a product
+    moved = element * (dense - looked_up + experts + rows * widths_of_products(shape, counts, layouts.tp))
     replicas = layouts.dp * layouts.cp
     borders = 4 * (layouts.pp * layouts.vpp - 1) / layouts.pp  # both ends of each, both ways, shared by the ranks
     forward = _layers_forward(layouts, shape, [turns * count for count in counts], message)
