@@ -32,6 +32,7 @@ def other_value(field, present):
     return field.kind(present + 1)
 
 
+@pytest.mark.budget(9)  # a plan for each of a hundred fields
 @pytest.mark.parametrize(
     "model", ["dense", *(pytest.param(name, marks=pytest.mark.long) for name in MODELS if name != "dense")]
 )
