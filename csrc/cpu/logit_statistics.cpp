@@ -42,8 +42,8 @@ template <class T> float largest_of(const T *logits, int64_t count) {
   return largest;
 }
 
-// Below this the exponential is 0 to fp32, also times such a number: logits of minus infinity count as it where 0 times infinity
-// would be no number.
+// The exponential of this number is 0 in fp32. It takes the place of minus infinity in products with exponentials, because 0 times
+// infinity is not a number.
 constexpr float LEAST = -200.0f;
 
 // Of one token: the sum of exponentials, that of logits and that of their products, all relative to the largest logit.
@@ -74,12 +74,10 @@ struct Sums {
     const Floats base(largest);
     const auto found = sums<3>(length, [&](auto &totals, int64_t i, auto extent) {
       const Floats x = load(piece + i, extent) - base;
-      Floats e = exponential(x);
-      if constexpr (!std::is_same_v<decltype(extent), Whole>) // what lies behind the row is loaded as 0
-        e = kept(e, extent);
+      const Floats e = kept(exponential(x), extent); // what lies behind the row is loaded as 0
       totals[0] = totals[0] + e;
       if constexpr (Total)
-        totals[1] = totals[1] + (std::is_same_v<decltype(extent), Whole> ? x : kept(x, extent));
+        totals[1] = totals[1] + kept(x, extent);
       if constexpr (Expected)
         totals[2] = totals[2] + at::vec::maximum(x, Floats(LEAST)) * e;
     });

@@ -17,6 +17,7 @@ _ENGINE_NAMES: Final = {
     "self_attention.kv_layernorm.": "self_attention.linear_kv_up_proj.layer_norm_",
 }
 """Names of Transformer Engine's layers for the norms of local ones, where a model has no such module of its own."""
+_EMBEDDING: Final = "embedding.word_embeddings.weight"
 _LOCAL_EXPERTS: Final = ".experts.local_experts."
 
 
@@ -106,9 +107,6 @@ def _bridge(chunks: Sequence[Any], folder: str) -> Any:
     bridge.vocab_size = hugging_face.vocab_size
     bridge.padded_vocab_size = _padded_vocabulary(chunks)
     return bridge
-
-
-_EMBEDDING: Final = "embedding.word_embeddings.weight"
 
 
 def _padded_vocabulary(chunks: Sequence[Any]) -> int:
