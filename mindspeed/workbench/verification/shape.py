@@ -131,6 +131,8 @@ SHAPES: Final = (
     replace(GPT, name="gpt-untied", tied_embeddings=False),
     replace(LLAMA, name="mla", num_query_groups=4, multi_latent_attention=True),
     replace(LLAMA, name="mtp", mtp_num_layers=1),
+    replace(MOE, name="moe-mla", num_query_groups=4, multi_latent_attention=True),
+    replace(MOE, name="moe-mla-grouped", num_query_groups=4, multi_latent_attention=True, grouped_experts=True),
 )
 """In the order in which a feature tries them: the first to which it applies is taken."""
 

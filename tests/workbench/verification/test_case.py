@@ -1,5 +1,6 @@
 """What `verify` asks when it is told little: model, layout, baseline and claim are chosen by what the features own."""
 
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.problems import ResolutionError
 from mindspeed.registry import catalog
-from mindspeed.workbench.verification.case import VerificationCase, build_case
+from mindspeed.workbench.verification.case import CaseRequest, VerificationCase, build_case
 
 HERE = made_up("cpu", "0.16.1")
 
@@ -215,3 +216,15 @@ def test_a_request_that_no_model_suits_says_why() -> None:
 def test_an_unknown_name_is_told_with_near_ones() -> None:
     with pytest.raises(ResolutionError, match="MS201 the feature 'tensor-paralel' does not exist"):
         asked("tensor-paralel")
+
+
+def test_two_features_that_models_suit_alone_are_suited_by_one_together() -> None:
+    """Positions are either biases of attention or rotations of queries and keys: no model has both."""
+
+    def suitable(name: str) -> set[str]:
+        request = CaseRequest((name,), (), (), None, HERE, catalog(), {}, level_one=False)
+        return {recipe.shape.name for recipe in request.recipes() if not request.obstacles(recipe)}
+
+    models = {name: found for name in sorted(catalog().usable) if (found := suitable(name))}
+    apart = {pair for pair in combinations(models, 2) if not models[pair[0]] & models[pair[1]]}
+    assert apart == {("alibi", "mla-split"), ("alibi", "rotary-embedding")}
