@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,14 @@ _TOKENIZER: Final = re.compile(
     r"tokenizer_\w+|tiktoken_\w+|vocab_file|merge_file|vocab_extra_ids|trust_remote_code|legacy_tokenizer"
 )
 """Arguments that decide the tokens of a text."""
-_PATHS: Final = ("tokenizer_model", "vocab_file", "merge_file")
+_FILES: Final = ("vocab_file", "merge_file")
+_PATHS: Final = ("tokenizer_model", *_FILES)
+_PACKAGES: Final = {
+    **dict.fromkeys(("HuggingFaceTokenizer", "SFTTokenizer"), "transformers"),
+    **dict.fromkeys(("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"), "sentencepiece"),
+    "TikTokenizer": "tiktoken",
+}
+"""Packages without which Megatron does not build a tokenizer."""
 _NO_TEXT: Final = ("NullTokenizer", "NullMultimodalTokenizer")
 """Tokenizers that cannot read text."""
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".distcp")
@@ -206,9 +214,12 @@ def _problems(data: RawData, given: Mapping[str, Given], files: Sequence[Path]) 
         text = f"{data.path} is raw text, but {f'{kind.value} cannot read text' if kind else 'there is no --tokenizer-type'}"
         fix = Fix.advise("use --tokenizer-type HuggingFaceTokenizer --tokenizer-model PATH")
         yield problem_of_flags("MS601", text, [kind.option] if kind else [], fix)
-    for argument in (given[dest] for dest in _PATHS if dest in given):
+    elif (package := _PACKAGES.get(kind.value)) and find_spec(package) is None:
+        text = f"{kind.option} {kind.value} needs the package {package}, which is not installed"
+        yield problem_of_flags("MS501", text, [kind.option], Fix.advise(f"pip install {package}"))
+    for dest, argument in ((dest, given[dest]) for dest in _PATHS if dest in given):
         path = Path(str(argument.value))
-        if path.is_absolute() and not path.exists():
+        if (dest in _FILES or path.is_absolute()) and not path.exists():
             text = f"{data.path} is tokenized with {argument.option} {path}, which does not exist"
             yield problem_of_flags("MS601", text, [argument.option], Fix.give_option(argument.option, "PATH"))
 

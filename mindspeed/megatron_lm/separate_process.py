@@ -36,7 +36,7 @@ _LAUNCHED: Final = (
 def call_separately(function: str, given: Mapping[str, Any], doing: str, log: Path, code: str) -> None:
     """Call ``module:function`` with keyword arguments that JSON can hold, its output in a log file.
 
-    Raises RunError with this code and the last line of the log where the function fails.
+    Raises RunError with the problems of the function, or with this code and the last line of the log where it fails otherwise.
     """
     print(f"mindspeed: {doing}; progress is in {log}", file=sys.stderr, flush=True)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHED)}
@@ -47,11 +47,14 @@ def call_separately(function: str, given: Mapping[str, Any], doing: str, log: Pa
             input=json.dumps(given),
             text=True,
             env=environ,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE,
+            stderr=output,
             check=False,
         )
     if done.returncode:
+        if done.stdout:
+            found = map(Problem.from_json, json.loads(done.stdout))
+            raise RunError(replace(problem, chain=(*problem.chain, f"{doing}, see {log}")) for problem in found)
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"the process ended with status {done.returncode}"
         fix = f"correct what {log} shows, and start the job again"
@@ -59,12 +62,19 @@ def call_separately(function: str, given: Mapping[str, Any], doing: str, log: Pa
 
 
 def main(function: str) -> None:
-    """Call a function with the keyword arguments on the standard input, under the plan without features."""
-    registry.activate(registry.resolve((), replace(registry.probe(), world_size=1)))
+    """Call a function with the keyword arguments on the standard input, under the plan without features.
+
+    The standard output is for its problems alone; all else that is printed is a line of the log.
+    """
+    answer = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
+        registry.activate(registry.resolve((), replace(registry.probe(), world_size=1)))
         resolve_name(function)(**json.load(sys.stdin))
     except MindSpeedError as error:
-        sys.exit(error.problems[0].message)
+        with answer:
+            json.dump([problem.to_json() for problem in error.problems], answer)
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,12 @@ def problems_of(line):
     return [(problem.code, problem.message) for problem in caught.value.problems]
 
 
+@pytest.fixture(autouse=True)
+def packages(monkeypatch):
+    """Only one package of a tokenizer is installed."""
+    monkeypatch.setattr(raw_data, "find_spec", {"transformers": True}.get)
+
+
 @pytest.fixture
 def prepared(monkeypatch):
     """What would run in another process is noted, and its result written."""
@@ -160,6 +166,12 @@ def test_what_would_fail_is_refused(corpus, tmp_path):
     ]
     line = f"--data-path {corpus} --json-keys text --tokenizer-type HuggingFaceTokenizer --tokenizer-model /no/model"
     assert problems_of(line) == [("MS601", f"{corpus} is tokenized with --tokenizer-model /no/model, which does not exist")]
+    assert problems_of(f"--data-path {corpus} {TOKENIZER} --vocab-file none.json") == [
+        ("MS601", f"{corpus} is tokenized with --vocab-file none.json, which does not exist")
+    ]
+    assert problems_of(f"--data-path {corpus} --json-keys text --tokenizer-type TikTokenizer") == [
+        ("MS501", "--tokenizer-type TikTokenizer needs the package tiktoken, which is not installed")
+    ]
     assert problems_of(f"--data-path {corpus} {TOKENIZER} --output-prefix {corpus}/x") == [
         ("MS603", f"prepared data cannot be written to {corpus}: {corpus} is not a folder")
     ]
