@@ -1,8 +1,8 @@
 """Rebind every alias of an object: find each holder and give it another one.
 
 Holders are the entries of module dictionaries, class dictionaries and containers, fields of dataclass instances such as
-Megatron's ``ModuleSpec``, functions of partials, defaults of functions and of dataclass fields, and the ``__bases__`` of
-subclasses. Dictionaries are read directly, so that no lazy ``__getattr__`` fires.
+Megatron's ``ModuleSpec``, functions and arguments of partials, defaults of functions and of dataclass fields, and the
+``__bases__`` of subclasses. Dictionaries are read directly, so that no lazy ``__getattr__`` fires.
 """
 
 from __future__ import annotations
@@ -264,6 +264,9 @@ class Rebinder:
     def _visit_partial(self, called: partial[Any]) -> None:
         if id(called.func) in self._new:
             self._write(PARTIAL, called, "func", called.func)
+        if (renewed := self._renewed(called.args)) is not called.args:
+            self.journal.write(PARTIAL, called, "args", called.args, renewed)
+        self._look(ITEM, called.keywords, called.keywords)
 
     def _visit_instance(self, instance: Any) -> None:
         fields = getattr(instance, "__dict__", None)

@@ -51,15 +51,16 @@ def _rename_member(holder: set[Any], old: Any, new: Any) -> None:
     holder.add(new)
 
 
-def _write_function(holder: partial[Any], name: str, function: Any) -> None:
-    holder.__setstate__((function, holder.args, holder.keywords, vars(holder)))  # type: ignore[attr-defined]
+def _write_partial(holder: partial[Any], name: str, value: Any) -> None:
+    parts = {"func": holder.func, "args": holder.args, name: value}
+    holder.__setstate__((parts["func"], parts["args"], holder.keywords, vars(holder)))  # type: ignore[attr-defined]
 
 
 ITEM: Final = Accessor(lambda holder, key: holder.get(key, ABSENT), _write_item)
 ELEMENT: Final = Accessor(lambda holder, i: holder[i] if i < len(holder) else ABSENT, list.__setitem__)
 ATTRIBUTE: Final = Accessor(lambda holder, name: vars(holder).get(name, ABSENT), _write_attribute)
 SLOT: Final = Accessor(getattr, setattr)
-PARTIAL: Final = Accessor(getattr, _write_function)
+PARTIAL: Final = Accessor(getattr, _write_partial)
 KEY: Final = Accessor(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_key)
 MEMBER: Final = Accessor(lambda holder, key: next((k for k in holder if k is key), ABSENT), _rename_member)
 

@@ -86,7 +86,7 @@ class ChunkedLoss(ms.Feature[ChunkedLossArgs]):
     spec = ms.FeatureSpec(
         name="chunked-loss",
         category=ms.Category.MEMORY,
-        megatron=">=0.14,<0.17",
+        megatron=">=0.14",
         ops=("logit_statistics",),
         constraints=(
             NO_FSDP,
@@ -126,6 +126,18 @@ class ChunkedLoss(ms.Feature[ChunkedLossArgs]):
                 "megatron.core.models.common.language_module.language_module:LanguageModule.compute_language_model_loss",
                 f"{_LAYERS}:with_chunked_loss",
                 reason="computes logits and cross-entropy in chunks of tokens",
+            ),
+            ms.Wrap(
+                "megatron.core.models.hybrid.hybrid_model:HybridModel.forward",
+                f"{_LAYERS}:with_deferred_logits",
+                reason="hands hidden states and output weight to the loss, where the model computes one, instead of logits",
+                when=ms.When(">=0.19"),
+            ),
+            ms.Wrap(
+                "megatron.core.transformer.multi_token_prediction:_compute_mtp_acceptance_counts",
+                f"{_LAYERS}:with_predictions_of_loss",
+                reason="counts the predicted tokens of a depth from its loss, which has no logits of all tokens",
+                when=ms.When(">=0.19"),
             ),
         ]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mindspeed import plugins as ms
@@ -19,21 +20,27 @@ _LABELS = 4
 """Place of the labels among the arguments of a model."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeferredLogits:
     """The input and the weight of an output layer, from which the loss computes logits.
 
     ``hidden`` is [S, B, H], a share of the sequence under sequence parallelism, ``weight`` is [V, H]. The ``loss_mask`` [B, S]
-    has the weights of the tokens in the loss.
+    has the weights of the tokens in the loss. The loss sets ``is_largest`` [B, S]: whether no logit is larger than the label's.
     """
 
     layer: Any
     hidden: Tensor
     weight: Tensor
     loss_mask: Tensor | None
+    is_largest: Tensor | None = None
+
+    def __mul__(self, factor: float) -> DeferredLogits:
+        """Return the logits times a number, by which muP scales them."""
+        return replace(self, hidden=self.hidden * factor)
 
     def loss(self, labels_BS: Tensor, args: Any) -> Tensor:
         """Return the loss of each token [B, S]."""
+        is_largest_SB = torch.empty_like(labels_BS.t(), dtype=torch.bool)
         gradient = weight_gradient(self.weight, self.layer.gradient_accumulation_fusion)
         loss_SB = linear_cross_entropy(
             self.hidden,
@@ -46,7 +53,9 @@ class DeferredLogits:
             ignore_index=None,
             token_weights=None if self.loss_mask is None else self.loss_mask.t(),
             weight_gradient=None if gradient is plain_weight_gradient else gradient,
+            is_largest=is_largest_SB,
         )
+        self.is_largest = is_largest_SB.t()
         return loss_SB.t().contiguous()
 
 
@@ -92,3 +101,16 @@ def with_chunked_loss(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return logits.loss(labels, ms.active_feature("chunked-loss").args)
 
     return loss
+
+
+def with_predictions_of_loss(original: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Around the counts of predicted and of all tokens of a depth: those of deferred logits are what their loss has found."""
+
+    @functools.wraps(original)
+    def counts(mtp_logits: Any, mtp_labels: Tensor, loss_mask: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not isinstance(mtp_logits, DeferredLogits) or mtp_logits.is_largest is None:
+            return original(mtp_logits, mtp_labels, loss_mask, *args, **kwargs)
+        is_valid = loss_mask.bool()
+        return (mtp_logits.is_largest & is_valid).sum().float(), is_valid.sum().float()
+
+    return counts

@@ -87,6 +87,10 @@ class _Options:
         count = len(values_T) // self.group.size()
         return values_T[self.group.rank() * count :][:count]
 
+    def is_known(self, labels_T: Tensor) -> Tensor:
+        """Return whether labels are in the vocabulary."""
+        return (labels_T >= 0) & (labels_T < self.vocabulary)
+
     def positions(self, labels_T: Tensor) -> Tensor:
         """Return the rows of labels in this rank's share of the weight, -1 for those that it does not have."""
         rows_T = labels_T - self.first_row
@@ -117,6 +121,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     token_weights: Tensor | None = None,
     weight_gradient: WeightGradient | None = None,
+    is_largest: Tensor | None = None,
 ) -> Tensor:
     """Return the cross-entropy of each label, in the shape of ``labels``, without the logits of all tokens.
 
@@ -127,7 +132,9 @@ def linear_cross_entropy(
 
     With ``mode="accumulate"`` the weight's gradient is summed in forward, which needs the gradient of each token's loss
     except for a common factor: ``token_weights``, 1 if not given. Backward computes logits again where it gets others.
-    ``weight_gradient`` adds the weight's gradient to a buffer, in recompute mode.
+
+    In recompute mode ``weight_gradient`` adds the weight's gradient to a buffer, and ``is_largest``, a tensor of bools in the
+    shape of ``labels``, is set to whether no logit of the token is larger than that of its label.
     """
     options = _options_of(hidden, weight_VH, labels, group, sequence_parallel, chunks)
     options = replace(options, has_total=label_smoothing > 0)
@@ -140,6 +147,8 @@ def linear_cross_entropy(
         options = replace(options, weight_gradient=weight_gradient)
         statistics_4T, largest_T = _Statistics.apply(hidden_RH, weight_VH, labels_T, options)  # type: ignore[no-untyped-call]
         result_T = loss.of(statistics_4T, largest_T, labels_T)
+        if is_largest is not None:
+            is_largest.copy_((options.is_known(labels_T) & (statistics_4T[PICKED] == 0)).view(labels.shape))
     return result_T.view(labels.shape)
 
 
@@ -369,8 +378,7 @@ def _combined(local_T: Tensor, sums_4T: Tensor, labels_T: Tensor, options: _Opti
         dist.all_reduce(sums_4T, group=options.group)
     statistics_4T = torch.empty_like(sums_4T)
     statistics_4T[LOG_SUM] = sums_4T[LOG_SUM].log()
-    is_known_T = (labels_T >= 0) & (labels_T < options.vocabulary)
-    statistics_4T[PICKED] = torch.where(is_known_T, sums_4T[PICKED] - largest_T, 0)
+    statistics_4T[PICKED] = torch.where(options.is_known(labels_T), sums_4T[PICKED] - largest_T, 0)
     statistics_4T[TOTAL] = sums_4T[TOTAL]
     statistics_4T[EXPECTED] = sums_4T[EXPECTED] / sums_4T[LOG_SUM]
     return statistics_4T, largest_T

@@ -36,7 +36,7 @@ WORLD = {"tp": 2, "pp": 2}
 def modules() -> dict[str, types.ModuleType]:
     return {
         name: module
-        for name, module in list(sys.modules.items())
+        for name, module in sorted(sys.modules.items())  # a class is named by the first module that has it
         if isinstance(module, types.ModuleType) and name.partition(".")[0] in PACKAGES
     }
 

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import sys
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -102,6 +103,23 @@ def test_a_partial_in_a_module_of_megatron_calls_what_is_patched(state: Any) -> 
     assert state.scale is not original
     patches.undo()
     assert (state.scale_once.func, state.scale_once.args) == (original, (3,))
+
+
+@dataclass
+class Spec:
+    held: object
+
+
+def test_arguments_of_a_partial_are_exchanged(state: Any) -> None:
+    """As the layers in the specs of a hybrid model, which are in dataclasses that a partial passes on."""
+    original = state.scale
+    state.built = functools.partial(print, original, spec=Spec(original))
+    patches = applied(wrap(f"{STATE}:scale"))
+    assert patches.audit() == []
+    assert (state.built.args, state.built.keywords["spec"].held) == ((state.scale,), state.scale)
+    assert state.scale is not original
+    patches.undo()
+    assert (state.built.args, state.built.keywords["spec"].held) == ((original,), original)
 
 
 def test_a_wrapper_that_a_later_layer_has_replaced_is_no_stale_holder(state: Any) -> None:

@@ -48,6 +48,16 @@ def test_loss_and_gradients_are_those_of_all_logits(
     assert loss[1] == 0
 
 
+def test_predicted_tokens_are_those_of_all_logits() -> None:
+    parts, labels, _ = inputs(40, 8, 5, torch.float32)
+    labels[3] = -100
+    is_largest = torch.empty_like(labels, dtype=torch.bool)
+    linear_cross_entropy(*parts, labels, chunks=3, is_largest=is_largest)
+    expected = (parts[0] @ parts[1].t()).argmax(1) == labels
+    assert is_largest.equal(expected)
+    assert 0 < expected.sum() < len(labels)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_no_token_and_no_label_give_gradients_of_zero(mode: Mode) -> None:
     for tokens in (0, 6):

@@ -23,9 +23,7 @@ RESULTS: Final = ROOT / "build" / "hybrid"
 FIRST: Final = Version("0.19")
 _OLD: Final = "needs megatron-core >=0.14,<0.17"
 REFUSED: Final = {
-    **dict.fromkeys(
-        ("ampipe", "chunked-loss", "deepspeed-moe", "deepspeed-moe-dropless", "deepspeed-moe-rearrange", "pipe-experts"), _OLD
-    ),
+    **dict.fromkeys(("ampipe", "deepspeed-moe", "deepspeed-moe-dropless", "deepspeed-moe-rearrange", "pipe-experts"), _OLD),
     "dualpipev": "refused: dualpipev does not support a HybridModel, whose layers Megatron assigns to ranks by the pattern",
     "noop-layers": "refused: the pattern of a hybrid model already assigns layers to pipeline stages",
     "norm-recompute": (
