@@ -1,4 +1,4 @@
-"""Weights of Hugging Face in the chunks of a model: read and written by the package mbridge under the names of its layers."""
+"""Weights of Hugging Face in the chunks of a model, through the package mbridge and the names of its layers."""
 
 from __future__ import annotations
 
@@ -41,18 +41,13 @@ def load_weights(chunks: Sequence[Any], folder: str) -> None:
 
     Raises RunError with MS602 for a model that has other layers than the chunks.
     """
-    bridge = _bridge(chunks, folder)
+    bridge = bridge_of(chunks, folder)
     with torch.no_grad():
-        bridge.load_weights(_named(chunks, bridge), folder)
+        bridge.load_weights(named_chunks(chunks, bridge), folder)
 
 
-def export_weights(chunks: Sequence[Any], folder: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights of a model under the names of the Hugging Face model in a folder; every rank iterates over all."""
-    bridge = _bridge(chunks, folder)
-    yield from bridge.export_weights(_named(chunks, bridge))
-
-
-def _named(chunks: Sequence[Any], bridge: Any) -> list[_Chunk]:
+def named_chunks(chunks: Sequence[Any], bridge: Any) -> list[_Chunk]:
+    """Return chunks whose weights have the names that a bridge knows."""
     from mbridge.core.util import unwrap_model
 
     return [_Chunk(unwrap_model(chunk), bridge) for chunk in chunks]
@@ -82,7 +77,7 @@ def _is_known(name: str, bridge: Any) -> bool:
     return True
 
 
-def _bridge(chunks: Sequence[Any], folder: str) -> Any:
+def bridge_of(chunks: Sequence[Any], folder: str) -> Any:
     """Make mbridge's bridge of the model in a folder, with the configuration that the chunks have."""
     from mbridge.core.bridge import _MODEL_REGISTRY, Bridge
     from mbridge.core.safetensor_io import SafeTensorIO
@@ -92,7 +87,7 @@ def _bridge(chunks: Sequence[Any], folder: str) -> Any:
     config, hugging_face = get_model_config(chunks[0]), AutoConfig.from_pretrained(folder)
     known: type[Bridge] = _MODEL_REGISTRY[hugging_face.model_type]
 
-    class OfChunks(known):  # type: ignore[misc]
+    class ChunkBridge(known):  # type: ignore[misc]
         def _build_config(self) -> Any:
             return config
 
@@ -101,7 +96,7 @@ def _bridge(chunks: Sequence[Any], folder: str) -> Any:
                 return super()._get_safetensor_io(weights_path)
             return SafeTensorIO(str(Path(weights_path)))
 
-    bridge = OfChunks(hugging_face, dtype=config.params_dtype, make_vocab_size_divisible_by=1)
+    bridge = ChunkBridge(hugging_face, dtype=config.params_dtype, make_vocab_size_divisible_by=1)
     if getattr(hugging_face, "tie_word_embeddings", False):
         bridge._DIRECT_MAPPING = {**bridge._DIRECT_MAPPING, "output_layer.weight": bridge._DIRECT_MAPPING[_EMBEDDING]}
     bridge.vocab_size = hugging_face.vocab_size

@@ -67,13 +67,13 @@ def tokenize(tokenizer: Any, files: Sequence[str], key: str, prefix: str, append
 def _sequences(encoded: Iterable[npt.NDArray[Any]], files: Sequence[str], key: str) -> Iterator[list[npt.NDArray[Any]]]:
     """Yield each document as its one sequence, and print how many there are."""
     count = tokens = 0
-    told = time.monotonic()
+    printed = time.monotonic()
     for sequence in encoded:
         if len(sequence):
             count, tokens = count + 1, tokens + len(sequence)
             yield [sequence]
-        if time.monotonic() - told > _SECONDS:
-            told = time.monotonic()
+        if time.monotonic() - printed > _SECONDS:
+            printed = time.monotonic()
             print(f"{count} documents, {tokens} tokens", flush=True)
     if not count:
         text = f"{', '.join(files)} has no text in the field {key!r}"

@@ -58,7 +58,7 @@ def _found(path: Path, engine: bool, sizes: dict[str, int], tokens: Any, logits:
     from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region, model_parallel_cuda_manual_seed
     from safetensors.torch import load_file
 
-    from mindspeed.megatron.hugging_face_weights import export_weights, load_weights
+    from mindspeed.megatron.hugging_face_weights import bridge_of, load_weights, named_chunks
 
     parallel_state.initialize_model_parallel(**sizes)
     model_parallel_cuda_manual_seed(1)
@@ -83,7 +83,8 @@ def _found(path: Path, engine: bool, sizes: dict[str, int], tokens: Any, logits:
     if last:
         found = gather_from_tensor_model_parallel_region(output)[..., : logits.shape[-1]]
         difference = (found - logits).abs().max().item()
-    exported = dict(export_weights([model], str(path)))
+    bridge = bridge_of([model], str(path))
+    exported = dict(bridge.export_weights(named_chunks([model], bridge)))
     expected = load_file(path / "model.safetensors")
     unequal = [key for key, value in expected.items() if key not in exported or not torch.equal(exported[key], value)]
     return {"difference": difference, "largest": logits.abs().max().item(), "unequal": unequal, "weights": len(expected)}
