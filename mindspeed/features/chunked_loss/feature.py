@@ -21,6 +21,7 @@ _HIDDEN = "final norm: output"
 _GRADIENTS = "gradients of a layer"
 """Tensors of the memory planner."""
 
+_SINCE_0_19 = ms.When(">=0.19")
 _RECOMPUTE = (ms.Fix.give_setting("mode", "recompute"), ms.Fix.remove_feature())
 
 
@@ -116,11 +117,20 @@ class ChunkedLoss(ms.Feature[ChunkedLossArgs]):
 
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:
+        models = {
+            "megatron.core.models.gpt.gpt_model:GPTModel": None,
+            "megatron.core.models.hybrid.hybrid_model:HybridModel": _SINCE_0_19,
+        }
         return [
-            ms.Wrap(
-                "megatron.core.models.gpt.gpt_model:GPTModel.forward",
-                f"{_LAYERS}:with_deferred_logits",
-                reason="hands hidden states and output weight to the loss, where the model computes one, instead of logits",
+            *(
+                ms.Wrap(
+                    f"{model}.forward",
+                    f"{_LAYERS}:with_deferred_logits",
+                    reason="hands hidden states and output weight to the loss, where the model computes one, instead of logits",
+                    when=when,
+                    optional=True,
+                )
+                for model, when in models.items()
             ),
             ms.Wrap(
                 "megatron.core.models.common.language_module.language_module:LanguageModule.compute_language_model_loss",
@@ -128,16 +138,11 @@ class ChunkedLoss(ms.Feature[ChunkedLossArgs]):
                 reason="computes logits and cross-entropy in chunks of tokens",
             ),
             ms.Wrap(
-                "megatron.core.models.hybrid.hybrid_model:HybridModel.forward",
-                f"{_LAYERS}:with_deferred_logits",
-                reason="hands hidden states and output weight to the loss, where the model computes one, instead of logits",
-                when=ms.When(">=0.19"),
-            ),
-            ms.Wrap(
                 "megatron.core.transformer.multi_token_prediction:_compute_mtp_acceptance_counts",
                 f"{_LAYERS}:with_predictions_of_loss",
                 reason="counts the predicted tokens of a depth from its loss, which has no logits of all tokens",
-                when=ms.When(">=0.19"),
+                when=_SINCE_0_19,
+                optional=True,
             ),
         ]
 
