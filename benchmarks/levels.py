@@ -1,8 +1,9 @@
-"""Is ``mindspeed pretrain`` faster at optimization level 1 than at level 0? Steps of a Llama-style model, in turns.
+"""Is ``mindspeed pretrain`` faster at optimization level 1 than at level 0, and than a loop by hand without mindspeed?
 
-``python -m benchmarks.levels``. Two processes train the same model on the same data, one at each level, and one waits while
-the other makes a step. A turn is a pair of steps; the measured ratio is the median over the turns. The losses of both are
-compared, too: a step that learns something else is not faster.
+``python -m benchmarks.levels``. Processes train the same model, one at each level and one with unmodified megatron-core, and
+wait while another one makes a step. A turn is one step of each; a measured ratio is the median over the turns. The losses of
+both levels are compared, too: a step that learns something else is not faster. Unmodified Megatron builds no model with experts
+on a machine without Transformer Engine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,65 +36,89 @@ SHAPE: Final = {
     "micro_batch_size": 1,
     "global_batch_size": 2,
 }
+STOCK: Final = "stock"
+TRAINERS: Final[dict[str, tuple[int, dict[str, Any]]]] = {
+    "level 0": (0, {}),
+    "level 1": (1, {}),
+    "level 1, grouped experts": (1, {"grouped_experts": True}),
+}
+"""Level and further model options of each process that is a ``mindspeed pretrain``."""
+MODELS: Final[dict[str, tuple[dict[str, Any], Sequence[str]]]] = {
+    "dense": ({}, ("level 0", "level 1", STOCK)),
+    "MoE": ({"num_experts": 8, "moe_ffn_hidden_size": 688, "router_topk": 2}, tuple(TRAINERS)),
+}
+"""Sizes of each model, and the processes that train it."""
+COMPARED: Final = (
+    ("level 1", "level 0", 1.0),
+    ("level 1, grouped experts", "level 0", 1.0),
+    ("level 0", STOCK, 1.02),
+    ("level 1", STOCK, 1.02),
+)
+"""A process, that which it is compared with, and the largest ratio of their times."""
 TOLERANCES: Final = {"fp32": 1e-3, "bf16": 2e-2}
 """Largest relative difference of two losses: Adam grows a difference of 1e-7 in the gradients from step to step."""
 
 
 @dataclass(frozen=True)
 class Turns:
-    """``seconds`` and ``losses`` of the steps of both levels, and the features that level 1 has and level 0 has not."""
+    """``seconds``, ``losses`` and ``features`` of each process."""
 
-    seconds: tuple[Sequence[float], Sequence[float]]
-    losses: tuple[Sequence[float], Sequence[float]]
-    features: Sequence[str]
+    seconds: Mapping[str, Sequence[float]]
+    losses: Mapping[str, Sequence[float]]
+    features: Mapping[str, Sequence[str]]
 
-    @property
-    def ratios(self) -> list[float]:
-        """Level 1 over level 0, turn by turn."""
-        return [one / zero for zero, one in zip(*self.seconds, strict=True)]
+    def ratios(self, one: str, other: str) -> list[float]:
+        """Seconds of one process over those of another, turn by turn."""
+        return [mine / theirs for mine, theirs in zip(self.seconds[one], self.seconds[other], strict=True)]
 
-    @property
-    def apart(self) -> float:
-        """Largest relative difference of the losses of one step."""
-        return max(abs(one - zero) / abs(zero) for zero, one in zip(*self.losses, strict=True))
+    def apart(self, one: str, other: str) -> float:
+        """Largest relative difference of the losses of a step."""
+        return max(abs(mine - theirs) / theirs for mine, theirs in zip(self.losses[one], self.losses[other], strict=True))
 
 
 def rows() -> list[Row]:
     made = []
-    for dtype in TOLERANCES:
-        turns = compete(dtype)
-        ratios, zero = turns.ratios, statistics.median(turns.seconds[0])
-        note = f"{TURNS} pairs from {min(ratios):.3f} to {max(ratios):.3f}, level 0 {zero:.2f} s; {', '.join(turns.features)}"
-        made += [
-            Row(f"step of a Llama in {dtype}, level 1 / level 0", 1.0, statistics.median(ratios), "x", COMMAND, note),
-            Row(f"its losses in {dtype}, largest relative difference", TOLERANCES[dtype], turns.apart, "", COMMAND),
-        ]
+    for model, (_, processes) in MODELS.items():
+        for dtype, tolerance in TOLERANCES.items():
+            turns = compete(dtype, model)
+            for one, other, target in (pair for pair in COMPARED if {*pair[:2]} <= {*processes}):
+                ratios, base = turns.ratios(one, other), statistics.median(turns.seconds[other])
+                more = [name for name in turns.features[one] if name not in turns.features[other]]
+                note = f"{TURNS} turns from {min(ratios):.3f} to {max(ratios):.3f}, {other} {base:.2f} s; {', '.join(more)}"
+                name = f"{dtype} step of a {model} Llama: {one} / {other}"
+                made.append(Row(name, target, statistics.median(ratios), "x", COMMAND, note.removesuffix("; ")))
+                if other != STOCK:
+                    made.append(Row(f"{name}, difference of losses", tolerance, turns.apart(one, other), "", COMMAND))
     return made
 
 
-def compete(dtype: str) -> Turns:
-    """Let both levels make steps in turns; each goes first in every other turn."""
-    seconds: tuple[list[float], list[float]] = ([], [])
-    losses: tuple[list[float], list[float]] = ([], [])
+def compete(dtype: str, model: str) -> Turns:
+    """Let the processes make steps in turns; they go in the other order in every other turn."""
+    _, names = MODELS[model]
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    losses: dict[str, list[float]] = {name: [] for name in names}
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        processes = [stack.enter_context(_start(level, dtype, folder)) for level in (0, 1)]
-        names = [json.loads(_line(process))["features"] for process in processes]
+        processes = {name: stack.enter_context(_start(name, dtype, model, folder)) for name in names}
+        features = {name: json.loads(_line(process))["features"] for name, process in processes.items()}
         for turn in range(-WARM, TURNS):
-            for level in (0, 1) if turn % 2 else (1, 0):
-                spent, loss = _step(processes[level])
-                losses[level].append(loss)
+            for name in names if turn % 2 else names[::-1]:
+                spent, loss = _step(processes[name])
+                losses[name].append(loss)
                 if turn >= 0:
-                    seconds[level].append(spent)
-        for process in processes:
+                    seconds[name].append(spent)
+        for process in processes.values():
             _pipe(process.stdin).close()
-    return Turns(seconds, losses, [name for name in names[1] if name not in names[0]])
+    return Turns(seconds, losses, features)
 
 
-def _start(level: int, dtype: str, folder: str) -> subprocess.Popen[str]:
+def _start(name: str, dtype: str, model: str, folder: str) -> subprocess.Popen[str]:
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     environment = {**os.environ, **alone, "OMP_NUM_THREADS": str(THREADS)}
-    command = [sys.executable, "-m", "benchmarks.levels", str(level), dtype, str(Path(folder) / f"level{level}")]
+    program = ["benchmarks.levels", name, dtype, model, str(Path(folder) / name)]
+    if name == STOCK:
+        program = ["benchmarks._stock_step", dtype, json.dumps(SHAPE)]
+    command = [sys.executable, "-m", *program]
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -118,9 +143,9 @@ def _pipe(stream: IO[str] | None) -> IO[str]:
     return stream
 
 
-def serve(level: int, dtype: str, folder: str) -> None:
-    """One of the two processes: say which features are active, then make a step for every line that comes."""
-    trainer = trainer_of(level, dtype, folder)
+def serve(name: str, dtype: str, model: str, folder: str) -> None:
+    """Be a process that trains with mindspeed: print which features are active, then make a step for every line that comes."""
+    trainer = trainer_of(name, dtype, model, folder)
     print(json.dumps({"features": list(trainer.job.plan.names)}), flush=True)
     for _ in sys.stdin:
         start = time.perf_counter()
@@ -130,15 +155,18 @@ def serve(level: int, dtype: str, folder: str) -> None:
         print(json.dumps({"seconds": spent, "loss": json.loads(last)["loss"]}), flush=True)
 
 
-def trainer_of(level: int, dtype: str, folder: str) -> Any:
-    """The trainer of ``mindspeed pretrain`` at a level, in this process."""
+def trainer_of(name: str, dtype: str, model: str, folder: str) -> Any:
+    """The trainer of ``mindspeed pretrain`` at its level, in this process."""
     from mindspeed import registry
     from mindspeed.engine.resolution.request import Layer
     from mindspeed.registry import probe
     from mindspeed.workbench.training.job import make_job
 
+    level, options = TRAINERS[name]
     train = {"benchmark": {"run": folder, "log_interval": 1, "train_iters": 1000, "lr": 1e-3}}
-    job = make_job([Layer("benchmark", world=SHAPE | {"dtype": dtype}, level=level)], train, probe())
+    job = make_job(
+        [Layer("benchmark", world={**SHAPE, **MODELS[model][0], **options, "dtype": dtype}, level=level)], train, probe()
+    )
     registry.activate(job.plan)
 
     import torch.distributed as dist
@@ -153,7 +181,7 @@ def trainer_of(level: int, dtype: str, folder: str) -> Any:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4:
-        serve(int(sys.argv[1]), *sys.argv[2:])
+    if len(sys.argv) == 5:
+        serve(*sys.argv[1:])
     else:
         main(rows)
