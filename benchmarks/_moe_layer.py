@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -135,30 +137,64 @@ def run(shape: Shape, dtype: torch.dtype = torch.float32, delay: float = 0.0) ->
     return Outcome(values, rows, kept.bytes, kept.held, sent, schedule.exposed, ended)  # type: ignore[arg-type]
 
 
-def run_paired(shape: Shape, together: bool) -> tuple[float, float]:
-    """The share of transfer time that a rank waits, and the virtual time, of a backward and a forward pass of four layers.
+class PairedPasses:
+    """A backward and a forward pass of four layers, which take turns or follow one another."""
 
-    They take turns, or follow one another.
-    """
-    layers = build_layers(shape, torch.float32, 4)
-    draw = torch.Generator("cpu").manual_seed(100 + torch.distributed.get_rank())
-    inputs = [torch.randn(shape.tokens, 1, shape.hidden, generator=draw).requires_grad_() for _ in range(2)]
+    def __init__(self, shape: Shape) -> None:
+        self.layers = build_layers(shape, torch.float32, 4)
+        self.mask = torch.zeros(1, 1, shape.tokens, shape.tokens, dtype=torch.bool)
+        draw = torch.Generator("cpu").manual_seed(100 + torch.distributed.get_rank())
+        self.inputs = [torch.randn(shape.tokens, 1, shape.hidden, generator=draw).requires_grad_() for _ in range(2)]
 
-    def forward(x: Tensor) -> Tensor:
-        for layer in layers:
-            x, _ = layer(x, attention_mask=torch.zeros(1, 1, shape.tokens, shape.tokens, dtype=torch.bool))
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x, _ = layer(x, attention_mask=self.mask)
         return x
 
-    first = forward(inputs[0])
-    unit = shape.tokens * shape.topk * shape.hidden * shape.width
-    with virtual_time(unit, 4 * shape.tokens * shape.topk * shape.hidden / 2) as schedule:
+    def run(self, first: Tensor, together: bool) -> None:
+        """Run the backward pass of an output, and the forward pass of other tokens."""
         if together:
             states = (*generators(), tracker_state(), TRACKER_NAME, LAYER_STATES, PLACE)
-            in_turns(lambda: forward(inputs[1]), in_thread_like_this(lambda: first.sum().backward()), states)
+            in_turns(lambda: self.forward(self.inputs[1]), in_thread_like_this(lambda: first.sum().backward()), states)
         else:
             first.sum().backward()
-            forward(inputs[1])
+            self.forward(self.inputs[1])
+
+
+def run_paired(shape: Shape, together: bool) -> tuple[float, float]:
+    """The share of transfer time that a rank waits, and the virtual time, of a backward and a forward pass."""
+    passes = PairedPasses(shape)
+    first = passes.forward(passes.inputs[0])
+    unit = shape.tokens * shape.topk * shape.hidden * shape.width
+    with virtual_time(unit, 4 * shape.tokens * shape.topk * shape.hidden / 2) as schedule:
+        passes.run(first, together)
     return schedule.exposed, schedule.now
+
+
+def processor_times(shape: Shape, keeps_freed: bool, rounds: int = 12) -> tuple[float, float]:
+    """The least processor time of both passes one after the other, and in turns.
+
+    With ``keeps_freed`` the C library returns no freed memory to the system, as the allocator of an accelerator does.
+    """
+    if keeps_freed:
+        library = ctypes.CDLL(None)
+        for option, value in (_TRIM_THRESHOLD, 2**31 - 1), (_MMAP_MAX, 0), (_ARENA_MAX, 1):
+            library.mallopt(option, value)
+    torch.set_num_threads(1)
+    passes = PairedPasses(shape)
+    least = [math.inf, math.inf]
+    for turn in range(2 * rounds):
+        first = passes.forward(passes.inputs[0])
+        torch.distributed.barrier()
+        start = time.process_time()
+        passes.run(first, together=bool(turn % 2))
+        least[turn % 2] = min(least[turn % 2], time.process_time() - start)
+        del first
+    return least[0], least[1]
+
+
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
+"""Options of glibc's mallopt."""
 
 
 @contextmanager

@@ -157,6 +157,24 @@ def paired_passes(pool: WorkerPool) -> list[Row]:
     return rows
 
 
+def processor_times(shape: Shape, keeps_freed: bool) -> tuple[float, float]:
+    return layer.processor_times(shape, keeps_freed)
+
+
+def processor_time_of_pairs(pool: WorkerPool) -> list[Row]:
+    """The processor time of a pair of passes over that of the same two passes one after the other."""
+    rows = []
+    plan = plan_of("moe-fb-overlap", global_batch_size=8, micro_batch_size=1)
+    for shape in (Shape(256, 128, 256), Shape(1024, 256, 512), Shape(1024, 512, 1024)):
+        for keeps_freed in (False, True):
+            ranks = pool.call(processor_times, 2, shape, keeps_freed, plan=plan)
+            apart, pair = (sum(times) for times in zip(*ranks, strict=True))
+            what = f"a pair of passes of {shape.tokens} tokens x {shape.hidden}{', freed memory is kept' * keeps_freed}"
+            note = f"{apart / 2:.2f} s one after the other"
+            rows.append(Row(f"{what}: processor time / one after the other", 1.02, pair / apart, "x", COMMAND, note))
+    return rows
+
+
 def chunks(how: chunked.Run) -> chunked.Measured:
     return chunked.measure(how)
 
@@ -379,6 +397,7 @@ def grouped_share(experts: int, hidden: int, width: int, rows: int = 2048) -> fl
 TABLE: Final[tuple[Table, ...]] = (
     exposed_transfers,
     paired_passes,
+    processor_time_of_pairs,
     transfers_of_chunks,
     places_by_index,
     transfers_of_units,
