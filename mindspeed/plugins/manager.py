@@ -124,7 +124,7 @@ class FeatureManager(pluggy.PluginManager):
 
 
 @cache
-def _specifications() -> dict[str, pluggy.HookSpec]:
+def _specifications() -> dict[str, Any]:
     """Read the specification of every hook, once for all plans: it takes pluggy longer than their features do."""
     reader = pluggy.PluginManager(PROJECT)
     for hooks in HOOK_CLASSES:
