@@ -65,6 +65,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Passed(), "passed")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
+    gc.collect()
+    gc.freeze()  # else pytest, which looks for errors in finalizers, looks through all objects of torch nine times more
+
+
 @pytest.hookimpl(trylast=True)  # after the marks of -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     given = getattr(config, "workerinput", None)

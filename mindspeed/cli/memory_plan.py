@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 EXCLUSIVE: Final = {"MS202", "MS203"}
 """Problems of features that conflict, or that hold one slot."""
+_OF_THE_JOB: Final = {"MS304"}
+"""Problem of a feature's own condition, which reads its settings and the job: it remains whatever other features are added."""
 _SMALLEST_BAR: Final = 5
 _LARGEST: Final = 8
 """Rows of the fullest stage that are listed."""
@@ -131,8 +133,9 @@ def _cheapest(
             continue
         try:
             found = stages_of(request.plan_of_run((*names, *added), untried="none"), known, dropout)
-        except MindSpeedError as error:  # they do not fit the model, or exclude one another whatever is added
-            if EXCLUSIVE & {problem.code for problem in error.problems}:
+        except MindSpeedError as error:
+            lasting = EXCLUSIVE | _OF_THE_JOB if len(added) == 1 else EXCLUSIVE
+            if lasting & {problem.code for problem in error.problems}:
                 refused.append(set(added))
             continue
         if max(stage.peak for stage in found) <= budget * MIB:

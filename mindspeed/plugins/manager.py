@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import is_dataclass
+from functools import cache
 from types import CodeType
 from typing import Any, Final
 
@@ -35,8 +36,10 @@ class FeatureManager(pluggy.PluginManager):
 
     def __init__(self, features: Sequence[Feature[Any]]) -> None:
         super().__init__(PROJECT)
-        for hooks in HOOK_CLASSES:
-            self.add_hookspecs(hooks)
+        for name, spec in _specifications().items():
+            caller = pluggy.HookCaller(name, self._hookexec)
+            caller.spec = spec
+            setattr(self.hook, name, caller)
         self.features = tuple(features)
         self.calls: Counter[tuple[str, str]] = Counter()
         self.effects: Counter[tuple[str, str]] = Counter()
@@ -54,10 +57,6 @@ class FeatureManager(pluggy.PluginManager):
             return None
         vars(plugin)[name] = getattr(plugin, name)  # pluggy looks there first; its static search is most of its time
         return marked
-
-    def parse_hookspec_opts(self, module_or_class: Any, name: str) -> Any:
-        """Return pluggy's mark of a hook specification, looked up only for names that a hook can have."""
-        return super().parse_hookspec_opts(module_or_class, name) if name[0] != "_" else None
 
     def _mismatches(self, feature: type[Feature[Any]]) -> Iterator[Problem]:
         """MS104 for every marked method that is no hook, or has a parameter that its hook does not have."""
@@ -122,6 +121,15 @@ class FeatureManager(pluggy.PluginManager):
                 return result
 
             yield impl.plugin_name, call
+
+
+@cache
+def _specifications() -> dict[str, Any]:
+    """Read the specification of every hook, once for all plans: it takes pluggy longer than their features do."""
+    reader = pluggy.PluginManager(PROJECT)
+    for hooks in HOOK_CLASSES:
+        reader.add_hookspecs(hooks)
+    return {name: caller.spec for name, caller in vars(reader.hook).items()}
 
 
 def _did_something(facts: HookFacts, arguments: dict[str, Any], before: object, result: Any) -> bool:

@@ -64,7 +64,6 @@ def test_a_model_without_a_number_of_experts_is_dense(mindspeed, planned):
     assert json.loads(done.stdout) == planned()[1]
 
 
-@pytest.mark.budget(20)
 def test_a_budget_that_fits_is_accepted_and_another_names_what_makes_it_fit(planned):
     assert planned("--budget-mib", 100_000)[0] == 0
     peak = planned()[1]["stages"][0]["peak"] / 2**20

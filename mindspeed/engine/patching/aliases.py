@@ -39,7 +39,9 @@ class Substitution(NamedTuple):
 MADE: Final[WeakSet[type]] = WeakSet()
 """Classes made by patching; those of an earlier plan may live on in models."""
 
-LIBRARIES: Final = {name: name for name in ("torch", "numpy", "sympy")} | dict.fromkeys(sys.stdlib_module_names, "Python's own")
+LIBRARIES: Final = {name: name for name in ("torch", "numpy", "sympy", "networkx", "mpmath")} | dict.fromkeys(
+    sys.stdlib_module_names, "Python's own"
+)
 """By package the library that it belongs to, of those that import neither Megatron nor any feature.
 
 They have most of the modules of a process.

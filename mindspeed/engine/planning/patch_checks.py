@@ -31,8 +31,13 @@ def with_sites(patches: Sequence[PlannedPatch], version: str | None = None, plac
     looking for them again.
     """
     places = places or target_infos_of(patches, version)
-    sites = {target: place.site.name for target, place in places.items() if place.site is not None}
-    return [replace(planned, site=sites.get(planned.patch.target, planned.patch.target)) for planned in patches]
+    return [replace(planned, site=_site_of(planned, places)) for planned in patches]
+
+
+def _site_of(planned: PlannedPatch, places: Places) -> str:
+    """Return the name of the site of a patch; that of its target where it does not exist."""
+    site = places[planned.patch.target].site
+    return site.name if site is not None else planned.patch.target
 
 
 def check_patches(patches: Sequence[PlannedPatch], version: str | None = None, places: Places | None = None) -> list[Problem]:
@@ -43,9 +48,8 @@ def check_patches(patches: Sequence[PlannedPatch], version: str | None = None, p
     active = [planned for planned in patches if not planned.skipped]
     places = places or target_infos_of(active, version)
     problems = [problem for planned in active for problem in _check_target(planned, places, version)]
-    active = with_sites(active, version, places)
     for ground in (True, False):
-        problems += _conflicts([planned for planned in active if planned.ground == ground])
+        problems += _conflicts([planned for planned in active if planned.ground == ground], places)
     return list(dict.fromkeys(problems))
 
 
@@ -228,10 +232,10 @@ def _where(site: Site) -> str:
     return f"{site.file}:{site.line}" if site.line else site.file
 
 
-def _conflicts(patches: Sequence[PlannedPatch]) -> Iterator[Problem]:
+def _conflicts(patches: Sequence[PlannedPatch], places: Places) -> Iterator[Problem]:
     by_site: dict[str, list[PlannedPatch]] = defaultdict(list)
     for planned in patches:
-        by_site[planned.site].append(planned)
+        by_site[_site_of(planned, places)].append(planned)
     for site, here in by_site.items():
         replacing = [planned for planned in here if isinstance(planned.patch, Replace)]
         if len(replacing) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Final
@@ -98,6 +99,7 @@ def is_version(text: str) -> bool:
     return True
 
 
+@lru_cache(maxsize=256)
 def version_in(version: str, specifier: str) -> bool:
     """Return whether ``version`` lies in ``specifier``; an empty specifier admits all, a malformed version is in none."""
     return not specifier or (is_version(version) and SpecifierSet(specifier, prereleases=True).contains(Version(version)))

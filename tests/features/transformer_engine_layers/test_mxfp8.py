@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -109,8 +110,9 @@ def counted_steps(recipe: Any) -> tuple[list[float], dict[str, torch.Tensor], in
         delayed.DelayedWeightGradients.product = plain
 
 
-def trained(pool: WorkerPool, shape: Any, **world: Any) -> Any:
-    case = build_case([NAME], [Layer("test", settings={NAME: {"replace": True}}, world={"dtype": "bf16", **world})], (), 1)
+@cache
+def trained(pool: WorkerPool, shape: Any) -> Any:
+    case = build_case([NAME], [Layer("test", settings={NAME: {"replace": True}}, world={"dtype": "bf16"})], (), 1)
     return pool.call(counted_steps, 1, replace(case.recipe, shape=shape, steps=1), plan=case.plan)[0]
 
 

@@ -87,14 +87,13 @@ class Sources:
 
     @cached_property
     def _code(self) -> dict[str, _Code]:
-        tops = "|".join(sorted({name.partition(".")[0] for name in self._files}))
-        dotted = re.compile(rf"\b(?:{tops})(?:\.\w+)*")
+        all_tops = "|".join(sorted({name.partition(".")[0] for name in self._files}))
         cache = source_cache_of(Path(mindspeed.__file__).parent)
         cache.revalidate()
-        found = {
-            name: _Code(*cache.get(f"compiled code of {file} among {tops}", partial(_read, file, dotted)))
-            for name, file in self._files.items()
-        }
+        found = {}
+        for name, file in self._files.items():
+            tops = "mindspeed" if name.startswith("mindspeed.") else all_tops  # it names no third party
+            found[name] = _Code(*cache.get(f"compiled code of {file} among {tops}", partial(_read, file, tops)))
         cache.save()
         return found
 
@@ -140,8 +139,7 @@ class Sources:
 
 def code_of(text: str, sentences: bool = False) -> str:
     """Return what a Python source does, whatever its layout, comments and docstrings are; maybe without sentences."""
-    tree = ast.parse(text)
-    return "\n".join(_of_code(_compiled(tree if sentences else _WithoutSentences().visit(tree))))
+    return "\n".join(_of_code(_compiled(text if sentences else _WithoutSentences().visit(ast.parse(text)))))
 
 
 def _compiled(source: str | ast.Module) -> CodeType:
@@ -228,10 +226,12 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def _read(file: Path, dotted: re.Pattern[str]) -> _Code:
+def _read(file: Path, tops: str) -> _Code:
+    dotted = re.compile(rf"\b(?:{tops})(?:\.\w+)*")
     source = read_text(Module(file.stem, str(file), None)).decode()
     try:
-        names, text, whole = set(_named_in(_compiled(source), dotted)), code_of(source), code_of(source, sentences=True)
+        compiled = _compiled(source)
+        names, text, whole = set(_named_in(compiled, dotted)), code_of(source), "\n".join(_of_code(compiled))
     except (SyntaxError, ValueError):  # a file that cannot be imported, as some packages have
         names, text, whole = set[str](), source, source
     for table in (file.with_suffix(suffix) for suffix in (_JSON, _YAML)):
