@@ -67,7 +67,7 @@ class ScheduleFeature(Feature[ArgsT], ABC):
     @hookimpl
     def groups_destroyed(self) -> None:
         if self.engine is not None:
-            self.engine.links.destroy()
+            self.engine.destroy()
             self.engine = None
 
     @hookimpl

@@ -1,0 +1,168 @@
+"""Optimizer steps that are validated later against synchronized ones, on one rank of the pool."""
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from mindspeed.engine.runtime import session
+from mindspeed.megatron.training_hook_wrappers import LoopState
+from mindspeed.plugins import active_feature
+from tests.pipeline.steps_job import HIDDEN, LENGTH, VOCABULARY, run, seed_everything
+
+CLIP = 2.0
+
+
+Step = tuple[int, float]
+"""Pipeline stage, and the factor of its gradients before a step of the optimizer."""
+
+
+def build(dtype: str, sharded: bool, **arguments: Any) -> list[Any]:
+    """This rank's chunks of a GPT model with dropout."""
+    half = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(dtype)
+    precision = {dtype: True, "params_dtype": half} if half else {}
+    config = TransformerConfig(
+        num_layers=8,
+        hidden_size=HIDDEN,
+        ffn_hidden_size=32,
+        num_attention_heads=4,
+        attention_dropout=0.1,
+        hidden_dropout=0.1,
+        masked_softmax_fusion=False,
+        pipeline_dtype=half or torch.float32,
+        deallocate_pipeline_outputs=True,
+        **precision,
+        **arguments,
+    )
+    config.finalize_model_grads_func = finalize_model_grads
+    seed_everything(0)
+    chunks = []
+    stages = parallel_state.get_virtual_pipeline_model_parallel_world_size()
+    for stage in range(stages or 1):
+        place = {"ignore_virtual": False, "vp_stage": stage if stages else None}
+        chunk = GPTModel(
+            config,
+            get_gpt_layer_local_spec(config.num_moe_experts),
+            VOCABULARY,
+            LENGTH,
+            pre_process=parallel_state.is_pipeline_first_stage(**place),
+            post_process=parallel_state.is_pipeline_last_stage(**place),
+            share_embeddings_and_output_weights=False,
+            vp_stage=place["vp_stage"],
+        ).cuda()
+        wrapped = Float16Module(config, chunk) if half else chunk
+        wrapped.vp_stage = place["vp_stage"]
+        options = DistributedDataParallelConfig(use_distributed_optimizer=sharded, grad_reduce_in_fp32=True)
+        chunks.append(DistributedDataParallel(config, options, wrapped))
+    return chunks
+
+
+def trained(
+    validation: Any, steps: list[Step], dtype: str, sharded: bool, optimizer_name: str, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """Train; return the losses of each step, weights, optimizer states, loss scale and position of the learning rate."""
+    engine = active_feature("zero-bubble").engine
+    engine.validation = validation
+    chunks = build(dtype, sharded, **arguments)
+    scaled = {"initial_loss_scale": 4096.0, "loss_scale_window": 3, "hysteresis": 1} if dtype == "fp16" else {}
+    config = OptimizerConfig(
+        optimizer=optimizer_name,
+        lr=1e-2,
+        min_lr=1e-3,
+        clip_grad=CLIP,
+        weight_decay=0.1,
+        fp16=dtype == "fp16",
+        bf16=dtype == "bf16",
+        params_dtype=chunks[0].config.params_dtype,
+        use_distributed_optimizer=sharded,
+        **scaled,
+    )
+    optimizer = get_megatron_optimizer(config, chunks)
+    chunks[0].config.grad_scale_func = optimizer.scale_loss
+    scheduler = OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=1e-2,
+        min_lr=1e-3,
+        lr_warmup_steps=2,
+        lr_decay_steps=20,
+        lr_decay_style="linear",
+        start_wd=0.1,
+        end_wd=0.2,
+        wd_incr_steps=20,
+        wd_incr_style="linear",
+    )
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    losses, norms = [], []
+    for number, (changed, factor) in enumerate(steps):
+        with session.around("around_train_step", state=LoopState(chunks, optimizer, scheduler)):
+            for chunk in chunks:
+                chunk.train()
+                chunk.zero_grad_buffer()
+            optimizer.zero_grad()
+            losses.append(run(engine, chunks, 10 * number))
+            if changed == stage and factor != 1:
+                for parameter in chunks[0].parameters():
+                    parameter.main_grad.mul_(factor)
+            updated, norm, _ = optimizer.step()
+            norms.append(norm)
+            if updated:
+                scheduler.step(increment=1)
+    optimizer.state_dict()
+    main = [weight.detach().clone() for inner in inner_optimizers(optimizer) for weight in weights_of(inner)]
+    moments = [
+        value.clone() if isinstance(value, torch.Tensor) else value
+        for inner in inner_optimizers(optimizer)
+        for weight in weights_of(inner)
+        for _, value in sorted(inner.state[weight].items())
+    ]
+    weights = [parameter.detach().clone() for chunk in chunks for parameter in chunk.parameters()]
+    buffers = [buffer.clone() for chunk in chunks for buffer in torch.nn.Module.buffers(chunk)]
+    return {
+        "losses": losses,
+        "tensors": [*main, *moments, *weights, *buffers],
+        "scale": optimizer.get_loss_scale().item(),
+        "scheduled": scheduler.num_steps,
+        "rates": [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups],
+        "norms": norms,
+    }
+
+
+def inner_optimizers(optimizer: Any) -> list[Any]:
+    return [member.optimizer for member in getattr(optimizer, "chained_optimizers", [optimizer])]
+
+
+def weights_of(inner: Any) -> list[Any]:
+    return [weight for group in inner.param_groups for weight in group["params"]]
+
+
+def compared(
+    steps: list[Step], dtype: str, sharded: bool, optimizer: str = "adam", arguments: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What differs between steps that are synchronized and those that are validated later, and how many were repeated."""
+    validation = active_feature("zero-bubble").engine.validation
+    given = (steps, dtype, sharded, optimizer, arguments or {})
+    expected, actual = trained(None, *given), trained(validation, *given)
+    pairs = list(zip(expected.pop("tensors"), actual.pop("tensors"), strict=True))
+    return {
+        "expected": expected,
+        "actual": actual,
+        "tensors": len(pairs),
+        "different": sum(not equal(left, right) for left, right in pairs),
+        "repeated": validation.repeated,
+        "finite": all(math.isfinite(loss) for step in actual["losses"] for loss in step),
+        "rank": dist.get_rank(),
+    }
+
+
+def equal(left: Any, right: Any) -> bool:
+    return torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
