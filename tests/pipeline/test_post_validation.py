@@ -59,3 +59,47 @@ def test_clipped_steps_are_repeated_with_the_bits_of_synchronized_ones(
     pool: WorkerPool, ranks: int, dtype: str, sharded: bool, world: dict[str, Any]
 ) -> None:
     assert_equal(compared(pool, ranks, STEPS, dtype, sharded, **world), repeated=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "sharded", "world"),
+    [(2, False, {"pp": 2}), (4, True, {"pp": 2}), (4, False, {"pp": 4})],
+)
+def test_skipped_steps_of_fp16_leave_the_bits_of_synchronized_ones(
+    pool: WorkerPool, ranks: int, sharded: bool, world: dict[str, Any]
+) -> None:
+    """Loss scale, learning rate and weight decay are those of a skipped step too."""
+    results = compared(pool, ranks, INFINITE, "fp16", sharded, **world)
+    assert_equal(results, repeated=3)
+    assert [result["actual"]["scheduled"] for result in results] == [5] * ranks
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("settings", "optimizer", "arguments", "world"),
+    [
+        ({"placement": "v"}, "adam", {}, {"pp": 2, "vpp": 2}),
+        ({"costs": [10, 20, 7, 10], "hop": 1}, "sgd", {}, {"pp": 2, "vpp": 2}),
+        ({"recompute": "least", "limit": 3}, "adam", {}, {"pp": 2, "vpp": 2}),
+        ({"recompute": "all"}, "adam", {}, {"pp": 2, "variable": True}),
+        ({}, "adam", {"num_moe_experts": 4, "moe_router_enable_expert_bias": True}, {"pp": 2, "num_experts": 4}),
+    ],
+    ids=["v", "sgd", "recompute", "variable-lengths", "experts"],
+)
+def test_repeated_warm_ups_of_other_schedules_and_models(
+    pool: WorkerPool, settings: dict[str, Any], optimizer: str, arguments: dict[str, Any], world: dict[str, Any]
+) -> None:
+    if world.pop("variable", False):
+        arguments = {"variable_seq_lengths": True}
+    if "num_moe_experts" in arguments:
+        arguments = {
+            **arguments,
+            "moe_router_score_function": "sigmoid",
+            "moe_aux_loss_coeff": 1e-2,
+            "moe_router_load_balancing_type": "aux_loss",
+            "moe_token_dispatcher_type": "alltoall",
+            "add_bias_linear": False,
+        }
+    given = (STEPS, "fp32", False, optimizer, arguments)
+    assert_equal(compared(pool, 2, *given, settings=settings, **world), repeated=2)
