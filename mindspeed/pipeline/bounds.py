@@ -118,6 +118,14 @@ def lower_bound(shape: PipelineShape, costs: Costs, limit: int | None = None, re
     return bound
 
 
+def longest_work(shape: PipelineShape, costs: Costs, recomputed: tuple[int, ...] = ()) -> float:
+    """Return the work of the rank that has most, which no period of repeated steps is shorter than."""
+    kinds = [sum(costs.of(kind, stage) for kind in PASSES) * shape.micro_batches for stage in range(shape.stages)]
+    again = [count * costs.of("R", stage) for stage, count in enumerate(recomputed)] or [0.0] * shape.stages
+    ranks = [[shape.stage_of(rank, chunk) for chunk in range(shape.vpp)] for rank in range(shape.pp)]
+    return max(sum(kinds[stage] + again[stage] for stage in stages) for stages in ranks)
+
+
 def _one_machine(jobs: Iterable[tuple[float, float, float]]) -> float:
     """Return the length of the preemptive schedule of jobs (earliest begin, duration, tail): the longest tail first."""
     waiting: list[tuple[float, float]] = []

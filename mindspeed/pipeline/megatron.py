@@ -20,8 +20,8 @@ from mindspeed.pipeline.megatron_stages import MegatronStages, refuse
 from mindspeed.pipeline.messages import Routes, routes, warm_up
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.paired_transfers import LAYER_STATES, TRACKER_NAME
-from mindspeed.pipeline.recompute_feature import RecomputeFeature
 from mindspeed.pipeline.post_validation import PostValidation
+from mindspeed.pipeline.recompute_feature import RecomputeFeature
 from mindspeed.pipeline.recording import Timed, agreed_costs, collect, device_time, is_collecting, write_trace
 from mindspeed.pipeline.repeated_forwards import RepeatedForwards
 from mindspeed.pipeline.running_step import running

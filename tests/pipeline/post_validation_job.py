@@ -12,6 +12,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from mindspeed.engine.runtime import session
@@ -117,7 +118,10 @@ def trained(
             norms.append(norm)
             if updated:
                 scheduler.step(increment=1)
-    optimizer.state_dict()
+    optimizer.state_dict()  # validates the last step
+    logged = get_moe_layer_wise_logging_tracker()
+    sums = {name: entry["values"].tolist() for name, entry in logged.items()}
+    logged.clear()
     main = [weight.detach().clone() for inner in inner_optimizers(optimizer) for weight in weights_of(inner)]
     moments = [
         value.clone() if isinstance(value, torch.Tensor) else value
@@ -133,6 +137,7 @@ def trained(
         "scale": optimizer.get_loss_scale().item(),
         "scheduled": scheduler.num_steps,
         "rates": [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups],
+        "logged": sums,
         "norms": norms,
     }
 

@@ -38,10 +38,14 @@ def compared(pool: WorkerPool, ranks: int, steps: Any, *given: Any, settings: An
 def assert_equal(results: list[dict[str, Any]], repeated: int) -> None:
     for result in results:
         assert result["different"] == 0 < result["tensors"]
-        for name in ("losses", "scale", "scheduled", "rates"):
+        for name in ("losses", "logged", "scale", "scheduled", "rates"):
             assert result["actual"][name] == result["expected"][name], name
         assert result["finite"]
         assert result["repeated"] == repeated
+
+
+def test_a_clipped_step_is_repeated_with_the_bits_of_a_synchronized_one(pool: WorkerPool) -> None:
+    assert_equal(compared(pool, 2, STEPS[:3], "fp32", False, pp=2), repeated=1)
 
 
 @pytest.mark.long
@@ -75,6 +79,20 @@ def test_skipped_steps_of_fp16_leave_the_bits_of_synchronized_ones(
     assert [result["actual"]["scheduled"] for result in results] == [5] * ranks
 
 
+EXPERTS = {
+    "num_moe_experts": 4,
+    "moe_router_enable_expert_bias": True,
+    "moe_router_score_function": "sigmoid",
+    "moe_aux_loss_coeff": 1e-2,
+    "moe_router_load_balancing_type": "aux_loss",
+    "moe_token_dispatcher_type": "alltoall",
+    "add_bias_linear": False,
+}
+"""A model whose forward passes count tokens and sum losses for the log."""
+LENGTHS = {"variable_seq_lengths": True, "moe_token_dispatcher_type": "alltoall"}
+"""Messages with headers."""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "optimizer", "arguments", "world"),
@@ -82,24 +100,14 @@ def test_skipped_steps_of_fp16_leave_the_bits_of_synchronized_ones(
         ({"placement": "v"}, "adam", {}, {"pp": 2, "vpp": 2}),
         ({"costs": [10, 20, 7, 10], "hop": 1}, "sgd", {}, {"pp": 2, "vpp": 2}),
         ({"recompute": "least", "limit": 3}, "adam", {}, {"pp": 2, "vpp": 2}),
-        ({"recompute": "all"}, "adam", {}, {"pp": 2, "variable": True}),
-        ({}, "adam", {"num_moe_experts": 4, "moe_router_enable_expert_bias": True}, {"pp": 2, "num_experts": 4}),
+        ({"recompute": "all"}, "adam", LENGTHS, {"pp": 2}),
+        ({"placement": "v"}, "adam", LENGTHS, {"pp": 4, "vpp": 2}),
+        ({}, "adam", EXPERTS, {"pp": 2, "num_experts": 4}),
     ],
-    ids=["v", "sgd", "recompute", "variable-lengths", "experts"],
+    ids=["v", "sgd", "recompute", "lengths", "v-lengths", "experts"],
 )
 def test_repeated_warm_ups_of_other_schedules_and_models(
     pool: WorkerPool, settings: dict[str, Any], optimizer: str, arguments: dict[str, Any], world: dict[str, Any]
 ) -> None:
-    if world.pop("variable", False):
-        arguments = {"variable_seq_lengths": True}
-    if "num_moe_experts" in arguments:
-        arguments = {
-            **arguments,
-            "moe_router_score_function": "sigmoid",
-            "moe_aux_loss_coeff": 1e-2,
-            "moe_router_load_balancing_type": "aux_loss",
-            "moe_token_dispatcher_type": "alltoall",
-            "add_bias_linear": False,
-        }
     given = (STEPS, "fp32", False, optimizer, arguments)
-    assert_equal(compared(pool, 2, *given, settings=settings, **world), repeated=2)
+    assert_equal(compared(pool, world["pp"], *given, settings=settings, **world), repeated=2)

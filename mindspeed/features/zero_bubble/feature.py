@@ -59,8 +59,8 @@ class ZeroBubbleArgs(ScheduleArgs):
     output_layer: bool = ms.Field(False, description="Also defer the weight gradient of the output layer")
     post_validation: bool = ms.Field(
         False,
-        description="The optimizer step does not wait for the gradient norm of other stages. The norm is checked after the first "
-        "forward passes of the next step; a step that clips gradients or is skipped is repeated with these passes",
+        description="The optimizer step does not wait for the gradient norm of other stages. The norm is checked after the "
+        "first forward passes of the next step; a step that clips gradients or is skipped is repeated with these passes",
     )
 
     @field_validator("costs")
@@ -80,7 +80,7 @@ def planned(args: ZeroBubbleArgs, shape: PipelineShape, costs: Costs) -> Schedul
     """Return the fastest list for the costs. Raises ValueError where none keeps the limit."""
     from mindspeed.pipeline.search import fastest
 
-    return fastest(shape, costs, args.recompute, args.limit)[0]
+    return fastest(shape, costs, args.recompute, args.limit, args.post_validation)[0]
 
 
 def _shape(args: ZeroBubbleArgs, world: ms.World) -> PipelineShape:
