@@ -59,17 +59,16 @@ class PostValidation:
     def attach(self, optimizer: Any) -> None:
         """Let an optimizer of Megatron step without synchronization over pipeline stages."""
         optimizer.step = partial(self._step, optimizer, optimizer.step)
-        optimizer.zero_grad = partial(self._clear_later, optimizer.zero_grad)
+        optimizer.zero_grad = partial(self._zero_grad, optimizer.zero_grad)
         for name in _READERS:
             if (reader := getattr(optimizer, name, None)) is not None:
                 setattr(optimizer, name, partial(self._after_validation, reader))
 
-    def clear(self, clearing: Callable[[], None]) -> None:
-        """Clear gradients: now, or after the validation that may need them."""
+    def keeps_gradients(self, clearing: Callable[[], None]) -> bool:
+        """Return whether a step needs the gradients that are to be cleared; its validation calls ``clearing`` then."""
         if self._steps:
             self._clearings.append(clearing)
-        else:
-            clearing()
+        return bool(self._steps)
 
     def close(self) -> None:
         """Destroy the process group."""
@@ -94,8 +93,10 @@ class PostValidation:
         self._steps.append(_OptimisticStep(optimizer, step, self._group, self.scheduler))
         return True, self.norm, None
 
-    def _clear_later(self, zero_grad: Callable[..., None], set_to_none: bool = True) -> None:
-        self.clear(partial(zero_grad, set_to_none))
+    def _zero_grad(self, zero_grad: Callable[..., None], set_to_none: bool = True) -> None:
+        clearing = partial(zero_grad, set_to_none)
+        if not self.keeps_gradients(clearing):
+            clearing()
 
     def _after_validation(self, reader: Callable[..., Any], *args: Any, **more: Any) -> Any:
         self.validate()
@@ -303,10 +304,8 @@ def _active() -> PostValidation | None:
 def clear_after_validation(original: Function, chunk: Any) -> None:
     """Wrap ``DistributedDataParallel.zero_grad_buffer()``: a step that may be repeated needs the gradients."""
     validation = _active()
-    if validation is None:
+    if validation is None or not validation.keeps_gradients(chunk.zero_grad_buffer):
         original(chunk)
-    else:
-        validation.clear(partial(original, chunk))
 
 
 @wrapper

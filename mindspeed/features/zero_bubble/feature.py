@@ -24,6 +24,7 @@ from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Sched
 from mindspeed.pipeline.recomputation import least_limit
 from mindspeed.pipeline.v_conditions import V_PLACEMENT, v_conditions
 from mindspeed.plugins.constraints import Constraint
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
 from mindspeed.plugins.shared_conditions import NO_FSDP
 
 
@@ -236,6 +237,13 @@ class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
 
     def costs(self) -> Costs:
         return given_costs(self.args)
+
+    def with_copies(self, tensors: SavedTensors) -> SavedTensors:
+        """Add a copy of each weight in fp32 and of its states, which are twice as large."""
+        if not self.args.post_validation:
+            return tensors
+        states = sum(tensor.bytes for tensor in tensors if tensor.name == "states")
+        return (*tensors, SavedTensor("copies", states * 3 // 2, 1, by=self.spec.name))
 
     def engine_options(self) -> dict[str, Any]:
         options = {"output_layer": self.args.output_layer, "measured": self.args.costs == "measured"}
