@@ -96,9 +96,9 @@ def sleeping_rows(pool: WorkerPool, trace: str) -> list[Row]:
 def overlapping_rows(pool: WorkerPool) -> list[Row]:
     """Four ranks of stages that sleep, with an optimizer that waits for the others or is validated later."""
     settings = {"placement": "loop", "post_validation": True}
-    result = pool.call(overlap_on_rank, 4, 8, 6, 3, plan=plan(4, 1, 8, "zero-bubble", **settings))[0]
+    result = pool.call(overlap_on_rank, 4, 8, 6, 3, 0.06, plan=plan(4, 1, 8, "zero-bubble", **settings))[0]
     synchronized, later, again = map(statistics.median, result["times"].values())
-    base = "stages that sleep 20 ms, 4 ranks, 8 micro-batches, 6 steps with an optimizer"
+    base = "stages that sleep 60 ms, 4 ranks, 8 micro-batches, 6 steps with an optimizer"
     note = f"{result['expected']:.3f} by the simulator; {load()}"
     target = 1 - (1 - result["expected"]) / 2
     return [

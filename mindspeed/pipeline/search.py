@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, NamedTuple
 
-from mindspeed.pipeline.bounds import PASSES, Times, longest_work, lower_bound, tails
+from mindspeed.pipeline.bounds import PASSES, Times, lower_bound, shortest_period, tails
 from mindspeed.pipeline.list_scheduling import NEVER, ListScheduler, RankLimits, begins, scheduled
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import LimitTooSmallError
@@ -114,7 +114,7 @@ class _Search:
         again = (shape.micro_batches * (recompute == "all"),) * shape.stages
         self.bound = lower_bound(shape, costs, limit if recompute == "none" else None, again)
         if repeated:
-            self.bound = longest_work(shape, costs, again)
+            self.bound = shortest_period(shape, costs, again)
         self.best = _Found(math.inf, 0, [], lambda: self.closed[0])
 
     def run(self) -> Schedule:

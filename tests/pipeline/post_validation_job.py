@@ -1,10 +1,10 @@
 """Optimizer steps that are validated later against synchronized ones, on one rank of the pool."""
 
+import copy
 import math
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -67,12 +67,8 @@ def build(dtype: str, sharded: bool, **arguments: Any) -> list[Any]:
     return chunks
 
 
-def trained(
-    validation: Any, steps: list[Step], dtype: str, sharded: bool, optimizer_name: str, arguments: dict[str, Any]
-) -> dict[str, Any]:
-    """Train; return the losses of each step, weights, optimizer states, loss scale and position of the learning rate."""
-    engine = active_feature("zero-bubble").engine
-    engine.validation = validation
+def assembled(dtype: str, sharded: bool, optimizer_name: str, arguments: dict[str, Any]) -> LoopState:
+    """A model with its optimizer and learning rate."""
     chunks = build(dtype, sharded, **arguments)
     scaled = {"initial_loss_scale": 4096.0, "loss_scale_window": 3, "hysteresis": 1} if dtype == "fp16" else {}
     config = OptimizerConfig(
@@ -102,41 +98,71 @@ def trained(
         wd_incr_steps=20,
         wd_incr_style="linear",
     )
+    return LoopState(chunks, optimizer, scheduler)
+
+
+def resumed(state: LoopState, *given: Any) -> LoopState:
+    """The state of another process that loads what this one saves: weights first, as Megatron does."""
+    with session.around("around_save", step=state.step):
+        weights = [copy.deepcopy(chunk.module.state_dict()) for chunk in state.chunks]
+        saved = copy.deepcopy((state.optimizer.state_dict(), state.scheduler.state_dict()))
+    again = assembled(*given)
+    for chunk, values in zip(again.chunks, weights, strict=True):
+        chunk.module.load_state_dict(values)
+    optimizer, scheduler = saved
+    again.optimizer.load_state_dict(optimizer)
+    again.scheduler.load_state_dict(scheduler)
+    again.step = state.step
+    return again
+
+
+def trained(validation: Any, steps: list[Step], resume: int | None, *given: Any) -> dict[str, Any]:
+    """Train; return the losses of each step, weights, optimizer states, loss scale and position of the learning rate.
+
+    Behind step ``resume`` another process goes on.
+    """
+    engine = active_feature("zero-bubble").engine
+    engine.validation = validation
+    state = assembled(*given)
     stage = parallel_state.get_pipeline_model_parallel_rank()
     losses, norms = [], []
-    for number, (changed, factor) in enumerate(steps):
-        with session.around("around_train_step", state=LoopState(chunks, optimizer, scheduler)):
-            for chunk in chunks:
+    for changed, factor in steps:
+        with session.around("around_train_step", state=state):
+            for chunk in state.chunks:
                 chunk.train()
                 chunk.zero_grad_buffer()
-            optimizer.zero_grad()
-            losses.append(run(engine, chunks, 10 * number))
+            state.optimizer.zero_grad()
+            losses.append(run(engine, state.chunks, 10 * state.step))
             if changed == stage and factor != 1:
-                for parameter in chunks[0].parameters():
+                for parameter in state.chunks[0].parameters():
                     parameter.main_grad.mul_(factor)
-            updated, norm, _ = optimizer.step()
+            updated, norm, _ = state.optimizer.step()
             norms.append(norm)
             if updated:
-                scheduler.step(increment=1)
-    optimizer.state_dict()  # validates the last step
+                state.scheduler.step(increment=1)
+        state.step += 1
+        if state.step == resume:
+            state = resumed(state, *given)
+    state.optimizer.state_dict()  # validates the last step
     logged = get_moe_layer_wise_logging_tracker()
     sums = {name: entry["values"].tolist() for name, entry in logged.items()}
     logged.clear()
-    main = [weight.detach().clone() for inner in inner_optimizers(optimizer) for weight in weights_of(inner)]
+    inner = inner_optimizers(state.optimizer)
+    main = [weight.detach().clone() for one in inner for weight in weights_of(one)]
     moments = [
         value.clone() if isinstance(value, torch.Tensor) else value
-        for inner in inner_optimizers(optimizer)
-        for weight in weights_of(inner)
-        for _, value in sorted(inner.state[weight].items())
+        for one in inner
+        for weight in weights_of(one)
+        for _, value in sorted(one.state[weight].items())
     ]
-    weights = [parameter.detach().clone() for chunk in chunks for parameter in chunk.parameters()]
-    buffers = [buffer.clone() for chunk in chunks for buffer in torch.nn.Module.buffers(chunk)]
+    weights = [parameter.detach().clone() for chunk in state.chunks for parameter in chunk.parameters()]
+    buffers = [buffer.clone() for chunk in state.chunks for buffer in torch.nn.Module.buffers(chunk)]
     return {
         "losses": losses,
         "tensors": [*main, *moments, *weights, *buffers],
-        "scale": optimizer.get_loss_scale().item(),
-        "scheduled": scheduler.num_steps,
-        "rates": [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups],
+        "scale": state.optimizer.get_loss_scale().item(),
+        "scheduled": state.scheduler.num_steps,
+        "rates": [(group["lr"], group["weight_decay"]) for group in state.optimizer.param_groups],
         "logged": sums,
         "norms": norms,
     }
@@ -151,12 +177,21 @@ def weights_of(inner: Any) -> list[Any]:
 
 
 def compared(
-    steps: list[Step], dtype: str, sharded: bool, optimizer: str = "adam", arguments: dict[str, Any] | None = None
+    steps: list[Step],
+    dtype: str,
+    sharded: bool,
+    optimizer: str = "adam",
+    arguments: dict[str, Any] | None = None,
+    resume: int | None = None,
 ) -> dict[str, Any]:
-    """What differs between steps that are synchronized and those that are validated later, and how many were repeated."""
+    """What differs between steps that are synchronized and those that are validated later, and how many were repeated.
+
+    Only the latter are saved and resumed.
+    """
     validation = active_feature("zero-bubble").engine.validation
-    given = (steps, dtype, sharded, optimizer, arguments or {})
-    expected, actual = trained(None, *given), trained(validation, *given)
+    given = (dtype, sharded, optimizer, arguments or {})
+    expected = trained(None, steps, None, *given)
+    actual = trained(validation, steps, resume, *given)
     pairs = list(zip(expected.pop("tensors"), actual.pop("tensors"), strict=True))
     return {
         "expected": expected,
@@ -165,7 +200,6 @@ def compared(
         "different": sum(not equal(left, right) for left, right in pairs),
         "repeated": validation.repeated,
         "finite": all(math.isfinite(loss) for step in actual["losses"] for loss in step),
-        "rank": dist.get_rank(),
     }
 
 

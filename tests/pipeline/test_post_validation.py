@@ -6,7 +6,81 @@ import pytest
 
 from mindspeed import registry
 from mindspeed.engine.resolution.request import Layer
+from mindspeed.pipeline.bounds import shortest_period
+from mindspeed.pipeline.messages import warm_up
+from mindspeed.pipeline.operations import Costs, Op, PipelineShape, Schedule
+from mindspeed.pipeline.search import fastest
+from mindspeed.pipeline.simulator import period
 from mindspeed.workbench.verification.pool import WorkerPool
+
+
+class Numbers:
+    """A data iterator."""
+
+    name = "numbers"
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __next__(self) -> int:
+        self.count += 1
+        return self.count
+
+
+def test_data_is_repeated_until_it_is_released() -> None:
+    from mindspeed.pipeline.repeated_forwards import KeptIterator
+
+    numbers = Numbers()
+    kept = KeptIterator(numbers)
+    assert [next(kept), next(kept)] == [1, 2]
+    kept.rewind()
+    assert [next(kept)] == [1]
+    kept.rewind()
+    kept.release()
+    assert [next(kept) for _ in range(4)] == [1, 2, 3, 4]
+    assert (numbers.count, kept.name) == (4, "numbers")
+
+
+@pytest.mark.parametrize(
+    "shape", [PipelineShape(4, 1, 8), PipelineShape(4, 2, 8), PipelineShape(3, 2, 6, "v"), PipelineShape(2, 1, 1)]
+)
+def test_the_warm_up_of_a_rank_needs_only_that_of_others_and_gaps_end_it(shape: PipelineShape) -> None:
+    schedule = fastest(shape, Costs(1, 1.3, 0.8), repeated=True)[0]
+    first = warm_up(schedule)
+    made = {(shape.stage_of(rank, op.chunk), op.micro_batch) for rank, ops in enumerate(first.ops) for op in ops}
+    assert all(ops for ops in first.ops)
+    for rank, (ops, whole) in enumerate(zip(first.ops, schedule.ops, strict=True)):
+        assert ops == whole[: len(ops)]
+        assert {op.kind for op in ops} == {"F"}
+        needed = {(shape.stage_of(rank, op.chunk) - 1, op.micro_batch) for op in ops}
+        assert {unit for unit in needed if unit[0] >= 0} <= made
+
+
+def test_a_forward_pass_that_waits_for_a_backward_pass_of_another_rank_is_not_repeated() -> None:
+    shape = PipelineShape(2, 1, 2)
+    ops = (("F0", "D0", "F1", "D1"), ("F0", "F1", "D0", "D1"))  # cannot run, as rank 0 needs D0 of rank 1 for its own
+    lists = tuple(tuple(Op(word[0], 0, int(word[1])) for word in rank) for rank in ops)  # type: ignore[arg-type]
+    assert [len(ops) for ops in warm_up(Schedule("gap", shape, lists)).ops] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "limit", "synchronized", "before", "later"),
+    [
+        (PipelineShape(4, 1, 8), None, 27.8, 27.8, 26.1),
+        (PipelineShape(8, 1, 16), 8, 60.1, 60.1, 60.1),
+        (PipelineShape(8, 2, 16, "v"), 16, 108.3, 107.4, 106.2),
+    ],
+)
+def test_steps_that_overlap_have_a_shorter_period(
+    shape: PipelineShape, limit: int | None, synchronized: float, before: float, later: float
+) -> None:
+    costs = Costs(1, 1.3, 0.8)
+    alone, overlapping = fastest(shape, costs, "none", limit), fastest(shape, costs, "none", limit, repeated=True)
+    periods = [period(schedule, costs) for schedule, _ in (alone, overlapping)]
+    assert [alone[1].makespan, *periods] == pytest.approx([synchronized, before, later])
+    assert shortest_period(shape, costs) <= later
+    assert limit is None or max(overlapping[1].peak) <= limit
+
 
 STEPS = [(0, 1.0), (0, 100.0), (0, 1.0), (1, 200.0), (1, 1.0), (0, 1.0)]
 """Stage and factor of its gradients: steps 2 and 4 are clipped for the gradients of one stage alone."""
@@ -45,7 +119,11 @@ def assert_equal(results: list[dict[str, Any]], repeated: int) -> None:
 
 
 def test_a_clipped_step_is_repeated_with_the_bits_of_a_synchronized_one(pool: WorkerPool) -> None:
-    assert_equal(compared(pool, 2, STEPS[:3], "fp32", False, pp=2), repeated=1)
+    """The norm of a step is returned one step later."""
+    results = compared(pool, 2, STEPS[:3], "fp32", False, pp=2)
+    assert_equal(results, repeated=1)
+    for result in results:
+        assert result["actual"]["norms"] == pytest.approx([0.0, *result["expected"]["norms"][:2]], rel=1e-5)
 
 
 @pytest.mark.long
@@ -77,6 +155,14 @@ def test_skipped_steps_of_fp16_leave_the_bits_of_synchronized_ones(
     results = compared(pool, ranks, INFINITE, "fp16", sharded, **world)
     assert_equal(results, repeated=3)
     assert [result["actual"]["scheduled"] for result in results] == [5] * ranks
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("dtype", "steps", "resume"), [("bf16", STEPS, 2), ("fp16", INFINITE, 4)])
+def test_a_checkpoint_has_the_validated_step(pool: WorkerPool, dtype: str, steps: Any, resume: int) -> None:
+    """It is saved behind a step that is to be repeated or skipped; the run that resumes it has the bits of one in one piece."""
+    results = compared(pool, 2, steps, dtype, False, "adam", None, resume, pp=2)
+    assert_equal(results, repeated=2 if dtype == "bf16" else 3)
 
 
 EXPERTS = {
