@@ -103,8 +103,8 @@ def show(
     F is forward, B input gradient, W weight gradient, D both gradients, R recompute. Upper-case letters are the model
     chunks 0, 2 and so on of a rank, lower-case letters are the chunks 1, 3 and so on. The makespan is the time of a step.
     The floor is a lower bound: no order of these operations on this placement of stages is shorter. With --limit, it is the
-    lower bound of schedules that keep the limit. The period is the time of a step if each rank begins the next step as soon as
-    its own operations end. An activation set is the activations of one micro-batch in one model chunk.
+    lower bound of schedules that keep the limit. The period is the time of a step if no rank waits for others between two
+    steps. An activation set is the activations of one micro-batch in one model chunk.
 
     mindspeed schedule show --schedule interleaved --pp 4 --vpp 2 --micro-batches 16
     """

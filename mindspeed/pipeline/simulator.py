@@ -134,7 +134,7 @@ STEPS: Final = 4
 
 
 def period(schedule: Schedule, costs: Costs) -> float:
-    """Return the time of a step where each rank begins the next one as soon as its own operations of the last one end.
+    """Return the time of a step where no rank waits for others between two steps.
 
     No rank waits for the validation of a step: the first backward pass of a step follows the first forward pass on every stage,
     and so the end of the step before on every rank.

@@ -143,7 +143,7 @@ class Channels:
             self._release(target, self._count[target])
 
     def restart(self, sent: Mapping[Channel, int]) -> None:
-        """Receive what other ranks have ``sent`` of the first messages of their lists, and begin all lists anew.
+        """Receive what other ranks have ``sent`` of the first messages of their lists, and begin all lists again.
 
         The receive that was posted for the message behind those takes the first one.
         """

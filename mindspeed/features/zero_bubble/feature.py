@@ -61,7 +61,7 @@ class ZeroBubbleArgs(ScheduleArgs):
     post_validation: bool = ms.Field(
         False,
         description="The optimizer step does not wait for the gradient norm of other stages. The norm is checked after the "
-        "first forward passes of the next step; a step that clips gradients or is skipped is repeated with these passes",
+        "first forward passes of the next step. If the step clips gradients or is skipped, it is repeated with these passes",
     )
 
     @field_validator("costs")
