@@ -15,7 +15,6 @@ FEATURES = {
     "zero-bubble": (2, VPP, "zero-bubble.costs=measured"),
     "zero-bubble-v": (2, VPP, "zero-bubble.placement=v"),
     "zero-bubble-later": (2, PP, "zero-bubble.post_validation=true"),
-    "zero-bubble-later-sharded": (4, [*PP, "--use-distributed-optimizer"], "zero-bubble.post_validation=true"),
     "zero-bubble-v-tp": (4, [*VPP, *TP], "zero-bubble.placement=v"),
     "recompute-in-advance": (2, PP, "recompute-in-advance.granularity=selective"),
     "recompute-in-bubble": (2, VPP, "recompute-in-bubble.limit=2"),

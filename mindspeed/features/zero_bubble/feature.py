@@ -246,7 +246,7 @@ class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
         return (*tensors, SavedTensor("copies", states * 3 // 2, 1, by=self.spec.name))
 
     def engine_options(self) -> dict[str, Any]:
-        options = {"output_layer": self.args.output_layer, "measured": self.args.costs == "measured"}
+        options: dict[str, Any] = {"output_layer": self.args.output_layer, "measured": self.args.costs == "measured"}
         if self.args.post_validation:
             from mindspeed.pipeline.post_validation import open_validation
 
