@@ -62,8 +62,11 @@ def build(dtype: str, sharded: bool, **arguments: Any) -> list[Any]:
         ).cuda()
         wrapped = Float16Module(config, chunk) if half else chunk
         wrapped.vp_stage = place["vp_stage"]
-        options = DistributedDataParallelConfig(use_distributed_optimizer=sharded, grad_reduce_in_fp32=True)
+        options = DistributedDataParallelConfig(
+            use_distributed_optimizer=sharded, overlap_grad_reduce=sharded, bucket_size=2000, grad_reduce_in_fp32=True
+        )
         chunks.append(DistributedDataParallel(config, options, wrapped))
+    config.no_sync_func = [chunk.no_sync for chunk in chunks]
     return chunks
 
 
