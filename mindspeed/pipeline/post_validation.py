@@ -129,7 +129,7 @@ class _OptimisticStep:
         with _kept_local(self._members):
             found_inf = optimizer.prepare_grads()
         own, weighted = _squares(self._members)
-        takes = not found_inf and math.sqrt(own) <= self._limit
+        takes = not found_inf and self._is_small(math.sqrt(own))
         self._sum = torch.tensor([weighted if takes else math.inf], device=torch.cuda.current_device())
         self._work = dist.all_reduce(self._sum, group=group, async_op=True)
         self._before = [_settings(inner) for inner in self._inner]
@@ -148,7 +148,10 @@ class _OptimisticStep:
     @property
     def is_valid(self) -> bool:
         """Return whether a synchronized step would have been the same. A norm that is not a number is not valid."""
-        return math.isfinite(self.norm) and self.norm <= self._limit
+        return self._is_small(self.norm)
+
+    def _is_small(self, norm: float) -> bool:
+        return math.isfinite(norm) and norm <= self._limit
 
     @torch.no_grad()
     def repeat(self) -> float:
