@@ -297,10 +297,8 @@ def _squares(members: list[Any]) -> tuple[float, float]:
 
 def _active() -> PostValidation | None:
     """Return the steps of the active schedule, None where it has none that are validated later."""
-    from mindspeed.pipeline.feature import ScheduleFeature
-
-    engines = [feature.engine for feature in active_features(ScheduleFeature)]  # type: ignore[type-abstract]
-    return next((engine.validation for engine in engines if engine is not None), None)
+    engines = [getattr(feature, "engine", None) for feature in active_features(object)]
+    return next((engine.validation for engine in engines if getattr(engine, "validation", None) is not None), None)
 
 
 @wrapper
