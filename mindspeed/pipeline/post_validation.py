@@ -298,7 +298,8 @@ def _squares(members: list[Any]) -> tuple[float, float]:
 def _active() -> PostValidation | None:
     """Return the steps of the active schedule, None where it has none that are validated later."""
     engines = [getattr(feature, "engine", None) for feature in active_features(object)]
-    return next((engine.validation for engine in engines if getattr(engine, "validation", None) is not None), None)
+    found = [getattr(engine, "validation", None) for engine in engines]
+    return next((validation for validation in found if validation is not None), None)
 
 
 @wrapper
