@@ -10,19 +10,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, UntypedStorage
 
 from mindspeed.pipeline.megatron import Engine
-from mindspeed.pipeline.operations import Costs
+from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.recording import agreed_costs
 from mindspeed.pipeline.running_step import running_step
-from mindspeed.pipeline.simulator import judge
+from mindspeed.pipeline.search import fastest
+from mindspeed.pipeline.simulator import judge, period
 from mindspeed.pipeline.synthesis import megatron
 from mindspeed.plugins import active_feature
 
@@ -146,6 +149,71 @@ def _seconds(schedule: Callable[..., Any], chunks: list[Any], micro_batches: int
 def sleeping_step(micro_batches: int) -> None:
     """Run a step of the active plan's schedule, Megatron's own or a list, on two stages that sleep."""
     _seconds(schedules.get_forward_backward_func(), sleeping_chunks(2), micro_batches, 4)
+
+
+class _SleepingStage(SleepingChunk):
+    """A model chunk that sleeps and has a weight."""
+
+    def __init__(self, config: TransformerConfig, stage: int) -> None:
+        super().__init__(config, stage)
+        self.weight = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, *inputs: Any, **more: Any) -> Tensor:
+        return super().forward() * self.weight
+
+
+def overlapped(micro_batches: int, steps: int, rounds: int, nap: float) -> dict[str, Any]:
+    """Seconds per step of stages that sleep and an optimizer, by turns synchronized and validated later.
+
+    A synchronized step runs the list with the least makespan, the others that with the least period.
+    """
+    global NAP
+    NAP = nap
+    engine: Engine = active_feature("zero-bubble").engine
+    validation, overlapping = engine.validation, engine.plan
+    config = TransformerConfig(num_layers=8, hidden_size=8, num_attention_heads=1, pipeline_dtype=torch.float32)
+
+    def alone(shape: PipelineShape, costs: Costs) -> Schedule:
+        return fastest(shape, costs)[0]
+
+    candidates = {
+        "synchronized": (None, alone),
+        "validated later": (validation, overlapping),
+        "synchronized again": (None, alone),
+    }
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    lists = {}
+    for _ in range(rounds):
+        for name, (chosen, plan) in candidates.items():
+            engine.validation, engine.plan = chosen, plan
+            engine._lists.clear()
+            chunk = DistributedDataParallel(config, DistributedDataParallelConfig(), _SleepingStage(config, 0))
+            optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-6, clip_grad=1e6), [chunk])
+            for step in range(1 + steps):
+                if step == 1:
+                    optimizer.state_dict()  # validates the step that warms up
+                    dist.barrier()
+                    start = time.perf_counter()
+                chunk.zero_grad_buffer()
+                optimizer.zero_grad()
+                engine(
+                    forward_step_func=partial(_forward, 4),
+                    data_iterator=[None],
+                    model=[chunk],
+                    num_microbatches=micro_batches,
+                    seq_length=4,
+                    micro_batch_size=1,
+                )
+                optimizer.step()
+            optimizer.state_dict()
+            spent = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+            dist.all_reduce(spent, dist.ReduceOp.MAX)
+            times[name].append(spent.item() / steps)
+            lists[name] = engine.lists(PipelineShape(dist.get_world_size(), 1, micro_batches), forward_only=False)[0]
+    synchronized = judge(lists["synchronized"]).makespan
+    makespan = judge(lists["validated later"]).makespan
+    expected = ((steps - 1) * period(lists["validated later"], Costs()) + makespan) / steps
+    return {"times": times, "expected": expected / synchronized}
 
 
 def measured(feature: str, vpp: int, micro_batches: int, rounds: int, hidden: int, trace: str) -> dict[str, Any]:

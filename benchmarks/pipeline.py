@@ -37,6 +37,13 @@ def on_rank(*arguments: Any) -> Any:
     return measured(*arguments)
 
 
+def overlap_on_rank(*arguments: Any) -> Any:
+    """Measure steps that overlap on this rank."""
+    from benchmarks._pipeline_steps import overlapped
+
+    return overlapped(*arguments)
+
+
 def record_on_rank(micro_batches: int) -> None:
     """Run a step of stages that sleep on this rank."""
     from benchmarks._pipeline_steps import sleeping_step
@@ -86,6 +93,20 @@ def sleeping_rows(pool: WorkerPool, trace: str) -> list[Row]:
     ]
 
 
+def overlapping_rows(pool: WorkerPool) -> list[Row]:
+    """Four ranks of stages that sleep, with an optimizer that waits for the others or is validated later."""
+    settings = {"placement": "loop", "post_validation": True}
+    result = pool.call(overlap_on_rank, 4, 8, 6, 3, 0.06, plan=plan(4, 1, 8, "zero-bubble", **settings))[0]
+    synchronized, later, again = map(statistics.median, result["times"].values())
+    base = "stages that sleep 60 ms, 4 ranks, 8 micro-batches, 6 steps with an optimizer"
+    note = f"{result['expected']:.3f} by the simulator; {load()}"
+    target = 1 - (1 - result["expected"]) / 2
+    return [
+        Row(f"{base}: zero-bubble.post_validation / synchronized steps", target, later / synchronized, "x", COMMAND, note),
+        Row(f"{base}: control, synchronized / synchronized, off by", 0.05, abs(again / synchronized - 1), "", COMMAND),
+    ]
+
+
 def computing_rows(pool: WorkerPool, vpp: int, target: float, trace: str) -> list[Row]:
     """Two ranks of a GPT."""
     result = pool.call(on_rank, 2, "nano-pipe", vpp, 4, ROUNDS, HIDDEN, trace, plan=plan(2, vpp, 4))[0]
@@ -110,6 +131,7 @@ def rows() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder, WorkerPool(search_path=SEARCH_PATH) as pool:
         return [
             *sleeping_rows(pool, folder),
+            *overlapping_rows(pool),
             *computing_rows(pool, 1, 0.87, folder),
             *computing_rows(pool, 2, 0.95, folder),
         ]

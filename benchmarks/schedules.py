@@ -1,6 +1,6 @@
-"""How close is the fastest schedule to the optimum? Searches compared in the simulator, on twenty shapes.
+"""How close is the fastest schedule to the optimum, and how much do steps that overlap save? Compared in the simulator.
 
-``python -m benchmarks.schedules`` prints a table; ``--write`` puts it into docs/pipelines.md.
+``python -m benchmarks.schedules`` prints two tables; ``--write`` puts them into docs/pipelines.md.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mindspeed.pipeline.bounds import lower_bound
+from mindspeed.pipeline.bounds import lower_bound, shortest_period
 from mindspeed.pipeline.operations import Costs, PipelineShape
 from mindspeed.pipeline.search import fastest
-from mindspeed.pipeline.simulator import judge
+from mindspeed.pipeline.simulator import judge, period
 from mindspeed.pipeline.synthesis import delayed, lag_by_rank, megatron, zero_bubble_v
 from mindspeed.workbench.pages.markdown import table
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "pipelines.md"
-BEGIN, END = "<!-- fastest schedules -->\n", "<!-- end -->"
+FASTEST, OVERLAPPING, END = "<!-- fastest schedules -->\n", "<!-- overlapping steps -->\n", "<!-- end -->"
 HEADERS: Final = (
     "pp x vpp, micro-batches",
     "F:B:W, hop",
@@ -107,10 +107,51 @@ def rows() -> Iterator[tuple[str, ...]]:
         )
 
 
+OVERLAPPING_HEADERS: Final = (
+    "pp x vpp, micro-batches",
+    "limit",
+    "synchronized (sets kept)",
+    "overlapping, same schedule",
+    "overlapping (sets kept)",
+    "lower bound",
+    "gain",
+)
+OVERLAPPING_CASES: Final = [
+    (PipelineShape(4, 1, 8), None),
+    (PipelineShape(8, 1, 16), None),
+    (PipelineShape(8, 1, 16), 8),
+    (PipelineShape(8, 1, 64), None),
+    (PipelineShape(8, 1, 64), 24),
+    (PipelineShape(16, 1, 64), None),
+    (PipelineShape(16, 1, 64), 32),
+    (PipelineShape(4, 2, 8), None),
+    (PipelineShape(8, 2, 16, "v"), 16),
+]
+
+
+def overlapping_rows() -> Iterator[tuple[str, ...]]:
+    costs, _ = UNEQUAL
+    for shape, limit in OVERLAPPING_CASES:
+        alone, overlapping = (fastest(shape, costs, "none", limit, repeated) for repeated in (False, True))
+        step, own, least = alone[1].makespan, period(alone[0], costs), period(overlapping[0], costs)
+        yield (
+            f"{shape.pp} x {shape.vpp}{', placement v' if shape.placement == 'v' else ''}, {shape.micro_batches}",
+            "" if limit is None else str(limit),
+            f"{step:.5g} ({max(alone[1].peak)})",
+            f"{own:.5g}",
+            f"{least:.5g} ({max(overlapping[1].peak)})",
+            f"{shortest_period(shape, costs):.5g}",
+            f"{max(0.0, 1 - least / step):.1%}",
+        )
+
+
 if __name__ == "__main__":
-    made = table(HEADERS, rows())
-    print("\n".join(made))
-    if "--write" in sys.argv:
-        before, rest = PAGE.read_text("utf-8").split(BEGIN)
-        after = rest[rest.index(END) :]
-        PAGE.write_text(before + BEGIN + "\n".join(made) + "\n" + after, "utf-8")
+    for begin, made in (
+        (FASTEST, table(HEADERS, rows())),
+        (OVERLAPPING, table(OVERLAPPING_HEADERS, overlapping_rows())),
+    ):
+        print("\n".join(made))
+        if "--write" in sys.argv:
+            before, rest = PAGE.read_text("utf-8").split(begin)
+            after = rest[rest.index(END) :]
+            PAGE.write_text(before + begin + "\n".join(made) + "\n" + after, "utf-8")

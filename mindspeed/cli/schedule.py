@@ -103,12 +103,13 @@ def show(
     F is forward, B input gradient, W weight gradient, D both gradients, R recompute. Upper-case letters are the model
     chunks 0, 2 and so on of a rank, lower-case letters are the chunks 1, 3 and so on. The makespan is the time of a step.
     The floor is a lower bound: no order of these operations on this placement of stages is shorter. With --limit, it is the
-    lower bound of schedules that keep the limit. An activation set is the activations of one micro-batch in one model chunk.
+    lower bound of schedules that keep the limit. The period is the time of a step if no rank waits for others between two
+    steps. An activation set is the activations of one micro-batch in one model chunk.
 
     mindspeed schedule show --schedule interleaved --pp 4 --vpp 2 --micro-batches 16
     """
     from mindspeed.pipeline.drawing import as_svg, as_text, read_traces
-    from mindspeed.pipeline.simulator import judge
+    from mindspeed.pipeline.simulator import judge, period
 
     costs = _costs(cost, hop, weights)
     if recompute == "backward":
@@ -118,6 +119,7 @@ def show(
     if verdict.problems:
         fix = Fix.advise("change the order of operations, or use another --schedule")
         raise MindSpeedError([Problem("MS650", f"{planned.name}: {text}", where=name, fix=fix) for text in verdict.problems])
+    repeated = period(planned, costs)
     timelines: list[tuple[str, Timeline]] = [(f"{planned.name}: planned", verdict.spans)]
     if traces:
         timelines.append(("recorded", read_traces([trace.read_text("utf-8") for trace in traces])))
@@ -131,6 +133,7 @@ def show(
     bounded = "" if limit is None else f" with at most {limit} activation sets"
     costs_of_ranks = [
         f"makespan {verdict.makespan:g}, floor {verdict.floor:g}{bounded}, bubble {verdict.bubble:.2%}",
+        f"period of steps that overlap {repeated:g}",
         f"idle within each rank's span: {', '.join(f'{share:.2%}' for share in verdict.span_bubble)}",
         f"activation sets kept at most: {', '.join(map(str, verdict.peak))}",
     ]
@@ -140,7 +143,7 @@ def show(
         timeline_section = section("Timeline", as_svg(timelines, width=None))
         write_page(html, page(lines[0], *map(paragraph, costs_of_ranks), timeline_section))
     lines += ["", *costs_of_ranks]
-    print_result(planned.to_json() | {"cost": costs.to_json()} | verdict.to_json(), lines)
+    print_result(planned.to_json() | {"cost": costs.to_json(), "period": round(repeated, 9)} | verdict.to_json(), lines)
 
 
 def _costs(cost: str, hop: float, weights: str | None) -> Costs:

@@ -23,6 +23,7 @@ from mindspeed.memory_planner.stages import (
     resting_rows,
 )
 from mindspeed.memory_planner.tensors import JobOptions, chunk_tensors
+from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import PipelineShape
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.discovery import Catalog
@@ -219,7 +220,7 @@ def _changes_passes(feature: type[Feature[Any]]) -> bool:
 
 
 def _changes_resting(feature: type[Feature[Any]]) -> bool:
-    return implements(feature, "resting") or _switches(feature, _OPTIMIZER)
+    return implements(feature, "resting") or issubclass(feature, ScheduleFeature) or _switches(feature, _OPTIMIZER)
 
 
 def _switches(feature: type[Feature[Any]], argument: str) -> bool:

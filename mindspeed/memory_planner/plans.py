@@ -143,6 +143,8 @@ def changes(active: Active, hook: str, world: World) -> Iterator[Callable[[Saved
     for feature, args in active.values():
         if implements(feature, hook):
             yield changed_tensors(feature, hook, args, world)
+        if hook == "resting" and issubclass(feature, ScheduleFeature):
+            yield feature(args, world).with_copies
 
 
 def _active(made: ActivationPlan, known: Catalog) -> Active:

@@ -111,7 +111,7 @@ AT_PEAK: Final = ("kept", "in backward")
 BEHIND: Final = "behind backward"
 """Place of a row that exists when nothing is kept for backward any more."""
 _NOT_DROPPED: Final = (LAYER_INPUT, "embedding", "final norm", "loss")
-OPTIMIZER: Final = ("main weights", "residuals", "states")
+OPTIMIZER: Final = ("main weights", "residuals", "states", "copies")
 RESTING: Final = ("weights", "gradients", *OPTIMIZER)
 GRADIENT: Final = 4
 """Bytes of a gradient: Megatron's buffers are fp32."""

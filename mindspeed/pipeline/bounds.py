@@ -118,6 +118,24 @@ def lower_bound(shape: PipelineShape, costs: Costs, limit: int | None = None, re
     return bound
 
 
+def shortest_period(shape: PipelineShape, costs: Costs, recomputed: tuple[int, ...] = ()) -> float:
+    """Return a time that no period of steps that overlap is shorter than, as each rank ends a step before it begins the next.
+
+    It is the work of the rank that has most, or the span of the rank of the first stage: between its first forward pass and its
+    last weight gradient, another stage runs all of its forward passes and input gradients.
+    """
+    kinds = [sum(costs.of(kind, stage) for kind in PASSES) * shape.micro_batches for stage in range(shape.stages)]
+    again = [count * costs.of("R", stage) for stage, count in enumerate(recomputed)] or [0.0] * shape.stages
+    ranks = [[shape.stage_of(rank, chunk) for chunk in range(shape.vpp)] for rank in range(shape.pp)]
+    bound = max(sum(kinds[stage] + again[stage] for stage in stages) for stages in ranks)
+    there_and_back = 0.0
+    for stage, hop in enumerate(hops(shape, costs)):
+        both = costs.of("F", stage) + costs.of("B", stage)
+        bound = max(bound, there_and_back + shape.micro_batches * both + costs.of("W", 0))
+        there_and_back += both + 2 * hop
+    return bound
+
+
 def _one_machine(jobs: Iterable[tuple[float, float, float]]) -> float:
     """Return the length of the preemptive schedule of jobs (earliest begin, duration, tail): the longest tail first."""
     waiting: list[tuple[float, float]] = []

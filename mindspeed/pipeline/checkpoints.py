@@ -57,6 +57,10 @@ class Checkpoints:
         """Leave a unit to its backward pass, which has restored what R did not."""
         self._waiting.pop(unit, None)
 
+    def clear(self) -> None:
+        """Forget the checkpoints of forward passes that are repeated."""
+        self._waiting.clear()
+
     def __len__(self) -> int:
         return len(self._waiting)
 

@@ -24,6 +24,28 @@ LISTED_RECOMPUTE: Final = ms.Wrap(
 )
 """The patch of a schedule with operations R."""
 
+_WITHOUT_REDUCTION: Final = "mindspeed.pipeline.post_validation:without_reduction"
+STEP_REPEATED: Final = (
+    ms.Wrap(
+        "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.zero_grad_buffer",
+        "mindspeed.pipeline.post_validation:clear_after_validation",
+        reason="keeps gradients until the optimizer step is validated, which may have to be repeated",
+    ),
+    *(
+        ms.Wrap(
+            f"megatron.training.utils:{name}",
+            _WITHOUT_REDUCTION,
+            reason=f"does not wait for other pipeline stages: {what} of a step is the same on every rank",
+            optional=True,
+        )
+        for name, what in (
+            ("logical_and_across_model_parallel_group", "the success"),
+            ("reduce_max_stat_across_model_parallel_group", "the gradient norm"),
+        )
+    ),
+)
+"""The patches of a schedule whose optimizer steps are validated later."""
+
 
 def full_recompute(reason: str, num_layers: int = 1) -> list[ms.ArgOverride]:
     """Return the arguments with which Megatron passes every layer through its checkpoint."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
@@ -43,6 +43,13 @@ Record = Callable[[Op, float, float, float], None]
 """Receives an operation with its begin, its end and the time that it waited for its message before it began."""
 
 
+class Review(NamedTuple):
+    """Decision behind the first operations of a rank, ``after`` of them, whether they hold or are repeated."""
+
+    after: int
+    holds: Callable[[], bool]
+
+
 def execute(
     schedule: Schedule,
     rank: int,
@@ -51,15 +58,21 @@ def execute(
     record: Record | None = None,
     clock: Callable[[], float] = time.perf_counter,
     states: Sequence[State] = (),
+    review: Review | None = None,
 ) -> None:
     """Run the operations of a rank in their order. Returns when all of its messages were received.
 
     Operations that are paired take turns wherever one of them would wait for an all-to-all; ``states`` are those of random
-    number generators and others that each needs for itself.
+    number generators and others that each needs for itself. With a ``review`` the first operations may run twice.
     """
     run = _Execution(schedule, rank, stages, channels)
     ops, index = schedule.ops[rank], 0
     while index < len(ops):
+        if review is not None and index == review.after:
+            if not review.holds():
+                run, index = _Execution(schedule, rank, stages, channels), 0
+            review = None
+            continue
         together = schedule.together(rank, index)
         index += len(together)
         arrived = clock()

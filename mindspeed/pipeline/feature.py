@@ -12,6 +12,7 @@ from mindspeed.pipeline.messages import CHANNELS, channels, independent
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.platforms.backend_rules import PAIR
 from mindspeed.plugins import Feature, hookimpl
+from mindspeed.plugins.saved_tensors import SavedTensors
 
 ArgsT = TypeVar("ArgsT", bound=ScheduleArgs)
 
@@ -33,6 +34,10 @@ class ScheduleFeature(Feature[ArgsT], ABC):
     def placement(self) -> Placement:
         """Return the placement of the stages on ranks."""
         return "loop"
+
+    def with_copies(self, tensors: SavedTensors) -> SavedTensors:
+        """Return what the optimizer keeps between two steps, with the copies that this schedule makes of it."""
+        return tensors
 
     def costs(self) -> Costs:
         """Return the costs that a schedule is made for."""
@@ -67,7 +72,7 @@ class ScheduleFeature(Feature[ArgsT], ABC):
     @hookimpl
     def groups_destroyed(self) -> None:
         if self.engine is not None:
-            self.engine.links.destroy()
+            self.engine.destroy()
             self.engine = None
 
     @hookimpl

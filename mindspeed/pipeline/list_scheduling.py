@@ -25,9 +25,13 @@ class RankLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """Begin of every operation, the operations of each rank as (kind, stage, micro-batch), and the sets that a rank keeps."""
+    """Begin of every operation, the operations of each rank as (kind, stage, micro-batch), and the sets that a rank keeps.
+
+    ``span`` is the longest time of a rank between its own first and last operation.
+    """
 
     makespan: float
+    span: float
     begin: Times
     order: list[list[tuple[int, int, int]]]
     peak: int
@@ -83,7 +87,9 @@ class ListScheduler:
             peak = max(peak, self._kept[rank])
             if target != rank and self._free[target] <= now:
                 heapq.heappush(events, (arrival, target))
-        return Timetable(max(self._free), self._begin, order, peak)
+        first = [min(self._begin[F][stage][0] for stage in stages) for stages in self._stages]
+        span = max(end - begin for begin, end in zip(first, self._free, strict=True))
+        return Timetable(max(self._free), span, self._begin, order, peak)
 
     def _choose(self, rank: int, now: float) -> tuple[tuple[int, int] | None, float]:
         """Return the kind and stage to run now, or None and the time at which something may have changed."""

@@ -15,13 +15,15 @@ from torch import Tensor
 from mindspeed.memory.model_layers import tracker_state
 from mindspeed.memory.on_host import HostBuffers
 from mindspeed.memory.recomputation import generators
-from mindspeed.pipeline.executor import execute
+from mindspeed.pipeline.executor import Review, execute
 from mindspeed.pipeline.megatron_stages import MegatronStages, refuse
-from mindspeed.pipeline.messages import Routes, routes
+from mindspeed.pipeline.messages import Routes, routes, warm_up
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.paired_transfers import LAYER_STATES, TRACKER_NAME
+from mindspeed.pipeline.post_validation import PostValidation
 from mindspeed.pipeline.recompute_feature import RecomputeFeature
 from mindspeed.pipeline.recording import Timed, agreed_costs, collect, device_time, is_collecting, write_trace
+from mindspeed.pipeline.repeated_forwards import RepeatedForwards
 from mindspeed.pipeline.running_step import running
 from mindspeed.pipeline.simulator import judge, out_of_order
 from mindspeed.pipeline.transport import Channels, Links, moved
@@ -44,7 +46,8 @@ class Engine:
     pipeline group. A list that sums gradients in another order than Megatron is refused. ``output_layer`` lets its weight
     gradient wait as well. With ``measured`` the ranks time their operations in `MEASURED_STEPS`, agree on ``costs``, and plan
     again. ``trace`` is a folder in which every rank writes the times of its latest step. With ``host`` the queue
-    of weight gradients is on the host but for two chunk-steps.
+    of weight gradients is on the host but for two chunk-steps. ``validation`` has the optimizer steps that are validated behind
+    the warm-up of the step after.
     """
 
     owner: str
@@ -56,6 +59,7 @@ class Engine:
     measured: bool = False
     trace: str | None = None
     host: HostBuffers | None = None
+    validation: PostValidation | None = None
     recomputed: int = 0
     bytes_sent: int = 0
     recorded: list[Timed] = field(default_factory=list)
@@ -63,6 +67,12 @@ class Engine:
     _lists: dict[tuple[int, bool], tuple[Schedule, Routes]] = field(default_factory=dict)
     _steps: int = 0
     _measured: list[Timed] = field(default_factory=list)
+
+    def destroy(self) -> None:
+        """Destroy the communicators."""
+        self.links.destroy()
+        if self.validation is not None:
+            self.validation.close()
 
     def lists(self, shape: PipelineShape, forward_only: bool) -> tuple[Schedule, Routes]:
         """Return the judged schedule for a shape, made once. Raises RunError with MS650 for one that cannot run."""
@@ -113,12 +123,19 @@ class Engine:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
         empty = partial(_empty, config.pipeline_dtype)
         expected = None if config.variable_seq_lengths else _tensor_shape(config, seq_length, micro_batch_size)
+        repeated = None
+        if self.validation is not None and self.validation.is_pending:
+            if forward_only:
+                self.validation.validate()
+            else:
+                repeated = RepeatedForwards(chunks, iterators)
+                iterators = repeated.iterators
         step = MegatronStages(self, schedule, chunks, iterators, config, forward_step_func, forward_only)
         step.expected = expected
         step.keywords = {"collect_non_loss_data": collect_non_loss_data, "first_val_step": first_val_step}
         channels = Channels(order, step.rank, self.links, lambda: expected and empty(expected), empty)
         with running(step.kept), step.gradients_kept_local():
-            self._execute(schedule, step, channels)
+            self._execute(schedule, step, channels, self._review(schedule, step, channels, repeated))
         self.bytes_sent = channels.bytes_sent
         self.recomputed = step.checkpoints.recomputed
         if (last := shape.rank_of(shape.stages - 1)) != shape.pp - 1:
@@ -131,13 +148,33 @@ class Engine:
             config.timers("forward-backward").stop()
         return step.losses
 
-    def _execute(self, schedule: Schedule, step: MegatronStages, channels: Channels) -> None:
+    def _review(
+        self, schedule: Schedule, step: MegatronStages, channels: Channels, repeated: RepeatedForwards | None
+    ) -> Review | None:
+        """Return the validation of the last optimizer step, behind the forward passes that a wrong one repeats."""
+        if self.validation is None or repeated is None:
+            return None
+        validate, first = self.validation.validate, warm_up(schedule)
+
+        def holds() -> bool:
+            with step.gradients_untouched():
+                is_valid = validate()
+            if not is_valid:
+                repeated.restore()
+                step.restart()
+                channels.restart({channel: len(order) for channel, order in routes(first).order.items()})
+            repeated.release()
+            return is_valid
+
+        return Review(len(first.ops[step.rank]), holds)
+
+    def _execute(self, schedule: Schedule, step: MegatronStages, channels: Channels, review: Review | None) -> None:
         states = (*generators(), tracker_state(), TRACKER_NAME, LAYER_STATES, *step.states) if schedule.pairs else ()
         if self.trace is None and not self._measuring and not is_collecting():
-            execute(schedule, step.rank, step, channels, states=states)
+            execute(schedule, step.rank, step, channels, states=states, review=review)
             return
         timed = self.recorded = []
-        execute(schedule, step.rank, step, channels, lambda *times: timed.append(Timed(*times)), device_time, states)
+        execute(schedule, step.rank, step, channels, lambda *times: timed.append(Timed(*times)), device_time, states, review)
         collect(timed)
 
     @property

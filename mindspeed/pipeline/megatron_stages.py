@@ -183,6 +183,12 @@ class MegatronStages:
         self.queue.due = following[1:] if behind and following is not None else None
         return self.queue.collected(op[1:], "backward" if op.kind in "BD" else "forward")
 
+    def restart(self) -> None:
+        """Forget the forward passes, which are repeated."""
+        self.losses.clear()
+        self.tokens.zero_()
+        self.checkpoints.clear()
+
     # -- gradients ----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -191,6 +197,13 @@ class MegatronStages:
         self._keep_local()
         with self._no_sync:
             yield
+
+    @contextlib.contextmanager
+    def gradients_untouched(self) -> Iterator[None]:
+        """Leave the state in which gradients are kept local, for code that clears them."""
+        self._no_sync.close()
+        yield
+        self._keep_local()
 
     def _keep_local(self) -> None:
         functions = self.config.no_sync_func

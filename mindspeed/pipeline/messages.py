@@ -15,6 +15,9 @@ Channel = tuple[int, int]
 CHANNELS: Final = "PIPELINE_CHANNELS"
 """Description of the process groups of sets of channels, before the number of the set."""
 
+VALIDATION: Final = "POST_VALIDATION"
+"""Description of the process group that sums gradient norms for a later validation."""
+
 
 class Message(NamedTuple):
     """Output (F) or input gradient (B) of a stage for a micro-batch."""
@@ -104,3 +107,20 @@ def routes(schedule: Schedule) -> Routes:
         if (made := produced(op, stage, shape.stages)) is not None and (target := shape.rank_of(made[1])) != rank:
             consumed[rank, target].append(received[target, rank])
     return Routes({k: tuple(v) for k, v in order.items()}, {k: tuple(v) for k, v in consumed.items()})
+
+
+def warm_up(schedule: Schedule) -> Schedule:
+    """Return the forward passes with which the lists of all ranks begin, without those that need an operation behind them."""
+    shape = schedule.shape
+    counts = [next((at for at, op in enumerate(ops) if op.kind != "F"), len(ops)) for ops in schedule.ops]
+    if schedule.pairs:
+        counts = [min([count, *places]) for count, places in zip(counts, schedule.pairs, strict=True)]
+    before: list[int] = []
+    while before != counts:
+        before = list(counts)
+        made = {(shape.stage_of(r, op.chunk), op.micro_batch) for r, ops in enumerate(schedule.ops) for op in ops[: counts[r]]}
+        for rank, ops in enumerate(schedule.ops):
+            messages = [needed(op, shape.stage_of(rank, op.chunk), shape.stages) for op in ops[: counts[rank]]]
+            lacks = [message is not None and message[1:] not in made for message in messages]
+            counts[rank] = (*lacks, True).index(True)
+    return Schedule(schedule.name, shape, tuple(ops[:count] for ops, count in zip(schedule.ops, counts, strict=True)))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, NamedTuple
 
-from mindspeed.pipeline.bounds import PASSES, Times, lower_bound, tails
+from mindspeed.pipeline.bounds import PASSES, Times, lower_bound, shortest_period, tails
 from mindspeed.pipeline.list_scheduling import NEVER, ListScheduler, RankLimits, begins, scheduled
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import LimitTooSmallError
@@ -72,22 +72,26 @@ def least_kept(shape: PipelineShape) -> int:
 @functools.lru_cache(maxsize=64)
 @collector_paused()
 def fastest(
-    shape: PipelineShape, costs: Costs, recompute: Recomputation = "none", limit: int | None = None
+    shape: PipelineShape, costs: Costs, recompute: Recomputation = "none", limit: int | None = None, repeated: bool = False
 ) -> tuple[Schedule, SimulationResult]:
     """Return the shortest schedule that is found, and its verdict; equal on all ranks.
 
-    ``limit`` bounds the activation sets of every rank. The search ends at the lower bound.
+    ``limit`` bounds the activation sets of every rank. The search ends at the lower bound. With ``repeated`` the longest time
+    of a rank between its own first and last operation counts, which is the period of steps that overlap.
     Raises LimitTooSmallError where no schedule keeps the limit.
     """
     least = least_kept(shape) if recompute == "none" else 1
     if limit is not None and limit < least:
         raise LimitTooSmallError(limit, least)
-    schedule = _Search(shape, costs, recompute, shape.stages if limit is None and recompute == "least" else limit).run()
+    limited = shape.stages if limit is None and recompute == "least" else limit
+    schedule = _Search(shape, costs, recompute, limited, repeated).run()
     return schedule, judge(schedule, costs, limit)
 
 
 class _Found(NamedTuple):
-    makespan: float
+    """Schedule and its length: the makespan, or the longest span of a rank."""
+
+    length: float
     peak: int
     begin: Times
     schedule: Callable[[], Schedule]
@@ -99,8 +103,8 @@ class _Search:
     With placement loop, each rank runs its forwards in Megatron's order, so that they draw the same random numbers.
     """
 
-    def __init__(self, shape: PipelineShape, costs: Costs, recompute: Recomputation, limit: int | None) -> None:
-        self.shape, self.costs, self.recompute, self.limit = shape, costs, recompute, limit
+    def __init__(self, shape: PipelineShape, costs: Costs, recompute: Recomputation, limit: int | None, repeated: bool) -> None:
+        self.shape, self.costs, self.recompute, self.limit, self.repeated = shape, costs, recompute, limit, repeated
         loop = shape.placement == "loop"
         self.closed = (megatron(shape), zero_bubble_h1(shape)) if loop else (zero_bubble_v(shape),)
         forwards = tuple(op.chunk for op in self.closed[0].ops[0] if op.kind == "F") if loop and shape.vpp > 1 else None
@@ -109,6 +113,8 @@ class _Search:
         self.all_sets = shape.vpp * shape.micro_batches
         again = (shape.micro_batches * (recompute == "all"),) * shape.stages
         self.bound = lower_bound(shape, costs, limit if recompute == "none" else None, again)
+        if repeated:
+            self.bound = shortest_period(shape, costs, again)
         self.best = _Found(math.inf, 0, [], lambda: self.closed[0])
 
     def run(self) -> Schedule:
@@ -123,13 +129,14 @@ class _Search:
             timetable = self.scheduler.run(keys, limits, patience)
             make = partial(scheduled, timetable, self.shape)
             if self.recompute == "none":
-                self._take(_Found(timetable.makespan, timetable.peak, timetable.begin, make), GAIN)
+                length = timetable.span if self.repeated else timetable.makespan
+                self._take(_Found(length, timetable.peak, timetable.begin, make), GAIN)
             else:
                 self._try(make(), GAIN)
         return self.best.schedule()
 
     def _is_done(self) -> bool:
-        return self.best.makespan <= self.bound * (1 + ROUNDING)
+        return self.best.length <= self.bound * (1 + ROUNDING)
 
     def _try(self, base: Schedule, gain: float) -> None:
         """Judge a schedule with the R that it needs, if it keeps the limit."""
@@ -140,14 +147,14 @@ class _Search:
         spans, _ = simulate(schedule, self.costs)
         peak = max(map(peak_sets, schedule.ops))
         if self.limit is None or peak <= self.limit:
-            makespan = max(rank[-1].end for rank in spans)
-            self._take(_Found(makespan, peak, begins(self.shape, spans), lambda: schedule), gain)
+            length = max(rank[-1].end - (rank[0].begin if self.repeated else 0.0) for rank in spans)
+            self._take(_Found(length, peak, begins(self.shape, spans), lambda: schedule), gain)
 
     def _take(self, found: _Found, gain: float) -> None:
         """Keep what is no longer than the best, or shorter by ``gain`` if it keeps more activation sets."""
         best = self.best
-        as_small = found.peak <= best.peak and found.makespan <= best.makespan * (1 + ROUNDING)
-        if as_small or found.makespan < best.makespan * (1 - gain):
+        as_small = found.peak <= best.peak and found.length <= best.length * (1 + ROUNDING)
+        if as_small or found.length < best.length * (1 - gain):
             self.best = found
 
     def _keys(self) -> Iterator[tuple[Times, RankLimits, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from mindspeed.pipeline.bounds import lower_bound
@@ -127,6 +127,28 @@ def peak_sets(ops: tuple[Op, ...]) -> int:
         elif op.kind in "WD":
             kept -= 1
     return peak
+
+
+STEPS: Final = 4
+"""Steps after which repeated steps are taken to have their period."""
+
+
+def period(schedule: Schedule, costs: Costs) -> float:
+    """Return the time of a step where no rank waits for others between two steps.
+
+    No rank waits for the validation of a step: the first backward pass of a step follows the first forward pass on every stage,
+    and so the end of the step before on every rank.
+    """
+    shape = replace(schedule.shape, micro_batches=schedule.shape.micro_batches * STEPS)
+    ops, pairs = [], []
+    for rank, once in enumerate(schedule.ops):
+        later = [step * schedule.shape.micro_batches for step in range(STEPS)]
+        ops.append(tuple(op._replace(micro_batch=op.micro_batch + offset) for offset in later for op in once))
+        if schedule.pairs:
+            pairs.append(frozenset(step * len(once) + place for step in range(STEPS) for place in schedule.pairs[rank]))
+    spans, _ = simulate(Schedule(schedule.name, shape, tuple(ops), tuple(pairs)), costs)
+    before, last = (max(rank[(step * len(rank)) // STEPS - 1].end for rank in spans) for step in (STEPS - 1, STEPS))
+    return last - before
 
 
 def simulate(schedule: Schedule, costs: Costs) -> tuple[tuple[tuple[Span, ...], ...], tuple[str, ...]]:

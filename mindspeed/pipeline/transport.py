@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -141,6 +141,26 @@ class Channels:
         """Wait for the sends that are left; every rank has run its list."""
         for target in self._sent:
             self._release(target, self._count[target])
+
+    def restart(self, sent: Mapping[Channel, int]) -> None:
+        """Receive what other ranks have ``sent`` of the first messages of their lists, and begin all lists again.
+
+        The receive that was posted for the message behind those takes the first one.
+        """
+        for source in set(self._source.values()):
+            order, count = self._routes.order[source, self._rank], sent.get((source, self._rank), 0)
+            for place, message in enumerate(order[:count]):
+                if message in self._posted or place >= self._next.get(source, 0):
+                    self.receive(message)
+            self._next[source] = 0
+            for posted, ahead in ((self._posted, 1), (self._headers, 0)):
+                if count < len(order) and order[count] in posted:
+                    posted[order[0]] = posted.pop(order[count])
+                    self._next[source] = ahead
+            if not {order[0]} & {*self._posted, *self._headers}:
+                self._post(source)
+        self.finish()
+        self._count.clear()
 
     def _release(self, target: int, count: int) -> None:
         sent = self._sent.get(target, deque())

@@ -17,6 +17,7 @@ def test_json_has_the_operations_and_the_verdict(mindspeed):
         ],
         "cost": {"F": 1.0, "B": 1.0, "W": 1.0, "R": 1.0, "hop": 0.0},
         "makespan": 12.0,
+        "period": 12.0,
         "floor": 10.0,
         "bubble": 0.25,
         "span_bubble": [0.25, 0.0],
@@ -29,8 +30,9 @@ def test_text_is_a_timeline_with_the_idle_time(mindspeed, tmp_path):
     done = mindspeed("schedule", "show", "--schedule", "zb-v", "--pp", 2, "--micro-batches", 4, "--svg", picture)
     lines = done.stdout.splitlines()
     assert lines[0] == "zb-v: pp 2, vpp 2, 4 micro-batches, placement v"
-    assert lines[-3:] == [
+    assert lines[-4:] == [
         "makespan 25, floor 25, bubble 4.00%",
+        "period of steps that overlap 24",
         "idle within each rank's span: 0.00%, 0.00%",
         "activation sets kept at most: 4, 4",
     ]

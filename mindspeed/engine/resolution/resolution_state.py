@@ -302,7 +302,7 @@ class ResolutionState:
         """Return the jobs in which the ``when`` of a constraint holds; an unknown value is reported and counts as no."""
         if constraint.when is None:
             return self.scope
-        parts = (getattr(constraint, field, "") for field in ("name", "names", "slot"))
+        parts = (getattr(constraint, field, "") for field in ("name", "names", "slot", "function"))
         target = next(filter(None, parts))
         what = target if isinstance(target, str) else ", ".join(target)
         return self._decide(name, constraint.when, f"{type(constraint).__name__} {what}")

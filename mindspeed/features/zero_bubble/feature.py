@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from pydantic import field_validator
 
 from mindspeed import plugins as ms
-from mindspeed.pipeline.conditions import KEEPS_PASSES, LISTED_RECOMPUTE, WAITING_WEIGHTS, ScheduleArgs, full_recompute
+from mindspeed.memory.conditions import MAIN_WEIGHTS
+from mindspeed.pipeline.conditions import (
+    KEEPS_PASSES,
+    LISTED_RECOMPUTE,
+    STEP_REPEATED,
+    WAITING_WEIGHTS,
+    ScheduleArgs,
+    full_recompute,
+)
 from mindspeed.pipeline.feature import ScheduleFeature
+from mindspeed.pipeline.messages import VALIDATION
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.recomputation import least_limit
 from mindspeed.pipeline.v_conditions import V_PLACEMENT, v_conditions
 from mindspeed.plugins.constraints import Constraint
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors
+from mindspeed.plugins.shared_conditions import NO_FSDP
 
 
 class ZeroBubbleArgs(ScheduleArgs):
@@ -46,6 +58,11 @@ class ZeroBubbleArgs(ScheduleArgs):
         "chunk. Default: pp x vpp with zero-bubble.recompute=least, otherwise no limit",
     )
     output_layer: bool = ms.Field(False, description="Also defer the weight gradient of the output layer")
+    post_validation: bool = ms.Field(
+        False,
+        description="The optimizer step does not wait for the gradient norm of other stages. The norm is checked after the "
+        "first forward passes of the next step. If the step clips gradients or is skipped, it is repeated with these passes",
+    )
 
     @field_validator("costs")
     @classmethod
@@ -64,7 +81,7 @@ def planned(args: ZeroBubbleArgs, shape: PipelineShape, costs: Costs) -> Schedul
     """Return the fastest list for the costs. Raises ValueError where none keeps the limit."""
     from mindspeed.pipeline.search import fastest
 
-    return fastest(shape, costs, args.recompute, args.limit)[0]
+    return fastest(shape, costs, args.recompute, args.limit, args.post_validation)[0]
 
 
 def _shape(args: ZeroBubbleArgs, world: ms.World) -> PipelineShape:
@@ -145,6 +162,34 @@ def limit_keeps_deferred_sets(args: ZeroBubbleArgs, world: ms.World, other: Any)
     return other.limit is None or other.limit >= _least_listed(args, world)
 
 
+def _validates_later(args: ZeroBubbleArgs, world: ms.World) -> bool:
+    """Return whether optimizer steps are validated after the warm-up of the next step."""
+    return args.post_validation
+
+
+STEPS_CAN_BE_REPEATED: Final = (
+    *(replace(condition, when=_validates_later) for condition in MAIN_WEIGHTS if condition is not NO_FSDP),
+    ms.Conflicts(
+        "async-param-gather",
+        reason="post_validation gathers weights once more when a step is repeated, but async-param-gather does so in forward",
+        when=_validates_later,
+    ),
+    *(
+        ms.Conflicts(
+            name,
+            reason="post_validation copies main weights and optimizer states before a step, but another feature stores them",
+            when=_validates_later,
+        )
+        for name in ("swap-optimizer", "reuse-fp32-param", "bf16-moments")
+    ),
+    ms.Conflicts(
+        "moe-load-report",
+        reason="post_validation may repeat forward passes, whose tokens moe-load-report would count twice",
+        when=_validates_later,
+    ),
+)
+"""Constraints of optimizer steps that are undone and repeated."""
+
 CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     ms.Requires("pipeline-parallel", reason="zero-bubble fills pipeline bubbles"),
     *KEEPS_PASSES,
@@ -159,6 +204,7 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     limit_keeps_deferred_sets,
     *v_conditions("placement=v", ms.Fix.give_setting("placement", "loop"), _is_v),
     ms.Before("matmul-add"),
+    *STEPS_CAN_BE_REPEATED,
 )
 
 
@@ -192,8 +238,39 @@ class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
     def costs(self) -> Costs:
         return given_costs(self.args)
 
+    def with_copies(self, tensors: SavedTensors) -> SavedTensors:
+        """Add a copy of each weight in fp32 and of its states, which are twice as large."""
+        if not self.args.post_validation:
+            return tensors
+        states = sum(tensor.bytes for tensor in tensors if tensor.name == "states")
+        return (*tensors, SavedTensor("copies", states * 3 // 2, 1, by=self.spec.name))
+
     def engine_options(self) -> dict[str, Any]:
-        return {"output_layer": self.args.output_layer, "measured": self.args.costs == "measured"}
+        options: dict[str, Any] = {"output_layer": self.args.output_layer, "measured": self.args.costs == "measured"}
+        if self.args.post_validation:
+            from mindspeed.pipeline.post_validation import open_validation
+
+            options["validation"] = open_validation()
+        return options
+
+    @ms.hookimpl
+    def communicators(self) -> Sequence[str]:
+        return [*super().communicators(), *([VALIDATION] if self.args.post_validation else [])]
+
+    @ms.hookimpl
+    def optimizer_built(self, optimizer: Any) -> None:
+        if self.engine is not None and self.engine.validation is not None:
+            self.engine.validation.attach(optimizer)
+
+    @ms.hookimpl
+    def around_train_step(self, state: Any) -> None:
+        if self.engine is not None and self.engine.validation is not None:
+            self.engine.validation.scheduler = state.scheduler
+
+    @ms.hookimpl
+    def around_save(self) -> None:
+        if self.engine is not None and self.engine.validation is not None:
+            self.engine.validation.validate()
 
     @ms.hookimpl
     def megatron_args(self) -> list[ms.ArgOverride]:
@@ -206,4 +283,5 @@ class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:
         listed = [LISTED_RECOMPUTE] if self.args.recompute != "none" else []
-        return [WAITING_WEIGHTS, *listed, *(V_PLACEMENT if self.args.placement == "v" else ())]
+        later = STEP_REPEATED if self.args.post_validation else []
+        return [WAITING_WEIGHTS, *listed, *later, *(V_PLACEMENT if self.args.placement == "v" else ())]

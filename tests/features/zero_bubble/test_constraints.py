@@ -101,3 +101,21 @@ def test_a_v_is_placed_where_megatron_asks_by_chunk(version: str, fits: bool) ->
     ]
     text = f"placement=v supports Megatron 0.14 to 0.18, but the version is {version}"
     assert [answer and answer.message for answer in answers] == [None if fits else text]
+
+
+@pytest.mark.parametrize(
+    ("also", "world", "code"),
+    [
+        ((), {"offloaded_optimizer": True}, "MS304"),
+        ((), {"qk_clip": True}, "MS304"),
+        ((), {"optimizer": "muon"}, "MS304"),
+        (("swap-optimizer",), {"dtype": "bf16"}, "MS202"),
+        (("reuse-fp32-param",), {"dtype": "bf16"}, "MS202"),
+        (("async-param-gather",), {"world_size": 4}, "MS202"),
+        (("moe-load-report",), {"num_experts": 4}, "MS202"),
+    ],
+)
+def test_a_step_that_cannot_be_repeated_is_refused(also: tuple[str, ...], world: dict[str, Any], code: str) -> None:
+    for on in (True, False):
+        found = refusals("zero-bubble", *also, settings=of(post_validation=on), **{"pp": 2} | world)
+        assert any(code in text for text in found) == on, found
