@@ -19,9 +19,15 @@ from mindspeed.plugins.shared_conditions import (
 )
 
 _KEEP = (ms.Fix.give_setting("offload_output", False), ms.Fix.remove_feature())
+_PROJECT = (ms.Fix.give_setting("absorb", False), ms.Fix.remove_feature())
 
 
 class MlaSplitArgs(ms.FeatureArgs):
+    absorb: bool = ms.Field(
+        False,
+        description="Absorb the up-projection of keys and values into the queries and the output of sparse attention (DSA), "
+        "which then reads latent vectors. Keys and values of heads are not computed",
+    )
     offload_output: bool = ms.Field(
         False,
         description="Offload the output of core attention to host memory between forward and backward. Both copies overlap "
@@ -32,6 +38,37 @@ class MlaSplitArgs(ms.FeatureArgs):
 def _offloads(args: MlaSplitArgs, world: ms.World) -> bool:
     """Return whether the output of core attention is offloaded."""
     return args.offload_output
+
+
+def _absorbs(args: MlaSplitArgs, world: ms.World) -> bool:
+    """Return whether sparse attention reads latent vectors."""
+    return args.absorb
+
+
+@ms.condition(
+    "attention is not sparse (DSA), and absorb changes only sparse attention",
+    fix=(ms.Fix.give_setting("absorb", False), ms.Fix.give_field("indexer_topk", or_more=True)),
+    when=_absorbs,
+)
+def attention_is_sparse(args: Any, world: ms.World) -> bool:
+    """Check that an indexer selects the keys of each query."""
+    return world.indexer_topk > 0
+
+
+_ABSORBED_MEGATRON = ">=0.16,<0.17"
+
+
+@ms.condition(
+    "absorb supports the sparse attention of Megatron 0.16, but the version is {world.megatron}. Megatron 0.17 and 0.18 "
+    "recompute their indexer from keys of heads, and later releases absorb the up-projection themselves",
+    fix=_PROJECT,
+    when=_absorbs,
+)
+def megatron_has_keys_of_heads(args: Any, world: ms.World) -> bool:
+    """Check that sparse attention of this release gets keys of heads, and its indexer's loss apart."""
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(_ABSORBED_MEGATRON).contains(world.megatron, prereleases=True)
 
 
 @ms.condition(
@@ -58,6 +95,8 @@ class MlaSplit(ms.Feature[MlaSplitArgs]):
         slots={ms.Slot.LINEAR},
         constraints=(
             attention_is_latent,
+            attention_is_sparse,
+            megatron_has_keys_of_heads,
             NO_LOW_PRECISION,
             NO_TRANSFORMER_ENGINE_LAYERS,
             NO_FSDP,
@@ -66,10 +105,10 @@ class MlaSplit(ms.Feature[MlaSplitArgs]):
                 for condition in (
                     NO_CPU_OFFLOADING,
                     NO_CUDA_GRAPHS,
-                    NO_FINE_GRAINED_OFFLOADING,
                     NO_OVERLAPPED_MICRO_BATCHES,
                 )
             ),
+            replace(NO_FINE_GRAINED_OFFLOADING, when=lambda args, world: args.offload_output or args.absorb),
             ms.Conflicts(
                 ms.Slot.RECOMPUTE_POLICY,
                 reason="mla-split.offload_output offloads what recomputation of whole layers does not keep",
@@ -129,11 +168,25 @@ class MlaSplit(ms.Feature[MlaSplitArgs]):
 
     @ms.hookimpl
     def patches(self) -> list[ms.Patch]:
+        target = "megatron.core.transformer.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors"
+        if not self.args.absorb:
+            return [
+                ms.Wrap(
+                    target,
+                    "mindspeed.features.mla_split.layers:with_products_in_place",
+                    reason="computes queries, keys and values in the tensors that attention reads, instead of concatenating "
+                    "them from parts of two products",
+                )
+            ]
         return [
             ms.Wrap(
-                "megatron.core.transformer.multi_latent_attention:MLASelfAttention.get_query_key_value_tensors",
-                "mindspeed.features.mla_split.layers:with_products_in_place",
-                reason="computes queries, keys and values in the tensors that attention reads, instead of concatenating them "
-                "from parts of two products",
-            )
+                target,
+                "mindspeed.features.mla_split.layers:with_latent_keys",
+                reason="returns latent vectors as the keys of all heads, instead of keys and values of each head",
+            ),
+            ms.Wrap(
+                "megatron.core.transformer.experimental_attention_variant.dsa:DSAttention.forward",
+                "mindspeed.features.mla_split.sparse:attention_to_latents",
+                reason="attends to latent vectors with absorbed queries, and computes the target of the indexer with them",
+            ),
         ]
