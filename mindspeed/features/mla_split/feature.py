@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mindspeed import plugins as ms
-from mindspeed.plugins.saved_tensors import SavedTensors, in_backward, leave
+from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, in_backward, leave
 from mindspeed.plugins.shared_conditions import (
     NO_CPU_OFFLOADING,
     NO_CUDA_GRAPHS,
@@ -81,6 +81,21 @@ def attention_is_latent(args: Any, world: ms.World) -> bool:
     return world.is_set("multi_latent_attention")
 
 
+def absorbed_tensors(tensors: SavedTensors, world: ms.World) -> Iterator[SavedTensor]:
+    """Yield the tensors that sparse attention to latent vectors keeps: its inputs, of which keys are shared by all heads."""
+    size, tokens = 4 if world.dtype == "fp32" else 2, world.seq_length * world.micro_batch_size
+    heads, latent = world.num_attention_heads // world.tp, world.kv_lora_rank + world.qk_pos_emb_head_dim
+    for tensor in tensors:
+        if tensor.name == "sparse attention: queries, keys, values":
+            width = heads * (world.qk_head_dim + world.qk_pos_emb_head_dim) + latent
+            yield replace(tensor, name="attention: queries, keys, values", bytes=tokens * width * size)
+        elif tensor.name == "attention: latent vectors":
+            queries = world.q_lora_rank if world.knows("q_lora_rank") else 0
+            yield replace(tensor, bytes=tensor.bytes * queries // (queries + latent))
+        elif tensor.name != "sparse attention: softmax":
+            yield tensor
+
+
 class MlaSplit(ms.Feature[MlaSplitArgs]):
     """Split the up-projections of latent attention.
 
@@ -134,6 +149,8 @@ class MlaSplit(ms.Feature[MlaSplitArgs]):
 
     @ms.hookimpl
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
+        if self.args.absorb:
+            tensors = tuple(absorbed_tensors(tensors, self.world))
         if not self.args.offload_output:
             return tensors
         return in_backward(leave(tensors, ["attention: output"], "swapped", self.spec.name), self.spec.name)
@@ -188,5 +205,6 @@ class MlaSplit(ms.Feature[MlaSplitArgs]):
                 "megatron.core.transformer.experimental_attention_variant.dsa:DSAttention.forward",
                 "mindspeed.features.mla_split.sparse:attention_to_latents",
                 reason="attends to latent vectors with absorbed queries, and computes the target of the indexer with them",
+                when=ms.When(megatron=_ABSORBED_MEGATRON),
             ),
         ]
