@@ -1,12 +1,12 @@
 """Sparse attention over latent vectors: the up-projection is absorbed into queries and outputs. Plain torch.
 
-S tokens, B batch, H heads of a rank, N keys that an indexer selected for each query. Widths: K of a key without its rotary part,
-V of a value, R of a latent vector, C of a latent vector with the rotary part that all heads share.
+S tokens, B batch, H heads of a rank, N keys that an indexer selected for each query. Widths: K of a key without its rotary
+part, V of a value, R of a latent vector, C of a latent vector with the rotary part that all heads share.
 
 The score of a query and a latent vector c is ``q (W c) = (q W) c`` with the rows W of the up-projection for the keys of a head.
-The right side has one key for all heads. The weighted sum is one of latent vectors too, and the rows for values project it. So
-keys and values of heads do not exist, and a gathered key serves all heads. Queries are processed in blocks of bounded memory, and
-backward repeats forward block by block. Products and sums are computed in fp32 or wider.
+The right side has one key for all heads. The weighted sum is one of latent vectors too, and the rows for values project it.
+So keys and values of heads do not exist, and a gathered key serves all heads. Queries are processed in blocks of bounded memory,
+and backward repeats forward block by block. Products and sums are computed in fp32 or wider.
 """
 
 from __future__ import annotations

@@ -135,9 +135,7 @@ def _projected(
     return query, key, value
 
 
-def _unprojected(
-    attention: Any, turn: Turn, q: Tensor, kv: Tensor, positions: Tensor, angles: Tensor
-) -> tuple[Tensor, Tensor]:
+def _unprojected(attention: Any, turn: Turn, q: Tensor, kv: Tensor, positions: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
     """Return queries, and the latent vectors with their rotated parts as keys of one head."""
 
     def compute(x: Tensor, rotated: Tensor, exchange: LatentExchange, gradient: WeightGradient) -> Tensor:

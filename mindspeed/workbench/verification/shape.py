@@ -27,12 +27,12 @@ LATENT: Final = {
 
 INDEXER: Final = {
     "experimental_attention_variant": "dsa",
-    "dsa_indexer_n_heads": 16,
+    "dsa_indexer_n_heads": 8,
     "dsa_indexer_head_dim": 8,
     "dsa_indexer_loss_coeff": 0.5,
     "transformer_impl": "transformer_engine",
 }
-"""Sparse attention, whose indexer learns from a loss of its own. With many heads no two keys of a query have equal scores of 0."""
+"""Sparse attention, whose indexer learns from a loss of its own. With several heads, few scores are exactly 0."""
 INDEXER_SIZES: Final = {"indexer_heads": "dsa_indexer_n_heads", "indexer_head_dim": "dsa_indexer_head_dim"}
 """Fields of the world that a shape has among its options, by Megatron's names."""
 
