@@ -5,8 +5,8 @@ part, V of a value, R of a latent vector, C of a latent vector with the rotary p
 
 The score of a query and a latent vector c is ``q (W c) = (q W) c`` with the rows W of the up-projection for the keys of a head.
 The right side has one key for all heads. The weighted sum is one of latent vectors too, and the rows for values project it.
-So keys and values of heads do not exist, and a gathered key serves all heads. Queries are processed in blocks of bounded memory,
-and backward repeats forward block by block. Products and sums are computed in fp32 or wider.
+So keys and values of heads do not exist, and a gathered key serves all heads. Queries are processed in blocks of bounded
+memory, and backward repeats forward block by block. Products and sums are computed in fp32 or wider.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mindspeed.features.mla_split.projections import HeadWidths
+from mindspeed.ops.registration import define
 
 BLOCK: Final = 2**24
 """Largest number of elements of the keys and scores of a block of queries."""
@@ -87,52 +88,91 @@ class _SparseAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         ctx.absorption = absorption
         ctx.save_for_backward(query, keys, weight, selected)
-        rows, keys = _rows(weight, absorption.widths), _wide(keys)
-        tokens, batch, heads, _ = query.shape
-        output = query.new_empty(tokens, batch, heads, absorption.widths.value)
-        target = None
-        if absorption.target != "none":
-            target = keys.new_zeros(batch, tokens, tokens if absorption.target == "all" else selected.shape[-1])
-        for block in _blocks(query, keys, selected, may_gather=absorption.target != "all"):
-            chosen = selected[block.sample, block.rows]
-            _, absorbed, block_keys = _absorbed(query, keys, rows, chosen, block)
-            scores = absorbed.matmul(block_keys.mT).mul_(absorption.scale)
-            probabilities = _softmax(scores, _masked(chosen, tokens, block))
-            attended = probabilities.matmul(block_keys[..., : weight.shape[-1]])
-            output[block.rows, block.sample] = torch.einsum("thr,hvr->thv", attended, rows.values).to(query.dtype)
-            if target is not None:
-                probabilities = _softmax(scores, _future(chosen, block)) if absorption.target == "all" else probabilities
-                _fill(target[block.sample, block.rows], probabilities.sum(1), absorption.target, chosen, block)
-        if target is not None:
-            ctx.mark_non_differentiable(target)
-        return output.flatten(2), target
+        output, target = torch.ops.mindspeed.sparse_latent_attention(
+            query, keys, weight, selected, absorption.widths.key, absorption.scale, absorption.target
+        )
+        if absorption.target == "none":
+            return output, None
+        ctx.mark_non_differentiable(target)
+        return output, target
 
     @staticmethod
     def backward(ctx: Any, g_output: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        query, keys, weight, selected = ctx.saved_tensors
         absorption: Absorption = ctx.absorption
-        rows, wide, rank = _rows(weight, absorption.widths), _wide(keys), weight.shape[-1]
-        g_query, g_keys, g_rows = torch.empty_like(query), torch.zeros_like(wide), _Rows(*map(torch.zeros_like, rows))
-        g_output = g_output.unflatten(-1, (-1, absorption.widths.value))
-        for block in _blocks(query, keys, selected):
-            chosen = selected[block.sample, block.rows]
-            part, absorbed, block_keys = _absorbed(query, wide, rows, chosen, block)
-            scores = absorbed.matmul(block_keys.mT).mul_(absorption.scale)
-            probabilities = _softmax(scores, _masked(chosen, len(query), block))
-            latent = block_keys[..., :rank]
-            attended = probabilities.matmul(latent)
-            g_part = _wide(g_output[block.rows, block.sample])
-            g_attended = torch.einsum("thv,hvr->thr", g_part, rows.values)
-            g_scores = g_attended.matmul(latent.mT) - (g_attended * attended).sum(-1, keepdim=True)
-            g_scores.mul_(probabilities).mul_(absorption.scale)
-            g_absorbed = g_scores.matmul(block_keys)
-            g_rows.values.add_(torch.einsum("thv,thr->hvr", g_part, attended))
-            g_rows.keys.add_(torch.einsum("thk,thr->hkr", part[..., : absorption.widths.key], g_absorbed[..., :rank]))
-            g_plain = torch.einsum("thr,hkr->thk", g_absorbed[..., :rank], rows.keys)
-            g_query[block.rows, block.sample] = torch.cat([g_plain, g_absorbed[..., rank:]], dim=-1).to(query.dtype)
-            _add_key_gradients(g_keys[:, block.sample], (g_scores, absorbed), (probabilities, g_attended), chosen, block)
-        g_weight = absorption.hand_over(torch.cat(g_rows, dim=1).view(weight.shape)) if ctx.needs_input_grad[2] else None
-        return g_query, g_keys.to(keys.dtype), g_weight, None, None
+        inputs = ctx.saved_tensors
+        g_query, g_keys, g_weight = torch.ops.mindspeed.sparse_latent_attention_backward(
+            g_output, *inputs, absorption.widths.key, absorption.scale
+        )
+        return g_query, g_keys, absorption.hand_over(g_weight) if ctx.needs_input_grad[2] else None, None, None
+
+
+def _forward(
+    query: Tensor, keys: Tensor, weight: Tensor, selected: Tensor, width: int, scale: float, kind: Target
+) -> tuple[Tensor, Tensor]:
+    """Return the output and the target; ``width`` is K."""
+    rows, keys = _rows(weight, query.shape[2], width), _wide(keys)
+    output, target = _forward_shapes(query, keys, weight, selected, width, scale, kind)
+    target.zero_()
+    of_heads = output.view(*query.shape[:3], -1)
+    for block in _blocks(query, keys, selected, may_gather=kind != "all"):
+        chosen = selected[block.sample, block.rows]
+        _, absorbed, block_keys = _absorbed(query, keys, rows, chosen, block)
+        scores = absorbed.matmul(block_keys.mT).mul_(scale)
+        probabilities = _softmax(scores, _masked(chosen, len(query), block))
+        attended = probabilities.matmul(block_keys[..., : weight.shape[-1]])
+        of_heads[block.rows, block.sample] = torch.einsum("thr,hvr->thv", attended, rows.values).to(query.dtype)
+        if kind != "none":
+            probabilities = _softmax(scores, _future(chosen, block)) if kind == "all" else probabilities
+            _fill(target[block.sample, block.rows], probabilities.sum(1), kind, chosen, block)
+    return output, target
+
+
+def _forward_shapes(
+    query: Tensor, keys: Tensor, weight: Tensor, selected: Tensor, width: int, scale: float, kind: Target
+) -> tuple[Tensor, Tensor]:
+    tokens, batch, heads, _ = query.shape
+    targets = {"none": 0, "selected": selected.shape[-1], "all": tokens}
+    output = query.new_empty(tokens, batch, weight.shape[0] - heads * width)
+    return output, keys.new_empty(batch, tokens, targets[kind], dtype=_wide_type(keys))
+
+
+def _backward(
+    g_output: Tensor, query: Tensor, keys: Tensor, weight: Tensor, selected: Tensor, width: int, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and the weight, the last in the precision of sums."""
+    rows, wide, rank = _rows(weight, query.shape[2], width), _wide(keys), weight.shape[-1]
+    g_query, g_keys, g_rows = torch.empty_like(query), torch.zeros_like(wide), _Rows(*map(torch.zeros_like, rows))
+    g_output = g_output.reshape(*query.shape[:3], -1)
+    for block in _blocks(query, keys, selected):
+        chosen = selected[block.sample, block.rows]
+        part, absorbed, block_keys = _absorbed(query, wide, rows, chosen, block)
+        scores = absorbed.matmul(block_keys.mT).mul_(scale)
+        probabilities = _softmax(scores, _masked(chosen, len(query), block))
+        latent = block_keys[..., :rank]
+        attended = probabilities.matmul(latent)
+        g_part = _wide(g_output[block.rows, block.sample])
+        g_attended = torch.einsum("thv,hvr->thr", g_part, rows.values)
+        g_scores = g_attended.matmul(latent.mT) - (g_attended * attended).sum(-1, keepdim=True)
+        g_scores.mul_(probabilities).mul_(scale)
+        g_absorbed = g_scores.matmul(block_keys)
+        g_rows.values.add_(torch.einsum("thv,thr->hvr", g_part, attended))
+        g_rows.keys.add_(torch.einsum("thk,thr->hkr", part[..., :width], g_absorbed[..., :rank]))
+        g_plain = torch.einsum("thr,hkr->thk", g_absorbed[..., :rank], rows.keys)
+        g_query[block.rows, block.sample] = torch.cat([g_plain, g_absorbed[..., rank:]], dim=-1).to(query.dtype)
+        _add_key_gradients(g_keys[:, block.sample], (g_scores, absorbed), (probabilities, g_attended), chosen, block)
+    return g_query, g_keys.to(keys.dtype), torch.cat(g_rows, dim=1).view(weight.shape)
+
+
+def _backward_shapes(
+    g_output: Tensor, query: Tensor, keys: Tensor, weight: Tensor, selected: Tensor, width: int, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(keys), torch.empty_like(weight, dtype=_wide_type(weight))
+
+
+def _operations(query: Tensor, keys: Tensor, weight: Tensor, selected: Tensor, *rest: object) -> int:
+    """Count the products of queries, scores and sums over selected keys, and of the output."""
+    pairs = query.shape[:3].numel() * selected.shape[-1]
+    return 2 * len(query) * query.shape[1] * weight.numel() + 2 * pairs * (keys.shape[-1] + weight.shape[-1])
 
 
 def _blocks(query: Tensor, keys: Tensor, selected: Tensor, may_gather: bool = True) -> Iterator[_Block]:
@@ -207,9 +247,24 @@ def _add_key_gradients(
         g_keys[: block.rows.stop] += made
 
 
-def _rows(weight: Tensor, widths: HeadWidths) -> _Rows:
-    return _Rows(*_wide(weight).unflatten(0, (widths.heads, -1)).split([widths.key, widths.value], dim=1))
+def _rows(weight: Tensor, heads: int, width: int) -> _Rows:
+    rows = _wide(weight).view(heads, -1, weight.shape[-1])
+    return _Rows(rows[:, :width], rows[:, width:])
+
+
+def _wide_type(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.to(_wide_type(x))
+
+
+_INPUTS: Final = "Tensor query, Tensor keys, Tensor weight, Tensor selected, int width, float scale"
+define(f"sparse_latent_attention({_INPUTS}, str kind) -> (Tensor, Tensor)", _forward, _forward_shapes, operations=_operations)
+define(
+    f"sparse_latent_attention_backward(Tensor g_output, {_INPUTS}) -> (Tensor, Tensor, Tensor)",
+    _backward,
+    _backward_shapes,
+    operations=lambda g_output, *inputs: 3 * _operations(*inputs),
+)
