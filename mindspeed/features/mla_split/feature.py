@@ -45,6 +45,11 @@ def _absorbs(args: MlaSplitArgs, world: ms.World) -> bool:
     return args.absorb
 
 
+def _owns_inputs(args: MlaSplitArgs, world: ms.World) -> bool:
+    """Return whether the output of core attention is offloaded, or sparse attention reads latent vectors."""
+    return args.offload_output or args.absorb
+
+
 @ms.condition(
     "attention is not sparse (DSA), and absorb changes only sparse attention",
     fix=(ms.Fix.give_setting("absorb", False), ms.Fix.give_field("indexer_topk", or_more=True)),
@@ -123,7 +128,7 @@ class MlaSplit(ms.Feature[MlaSplitArgs]):
                     NO_OVERLAPPED_MICRO_BATCHES,
                 )
             ),
-            replace(NO_FINE_GRAINED_OFFLOADING, when=lambda args, world: args.offload_output or args.absorb),
+            replace(NO_FINE_GRAINED_OFFLOADING, when=_owns_inputs),
             ms.Conflicts(
                 ms.Slot.RECOMPUTE_POLICY,
                 reason="mla-split.offload_output offloads what recomputation of whole layers does not keep",
