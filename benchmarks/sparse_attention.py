@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 import mindspeed
-from mindspeed.features.mla_split.projections import HeadWidths
 
 RANK: Final = 512
 KEY, ROPE, VALUE = 128, 64, 128
@@ -37,7 +36,7 @@ def measured(tokens: int, topk: int, heads: int, selected_loss: bool) -> dict[st
     given = [tensor.requires_grad_() for tensor in (query, keys, weight, scores)]
     upstream = [torch.randn(tokens, 1, heads * VALUE), torch.ones(())]
     groups: Any = SimpleNamespace(tp=SimpleNamespace(size=lambda: 1))
-    absorption = Absorption(HeadWidths(heads, KEY, ROPE, VALUE), SCALE, "selected" if selected_loss else "all")
+    absorption = Absorption(KEY, SCALE, "selected" if selected_loss else "all")
 
     def of_heads() -> list[Tensor]:
         made = (keys[..., :RANK] @ weight.t()).unflatten(-1, (heads, -1))  # type: ignore[no-untyped-call]

@@ -18,7 +18,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from mindspeed.features.mla_split.projections import HeadWidths
 from mindspeed.ops.registration import define
 
 BLOCK: Final = 2**24
@@ -34,9 +33,9 @@ Handover: TypeAlias = Callable[[Tensor], Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class Absorption:
-    """Widths of the heads, the scale of scores, the target for the indexer, and what becomes of the weight's gradient."""
+    """The width K, the scale of scores, the target for the indexer, and what becomes of the weight's gradient."""
 
-    widths: HeadWidths
+    width: int
     scale: float
     target: Target = "none"
     hand_over: Handover = lambda gradient: gradient
@@ -89,7 +88,7 @@ class _SparseAttention(torch.autograd.Function):
         ctx.absorption = absorption
         ctx.save_for_backward(query, keys, weight, selected)
         output, target = torch.ops.mindspeed.sparse_latent_attention(
-            query, keys, weight, selected, absorption.widths.key, absorption.scale, absorption.target
+            query, keys, weight, selected, absorption.width, absorption.scale, absorption.target
         )
         if absorption.target == "none":
             return output, None
@@ -101,7 +100,7 @@ class _SparseAttention(torch.autograd.Function):
         absorption: Absorption = ctx.absorption
         inputs = ctx.saved_tensors
         g_query, g_keys, g_weight = torch.ops.mindspeed.sparse_latent_attention_backward(
-            g_output, *inputs, absorption.widths.key, absorption.scale
+            g_output, *inputs, absorption.width, absorption.scale
         )
         return g_query, g_keys, absorption.hand_over(g_weight) if ctx.needs_input_grad[2] else None, None, None
 

@@ -59,9 +59,12 @@ def _replaced(compute: Callable[..., tuple[Tensor, ...]]) -> Any:
     return get
 
 
-def head_widths(config: Any, heads: int) -> HeadWidths:
-    """Return the widths of Megatron's configuration."""
-    return HeadWidths(heads, config.qk_head_dim, config.qk_pos_emb_head_dim, config.v_head_dim)
+def _widths(attention: Any) -> HeadWidths:
+    """Return the heads of this rank and their widths."""
+    config = attention.config
+    return HeadWidths(
+        attention.num_attention_heads_per_partition, config.qk_head_dim, config.qk_pos_emb_head_dim, config.v_head_dim
+    )
 
 
 def _latent_vectors(attention: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,7 +129,7 @@ def _projected(
     attention: Any, turn: Turn, q: Tensor, kv: Tensor, positions: Tensor, angles: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values; the gather of the queries' latent vectors overlaps with the product of the others."""
-    of_keys, widths = attention.linear_kv_up_proj, head_widths(attention.config, attention.num_attention_heads_per_partition)
+    of_keys, widths = attention.linear_kv_up_proj, _widths(attention)
 
     def compute(x: Tensor, rotated: Tensor, exchange: LatentExchange, gradient: WeightGradient) -> tuple[Tensor, Tensor]:
         return keys_and_values(x, rotated, of_keys.weight, widths, exchange, gradient)
@@ -157,7 +160,7 @@ def _computed(
     of_queries = attention.linear_q_proj if config.q_lora_rank is None else attention.linear_q_up_proj
     of_keys = attention.linear_kv_up_proj
     has_rows = config.sequence_parallel and group.size() > 1
-    widths = head_widths(config, attention.num_attention_heads_per_partition)
+    widths = _widths(attention)
     kv_exchange = _posted(of_keys, kv)
     is_gathered = not has_rows or len(positions) != len(kv)
     positions_exchange = None if is_gathered else LatentExchange(group, positions, sequence_parallel=True)

@@ -10,7 +10,6 @@ from megatron.core.transformer.experimental_attention_variant import dsa
 from torch import Tensor
 
 from mindspeed.features.mla_split.absorbed import Absorption, Target, divergence, sparse_attention
-from mindspeed.features.mla_split.layers import head_widths
 from mindspeed.plugins.patches import Function, wrapper
 from mindspeed.tensor_parallel.weight_gradient import handover
 
@@ -43,7 +42,7 @@ def attention_to_latents(
     learns = attention.training and torch.is_grad_enabled()
     target: Target = "none" if not learns else "selected" if config.dsa_indexer_use_sparse_loss else "all"
     absorption = Absorption(
-        head_widths(config, query.size(-2)),
+        config.qk_head_dim,
         attention.softmax_scale,
         target,
         handover(value, config.gradient_accumulation_fusion),

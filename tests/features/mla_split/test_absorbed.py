@@ -15,7 +15,7 @@ from mindspeed.memory.meter import Meter
 
 WIDTHS = HeadWidths(heads=3, key=5, rope=2, value=4)
 RANK, SCALE = 6, 0.3
-ATTENDS = Absorption(WIDTHS, SCALE)
+ATTENDS = Absorption(WIDTHS.key, SCALE)
 
 
 def inputs(tokens: int, count: int, batch: int = 2, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], Tensor]:
