@@ -25,7 +25,7 @@ BEGIN, END = "<!-- table -->", "<!-- end -->"
 HERE: Final = Path(__file__).parent
 RESULTS: Final = HERE / "results.json"
 README: Final = HERE / "README.md"
-NOT_BENCHMARKS: Final = {"__init__", "__main__", "compare", "exposed", "gpu", "schedules", "table"}
+NOT_BENCHMARKS: Final = {"__init__", "__main__", "compare", "exposed", "gpu", "schedules", "sparse_attention", "table"}
 NAMES: Final = sorted(
     file.stem for file in HERE.glob("*.py") if file.stem not in NOT_BENCHMARKS and not file.stem.startswith("_")
 )

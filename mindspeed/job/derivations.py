@@ -34,6 +34,11 @@ def of_latent_attention(values: Values, names: Names) -> int | None:
     return (values.get(names[0]) or 0) if values.get("multi_latent_attention") else None
 
 
+def of_sparse_attention(values: Values, names: Names) -> int | None:
+    """Return a size of the indexer, where attention is sparse: the second name holds it."""
+    return values.get(names[1]) if values.get(names[0]) == "dsa" else 0
+
+
 def sequence_parallel(values: Values, names: Names) -> bool:
     """Return whether ranks split the sequence; Megatron-LM switches it off without tensor parallelism."""
     return bool(values.get(names[0])) and values.get("tensor_model_parallel_size") != 1

@@ -5,7 +5,7 @@ that is supported. The command line's options, the reading of Megatron-LM's argu
 The classes are plain, for a help text needs no pydantic; `mindspeed.job.world.World` is the model.
 """
 
-from typing import Final
+from typing import Any, Final
 
 from mindspeed.job import derivations as derive
 from mindspeed.job.fact import Field, declared, fact, flag
@@ -13,6 +13,12 @@ from mindspeed.job.shape_fields import ShapeFields
 
 PLATFORMS: Final = ("npu", "cuda", "cpu")
 """The devices that features run on."""
+
+
+def _indexer(meaning: str, argument: str, **more: Any) -> Any:
+    """Declare a size of the indexer of sparse attention, 0 where attention is not sparse."""
+    names = ("experimental_attention_variant", argument)
+    return fact(meaning, *names, derive=derive.of_sparse_attention, least=0, since="0.16", default=0, **more)
 
 
 class Fields(ShapeFields):
@@ -149,6 +155,15 @@ class Fields(ShapeFields):
         words=("vanilla", "off-by-one", "learnable"),
         since="0.15",
         default="vanilla",
+    )
+    indexer_topk: int = _indexer(
+        "number of keys that the indexer of sparse attention (DSA) selects for each query; 0 = attention is not sparse",
+        "dsa_indexer_topk",
+        unit="keys",
+    )
+    indexer_heads: int = _indexer("heads of the indexer of sparse attention (DSA)", "dsa_indexer_n_heads", unit="heads")
+    indexer_head_dim: int = _indexer(
+        "width per head of the indexer of sparse attention (DSA)", "dsa_indexer_head_dim", unit="numbers"
     )
     gated_attention: bool = flag("the attention output is gated", "attention_output_gate", since="0.16")
     qk_clip: bool = flag("query and key weights are clipped between steps (QK clipping)", "qk_clip", since="0.16")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mindspeed.job.arithmetic import BYTES, LayerCounts, ModelShape, shape_of_world
+from mindspeed.job.arithmetic import BYTES, LatentAttention, LayerCounts, ModelShape, shape_of_world
 from mindspeed.job.world import World
 from mindspeed.plugins.saved_tensors import SavedTensor, SavedTensors, with_coming_back
 
@@ -103,7 +103,7 @@ def _layer_tensors(
     kept = tuple(
         SavedTensor(name, bytes, layers, ends=ends, prediction=prediction) for name, bytes, layers in made if bytes and layers
     )
-    once = {"attention: score buffer": scores * size} if counts.attention else {}
+    once = {"attention: score buffer": scores * size} if counts.attention and not world.indexer_topk else {}
     if shape.latent is not None:  # each layer makes its own
         once["rotary frequencies"] = counts.attention * world.seq_length * shape.latent.rope * 4
     gradients = SavedTensor(
@@ -129,7 +129,9 @@ def _norm_tensors(name: str, world: World, options: JobOptions, hidden: int) -> 
 
 def _attention(world: World, options: JobOptions, shape: ModelShape, tokens: int, scores: int) -> dict[str, int]:
     size = BYTES[world.dtype]
-    if (latent := shape.latent) is not None:
+    if (latent := shape.latent) is not None and world.indexer_topk:
+        return _sparse_attention(world, options, shape, latent, tokens)
+    if latent is not None:
         heads = shape.num_attention_heads // world.tp
         attended = heads * (2 * (latent.head + latent.rope) + latent.value)
         keys_and_values = tokens * (latent.kv_rank + latent.rope)
@@ -153,6 +155,31 @@ def _attention(world: World, options: JobOptions, shape: ModelShape, tokens: int
         "attention: rotary tables": tables,
         **_scores(world, options, scores),
         "attention: output": tokens * queries * size,
+    }
+
+
+def _sparse_attention(
+    world: World, options: JobOptions, shape: ModelShape, latent: LatentAttention, tokens: int
+) -> dict[str, int]:
+    """Return what Megatron's sparse attention (DSA) and its indexer keep: scores and their factors are in fp32."""
+    size, keys = BYTES[world.dtype], world.seq_length
+    heads, indexer = shape.num_attention_heads // world.tp, world.indexer_heads * world.indexer_head_dim
+    rows = tokens // (world.tp if options.sequence_parallel else 1)
+    shared = options.sequence_parallel and world.tp > 1
+    gathered = latent.rope + world.hidden_size + latent.q_rank if shared else 0
+    return {
+        "attention: latent vectors": rows * (latent.q_rank + latent.kv_rank + latent.rope) * size,
+        "attention: rotary tables": 4 * keys * latent.rope * size,
+        "sparse attention: queries, keys, values": tokens * heads * (8 * (latent.head + latent.rope) + latent.value * size),
+        "sparse attention: softmax": tokens * heads * keys * (4 + (size if size == 2 else 0)),
+        "attention: output": tokens * heads * latent.value * size,
+        "indexer: inputs": tokens * gathered * size,
+        "indexer: rotary tables": 4 * keys * latent.rope * size,
+        "indexer: norm": tokens * (world.indexer_head_dim * size + 2 * (size if options.on_cpu else 4)),
+        "indexer: queries and keys": 4 * tokens * (indexer + world.indexer_head_dim),
+        "indexer: scores": tokens * world.indexer_heads * (4 * keys + size),
+        "indexer: selected keys": 8 * tokens * min(world.indexer_topk, keys),
+        "indexer: loss": 12 * tokens * keys,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,8 +41,27 @@ def added_to_buffer(weight: Any, g_TN: Tensor, x_TK: Tensor) -> Tensor | None:
         wide = weight.main_grad.dtype == torch.float32
         kernel = kernels.wgrad_gemm_accum_fp32 if wide else kernels.wgrad_gemm_accum_fp16
         kernel(x_TK, g_TN, weight.main_grad)
+    return _mark(weight, x_TK.dtype)
+
+
+def handover(weight: Any, requested: bool) -> Callable[[Tensor], Tensor | None]:
+    """The function that hands on a weight's gradient which is already computed, in any precision."""
+    if not adds_to_buffer(weight, requested):
+        return lambda gradient: gradient.to(weight.dtype)
+    main_grad = getattr(weight, "main_grad", None)
+
+    def add(gradient: Tensor) -> Tensor | None:
+        weight.main_grad = main_grad
+        weight.main_grad.add_(gradient)
+        return _mark(weight, weight.dtype)
+
+    return add
+
+
+def _mark(weight: Any, dtype: torch.dtype) -> Tensor | None:
+    """Mark a gradient as added to its buffer, and return what hooks get in its place."""
     if not hasattr(weight, "grad_added_to_main_grad"):
         return None
     weight.grad_added_to_main_grad = True
     make = torch.zeros if getattr(weight, "zero_out_wgrad", False) else torch.empty
-    return make(weight.main_grad.shape, dtype=x_TK.dtype, device=x_TK.device)
+    return make(weight.main_grad.shape, dtype=dtype, device=weight.device)

@@ -21,8 +21,8 @@ PRODUCTS = {"matmul", "mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_", "ei
 
 
 def functions(function: Any, seen: set[Any]) -> Iterator[FunctionType]:
-    """A function and every function of mindspeed.ops that it calls."""
-    if not isinstance(function, FunctionType) or function in seen or not function.__module__.startswith("mindspeed.ops"):
+    """A function and every function of mindspeed that it calls."""
+    if not isinstance(function, FunctionType) or function in seen or not function.__module__.startswith("mindspeed."):
         return
     seen.add(function)
     yield function

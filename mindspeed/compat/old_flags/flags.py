@@ -74,14 +74,17 @@ _FULL_PRECISION: Final = (
     "mla_mm_split",
     "mla_up_proj_tp_overlap",
     "mla_swap_core_attn_out",
+    "enable_mla_absorb",
 )
 """Flags that save time or memory, and whose features do not serve linear layers in fp8 or fp4."""
 _INTERLEAVED: Final = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
 
 
 def without_unserved(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Skip old flags that do not support the precision or the pipeline of a command, which computes the same without them."""
+    """Skip old flags that do not support the attention, precision or pipeline of a command, which computes the same without."""
     left = dict(values)
+    if not made.has("--enable-dsa-indexer") and made.value("--experimental-attention-variant") != "dsa":
+        _skip(made, left, ("enable_mla_absorb",), "MindSpeed-LLM absorbs up-projections only in sparse attention")
     if low := next((flag for flag in _LOW_PRECISION if made.value(flag)), None):
         _skip(made, left, _FULL_PRECISION, f"mindspeed has no feature for {low}; Megatron's layers compute the same result")
     stages = made.number("--pipeline-model-parallel-size") or 1

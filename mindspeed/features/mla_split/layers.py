@@ -7,10 +7,11 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+import torch
 from megatron.core.transformer import multi_latent_attention as mla
 from torch import Tensor
 
-from mindspeed.features.mla_split.projections import HeadWidths, LatentExchange, gathered_positions, keys_and_values, queries
+from mindspeed.features.mla_split.projections import HeadWidths, LatentExchange, keys_and_values, of_all_ranks, queries
 from mindspeed.plugins.patches import Function, wrapper
 from mindspeed.tensor_parallel.linear import WeightGradient, replicated
 from mindspeed.tensor_parallel.weight_gradient import weight_gradient
@@ -19,36 +20,51 @@ Turn = Callable[[Tensor, Tensor], Tensor]
 """From the rotary parts of queries or keys and their angles to the rotated ones."""
 
 
-@wrapper
-def with_products_in_place(
-    original: Function,
-    attention: Any,
-    hidden_states: Tensor,
-    key_value_states: Tensor | None = None,
-    position_ids: Tensor | None = None,
-    packed_seq_params: Any = None,
-    inference_context: Any = None,
-    **more: Any,
-) -> tuple[Tensor, ...]:
-    """Wrap ``MLASelfAttention.get_query_key_value_tensors``: compute queries, keys and values where attention reads them."""
-    if inference_context is not None or any(given is not None for given in more.values()):
-        given = (key_value_states, position_ids, packed_seq_params, inference_context)
-        result: tuple[Tensor, ...] = original(attention, hidden_states, *given, **more)
-        return result
-    q, kv, positions = _latent_vectors(attention, hidden_states)
-    if packed_seq_params is not None:
-        q, kv, positions = q.squeeze(1), kv.squeeze(1), positions.squeeze(1)
-    if attention.config.q_lora_rank is not None:
-        q = attention.q_layernorm(q)
-    kv = attention.kv_layernorm(kv)
-    angles, turn = _rotary(attention, hidden_states, packed_seq_params)
-    project = partial(_projected, attention, turn)
-    if attention.recompute_up_proj:
-        attention.qkv_up_checkpoint = mla.tensor_parallel.CheckpointWithoutOutput()
-        made = attention.qkv_up_checkpoint.checkpoint(project, q, kv, positions, angles)
-    else:
-        made = project(q, kv, positions, angles)
-    return *made, q, kv
+def _replaced(compute: Callable[..., tuple[Tensor, ...]]) -> Any:
+    """Return a wrapper of ``MLASelfAttention.get_query_key_value_tensors`` that takes queries, keys and values of ``compute``.
+
+    Without values, the weight of their up-projection is in their place.
+    """
+
+    @wrapper
+    def get(
+        original: Function,
+        attention: Any,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        packed_seq_params: Any = None,
+        inference_context: Any = None,
+        **more: Any,
+    ) -> tuple[Tensor, ...]:
+        if inference_context is not None or any(given is not None for given in more.values()):
+            given = (key_value_states, position_ids, packed_seq_params, inference_context)
+            result: tuple[Tensor, ...] = original(attention, hidden_states, *given, **more)
+            return result
+        q, kv, positions = _latent_vectors(attention, hidden_states)
+        if packed_seq_params is not None:
+            q, kv, positions = q.squeeze(1), kv.squeeze(1), positions.squeeze(1)
+        if attention.config.q_lora_rank is not None:
+            q = attention.q_layernorm(q)
+        kv = attention.kv_layernorm(kv)
+        angles, turn = _rotary(attention, hidden_states, packed_seq_params)
+        project = partial(compute, attention, turn)
+        if attention.recompute_up_proj:
+            attention.qkv_up_checkpoint = mla.tensor_parallel.CheckpointWithoutOutput()
+            query, key, *value = attention.qkv_up_checkpoint.checkpoint(project, q, kv, positions, angles)
+        else:
+            query, key, *value = project(q, kv, positions, angles)
+        return query, key, *(value or [attention.linear_kv_up_proj.weight]), q, kv
+
+    return get
+
+
+def _widths(attention: Any) -> HeadWidths:
+    """Return the heads of this rank and their widths."""
+    config = attention.config
+    return HeadWidths(
+        attention.num_attention_heads_per_partition, config.qk_head_dim, config.qk_pos_emb_head_dim, config.v_head_dim
+    )
 
 
 def _latent_vectors(attention: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,34 +129,59 @@ def _projected(
     attention: Any, turn: Turn, q: Tensor, kv: Tensor, positions: Tensor, angles: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values; the gather of the queries' latent vectors overlaps with the product of the others."""
+    of_keys, widths = attention.linear_kv_up_proj, _widths(attention)
+
+    def compute(x: Tensor, rotated: Tensor, exchange: LatentExchange, gradient: WeightGradient) -> tuple[Tensor, Tensor]:
+        return keys_and_values(x, rotated, of_keys.weight, widths, exchange, gradient)
+
+    query, (key, value) = _computed(attention, turn, compute, q, kv, positions, angles)
+    return query, key, value
+
+
+def _unprojected(attention: Any, turn: Turn, q: Tensor, kv: Tensor, positions: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+    """Return queries, and the latent vectors with their rotated parts as keys of one head."""
+
+    def compute(x: Tensor, rotated: Tensor, exchange: LatentExchange, gradient: WeightGradient) -> Tensor:
+        return torch.cat([of_all_ranks(x, exchange).unsqueeze(-2), rotated], dim=-1)
+
+    query, key = _computed(attention, turn, compute, q, kv, positions, angles)
+    return query, key
+
+
+with_products_in_place = _replaced(_projected)
+with_latent_keys = _replaced(_unprojected)
+
+
+def _computed(
+    attention: Any, turn: Turn, compute: Callable[..., Any], q: Tensor, kv: Tensor, positions: Tensor, angles: Tensor
+) -> tuple[Tensor, Any]:
+    """Return queries, and what ``compute`` makes of the latent vectors and the rotated parts of keys."""
     config, group = attention.config, attention.tp_group
     of_queries = attention.linear_q_proj if config.q_lora_rank is None else attention.linear_q_up_proj
     of_keys = attention.linear_kv_up_proj
     has_rows = config.sequence_parallel and group.size() > 1
-    widths = HeadWidths(
-        attention.num_attention_heads_per_partition, config.qk_head_dim, config.qk_pos_emb_head_dim, config.v_head_dim
-    )
+    widths = _widths(attention)
     kv_exchange = _posted(of_keys, kv)
     is_gathered = not has_rows or len(positions) != len(kv)
     positions_exchange = None if is_gathered else LatentExchange(group, positions, sequence_parallel=True)
     q_exchange = _posted(of_queries, q)
     if positions_exchange is not None:
-        positions = gathered_positions(positions, positions_exchange)
+        positions = of_all_ranks(positions, positions_exchange)
     elif group.size() > 1:
         positions = replicated(positions, group)
     turned = turn(positions.unsqueeze(-2), angles)
 
-    def compute_keys(x: Tensor, exchange: LatentExchange, gradient: WeightGradient) -> tuple[Tensor, Tensor]:
-        return keys_and_values(x, turned, of_keys.weight, widths, exchange, gradient)
+    def compute_keys(x: Tensor, exchange: LatentExchange, gradient: WeightGradient) -> Any:
+        return compute(x, turned, exchange, gradient)
 
     def compute_queries(x: Tensor, exchange: LatentExchange, gradient: WeightGradient) -> Tensor:
         return queries(x, of_queries.weight, exchange, gradient)
 
-    key, value = _called(of_keys, compute_keys, kv, kv_exchange)
+    made = _called(of_keys, compute_keys, kv, kv_exchange)
     query = _called(of_queries, compute_queries, q, q_exchange)
     query = query.view(*query.shape[:-1], widths.heads, widths.key + widths.rope)
     query[..., widths.key :] = turn(query[..., widths.key :], angles)
-    return query, key, value
+    return query, made
 
 
 def _posted(linear: Any, x: Tensor) -> LatentExchange | None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindspeed.ops.process_groups import PendingCollective, post_all_gather, post_all_reduce, post_reduce_scatter
-from mindspeed.tensor_parallel.linear import WeightGradient, gathered_gradients
+from mindspeed.tensor_parallel.linear import WeightGradient, gathered_gradients, replicated
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class _KeysAndValues(torch.autograd.Function):
         return g_x.view(x.shape), g_positions, g_weight, None, None, None
 
 
-class _GatheredPositions(torch.autograd.Function):
+class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: LatentExchange) -> Tensor:
         ctx.group = exchange.group
@@ -138,10 +138,12 @@ def keys_and_values(
     return made
 
 
-def gathered_positions(x: Tensor, exchange: LatentExchange) -> Tensor:
-    """Return the rotary parts of all ranks' tokens; each rank gets the summed gradient of its rows."""
-    made: Tensor = _GatheredPositions.apply(x, exchange)  # type: ignore[no-untyped-call]
-    return made
+def of_all_ranks(x: Tensor, exchange: LatentExchange) -> Tensor:
+    """Return the rows of all ranks; the gradient of a rank's own rows is summed over the ranks."""
+    if exchange.gathers:
+        made: Tensor = _Gathered.apply(x, exchange)  # type: ignore[no-untyped-call]
+        return made
+    return x if exchange.group is None else replicated(x, exchange.group)
 
 
 def _rows(x: Tensor) -> Tensor:

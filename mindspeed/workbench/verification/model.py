@@ -22,7 +22,7 @@ from mindspeed.job.world import World
 from mindspeed.megatron import gpt
 from mindspeed.megatron.configuration import gpt_configuration
 from mindspeed.workbench.verification.placement import fill_weights
-from mindspeed.workbench.verification.shape import LATENT, GptShape, Recipe
+from mindspeed.workbench.verification.shape import INDEXER, LATENT, GptShape, Recipe
 
 FLATNESS: Final = 1e6
 """Epsilon of Adam. It dwarfs every gradient, so that a step is the gradient times the learning rate to 1e-6: steepest
@@ -39,6 +39,8 @@ def model_config(recipe: Recipe) -> TransformerConfig:
     values: dict[str, Any] = {"perform_initialization": False, "deallocate_pipeline_outputs": True, "moe_aux_loss_coeff": 1e-2}
     if shape.multi_latent_attention:
         values |= LATENT | {"num_query_groups": shape.num_attention_heads}
+    if shape.indexer_topk:
+        values |= INDEXER | {"dsa_indexer_topk": shape.indexer_topk}
     values |= {name: list(value) if isinstance(value, tuple) else value for name, value in shape.options}
     return gpt_configuration(World(recipe.world()), shape.dropout, **values).made()
 
@@ -47,7 +49,11 @@ def layer_specs(config: TransformerConfig, shape: GptShape, vp_stage: int | None
     """The specs of the decoder and of multi-token prediction, None where this chunk has none of the latter."""
     latent, norm, engine = shape.multi_latent_attention, shape.normalization, _builds_engine_layers()
     experts = shape.num_experts or None
-    if experts and config.moe_layer_freq != 1:
+    if shape.indexer_topk:
+        from megatron.core.models.gpt import experimental_attention_variant_module_specs as specs  # since Megatron 0.16
+
+        decoder = specs.get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage)
+    elif experts and config.moe_layer_freq != 1:
         decoder = get_gpt_decoder_block_spec(config, use_transformer_engine=engine, normalization=norm, vp_stage=vp_stage)
     elif engine:
         kinds = {"moe_grouped_gemm": shape.grouped_experts, "qk_layernorm": config.qk_layernorm}

@@ -25,6 +25,17 @@ LATENT: Final = {
 }
 """Multi-latent attention in which every width is another one, and positions are stretched (YaRN) with a softmax scale."""
 
+INDEXER: Final = {
+    "experimental_attention_variant": "dsa",
+    "dsa_indexer_n_heads": 8,
+    "dsa_indexer_head_dim": 8,
+    "dsa_indexer_loss_coeff": 0.5,
+    "transformer_impl": "transformer_engine",
+}
+"""Sparse attention, whose indexer learns from a loss of its own. With several heads, few scores are exactly 0."""
+INDEXER_SIZES: Final = {"indexer_heads": "dsa_indexer_n_heads", "indexer_head_dim": "dsa_indexer_head_dim"}
+"""Fields of the world that a shape has among its options, by Megatron's names."""
+
 
 @dataclass(frozen=True, slots=True)
 class GptShape:
@@ -32,7 +43,7 @@ class GptShape:
 
     ``kv_channels`` 0 is an equal share of the hidden size, ``moe_ffn_hidden_size`` 0 the size of the MLP. ``dropout`` is used
     in attention and behind both residual branches. With ``multi_latent_attention`` positions are rotary inside attention, and
-    the key heads are as many as the query heads.
+    the key heads are as many as the query heads. With ``indexer_topk`` it is sparse.
     ``options`` are fields of Megatron's TransformerConfig beside those that the shape sets itself.
     """
 
@@ -54,6 +65,7 @@ class GptShape:
     linear_bias: bool = True
     rotary: bool = False
     multi_latent_attention: bool = False
+    indexer_topk: int = 0
     tied_embeddings: bool = True
     router_topk: int = 2
     shared_expert_hidden_size: int = 0
@@ -70,14 +82,19 @@ class GptShape:
         known["kv_channels"] = self.kv_channels or self.hidden_size // self.num_attention_heads
         known["moe_ffn_hidden_size"] = self.moe_ffn_hidden_size or (self.ffn_hidden_size if self.num_experts else None)
         latent = LATENT | dict(self.options) if self.multi_latent_attention else {}
-        return known | {name: latent[name] or 0 for name in ("q_lora_rank", *LATENT_WIDTHS) if latent}
+        known |= {name: latent[name] or 0 for name in ("q_lora_rank", *LATENT_WIDTHS) if latent}
+        indexer = INDEXER | dict(self.options) if self.indexer_topk else {}
+        return known | {name: indexer[option] for name, option in INDEXER_SIZES.items() if indexer}
 
     def changed(self, world: Mapping[str, Any]) -> GptShape:
         """This shape with the values of ``world`` that describe a model."""
         own = {field.name for field in fields(self)} & FIELDS.keys()
         shape = replace(self, **{name: value for name, value in world.items() if name in own and value is not None})
         widths = ("q_lora_rank", *LATENT_WIDTHS) if shape.multi_latent_attention else ()
-        return shape.with_options({name: world[name] or None for name in widths if name in world})
+        options = {name: world[name] or None for name in widths if name in world}
+        if shape.indexer_topk:
+            options |= {option: world[name] for name, option in INDEXER_SIZES.items() if name in world}
+        return shape.with_options(options)
 
     def as_hybrid(self, pattern: str = "", chunks: int = 1) -> GptShape:
         """Return the HybridModel with these layers, those of a pattern or the own ones one by one in equal segments."""
@@ -199,7 +216,8 @@ def not_built(world: Mapping[str, Any]) -> list[str]:
 
 def _beside_shapes(world: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the given values other than Megatron's default that describe a model, and that no shape has."""
-    known = {field.name for field in fields(GptShape)} | {"q_lora_rank", *LATENT_WIDTHS, *_AROUND, *PARALLEL_SIZES}
+    known = {field.name for field in fields(GptShape)} | {"q_lora_rank", *LATENT_WIDTHS, *INDEXER_SIZES}
+    known |= {*_AROUND, *PARALLEL_SIZES}
     for name, value in world.items():
         if name not in known and value is not None and value != FIELDS[name].default:
             yield name, value

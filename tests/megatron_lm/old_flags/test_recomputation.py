@@ -148,3 +148,19 @@ def test_an_offloaded_output_of_core_attention_is_a_setting_of_its_feature() -> 
     made = read("--mla-swap-core-attn-out --schedules-method dualpipev --pipeline-model-parallel-size 2")
     assert "mla-split" in made.layer.features
     assert made.layer.settings["mla-split"] == {"offload_output": True}
+
+
+@pytest.mark.parametrize("variant", ["--enable-dsa-indexer", "--experimental-attention-variant dsa"])
+def test_absorbed_projections_of_sparse_attention_are_a_setting(variant: str) -> None:
+    made = read(f"--enable-mla-absorb {variant}")
+    assert made.layer.features == ("mla-split",)
+    assert made.layer.settings["mla-split"] == {"absorb": True}
+    assert made.left_out == ()
+
+
+def test_projections_of_other_attention_are_not_absorbed() -> None:
+    made = read("--enable-mla-absorb --multi-latent-attention")
+    assert made.layer.features == ()
+    assert [str(problem.message) for problem in made.left_out] == [
+        "--enable-mla-absorb is skipped: MindSpeed-LLM absorbs up-projections only in sparse attention"
+    ]

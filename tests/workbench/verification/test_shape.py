@@ -30,7 +30,7 @@ def test_every_field_of_a_model_is_in_the_tiny_model_or_refused(shape):
         if world[name] == FIELDS[name].default or not_built(world):
             continue
         changed = shape.changed(world).with_options(options_of(world))
-        if changed == shape and "lora" not in name and "head_dim" not in name:
+        if changed == shape and "lora" not in name and "head_dim" not in name and name != "indexer_heads":
             silent.append(name)
     assert silent == []
 
@@ -48,3 +48,10 @@ def test_the_recipe_of_a_job_has_the_widths_of_its_latent_attention():
     batch = {"dtype": "fp32", "micro_batch_size": 1, "global_batch_size": 8}
     recipe = recipe_of(World({"multi_latent_attention": True, **latent, **batch}))
     assert {name: recipe.world()[name] for name in latent} == latent
+
+
+def test_the_recipe_of_a_job_has_the_indexer_of_its_sparse_attention():
+    indexer = {"indexer_topk": 3, "indexer_heads": 5, "indexer_head_dim": 12}
+    batch = {"dtype": "fp32", "micro_batch_size": 1, "global_batch_size": 8}
+    recipe = recipe_of(World({"multi_latent_attention": True, **indexer, **batch}))
+    assert {name: recipe.world()[name] for name in indexer} == indexer
