@@ -31,6 +31,12 @@ STEP_REPEATED: Final = (
         "mindspeed.pipeline.post_validation:clear_after_validation",
         reason="keeps gradients until the optimizer step is validated, which may have to be repeated",
     ),
+    ms.Wrap(
+        "megatron.core.optimizer_param_scheduler:OptimizerParamScheduler.step",
+        "mindspeed.pipeline.post_validation:with_steps_to_take_back",
+        reason="does not count a step that is skipped at its validation",
+        optional=True,
+    ),
     *(
         ms.Wrap(
             f"megatron.training.utils:{name}",

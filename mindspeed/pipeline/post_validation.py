@@ -39,12 +39,11 @@ def open_validation() -> PostValidation:
 class PostValidation:
     """The optimizer steps of this rank that are not validated yet.
 
-    ``group`` has all ranks of the job. ``scheduler`` is the learning-rate scheduler of the training loop, if it has one.
+    ``group`` has all ranks of the job.
     """
 
     def __init__(self, group: Any) -> None:
         self._group = group
-        self.scheduler: Any = None
         self.norm = 0.0
         """Gradient norm of the latest validated step."""
         self.repeated = 0
@@ -70,6 +69,11 @@ class PostValidation:
             self._clearings.append(clearing)
         return bool(self._steps)
 
+    def note_schedule(self, scheduler: Any, increment: int) -> None:
+        """Remember that a learning-rate scheduler counted the pending steps as taken."""
+        for step in self._steps:
+            step.scheduled.append((scheduler, increment))
+
     def close(self) -> None:
         """Destroy the process group."""
         dist.destroy_process_group(self._group)
@@ -90,7 +94,7 @@ class PostValidation:
 
     def _step(self, optimizer: Any, step: Callable[[], Any]) -> tuple[bool, float, None]:
         self.validate()
-        self._steps.append(_OptimisticStep(optimizer, step, self._group, self.scheduler))
+        self._steps.append(_OptimisticStep(optimizer, step, self._group))
         return True, self.norm, None
 
     def _zero_grad(self, zero_grad: Callable[..., None], set_to_none: bool = True) -> None:
@@ -115,14 +119,17 @@ _READERS: Final = (
 
 
 class _OptimisticStep:
-    """One step of an optimizer: taken at once, where the gradients of this rank alone do not speak against it."""
+    """One step of an optimizer: taken at once, where the gradients of this rank alone do not speak against it.
+
+    ``scheduled`` has the learning-rate schedulers that count it, and by how much.
+    """
 
     @torch.no_grad()
-    def __init__(self, optimizer: Any, step: Callable[[], Any], group: Any, scheduler: Any) -> None:
+    def __init__(self, optimizer: Any, step: Callable[[], Any], group: Any) -> None:
         self._optimizer, self._step = optimizer, step
         self._members: list[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
         self._inner = [member.optimizer for member in self._members if member.optimizer is not None]
-        self._scheduler, self._scheduled = scheduler, getattr(scheduler, "num_steps", None)
+        self.scheduled: list[tuple[Any, int]] = []
         clip = optimizer.config.clip_grad
         self._limit = clip * (1 - MARGIN) - 1e-6 if clip > 0 else math.inf  # Megatron adds 1e-6 to the norm
         self._scalers = [(scaler, vars(scaler).copy()) for scaler in _scalers(self._members)]
@@ -172,8 +179,8 @@ class _OptimisticStep:
             _set(inner, changed)
         if not is_taken:
             self._publish()
-            if self._scheduled is not None:
-                self._scheduler.step(increment=self._scheduled - self._scheduler.num_steps)
+            for scheduler, increment in self.scheduled:
+                scheduler.step(increment=-increment)
         return norm or 0.0
 
     def _agree_on_infinities(self) -> bool:
@@ -308,6 +315,14 @@ def clear_after_validation(original: Function, chunk: Any) -> None:
     validation = _active()
     if validation is None or not validation.keeps_gradients(chunk.zero_grad_buffer):
         original(chunk)
+
+
+@wrapper
+def with_steps_to_take_back(original: Function, scheduler: Any, increment: int) -> None:
+    """Wrap ``OptimizerParamScheduler.step()``: a step that is skipped at its validation is not counted."""
+    original(scheduler, increment)
+    if (validation := _active()) is not None:
+        validation.note_schedule(scheduler, increment)
 
 
 @wrapper

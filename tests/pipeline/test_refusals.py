@@ -53,8 +53,9 @@ def test_every_feature_of_pipelines_asks_the_model() -> None:
         name: ",".join(one.function for one in CATALOG.specs[name].constraints if isinstance(one, ModelCondition))
         for name in (*LISTS, *AHEAD)
     }
-    conditions = "mindspeed.pipeline.conditions:"
-    assert asked == dict.fromkeys(LISTS, f"{conditions}foreign_modules") | dict.fromkeys(AHEAD, f"{conditions}sharded_modules")
+    lists, ahead = (f"mindspeed.pipeline.conditions:{name}" for name in ("foreign_modules", "sharded_modules"))
+    later = {"zero-bubble": f"{lists},mindspeed.memory.model_layers:unsuited_optimizers"}
+    assert asked == dict.fromkeys(LISTS, lists) | dict.fromkeys(AHEAD, ahead) | later
 
 
 def shared(slot: str, *names: str) -> str:

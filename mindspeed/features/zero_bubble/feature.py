@@ -263,11 +263,6 @@ class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
             self.engine.validation.attach(optimizer)
 
     @ms.hookimpl
-    def around_train_step(self, state: Any) -> None:
-        if self.engine is not None and self.engine.validation is not None:
-            self.engine.validation.scheduler = state.scheduler
-
-    @ms.hookimpl
     def around_save(self) -> None:
         if self.engine is not None and self.engine.validation is not None:
             self.engine.validation.validate()
