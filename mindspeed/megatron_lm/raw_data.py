@@ -31,8 +31,9 @@ _TOKENIZER: Final = re.compile(
     r"tokenizer_\w+|tiktoken_\w+|vocab_file|merge_file|vocab_extra_ids|trust_remote_code|legacy_tokenizer"
 )
 """Arguments that decide the tokens of a text."""
-_FILES: Final = ("vocab_file", "merge_file")
-_PATHS: Final = ("tokenizer_model", *_FILES)
+_PATHS: Final = ("tokenizer_model", "vocab_file", "merge_file")
+_BY_FILES: Final = ("GPT2BPETokenizer", "BertWordPieceLowerCase", "BertWordPieceCase")
+"""Tokenizers that read the files of a vocabulary, also by relative paths."""
 _PACKAGES: Final = {
     **dict.fromkeys(("HuggingFaceTokenizer", "SFTTokenizer"), "transformers"),
     **dict.fromkeys(("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"), "sentencepiece"),
@@ -219,7 +220,8 @@ def _problems(data: RawData, given: Mapping[str, Given], files: Sequence[Path]) 
         yield problem_of_flags("MS501", text, [kind.option], Fix.advise(f"pip install {package}"))
     for dest, argument in ((dest, given[dest]) for dest in _PATHS if dest in given):
         path = Path(str(argument.value))
-        if (dest in _FILES or path.is_absolute()) and not path.exists():
+        is_read = path.is_absolute() or (dest != "tokenizer_model" and kind is not None and kind.value in _BY_FILES)
+        if is_read and not path.exists():
             text = f"{data.path} is tokenized with {argument.option} {path}, which does not exist"
             yield problem_of_flags("MS601", text, [argument.option], Fix.give_option(argument.option, "PATH"))
 

@@ -43,39 +43,47 @@ def call_separately(function: str, given: Mapping[str, Any], doing: str, log: Pa
     environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     with log.open("w", encoding="utf-8") as output:
         done = subprocess.run(
-            [sys.executable, "-m", __name__, function],
+            [sys.executable, "-m", __name__, function, str(_report(log))],
             input=json.dumps(given),
             text=True,
             env=environ,
-            stdout=subprocess.PIPE,
-            stderr=output,
+            stdout=output,
+            stderr=subprocess.STDOUT,
             check=False,
         )
     if done.returncode:
-        if done.stdout:
-            found = map(Problem.from_json, json.loads(done.stdout))
-            raise RunError(replace(problem, chain=(*problem.chain, f"{doing}, see {log}")) for problem in found)
+        if problems := _reported(log):
+            raise RunError(replace(problem, chain=(*problem.chain, f"{doing}, see {log}")) for problem in problems)
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         reason = lines[-1] if lines else f"the process ended with status {done.returncode}"
         fix = f"correct what {log} shows, and start the job again"
         raise RunError([Problem(code, f"{doing} failed: {reason}", where=str(log), fix=advice(fix))])
 
 
-def main(function: str) -> None:
-    """Call a function with the keyword arguments on the standard input, under the plan without features.
+def _report(log: Path) -> Path:
+    """Return the file of the problems with which a process ended."""
+    return log.with_name(f"{log.name}.problems")
 
-    The standard output is for its problems alone; all else that is printed is a line of the log.
-    """
-    answer = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+def _reported(log: Path) -> list[Problem]:
+    """Return the problems with which a process ended, and delete their file."""
+    report = _report(log)
+    if not report.is_file():
+        return []
+    problems = json.loads(report.read_text(encoding="utf-8"))
+    report.unlink()
+    return [Problem.from_json(problem) for problem in problems]
+
+
+def main(function: str, report: str) -> None:
+    """Call a function with the keyword arguments on the standard input, under the plan without features."""
     try:
         registry.activate(registry.resolve((), replace(registry.probe(), world_size=1)))
         resolve_name(function)(**json.load(sys.stdin))
     except MindSpeedError as error:
-        with answer:
-            json.dump([problem.to_json() for problem in error.problems], answer)
+        Path(report).write_text(json.dumps([problem.to_json() for problem in error.problems]), encoding="utf-8")
         sys.exit(str(error))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -7,7 +7,8 @@ arithmetic but by copies, so that a repeated step has the bits of one that was s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -50,18 +51,33 @@ class PostValidation:
         """Steps that were undone and repeated or skipped."""
         self._steps: list[_OptimisticStep] = []
         self._clearings: list[Callable[[], None]] = []
+        self._attached: list[tuple[Any, str]] = []
 
     @property
     def is_pending(self) -> bool:
         return bool(self._steps)
 
+    @property
+    def is_attached(self) -> bool:
+        return bool(self._attached)
+
     def attach(self, optimizer: Any) -> None:
         """Let an optimizer of Megatron step without synchronization over pipeline stages."""
-        optimizer.step = partial(self._step, optimizer, optimizer.step)
-        optimizer.zero_grad = partial(self._zero_grad, optimizer.zero_grad)
-        for name in _READERS:
-            if (reader := getattr(optimizer, name, None)) is not None:
-                setattr(optimizer, name, partial(self._after_validation, reader))
+        methods: dict[str, Callable[..., Any]] = {"step": partial(self._step, optimizer), "zero_grad": self._zero_grad}
+        methods |= dict.fromkeys(_READERS, self._after_validation)
+        for name, method in methods.items():
+            if (own := getattr(optimizer, name, None)) is not None:
+                setattr(optimizer, name, partial(method, own))
+                self._attached.append((optimizer, name))
+
+    def detach(self) -> None:
+        """Remove the replaced methods of optimizers. The weights of a pending step remain, with a warning."""
+        if self._steps:
+            warnings.warn(_NOT_VALIDATED, stacklevel=2)
+        self._steps, self._clearings = [], []
+        for optimizer, name in self._attached:
+            vars(optimizer).pop(name, None)
+        self._attached = []
 
     def keeps_gradients(self, clearing: Callable[[], None]) -> bool:
         """Return whether a step needs the gradients that are to be cleared; its validation calls ``clearing`` then."""
@@ -70,12 +86,13 @@ class PostValidation:
         return bool(self._steps)
 
     def note_schedule(self, scheduler: Any, increment: int) -> None:
-        """Remember that a learning-rate scheduler counted the pending steps as taken."""
+        """Remember that a learning-rate scheduler has counted the pending steps."""
         for step in self._steps:
             step.scheduled.append((scheduler, increment))
 
     def close(self) -> None:
         """Destroy the process group."""
+        self.detach()
         dist.destroy_process_group(self._group)
 
     def validate(self) -> bool:
@@ -107,6 +124,11 @@ class PostValidation:
         return reader(*args, **more)
 
 
+_NOT_VALIDATED: Final = (
+    "the last optimizer step was not validated: it is not clipped, and not skipped for infinite gradients. Save a checkpoint, "
+    "or call state_dict() of the optimizer on all ranks, before mindspeed is deactivated or process groups are destroyed"
+)
+
 _READERS: Final = (
     "state_dict",
     "sharded_state_dict",
@@ -119,7 +141,7 @@ _READERS: Final = (
 
 
 class _OptimisticStep:
-    """One step of an optimizer: taken at once, where the gradients of this rank alone do not speak against it.
+    """One step of an optimizer: taken at once, unless the gradients of this rank alone require clipping or a skip.
 
     ``scheduled`` has the learning-rate schedulers that count it, and by how much.
     """
@@ -169,7 +191,7 @@ class _OptimisticStep:
         for scaler, state in self._scalers:
             vars(scaler).update(state)
         for inner, before in zip(self._inner, self._before, strict=True):
-            _set(inner, before)
+            _restore(inner, before)
         self._optimizer.prepare_grads = self._agree_on_infinities
         try:
             is_taken, norm, _ = self._step()
@@ -199,7 +221,7 @@ class _OptimisticStep:
         return found
 
     def _publish(self) -> None:
-        """Give the model the main weights as they are; as collective as a step."""
+        """Give the model the main weights as they are, with the collectives of a step."""
         idle = SimpleNamespace(step=lambda: None)
         inner = [member.optimizer for member in self._members]
         try:
@@ -235,25 +257,45 @@ class _Copies:
 def _copied(state: dict[str, Any] | None) -> dict[str, Any] | None:
     if not state:
         return None
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
+    return {name: _copy(value) for name, value in state.items()}
 
 
 def _settings(inner: Any) -> list[dict[str, Any]]:
-    """Return the settings of parameter groups, such as the learning rate."""
-    return [{name: value for name, value in group.items() if name != "params"} for group in inner.param_groups]
+    """Return the settings of parameter groups, such as the learning rate, or a number of steps that a kernel counts there."""
+    return [{name: _copy(value) for name, value in group.items() if name != "params"} for group in inner.param_groups]
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _changes(inner: Any, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return those settings of parameter groups that were changed since."""
     return [
-        {name: value for name, value in now.items() if name not in then or value is not then[name]}
+        {name: value for name, value in now.items() if name not in then or _differs(value, then[name])}
         for now, then in zip(_settings(inner), before, strict=True)
     ]
 
 
+def _differs(one: Any, other: Any) -> bool:
+    return not one.equal(other) if isinstance(one, Tensor) and isinstance(other, Tensor) else one is not other
+
+
+def _restore(inner: Any, settings: list[dict[str, Any]]) -> None:
+    """Give parameter groups these settings and no others."""
+    for group, values in zip(inner.param_groups, settings, strict=True):
+        for name in group.keys() - values.keys() - {"params"}:
+            del group[name]
+    _set(inner, settings)
+
+
 def _set(inner: Any, settings: list[dict[str, Any]]) -> None:
     for group, values in zip(inner.param_groups, settings, strict=True):
-        group.update(values)
+        for name, value in values.items():
+            if isinstance(value, Tensor) and isinstance(group.get(name), Tensor):
+                group[name].copy_(value)
+            else:
+                group[name] = value
 
 
 def _scalers(members: list[Any]) -> list[Any]:
@@ -299,6 +341,12 @@ def _squares(members: list[Any]) -> tuple[float, float]:
     return own, weighted
 
 
+def late_gathers(feature: Any, chunks: Sequence[Any]) -> list[str]:
+    """Return a sentence for a model whose weights are gathered in its forward passes, which a repeated step has passed."""
+    late = any(getattr(getattr(chunk, "ddp_config", None), "overlap_param_gather", False) for chunk in chunks)
+    return ["the weights of the model are gathered in forward passes (overlap_param_gather)"] if late else []
+
+
 # -- wraps of Megatron's functions --------------------------------------------------------------------------------------
 
 
@@ -306,7 +354,7 @@ def _active() -> PostValidation | None:
     """Return the steps of the active schedule, None where it has none that are validated later."""
     engines = [getattr(feature, "engine", None) for feature in active_features(object)]
     found = [getattr(engine, "validation", None) for engine in engines]
-    return next((validation for validation in found if validation is not None), None)
+    return next((validation for validation in found if validation is not None and validation.is_attached), None)
 
 
 @wrapper

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import Any, Final
 
 import torch
@@ -68,7 +69,7 @@ class KeptIterator:
     def __next__(self) -> Any:
         value = self._again.pop(0) if self._again else next(self._iterator)
         if self._kept is not None:
-            self._kept.append(value)
+            self._kept.append(copy(value))  # a forward step may take entries out of a batch
         return value
 
     def rewind(self) -> None:

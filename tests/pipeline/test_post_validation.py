@@ -1,14 +1,17 @@
 """Optimizer steps that are validated later have the bits of synchronized ones."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from mindspeed import registry
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.pipeline.bounds import shortest_period
 from mindspeed.pipeline.messages import warm_up
 from mindspeed.pipeline.operations import Costs, Op, PipelineShape, Schedule
+from mindspeed.pipeline.post_validation import PostValidation, _restore, _settings
 from mindspeed.pipeline.search import fastest
 from mindspeed.pipeline.simulator import period
 from mindspeed.workbench.verification.pool import WorkerPool
@@ -197,3 +200,35 @@ def test_repeated_warm_ups_of_other_schedules_and_models(
 ) -> None:
     given = (STEPS, "fp32", False, optimizer, arguments)
     assert_equal(compared(pool, world["pp"], *given, settings=settings, **world), repeated=2)
+
+
+def test_undoing_a_step_restores_what_a_kernel_counts_in_its_group() -> None:
+    """As fused optimizers do, in a number that their first step creates, or in a tensor that they change in place."""
+    count = torch.zeros(())
+    inner = SimpleNamespace(param_groups=[{"params": [], "lr": 1.0, "count": count}])
+    before = _settings(inner)
+    (group,) = inner.param_groups
+    group["step"] = 1
+    group["lr"] = 2.0
+    count += 1
+    _restore(inner, before)
+    assert group == {"params": [], "lr": 1.0, "count": torch.zeros(())}
+    assert group["count"] is count
+
+
+def test_methods_of_optimizers_return_at_deactivation_with_a_warning_for_a_pending_step() -> None:
+    class Optimizer:
+        def step(self) -> None: ...
+
+        def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+    optimizer, validation = Optimizer(), PostValidation(None)
+    validation.attach(optimizer)
+    assert validation.is_attached
+    assert set(vars(optimizer)) == {"step", "zero_grad"}
+    validation._steps.append(object())  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="was not validated"):
+        validation.detach()
+    assert vars(optimizer) == {}
+    assert not validation.is_attached
+    assert not validation.is_pending

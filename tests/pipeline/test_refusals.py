@@ -54,7 +54,8 @@ def test_every_feature_of_pipelines_asks_the_model() -> None:
         for name in (*LISTS, *AHEAD)
     }
     lists, ahead = (f"mindspeed.pipeline.conditions:{name}" for name in ("foreign_modules", "sharded_modules"))
-    later = {"zero-bubble": f"{lists},mindspeed.memory.model_layers:unsuited_optimizers"}
+    repeated = "mindspeed.memory.model_layers:unsuited_optimizers", "mindspeed.pipeline.post_validation:late_gathers"
+    later = {"zero-bubble": ",".join((lists, *repeated))}
     assert asked == dict.fromkeys(LISTS, lists) | dict.fromkeys(AHEAD, ahead) | later
 
 

@@ -40,7 +40,8 @@ class DeferredLogits:
 
     def loss(self, labels_BS: Tensor, args: Any) -> Tensor:
         """Return the loss of each token [B, S]."""
-        is_largest_SB = torch.empty_like(labels_BS.t(), dtype=torch.bool)
+        recomputes = args.mode == "recompute"
+        is_largest_SB = torch.empty_like(labels_BS.t(), dtype=torch.bool) if recomputes else None
         gradient = weight_gradient(self.weight, self.layer.gradient_accumulation_fusion)
         loss_SB = linear_cross_entropy(
             self.hidden,
@@ -55,7 +56,7 @@ class DeferredLogits:
             weight_gradient=None if gradient is plain_weight_gradient else gradient,
             is_largest=is_largest_SB,
         )
-        self.is_largest = is_largest_SB.t()
+        self.is_largest = None if is_largest_SB is None else is_largest_SB.t()
         return loss_SB.t().contiguous()
 
 
@@ -65,7 +66,7 @@ def with_deferred_logits(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         labels = kwargs.get("labels", args[_LABELS] if len(args) > _LABELS else None)
-        if labels is None or not self.post_process:
+        if labels is None or not self.post_process or kwargs.get("output_processor") is not None:
             return original(self, *args, **kwargs)
         with _deferred(self.output_layer, kwargs.get("loss_mask")):
             return original(self, *args, **kwargs)

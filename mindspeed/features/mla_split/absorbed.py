@@ -21,7 +21,7 @@ from torch import Tensor
 from mindspeed.ops.registration import define
 
 BLOCK: Final = 2**24
-"""Largest number of elements of the keys and scores of a block of queries."""
+"""Largest number of elements of the absorbed queries of a block, or of its keys and scores."""
 GATHER: Final = 4
 """A gathered key costs as much time as this number of keys that are read in place: 4 with 32 heads, 8 with 8 heads on a CPU."""
 
@@ -71,9 +71,9 @@ def sparse_attention(
 
 def divergence(index_scores: Tensor, target: Tensor) -> Tensor:
     """Return the KL divergence of the indexer's probabilities [..., N] from the target, as the mean over queries."""
-    found = index_scores.softmax(-1, dtype=torch.float32)
-    wanted = target / target.sum(-1, keepdim=True)
-    return (wanted * ((wanted + _TINY).log() - (found + _TINY).log())).sum(-1).mean()
+    predicted = index_scores.softmax(-1, dtype=torch.float32)
+    expected = target / target.sum(-1, keepdim=True)
+    return (expected * ((expected + _TINY).log() - (predicted + _TINY).log())).sum(-1).mean()
 
 
 _TINY: Final = 1e-10
@@ -183,7 +183,7 @@ def _blocks(query: Tensor, keys: Tensor, selected: Tensor, may_gather: bool = Tr
         start = 0
         while start < tokens:
             gathers = start >= first
-            elements = count * (keys.shape[-1] + heads) if gathers else tokens * heads
+            elements = max(heads * keys.shape[-1], count * (keys.shape[-1] + heads) if gathers else tokens * heads)
             end = min(tokens if gathers else first, start + max(1, BLOCK // elements))
             yield _Block(sample, slice(start, end), gathers)
             start = end

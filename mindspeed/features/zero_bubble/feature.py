@@ -167,26 +167,52 @@ def _validates_later(args: ZeroBubbleArgs, world: ms.World) -> bool:
     return args.post_validation
 
 
+_SYNCHRONIZE: Final = ms.Fix.give_setting("post_validation", False)
+
+
+@ms.condition(
+    "post_validation supports Megatron 0.14 to 0.17, but the version is {world.megatron}",
+    fix=(_SYNCHRONIZE,),
+    when=_validates_later,
+)
+def megatron_has_one_norm(args: ZeroBubbleArgs, world: ms.World) -> bool:
+    """Check that a step of this release depends on one gradient norm; since 0.18 it has further limits and norms."""
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet("<0.18").contains(world.megatron, prereleases=True)
+
+
+def _with_fix(condition: Any) -> Any:
+    """The same condition of steps that are validated later; another fix is to synchronize them."""
+    if isinstance(condition, ms.ModelCondition):
+        return replace(condition, when=_validates_later)
+    return replace(condition, fix=(_SYNCHRONIZE, *condition.fix), when=_validates_later)
+
+
+def _apart(name: str, reason: str) -> ms.Conflicts:
+    return ms.Conflicts(name, reason=f"{reason}; set zero-bubble.post_validation=false", when=_validates_later)
+
+
 STEPS_CAN_BE_REPEATED: Final = (
-    *(replace(condition, when=_validates_later) for condition in MAIN_WEIGHTS if condition is not NO_FSDP),
-    ms.Conflicts(
-        "async-param-gather",
-        reason="post_validation gathers weights once more when a step is repeated, but async-param-gather does so in forward",
+    megatron_has_one_norm,
+    *(_with_fix(condition) for condition in MAIN_WEIGHTS if condition is not NO_FSDP),
+    ms.Condition.unset(
+        "precision_aware_optimizer",
+        "the precision-aware optimizer of Transformer Engine stores main weights itself, so post_validation cannot copy them",
+        fix=(_SYNCHRONIZE,),
         when=_validates_later,
+    ),
+    ms.ModelCondition(
+        "mindspeed.pipeline.post_validation:late_gathers", "weights are gathered before a step ends", when=_validates_later
+    ),
+    _apart(
+        "async-param-gather", "post_validation gathers weights at the end of a step, but async-param-gather does in forward"
     ),
     *(
-        ms.Conflicts(
-            name,
-            reason="post_validation copies main weights and optimizer states before a step, but another feature stores them",
-            when=_validates_later,
-        )
+        _apart(name, f"post_validation copies main weights and optimizer states before a step, but {name} stores them itself")
         for name in ("swap-optimizer", "reuse-fp32-param", "bf16-moments")
     ),
-    ms.Conflicts(
-        "moe-load-report",
-        reason="post_validation may repeat forward passes, whose tokens moe-load-report would count twice",
-        when=_validates_later,
-    ),
+    _apart("moe-load-report", "post_validation may repeat forward passes, whose tokens moe-load-report would count twice"),
 )
 """Constraints of optimizer steps that are undone and repeated."""
 
@@ -261,6 +287,11 @@ class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
     def optimizer_built(self, optimizer: Any) -> None:
         if self.engine is not None and self.engine.validation is not None:
             self.engine.validation.attach(optimizer)
+
+    @ms.hookimpl
+    def deactivated(self) -> None:
+        if self.engine is not None and self.engine.validation is not None:
+            self.engine.validation.detach()
 
     @ms.hookimpl
     def around_save(self) -> None:

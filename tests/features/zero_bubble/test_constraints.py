@@ -97,7 +97,7 @@ def test_a_v_is_placed_where_megatron_asks_by_chunk(version: str, fits: bool) ->
     answers = [
         failure(condition, "zero-bubble", ZeroBubbleArgs(placement="v"), World(V | {"megatron": version}))
         for condition in CONSTRAINTS
-        if isinstance(condition, Condition) and "supports Megatron" in condition.message
+        if isinstance(condition, Condition) and "placement=v supports Megatron" in condition.message
     ]
     text = f"placement=v supports Megatron 0.14 to 0.18, but the version is {version}"
     assert [answer and answer.message for answer in answers] == [None if fits else text]
@@ -109,6 +109,8 @@ def test_a_v_is_placed_where_megatron_asks_by_chunk(version: str, fits: bool) ->
         ((), {"offloaded_optimizer": True}, "MS304"),
         ((), {"qk_clip": True}, "MS304"),
         ((), {"optimizer": "muon"}, "MS304"),
+        ((), {"megatron": "0.18.2"}, "MS304"),
+        ((), {"precision_aware_optimizer": True, "engine_installed": True, "platform": "cuda"}, "MS304"),
         (("swap-optimizer",), {"dtype": "bf16"}, "MS202"),
         (("reuse-fp32-param",), {"dtype": "bf16"}, "MS202"),
         (("async-param-gather",), {"world_size": 4}, "MS202"),
@@ -119,3 +121,4 @@ def test_a_step_that_cannot_be_repeated_is_refused(also: tuple[str, ...], world:
     for on in (True, False):
         found = refusals("zero-bubble", *also, settings=of(post_validation=on), **{"pp": 2} | world)
         assert any(code in text for text in found) == on, found
+        assert all("post_validation" in text for text in found)
