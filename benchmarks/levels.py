@@ -55,8 +55,9 @@ COMPARED: Final = (
     ("level 1", STOCK, 1.02),
 )
 """A process, that which it is compared with, and the largest ratio of their times."""
-TOLERANCES: Final = {"fp32": 1e-3, "bf16": 2e-2}
-"""Largest relative difference of two losses: Adam grows a difference of 1e-7 in the gradients from step to step."""
+TOLERANCES: Final = {"fp32": 1e-3, "bf16": 5e-2}
+"""Largest relative difference of two losses: Adam grows a difference of 1e-7 in the gradients from step to step, and in bf16
+routers choose other experts for some tokens."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+from mindspeed.ops.speeds import processor_model
+
 _UNITS: Final = {"s": 1.0, "ms": 1e3}
 _T = TypeVar("_T")
 
@@ -115,8 +117,8 @@ def middle(spent: Sequence[Spent]) -> Spent:
 
 
 def machine() -> str:
-    """Processor count and Python version; never a host name."""
-    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    """Processors and Python version; never a host name."""
+    return f"{os.cpu_count()} cores of {processor_model() or platform.machine()}, Python {platform.python_version()}"
 
 
 def read_rows(path: Path) -> list[Row]:
