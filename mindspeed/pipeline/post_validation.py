@@ -38,7 +38,7 @@ def open_validation() -> PostValidation:
 
 
 class PostValidation:
-    """The optimizer steps of this rank that are not validated yet.
+    """Hold the optimizer step of this rank that is not validated yet.
 
     ``group`` has all ranks of the job.
     """
@@ -141,7 +141,7 @@ _READERS: Final = (
 
 
 class _OptimisticStep:
-    """One step of an optimizer: taken at once, unless the gradients of this rank alone require clipping or a skip.
+    """Take a step of an optimizer at once, unless the gradients of this rank alone require clipping or a skip.
 
     ``scheduled`` has the learning-rate schedulers that count it, and by how much.
     """

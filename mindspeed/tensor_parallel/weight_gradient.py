@@ -45,7 +45,7 @@ def added_to_buffer(weight: Any, g_TN: Tensor, x_TK: Tensor) -> Tensor | None:
 
 
 def handover(weight: Any, requested: bool) -> Callable[[Tensor], Tensor | None]:
-    """The function that hands on a weight's gradient which is already computed, in any precision."""
+    """Return the function that adds a computed gradient of a weight to its buffer, or gives it to autograd."""
     if not adds_to_buffer(weight, requested):
         return lambda gradient: gradient.to(weight.dtype)
     main_grad = getattr(weight, "main_grad", None)
