@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -197,6 +198,7 @@ def breaks_overlapping_buffers(rank: int) -> None:
 def obeys_all_to_all_splits(rank: int) -> None:
     sizes = [1, 2][:: 1 - 2 * rank]
     dist.all_to_all_single(ones(3), ones(3), sizes, sizes)
+    dist.all_to_all_single(ones(3), ones(3), numpy.array(sizes), numpy.array(sizes))  # as in Megatron's dispatcher
     dist.all_to_all_single(ones(0), ones(0))
 
 

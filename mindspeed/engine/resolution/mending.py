@@ -105,15 +105,12 @@ class _Trial:
     def _left_a_round_later(self, fix: Fix, problem: Problem) -> int:
         """Return the number of problems after a fix of a problem and the first alternatives of what it leaves.
 
-        Such an alternative that adds a feature of the first problem counts too: with the feature the first one returns.
+        A problem with any alternative that adds a feature of the first one counts too: with the feature the first one returns.
         """
         request, returning = applied(fix, self.mended) or self.mended, 0
         for other in with_tried_fixes(self.judge(request, "declared"), request, self.judge, self.ahead - 1):
-            for alternative in other.fix:
-                if (changed := applied(alternative, request)) is not None:
-                    request = changed
-                    returning += alternative.verb == "add-feature" and alternative.name in problem.features
-                    break
+            returning += any(one.verb == "add-feature" and one.name in problem.features for one in other.fix)
+            request = next((changed for one in other.fix if (changed := applied(one, request)) is not None), request)
         return self._problems(request).total() + returning
 
     def _problems(self, request: JobRequest) -> Counter[Mistake]:

@@ -356,10 +356,11 @@ def _exchanged(call: CollectiveCall, ranks: int) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _split_sides(call: CollectiveCall) -> list[tuple[torch.Tensor, Sequence[int] | None]]:
-    """Return input and output of ``all_to_all_single``, each with its split sizes."""
-    names = ("input_split_sizes", "output_split_sizes")
-    return [(tensor, call.arguments.get(name)) for tensor, name in zip((*call.inputs, *call.outputs), names, strict=True)]
+def _split_sides(call: CollectiveCall) -> list[tuple[torch.Tensor, list[int]]]:
+    """Return input and output of ``all_to_all_single``, each with its split sizes, which may be given as an array."""
+    sizes = (call.arguments.get(name) for name in ("input_split_sizes", "output_split_sizes"))
+    given = ([] if some is None else [int(size) for size in some] for some in sizes)
+    return list(zip((*call.inputs, *call.outputs), given, strict=True))
 
 
 def _type(tensor: torch.Tensor) -> str:
@@ -410,7 +411,7 @@ def _split_refusal(call: CollectiveCall) -> _Refusal | None:
             return _Refusal("a tensor without dimensions cannot be split", "give it one dimension")
         rows = tensor.shape[0]
         if sizes and (len(sizes) != ranks or sum(sizes) != rows):
-            return _Refusal(f"{list(sizes)} does not split {rows} rows among {ranks} ranks", "give one size for each rank")
+            return _Refusal(f"{sizes} does not split {rows} rows among {ranks} ranks", "give one size for each rank")
         if not sizes and rows % ranks:
             return _Refusal(f"{rows} rows do not divide among {ranks} ranks", "give split sizes")
     if not to and not from_ and sent.numel() != received.numel():
