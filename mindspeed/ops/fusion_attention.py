@@ -65,12 +65,9 @@ def forward(part: AttentionBatch) -> None:
     """Write the result, and the maximum and the sum of each row's softmax, [B, K, G, S]."""
     (q_BKGSD, out_BKGSE), (k_BKTD, v_BKTE), (maximum, total), scores = part
     k_wide, v_wide = wide(k_BKTD), wide(v_BKTE)
-    maximum.fill_(-torch.inf)
-    total.zero_()
     for rows, columns in _strips(q_BKGSD, scores):
         here, there = slice(*rows), slice(*columns)
         if columns[0] == columns[1]:
-            out_BKGSE[..., here, :] = 0
             continue
         products = _product(wide(q_BKGSD[..., here, :]), k_wide[:, :, there].transpose(-1, -2))
         logits = scores.logits(products, rows, columns)
@@ -95,7 +92,6 @@ def backward(part: AttentionBatch, dbias: Tensor | None) -> None:
     for rows, columns in _strips(q_BKGSD, scores):
         here, there = slice(*rows), slice(*columns)
         if columns[0] == columns[1]:
-            dq[..., here, :] = 0
             continue
         q_strip, dout_strip = wide(q_BKGSD[..., here, :]), wide(dout_BKGSE[..., here, :])
         logits = scores.logits(_product(q_strip, k_wide[:, :, there].transpose(-1, -2)), rows, columns)
@@ -367,11 +363,14 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def by_parts(write: Callable[[AttentionBatch], None], *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Give the result, statistics and random state; ``write`` fills the first ones for each batch of equal sequences."""
+    """Give the result, statistics and random state.
+
+    ``write`` fills the first ones for each batch of equal sequences; a query that it leaves out sees no key.
+    """
     query, key, value, pse, mask = args[:5]
     options = AttentionOptions(*args[5:])
-    out, maximum = _out_like(query, key, value, options), _stats_like(query, options, 1)
-    total = torch.empty_like(maximum)
+    out, maximum = _out_like(query, key, value, options).zero_(), _stats_like(query, options, 1).fill_(-torch.inf)
+    total = torch.zeros_like(maximum)
     state = state_like(query, options)
     if state.numel():
         state[0] = torch.randint(1 << 62, (), dtype=torch.int64, device=query.device)
@@ -390,9 +389,12 @@ def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def gradients_by_parts(
     write: Callable[[AttentionBatch, Tensor | None], None], *args: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Give the gradients of `_backward`, which ``write`` fills for each batch, that of a bias being added to the second."""
+    """Give the gradients of `_backward`, which ``write`` fills for each batch, that of a bias being added to the second.
+
+    A query that ``write`` leaves out has no gradient.
+    """
     dout, query, key, value, pse, mask, state, out, maximum, total, of_pse, options = AttentionGradientInputs.of(*args)
-    dq, dk, dv = (x.new_empty(x.shape) for x in (query, key, value))
+    dq, dk, dv = query.new_zeros(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
     dpse = None if pse is None or not of_pse else pse.new_zeros(pse.shape, dtype=wide_type(pse.dtype))
     query_side, key_side = [query, out, dout, dq], [key, value, dk, dv]
     for n, part in enumerate(_parts(query_side, key_side, [maximum, total], (pse, mask, state), options)):

@@ -292,12 +292,13 @@ def test_blocks_of_a_dropout_mask_are_parts_of_the_whole():
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("pse_type", [None, 1, 2, 3])
 @pytest.mark.parametrize("mode", [0, 2, 4, 6])
-def test_the_size_of_the_strips_does_not_matter(monkeypatch, kernel, mode, rows):
+def test_the_size_of_the_strips_does_not_matter(monkeypatch, kernel, mode, pse_type, rows):
     for module in ("attention_strips", "cpu.fusion_attention"):
         monkeypatch.setattr(f"mindspeed.ops.{module}._ROWS", rows)
         monkeypatch.setattr(f"mindspeed.ops.{module}._NUMBERS", 1)
-    check_dense("SBH", mode, 1)
+    check_dense("SBH", mode, pse_type)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

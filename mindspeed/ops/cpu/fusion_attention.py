@@ -2,13 +2,14 @@
 
 What the kernel cannot take runs the reference: dropout, the gradient of a bias, and tensors without elements. Causal and
 full attention are one call, causal attention to more keys than queries is two, whose results are merged; any other
-visibility is one call per strip of queries, with a mask or bias of that strip alone.
+visibility is one call per strip of queries, with a mask or bias of that strip alone. Strips whose mask and bias depend on
+the distance of query and key, such as a window or ALiBi, share one block of them.
 Statistics are ``(logsumexp, 1)``. The kernel rounds the probabilities of half-precision inputs to their type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -58,11 +59,35 @@ def _tiles(scores: AttentionScores, dtype: torch.dtype, device: torch.device) ->
         yield ScoreTile((0, queries), (seen.last, min(keys, seen.last + queries)), causal=True, more=True)
         return
     rows = max(_ROWS, _NUMBERS // (keys * _masks(scores)))
-    for start in range(0, queries, rows):
-        end = min(start + rows, queries)
-        columns = seen.columns(start, end, keys)
-        if columns[0] < columns[1]:
-            yield ScoreTile((start, end), columns, added=_added((start, end), columns, scores, dtype, device))
+    strips = [(start, min(start + rows, queries)) for start in range(0, queries, rows)]
+    spans = [(strip, columns) for strip in strips if (columns := seen.columns(*strip, keys))[0] < columns[1]]
+    if not spans:
+        return
+    added = _by_distance(scores, spans, dtype, device) if _is_relative(scores) else partial(_added, scores, dtype, device)
+    for strip, columns in spans:
+        yield ScoreTile(strip, columns, added=added(strip, columns))
+
+
+def _is_relative(scores: AttentionScores) -> bool:
+    """Return whether what is added to a logit depends on the distance of query and key, and is -inf for all heads or none."""
+    seen, bias = scores.visibility, scores.bias
+    return seen.mask is None and seen.prefix is None and (bias is None or bias.kind >= 2)
+
+
+def _by_distance(
+    scores: AttentionScores, spans: Sequence[tuple[Span, Span]], dtype: torch.dtype, device: torch.device
+) -> Callable[[Span, Span], Tensor | None]:
+    """Make what is added to the logits of all strips; a strip takes the columns at its distance."""
+    first = min(columns[0] - strip[0] for strip, columns in spans)
+    last = max(columns[1] - strip[0] for strip, columns in spans)
+    block = _added(scores, dtype, device, (0, max(end - start for (start, end), _ in spans)), (first, last))
+
+    def added(strip: Span, columns: Span) -> Tensor | None:
+        start, end = strip
+        here, there = slice(end - start), slice(*(column - start - first for column in columns))
+        return None if block is None else block[..., here, there]
+
+    return added
 
 
 def _masks(scores: AttentionScores) -> int:
@@ -74,14 +99,15 @@ def _masks(scores: AttentionScores) -> int:
     return planes
 
 
-def _added(rows: Span, columns: Span, scores: AttentionScores, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+def _added(scores: AttentionScores, dtype: torch.dtype, device: torch.device, rows: Span, columns: Span) -> Tensor | None:
     hidden = scores.visibility.hidden(rows, columns, device)
     size = (rows[1] - rows[0], columns[1] - columns[0])
     if scores.bias is not None:
         block = scores.bias.block(rows, columns).to(dtype)
         added = block * scores.scale if scores.bias.kind == 1 else block
         added = added.expand(*added.shape[:-2], *size)
-        added = added if hidden is None else added.masked_fill(hidden, -torch.inf)
+        if hidden is not None:  # a block of an external bias may be the bias itself
+            added = added.masked_fill_(hidden, -torch.inf) if scores.bias.kind >= 2 else added.masked_fill(hidden, -torch.inf)
     elif hidden is None or not hidden.any():
         return None
     else:
@@ -108,9 +134,6 @@ def _forward_part(part: AttentionBatch) -> None:
     q_view, out = _heads(part.query_side)
     maximum, total = _heads(part.stats)
     q, k, v = _padded([q_view, *part.key_side])
-    out.zero_()
-    maximum.fill_(-torch.inf)
-    total.zero_()
     for rows, columns, causal, added, more in _tiles(part.scores, maximum.dtype, q.device):
         here, there = slice(*rows), slice(*columns)
         result, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -119,10 +142,16 @@ def _forward_part(part: AttentionBatch) -> None:
         if more:
             _merge(out[:, :, here], maximum[:, :, here], result[..., : out.shape[-1]], logsumexp)
             continue
-        seen = None if added is None else (added > -torch.inf).any(-1)
+        seen = None if added is None else _seen(part.scores, added)
         out[:, :, here] = result[..., : out.shape[-1]]
         maximum[:, :, here] = logsumexp if seen is None else torch.where(seen, logsumexp, -torch.inf)
         total[:, :, here] = 1 if seen is None else seen.to(total.dtype)
+
+
+def _seen(scores: AttentionScores, added: Tensor) -> Tensor:
+    """Return which queries see a key, [rows] or [B | 1, N | 1, rows]."""
+    plane = added[..., :1, :, :] if added.dim() > 2 and _is_relative(scores) else added
+    return (plane > -torch.inf).any(-1)
 
 
 def _merge(out: Tensor, logsumexp: Tensor, more: Tensor, its_logsumexp: Tensor) -> None:
@@ -142,7 +171,6 @@ def _backward_part(part: AttentionBatch, dbias: Tensor | None) -> None:
     logsumexp = torch.where(total > 0, maximum + total.log(), 0.0)
     q, k, v, out, dout = _padded([q_view, k_view, v_view, out, dout])
     sums: list[Tensor] = []
-    dq.zero_()
     for rows, columns, causal, added, more in _tiles(part.scores, maximum.dtype, q.device):
         here, there = slice(*rows), slice(*columns)
         sides = (dout[:, :, here], q[:, :, here], k[:, :, there], v[:, :, there], out[:, :, here], logsumexp[:, :, here])
