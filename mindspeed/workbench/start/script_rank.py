@@ -86,7 +86,7 @@ def _faked(setup: Callable[..., Any], stack: ExitStack) -> Callable[..., Any]:
     """Around what makes model and optimizer: from there on tensors are fake."""
 
     def made(*args: Any, **kwargs: Any) -> Any:
-        stack.enter_context(fake_tensors())
+        stack.enter_context(fake_tensors(losses=[{}]))  # Megatron-LM reads the names of the first one
         return setup(*args, **kwargs)
 
     return made

@@ -41,15 +41,18 @@ def measure(recipe: Recipe) -> tuple[int, int]:
 
 
 @contextmanager
-def fake_tensors() -> Iterator[None]:
-    """Make tensors without contents, and replace what reads them: conversions of modules, object collectives, routing."""
+def fake_tensors(losses: Sequence[Any] = ()) -> Iterator[None]:
+    """Make tensors without contents, and replace what reads them: conversions of modules, object collectives, routing.
+
+    ``losses`` are those that a rank receives whose last stage is on another rank.
+    """
     with (
         patch.object(Module, "_apply", _convert),
         patch.object(TopKRouter, "routing", _routed_evenly(TopKRouter.routing)),
         patch.object(dist, "all_gather_object", _gather_own),
         patch.object(P2PCommunicator, "_communicate", _of_one_shape(P2PCommunicator._communicate)),
         patch.object(Engine, "__call__", _of_one_shape(Engine.__call__)),
-        patch.object(schedules, "moved", _own_data),
+        patch.object(schedules, "moved", _own_data(losses)),
         patch.object(torch, "tensor", _stacked_scalars(torch.tensor)),
         patch.object(FakeTensor, "numpy", _zeros),
         patch.object(UntypedStorage, "copy_", _copied_contents(UntypedStorage.copy_)),
@@ -148,10 +151,14 @@ def _copied_contents(copy: Callable[..., Any]) -> Callable[..., Any]:
     return copied
 
 
-def _own_data(data: Any, *_: Any) -> Any:
-    """``moved``: the losses of the last stage are those that this rank has; without any it has a loss without values."""
-    losses, tokens = data
-    return losses or [{}], tokens
+def _own_data(received: Sequence[Any]) -> Callable[..., Any]:
+    """``moved``: the losses of the last stage are those that this rank has, or these."""
+
+    def moved(data: Any, *_: Any) -> Any:
+        losses, tokens = data
+        return losses or list(received), tokens
+
+    return moved
 
 
 def _of_one_shape(communicate: Callable[..., Any]) -> Callable[..., Any]:
