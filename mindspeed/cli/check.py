@@ -225,8 +225,8 @@ def _notes(one: CheckedCommand) -> Iterator[str]:
         return
     from mindspeed.cli.plan_text import unknown_lines
 
-    told = {trap.note for trap in one.traps}
-    warnings = [row for row in one.plan.rows if row.kind == "warning" and row not in told]
+    noted = {trap.note for trap in one.traps}
+    warnings = [row for row in one.plan.rows if row.kind == "warning" and row not in noted]
     yield from (
         gettext("warning: {text}").format(text=localized(Text.of("{name}: {text}", name=row.feature, text=row.text)))
         for row in warnings
@@ -254,8 +254,8 @@ def _traps_as_json(checked: list[CheckedCommand]) -> list[dict[str, object]]:
 
 
 def _as_json(one: CheckedCommand) -> dict[str, object]:
-    told = {name: getattr(one, name) for name in ("file", "line", "program", "judge")}
-    return told | {"problems": len(one.problems), "plan": one.plan}
+    facts = {name: getattr(one, name) for name in ("file", "line", "program", "judge")}
+    return facts | {"problems": len(one.problems), "plan": one.plan}
 
 
 def _located(checked: list[CheckedCommand]) -> Iterator[tuple[CheckedCommand, Problem, int]]:

@@ -68,8 +68,8 @@ def bisect(
     with WorkerPool(time_limit=timeout or TIME_LIMIT) as pool:
         search = Search(job, given, kept, sources, pool, test, timeout, _show)
         found = search.find(suspects, suspected)
-    told = {name: getattr(found, name) for name in ("result", "runs", "shared", "steady")}
-    print_result({"culprits": list(map(str, found.found))} | told, _lines(found, test))
+    facts = {name: getattr(found, name) for name in ("result", "runs", "shared", "steady")}
+    print_result({"culprits": list(map(str, found.found))} | facts, _lines(found, test))
     ctx.exit(PROBLEMS if found.found else OK)
 
 

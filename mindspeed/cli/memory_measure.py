@@ -66,8 +66,8 @@ def measure(request: Request, names: tuple[str, ...], nproc: int | None, dry: bo
         else:
             rows = compared(case, foretold, pool.measure(case.plan, case.recipe, int(case.plan.world.world_size)))
     if wants_json():
-        told = {name: {"predicted": p, "measured": m, "error": p / m - 1} for name, (p, m) in rows.items()}
-        data = {name.replace(":", "").replace(" ", "_"): row for name, row in told.items()}
+        errors = {name: {"predicted": p, "measured": m, "error": p / m - 1} for name, (p, m) in rows.items()}
+        data = {name.replace(":", "").replace(" ", "_"): row for name, row in errors.items()}
         print_json({"features": list(case.plan.names), **data, "accurate": accurate(rows, dry)})
     else:
         table = [(name, f"{p:,}", f"{m:,}", f"{p / m - 1:+.1%}") for name, (p, m) in rows.items()]

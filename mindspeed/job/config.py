@@ -24,6 +24,6 @@ def world_of_config(config: Any) -> dict[str, Any]:
 
 def world_of_attributes(values: Values) -> dict[str, Any]:
     """Return the fields of a job that these attributes of a configuration give."""
-    told = dict.fromkeys(field for name in values for field in _TOLD_BY.get(name, ()))
-    world = {field.name: field.of_attributes(values) for field in told}
+    known = dict.fromkeys(field for name in values for field in _TOLD_BY.get(name, ()))
+    world = {field.name: field.of_attributes(values) for field in known}
     return {name: value for name, value in world.items() if value is not None}

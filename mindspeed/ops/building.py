@@ -225,14 +225,14 @@ def _lock(job: _Job) -> Iterator[None]:
     """Hold the lock of this library; while another process does, say who that is."""
     lock = FileLock(job.library.with_suffix(".lock"))
     holder = job.library.with_suffix(".holder")
-    told = ""
+    reported = ""
     while not lock.is_locked:
         try:
             lock.acquire(timeout=POLL, poll_interval=POLL / 5)
         except Timeout:
-            if (who := _holder(holder)) != told:
+            if (who := _holder(holder)) != reported:
                 job.say(f"waiting for {who}")
-                told = who
+                reported = who
     try:
         mine = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         holder.write_text(json.dumps(mine), encoding="utf-8")

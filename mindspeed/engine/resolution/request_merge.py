@@ -204,7 +204,7 @@ def _typed_world(layer: Layer, overridden: Collection[str], problems: list[Probl
                 )
             )
             continue
-        field, told = FIELDS[name], [] if name in overridden else problems
+        field, found = FIELDS[name], [] if name in overridden else problems
         typed, meaning = field.typed(value), Text.plain(field.meaning)
         facts = (_given(name, value, layer),)
         if typed is None:
@@ -215,7 +215,7 @@ def _typed_world(layer: Layer, overridden: Collection[str], problems: list[Probl
                 value=brief(value),
                 kind=Text.plain(_KINDS[field.kind]),
             )
-            told.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, _example(field)), facts=facts))
+            found.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, _example(field)), facts=facts))
         elif field.least is not None and not typed >= field.least:  # also not a number
             text = Text.of(
                 "{name} is {value}, which is less than {least} ({meaning})",
@@ -224,7 +224,7 @@ def _typed_world(layer: Layer, overridden: Collection[str], problems: list[Probl
                 least=field.least,
                 meaning=meaning,
             )
-            told.append(
+            found.append(
                 Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, field.least, or_more=True), facts=facts)
             )
         elif field.kind is int and typed > MOST:
@@ -235,12 +235,12 @@ def _typed_world(layer: Layer, overridden: Collection[str], problems: list[Probl
                 most=MOST,
                 meaning=meaning,
             )
-            told.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, _example(field)), facts=facts))
+            found.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, _example(field)), facts=facts))
         elif field.words and typed not in field.words:
             near = near_names(typed, field.words, number=1) or list(field.words)
             words = ", ".join(field.words)
             text = Text.of("{name} is {value}, which is not one of {words}", name=name, value=brief(value), words=words)
-            told.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, near[0]), facts=facts))
+            found.append(Problem("MS301", text, where=layer.source, fix=Fix.give_field(name, near[0]), facts=facts))
         else:
             world[name] = typed
     return world

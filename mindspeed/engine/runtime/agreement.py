@@ -89,7 +89,7 @@ def reporter(store: Store, rank: int, text: str) -> int:
 
 def acknowledge(store: Store) -> None:
     """Count this rank, or one that was lost, among those that know of a failure."""
-    store.add("told", 1)
+    store.add("reported", 1)
 
 
 def failed_rank(rank: int, error: BaseException) -> Problem:
@@ -183,7 +183,7 @@ def _wait_for_verdict(store: Store, size: int, seconds: float) -> None:
 def wait_until_told(store: Store, size: int, seconds: float) -> None:
     """Keep the store open until all other ranks know of a failure, or this long."""
     end = time.monotonic() + seconds
-    while store.add("told", 0) < size - 1 and time.monotonic() < end:
+    while store.add("reported", 0) < size - 1 and time.monotonic() < end:
         time.sleep(0.05)
 
 

@@ -126,10 +126,10 @@ def _planned(job: CheckedJob, layers: Sequence[Layer]) -> Planned:
     fewer = [*layers[:-1], replace(command_line, without=(*command_line.without, *sorted(ours)))]
     _, again = _plan_or_error(job, without_options(job.command, ignored), fewer)
     left = again.problems if isinstance(again, MindSpeedError) else ()
-    told = [problem for problem in plan.problems if problem not in left]
+    reported = [problem for problem in plan.problems if problem not in left]
     if isinstance(again, MindSpeedError):
         return words, ResolutionError([problem for problem in plan.problems if problem in left] or left, again.words)
-    warnings = (PlanNote("warning", "mindspeed", problem.message) for problem in told)
+    warnings = (PlanNote("warning", "mindspeed", problem.message) for problem in reported)
     return words, replace(again, rows=(*again.rows, *warnings))
 
 

@@ -143,8 +143,8 @@ def telling(rows: Sequence[Configuration], count: int, machine: Machine) -> list
         gain = ((spread @ design.T) ** 2).sum(axis=0) / (1 + (spread * design).sum(axis=1))
         gain[chosen] = -1.0
         chosen.append(int(gain.argmax()))
-        told = covariance @ design[chosen[-1]]
-        covariance = covariance - np.outer(told, told) / (1 + design[chosen[-1]] @ told)
+        projection = covariance @ design[chosen[-1]]
+        covariance = covariance - np.outer(projection, projection) / (1 + design[chosen[-1]] @ projection)
     return [rows[number] for number in chosen]
 
 
