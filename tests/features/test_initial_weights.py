@@ -16,8 +16,8 @@ from tests.features.initial_weights import initial_weights
 
 GROUPED = ("moe-adaptive-recompute", "moe-grouped-gemm", "moe-zero-memory")
 """Features that exchange Megatron's single experts for grouped ones, whose weights could be drawn in another order."""
-OTHER_MODELS = ("alibi", "moe-shared-experts", "tensor-parallel-2d")
-"""Features with other parameters than the same job without them; each has a test of its own."""
+OTHER_MODELS = ("alibi", "dualpipev", "moe-shared-experts", "tensor-parallel-2d")
+"""Features with other parameters on a rank than the same job without them; each has a test of its own."""
 NAMES = [
     name if name in GROUPED else pytest.param(name, marks=pytest.mark.long)
     for name in sorted({*discover(only=()).usable}.difference(OTHER_MODELS))
@@ -65,6 +65,15 @@ def test_shared_experts_begin_as_those_of_megatron(pool: WorkerPool) -> None:
     before = pool.call(initial_weights, 2, replace(case.recipe, shape=shape), plan=own)
     assert [sum("shared_experts" in key for key in rank) for rank in before] == [12, 12]
     assert after == before
+
+
+@pytest.mark.long
+def test_ranks_that_hold_the_layers_of_a_v_draw_what_they_draw_for_those_of_megatron(pool: WorkerPool) -> None:
+    case = build_case(["dualpipev"])
+    after, before = (pool.call(initial_weights, 2, case.recipe, plan=plan) for plan in (case.plan, without("dualpipev", case)))
+    assert {key for rank in after for key in rank} == {key for rank in before for key in rank}
+    layers = [[{value for key, value in rank.items() if ".linear_" in key} for rank in ranks] for ranks in (after, before)]
+    assert layers[0] == layers[1]
 
 
 @pytest.mark.long

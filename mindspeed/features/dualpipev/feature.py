@@ -82,8 +82,8 @@ class DualPipeV(ScheduleFeature[DualPipeVArgs]):
             ms.Before("matmul-add"),
         ),
         numerics=ms.Numerics.reordered(
-            reason="only with dropout: ranks hold other layers than in Megatron, so dropout draws different random numbers. "
-            "Without dropout, results are bitwise identical to Megatron"
+            reason="ranks hold other layers than in Megatron, so initial weights and dropout of a layer have different random "
+            "numbers. With equal weights and without dropout, results are bitwise identical to Megatron"
         ),
         state=ms.CheckpointState("resharded", "layers are saved under their number in the whole model"),
         verify_with=ms.VerifyWith(world={"pp": 2}),

@@ -247,8 +247,8 @@ class ZeroBubble(ScheduleFeature[ZeroBubbleArgs]):
         slots={ms.Slot.PIPELINE_SCHEDULE, ms.Slot.LINEAR},
         constraints=CONSTRAINTS,
         numerics=ms.Numerics.reordered(
-            reason="only with placement=v and dropout: ranks hold other layers than in Megatron, so dropout draws different "
-            "random numbers. With placement=loop, results are bitwise identical to Megatron"
+            reason="only with placement=v: ranks hold other layers than in Megatron, so initial weights and dropout of a layer "
+            "have different random numbers. With placement=loop, results are bitwise identical to Megatron"
         ),
         state=ms.CheckpointState("resharded", "layers are saved under their number in the whole model"),
         verify_with=ms.VerifyWith(world={"pp": 2}),
