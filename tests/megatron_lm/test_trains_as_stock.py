@@ -66,6 +66,7 @@ LINEAR = {
         4,
         "--tensor-model-parallel-size 4 --tp-2d --tp-x 2 --tp-y 2 --enable-overlap-ag-with-matmul",
         "tensor-parallel-2d",
+        told="--seq-length 256 --max-position-embeddings 256",  # eight chunks of eight tokens
     ),
 }
 EXPERTS = f"--tensor-model-parallel-size 1 {EP}"
@@ -176,7 +177,8 @@ def test_level_0_prints_the_digits_of_the_platform_alone(warm, initial, layout):
     level = warm.adapted(row.nproc, *flags, "--optimization-level", "0").ended_well()
     assert level.steps == alone.steps
     assert len(level.steps) == 3
-    assert {one["name"] for one in level.report["features"]} >= {*row.reached.split()} - {"rms-norm", "swiglu"}
+    if expected := {*row.reached.split()} - {"rms-norm", "swiglu"}:  # a plan without features writes no report in a step
+        assert {one["name"] for one in level.report["features"]} >= expected
 
 
 def test_bf16_and_evaluation_go_as_in_a_stock_process(warm, initial):

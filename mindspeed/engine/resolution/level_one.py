@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from mindspeed.engine.resolution.jobs import JobSet
 from mindspeed.engine.resolution.planned_feature import Reason, ReasonKind
@@ -10,7 +11,7 @@ from mindspeed.engine.resolution.resolution_state import ResolutionState, becaus
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.engine.resolution.slot_selection import Root
 from mindspeed.plugins import Conflicts, FeatureSpec, UnknownValue, World
-from mindspeed.plugins.conditions import ConditionError, obstacle
+from mindspeed.plugins.conditions import Condition, ConditionError, failure, obstacle
 from mindspeed.problems import Text
 
 
@@ -93,7 +94,7 @@ def leave_out_refused(state: ResolutionState) -> bool:
 
 
 def leave_out_excluded(state: ResolutionState) -> None:
-    """Remove every feature that only level 1 switched on where it conflicts with another active feature."""
+    """Remove every feature that only level 1 switched on where another active one conflicts with it or leaves it nothing to do."""
     optional = _optional(state)
     if not any(optional.values()):
         return
@@ -111,6 +112,25 @@ def leave_out_excluded(state: ResolutionState) -> None:
                 reason = because(constraint.reason)
                 text = Text.of("it conflicts with {name}{because}", name=constraint.name, because=reason)
                 _leave_out(state, optional, name, here, text, constraint.name)
+            elif isinstance(constraint, Condition) and constraint.of in decided and constraint.otherwise != "warn":
+                for message, found in _obstacles(state, name, constraint):
+                    if message:
+                        _leave_out(state, optional, name, found & jobs & decided[constraint.of], message, constraint.of)
+
+
+def _obstacles(state: ResolutionState, name: str, condition: Condition) -> Iterable[tuple[str, JobSet]]:
+    """Return why a condition on another active feature does not hold, and in which jobs; '' where it does or is not known."""
+    args, other = state.args_of(name), state.args_of(condition.of)
+    if args is None or other is None:
+        return ()
+
+    def found(world: World) -> str:
+        with suppress(UnknownValue, ConditionError):
+            both = state.args_in(name, args, world), world, state.args_in(condition.of, other, world)
+            return said.message if (said := failure(condition, name, *both)) else ""
+        return ""
+
+    return state.values(None if state.is_single else state.key_of(name, id(condition), state.key_of(condition.of)), found)
 
 
 def _optional(state: ResolutionState) -> dict[str, JobSet]:

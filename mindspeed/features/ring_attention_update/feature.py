@@ -5,6 +5,17 @@ from __future__ import annotations
 from mindspeed import plugins as ms
 
 
+@ms.condition(
+    "ulysses-attention gives each rank all keys of its heads, so attention has only one block and there is nothing to merge",
+    fix=(ms.Fix.remove_feature(),),
+    of="ulysses-attention",
+    otherwise="idle",
+)
+def keys_are_split(args: ms.FeatureArgs, world: ms.World, other: ms.FeatureArgs) -> bool:
+    """Fail wherever Ulysses attention is active."""
+    return False
+
+
 class RingAttentionUpdate(ms.Feature[ms.FeatureArgs]):
     """Merge attention blocks by one operator.
 
@@ -27,6 +38,7 @@ class RingAttentionUpdate(ms.Feature[ms.FeatureArgs]):
                     ms.Fix.remove_feature(),
                 ),
             ),
+            keys_are_split,
         ),
         numerics=ms.Numerics.reordered(
             reason="the operator and the default merge compute the weights of two merged blocks by different formulas, so "

@@ -412,6 +412,18 @@ def test_a_layer_that_leaves_a_feature_out_and_gives_its_size_contradicts_itself
     assert (problem.code, problem.fix_text) == ("MS210", "--tp 1, or drop --without tensor")
 
 
+@pytest.mark.parametrize(("otherwise", "is_left"), [("idle", True), ("refuse", True), ("warn", False)])
+@pytest.mark.parametrize("limit", [1, 2])
+def test_level_one_leaves_out_what_has_nothing_to_do_beside_another_feature(otherwise, is_left, limit):
+    holds = Condition(lambda args, world, other: world.pp >= limit, "one block", otherwise=otherwise, of="other")
+    known = catalog(make("merging", holds, level=1), make("other"))
+    resolution = ask(known, "other", world={"pp": 1})
+    left = [("left-out", "merging", "one block")] if limit > 1 and is_left else []
+    assert [(row.kind, row.feature, row.text) for row in resolution.rows if row.kind == "left-out"] == left
+    assert ("merging" in order(resolution)) is not bool(left)
+    assert "merging" in order(ask(known, world={"pp": 1}))
+
+
 def test_level_one_makes_way_for_a_requested_feature_with_what_it_brought_along():
     grouped = make("grouped", Conflicts("recomputed", reason="experts compute their activation themselves"), level=1)
     added = make("added", Requires("grouped", reason="it adds their gradients"), level=1)

@@ -1,5 +1,6 @@
 import torch
 
+import mindspeed
 from mindspeed import registry
 from mindspeed.context_parallel import blocks
 from mindspeed.engine.patching.apply import apply
@@ -52,3 +53,12 @@ def test_beside_an_algorithm_it_puts_the_operator_into_the_merge_and_takes_it_ou
     torch.testing.assert_close(in_blocks(3), merged)
     torch.testing.assert_close(in_blocks(1), merged)
     assert len(calls) == 2  # the first block is written, not merged
+
+
+def test_level_1_leaves_it_out_where_no_blocks_are_merged():
+    world = {"world_size": 2, "cp": 2, "seq_length": 64, "num_attention_heads": 4}
+    plans = {name: mindspeed.plan([name], world=world, platform="cpu") for name in ("ring-attention", "ulysses-attention")}
+    assert {name: "ring-attention-update" in plan.names for name, plan in plans.items()} == {
+        "ring-attention": True,
+        "ulysses-attention": False,
+    }
