@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -151,7 +153,9 @@ def _costs(cost: str, hop: float, weights: str | None) -> Costs:
         numbers = [tuple(map(float, words.split(","))) for words in cost.split(":")]
         factors = tuple(map(float, weights.split(","))) if weights else (1.0,)
     except ValueError as error:
-        raise click.BadParameter(f"{error}") from error
+        raise click.BadParameter(
+            f"{error}; durations have the form F:B:W or F:B:W:R", param_hint="--cost or --weights"
+        ) from error
     if not 3 <= len(numbers) <= 4 or min(map(min, (*numbers, factors))) < 0:
         text = f"{cost} does not have the form F:B:W or F:B:W:R with durations of at least 0"
         raise click.BadParameter(text, param_hint="--cost")
@@ -182,23 +186,27 @@ def _planned(
     from mindspeed.pipeline.simulator import peak_sets
 
     pp, vpp, micro_batches, group = sizes
+    kind: Any = "none" if recompute == "backward" else recompute  # which is of the costs
+    options = {"limit": limit, "recompute": None if kind == "none" else kind}
     try:
         if name.endswith(".json"):
             planned = Schedule.from_json(json.loads(Path(name).read_text("utf-8")))
             _need_costs_of_all_stages(costs, planned.shape)
         else:
-            feature = None if name in NAMES else _feature(name, assignments)
+            feature = None if name in NAMES else _feature(name, assignments, options)
             placement: Placement = NAMES[name] if feature is None else getattr(feature, "placement", lambda: "loop")()
             shape = PipelineShape(pp, vpp or (2 if placement == "v" else 1), micro_batches, placement, group)
             _need_costs_of_all_stages(costs, shape)
             if feature is None:
-                kind: Any = "none" if recompute == "backward" else recompute  # which is of the costs
                 planned = named(name, shape, costs, kind, limit)
             else:
+                _require_sizes(feature, shape)
                 limit = getattr(feature.args, "limit", None)
                 planned = cast("Schedule", feature.planned_schedule(shape, costs))
         if limit is not None and (peak := max(map(peak_sets, planned.ops))) > limit:
             raise LimitTooSmallError(limit, peak)
+    except LimitTooSmallError as error:
+        raise MindSpeedError([Problem("MS650", f"{name}: {error}", fix=Fix.advise(f"--limit {error.least}"))]) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         fix = Fix.advise(f"--schedule with one of {', '.join(NAMES)}, a feature or a file, and sizes that it supports")
@@ -213,8 +221,30 @@ def _need_costs_of_all_stages(costs: Costs, shape: PipelineShape) -> None:
             raise ValueError(f"costs of {len(durations)} stages are given, but there are {shape.stages} stages")
 
 
-def _feature(name: str, assignments: tuple[str, ...]) -> Any:
-    """Return an instance of a feature that plans schedules. Raises MS201 with those that do for another name."""
+def _require_sizes(feature: Any, shape: PipelineShape) -> None:
+    """Raise MS304 with each condition of a feature that does not hold of the sizes of a schedule, with experts on two ranks."""
+    from mindspeed.job.world import UnknownValue, World
+    from mindspeed.plugins.conditions import conditions, failure
+
+    name, found = feature.spec.name, list[Problem]()
+    sizes = {"world_size": 2 * shape.pp, "pp": shape.pp, "vpp": shape.vpp, "ep": 2, "micro_batch_group": shape.group}
+    world = World(sizes | {"micro_batch_size": 1, "global_batch_size": 2 * shape.micro_batches})
+    for condition in conditions(feature.spec.constraints):
+        if condition.otherwise == "refuse" and not condition.of:
+            with suppress(UnknownValue):
+                if failed := failure(condition, name, feature.args, world):
+                    settings = tuple(fix for fix in failed.fix if fix.verb == "give-setting" and fix.value is not None)
+                    fix = settings or Fix.advise("change --pp, --vpp or --micro-batches")
+                    found.append(Problem("MS304", f"{name}: {failed.message}", (name,), fix=fix))
+    if found:
+        raise MindSpeedError(found)
+
+
+def _feature(name: str, assignments: tuple[str, ...], options: Mapping[str, Any]) -> Any:
+    """Return an instance of a feature that plans schedules. Raises MS201 with those that do for another name.
+
+    ``options`` of the command line that are not None are settings of the feature.
+    """
     from mindspeed.engine.resolution.planned_feature import Value
     from mindspeed.engine.resolution.request import parse_assignments
     from mindspeed.engine.resolution.setting_validation import Arguments
@@ -233,6 +263,13 @@ def _feature(name: str, assignments: tuple[str, ...]) -> Any:
         fix = Fix.advise(f"--schedule {foreign[0]}, or remove the setting")
         raise MindSpeedError([Problem("MS301", text, (name,), where="--set", fix=fix)])
     feature = known.feature(name)
+    for option, value in options.items():
+        if value is None:
+            continue
+        if option not in feature.Args.model_fields:
+            text = f"--{option} has no effect, because {name} has no setting {option}"
+            raise MindSpeedError([Problem("MS301", text, (name,), where=f"--{option}", fix=Fix.advise(f"remove --{option}"))])
+        settings.setdefault(name, {}).setdefault(option, value)
     given = {name: {key: Value(value, "--set") for key, value in settings.get(name, {}).items()}}
     args = Arguments(given).validate(name, feature.Args)
     if isinstance(args, list):

@@ -29,7 +29,7 @@ def v_conditions(who: str, without: ms.Fix, when: Callable[[Any, ms.World], bool
 
     @ms.condition(
         f"{who} needs the same number of layers in every stage or a layout of the stages, but the job {{uneven}}",
-        fix=(without,),
+        fix=(without, *map(ms.Fix.drop_field, _UNEVEN)),
         when=when,
         values=_uneven,
     )

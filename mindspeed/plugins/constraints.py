@@ -114,11 +114,15 @@ class RequiresCapability:
 
 @dataclass(frozen=True, slots=True)
 class Conflicts:
-    """The named feature, or every holder of the named slot, must not be active. Symmetric."""
+    """The named feature, or every holder of the named slot, must not be active. Symmetric.
+
+    ``fix`` are settings of the declaring feature that end the conflict.
+    """
 
     name: str
     reason: str = ""
     when: Predicate | None = None
+    fix: Fixes = ()
 
 
 @dataclass(frozen=True, slots=True)

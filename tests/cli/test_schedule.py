@@ -64,7 +64,7 @@ def test_bad_input_is_refused_in_one_line(mindspeed, tmp_path):
         (("--schedule", "1f1b", "--vpp", 2), "MS650 1f1b: 1f1b needs one chunk per rank, but vpp is 2"),
         (("--schedule", "zb-v", "--vpp", 3), "MS650 zb-v: placement v has two stages on each rank, but vpp is 3"),
         (("--schedule", "1f1b", "--recompute", "least", "--limit", 0), "0 is not in the range x>=1"),
-        (("--schedule", "1f1b", "--cost", "1:x"), "could not convert string to float: 'x'"),
+        (("--schedule", "1f1b", "--cost", "1:x"), "--cost or --weights: could not convert string to float: 'x'"),
         (("--schedule", "1f1b", "--weights", "1,2"), "costs of 2 stages are given, but there are 4 stages"),
         (("--schedule", tmp_path / "bad.json"), "not a schedule: KeyError('vpp')"),
         (("--schedule", "no-such.json"), "MS650 no-such.json: No such file or directory"),
@@ -72,3 +72,24 @@ def test_bad_input_is_refused_in_one_line(mindspeed, tmp_path):
         done = mindspeed("schedule", "show", *words)
         assert done.exit_code in (1, 2)
         assert text in done.stderr
+
+
+def test_options_are_settings_of_a_feature_and_its_conditions_hold_of_the_sizes(mindspeed):
+    for words, text in (
+        (
+            ("dualpipev", "--micro-batches", 4),
+            "MS304 dualpipev: the number of micro-batches per step is 4, but dualpipev needs",
+        ),
+        (("moe-fb-overlap",), "MS304 moe-fb-overlap: moe-fb-overlap pairs passes in Megatron's interleaved schedule"),
+        (("zero-bubble", "--vpp", 2, "--limit", 1), "fix: --set zero-bubble.limit=5, or --set zero-bubble.recompute=least"),
+        (("dualpipev", "--limit", 3), "MS301 --limit has no effect, because dualpipev has no setting limit"),
+        (("fastest", "--vpp", 2, "--limit", 1), "fix: --limit 5"),
+    ):
+        done = mindspeed("schedule", "show", "--schedule", *words)
+        assert done.exit_code == 1
+        assert text in done.stderr
+    shown = [
+        mindspeed("schedule", "show", "--schedule", "zero-bubble", "--vpp", 2, *words).stdout
+        for words in (("--limit", 9), ("--set", "zero-bubble.limit=9"), ())
+    ]
+    assert shown[0] == shown[1] != shown[2]

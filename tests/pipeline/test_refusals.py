@@ -97,8 +97,7 @@ def test_a_list_that_recomputes_itself_and_another_policy_are_refused_in_both_or
             (
                 f"MS202 {first} conflicts with {second}, because zero-bubble.recompute already decides which activations "
                 f"are recomputed. adaptive-recompute, recompute-in-advance, recompute-in-bubble and recompute with "
-                f"granularity=full decide this too; set zero-bubble.recompute=none to use one of them | "
-                f"remove {first} or {second}"
+                f"granularity=full decide this too | --set zero-bubble.recompute=none, or remove {first} or {second}"
             )
         ]
     assert other in active(other, "zero-bubble", pp=2, settings=FULL)

@@ -21,7 +21,7 @@ from mindspeed.plugins.answers import answer
 from mindspeed.plugins.conditions import Condition, ConditionError, Loose, ModelCondition, failure, is_met, texts
 from mindspeed.plugins.constraints import AUTO, Conflicts, RequiresAny, RequiresCapability, RequiresSlot
 from mindspeed.plugins.feature import FeatureArgs
-from mindspeed.problems import Fix, Fixes, Text, named_in
+from mindspeed.problems import Fix, Fixes, Text, filled, named_in
 
 REFUSED: Final = "refused"
 """The answer of a condition that does not hold in one of several jobs, where nobody reads why."""
@@ -72,7 +72,8 @@ def check_conflicts(state: ResolutionState) -> None:
             if not state.is_single or names not in [problem.features for problem in state.problems if problem.code == "MS202"]:
                 reason = because(constraint.reason)
                 text = Text.of("{one} conflicts with {other}{because}", one=names[0], other=names[1], because=reason)
-                state.problem("MS202", text, names, _ways_out(names), both)
+                fix = filled(constraint.fix, name, lambda text: text)
+                state.problem("MS202", text, names, fix + _ways_out(names), both)
 
 
 def check_capabilities(state: ResolutionState) -> None:

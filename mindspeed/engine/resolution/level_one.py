@@ -94,7 +94,7 @@ def leave_out_refused(state: ResolutionState) -> bool:
 
 
 def leave_out_excluded(state: ResolutionState) -> None:
-    """Remove every feature that only level 1 switched on where another active one conflicts with it or leaves it nothing to do."""
+    """Remove each feature that only level 1 switched on where an active one conflicts with it or leaves it nothing to do."""
     optional = _optional(state)
     if not any(optional.values()):
         return

@@ -117,9 +117,9 @@ class AdaptiveCp(TwoLevelFeature[AdaptiveCpArgs]):
             ),
             ms.Conflicts(
                 "shared-attention-mask",
-                reason="with dynamic_mask=true the mask comes from each batch; use --set adaptive-cp.dynamic_mask=false for "
-                "a shared mask",
+                reason="with dynamic_mask=true the mask comes from each batch and is not shared",
                 when=reads_masks,
+                fix=(ms.Fix.give_setting("dynamic_mask", False),),
             ),
             ms.Condition.at_most(
                 "pp",

@@ -188,5 +188,6 @@ class ChunkedLoss(ms.Feature[ChunkedLossArgs]):
 
     def _chunks(self) -> int:
         """Return the number of chunks of a micro-batch."""
-        given = self.args.chunks_of(self._tokens())
-        return given or default_chunks(self.world.vocab_size // self.world.tp, self.world.hidden_size)
+        tokens = self._tokens()
+        chunks = self.args.chunks_of(tokens) or default_chunks(self.world.vocab_size // self.world.tp, self.world.hidden_size)
+        return min(chunks, max(1, tokens))

@@ -78,7 +78,7 @@ def megatron_has_keys_of_heads(args: Any, world: ms.World) -> bool:
 
 @ms.condition(
     "attention is not multi-latent, so it has no up-projections",
-    fix=(ms.Fix.remove_feature(),),
+    fix=(ms.Fix.remove_feature(), ms.Fix.give_field("multi_latent_attention", True)),
     selects=True,
 )
 def attention_is_latent(args: Any, world: ms.World) -> bool:
@@ -136,8 +136,9 @@ class MlaSplit(ms.Feature[MlaSplitArgs]):
             ),
             ms.Conflicts(
                 "swap-attention",
-                reason="swap-attention already offloads the output of core attention; set mla-split.offload_output=false",
+                reason="swap-attention already offloads the output of core attention",
                 when=_offloads,
+                fix=(ms.Fix.give_setting("offload_output", False),),
             ),
         ),
         numerics=ms.Numerics.reordered(

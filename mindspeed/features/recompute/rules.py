@@ -193,8 +193,8 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     ms.Conflicts("moe-alltoall-overlap", reason=_HIDING, when=_takes_shared_experts),
     ms.Conflicts(
         "sequence-parallel",
-        reason="recompute.distribute=true splits saved inputs over tensor-parallel ranks, which sequence-parallel already "
-        "does; set recompute.distribute=false",
+        reason="recompute.distribute=true splits saved inputs over tensor-parallel ranks, which sequence-parallel already does",
         when=_is_distributed,
+        fix=(ms.Fix.give_setting("distribute", False),),
     ),
 )

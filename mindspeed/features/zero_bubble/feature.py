@@ -190,7 +190,7 @@ def _with_fix(condition: Any) -> Any:
 
 
 def _apart(name: str, reason: str) -> ms.Conflicts:
-    return ms.Conflicts(name, reason=f"{reason}; set zero-bubble.post_validation=false", when=_validates_later)
+    return ms.Conflicts(name, reason=reason, when=_validates_later, fix=(_SYNCHRONIZE,))
 
 
 STEPS_CAN_BE_REPEATED: Final = (
@@ -222,9 +222,9 @@ CONSTRAINTS: Final[tuple[Constraint, ...]] = (
     ms.Conflicts(
         ms.Slot.RECOMPUTE_POLICY,
         reason="zero-bubble.recompute already decides which activations are recomputed. adaptive-recompute, "
-        "recompute-in-advance, recompute-in-bubble and recompute with granularity=full decide this too; set "
-        "zero-bubble.recompute=none to use one of them",
+        "recompute-in-advance, recompute-in-bubble and recompute with granularity=full decide this too",
         when=_recomputes,
+        fix=(ms.Fix.give_setting("recompute", "none"),),
     ),
     limit_can_be_kept,
     limit_keeps_deferred_sets,

@@ -74,6 +74,7 @@ def _judged(request: RunRequest, suggestions: Suggestions) -> tuple[ActivationPl
     """Return the plan and the problems, with untried fixes."""
     layers, environment = request.layers, request.job.environment
     problems = shape.check_world(shape.given_world(layers), request.vocab_size, environment.megatron)
+    reported = {fact.name for problem in problems for fact in problem.facts}
     plan, refused = registry.judge(JobRequest(layers, environment), suggestions)
     problems += refused
     if plan is None:
@@ -85,7 +86,8 @@ def _judged(request: RunRequest, suggestions: Suggestions) -> tuple[ActivationPl
     if (rules := installed_rules(environment.megatron)) is not None:
         of_job = configurations.of_job(plan.world, request.config)
         broken, undecided = rule_problems(rules, plan, of_job, request.source)
-        problems += [problem for problem in broken if unread.isdisjoint(fact.name for fact in problem.facts)]
+        known = unread | reported
+        problems += [problem for problem in broken if known.isdisjoint(fact.name for fact in problem.facts)]
         notes += undecided
     elif environment.megatron is not None:
         text = f"the rules of megatron-core {environment.megatron}, which is not installed here"

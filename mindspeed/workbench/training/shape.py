@@ -122,7 +122,7 @@ def check_world(world: Mapping[str, Any], vocab_size: int, megatron: str | None)
         if (value := world.get(name)) and value != FIELDS[name].default:
             text = f"{name} is {value}, but mindspeed pretrain does not build such a model"
             fix = (Fix.drop_field(name), OTHER_SCRIPT)
-            problems.append(Problem("MS301", text, fix=fix))
+            problems.append(Problem("MS301", text, fix=fix, facts=(GivenValue(name, value),)))
     if pattern := world.get(PATTERN):
         problems += _check_pattern(pattern, world.get("megatron") or megatron)
     rows = world.get("vocab_size")

@@ -185,7 +185,7 @@ class Trainer:
         if not math.isfinite(loss) or (updated and not math.isfinite(gradient)):
             self._finish_saving()
             raise self._not_finite(loss)
-        if math.isnan(self.initial_loss):
+        if state.step == 1:
             self.initial_loss = loss
         if self.reporter is not None:
             self.reporter.step(state.step, loss, rate, gradient, seconds, numbers)

@@ -127,7 +127,8 @@ def _run_tests(file: str, known: Sequence[str], folder: Path, rank: int) -> int:
     log = os.open(os.environ.get("OWN_UNIT_TESTS_LOG", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    arguments = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", f"--timeout={TEST_SECONDS}", "--timeout-method=thread"]
+    arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:rerunfailures", "-o", "addopts="]
+    arguments += [f"--timeout={TEST_SECONDS}", "--timeout-method=thread"]
     arguments += [f"--basetemp={folder / f'tmp{rank}'}", *(f"--deselect={test}" for test in (*LEFT_OUT, *known)), file]
     with (folder / f"{rank}.jsonl").open("w", encoding="utf-8") as stream:
         return int(pytest.main(arguments, plugins=[Recorder(stream)]))
