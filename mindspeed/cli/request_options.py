@@ -95,12 +95,12 @@ class FeatureNames(click.ParamType):  # type: ignore[type-arg]
         return [CompletionItem(f"{before}{comma}{name}") for name in names]
 
 
-def unknown_feature(known: Catalog, name: str) -> Problem:
-    """Return the MS201 of a name that no feature has."""
+def unknown_feature(known: Catalog, name: str, where: str = COMMAND_LINE) -> Problem:
+    """Return the MS201 of a name that no feature has; ``where`` is the source of the name."""
     from mindspeed.problems import Problem, advice, suggestion
 
     fix = advice(suggestion(known.near(name), "mindspeed features list shows every name"))
-    return Problem("MS201", f"the feature {name!r} does not exist", (name,), where=COMMAND_LINE, fix=fix)
+    return Problem("MS201", f"the feature {name!r} does not exist", (name,), where=where, fix=fix)
 
 
 def split_words(ctx: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:

@@ -151,9 +151,9 @@ def _require_known(request: Request) -> None:
     from mindspeed.problems import ResolutionError
     from mindspeed.registry import catalog_for
 
-    asked = list(dict.fromkeys(name for layer in request.layers for name in layer.features))
-    known = catalog_for(asked)
-    if problems := [unknown_feature(known, name) for name in asked if name not in known.names]:
+    asked = {name: layer.source for layer in request.layers for name in layer.features}
+    known = catalog_for(list(asked))
+    if problems := [unknown_feature(known, name, source) for name, source in asked.items() if name not in known.names]:
         raise ResolutionError(problems)
 
 

@@ -78,7 +78,7 @@ def test_options_are_settings_of_a_feature_and_its_conditions_hold_of_the_sizes(
     for words, text in (
         (
             ("dualpipev", "--micro-batches", 4),
-            "MS304 dualpipev: the number of micro-batches per step is 4, but dualpipev needs",
+            "MS304 dualpipev: the number of micro-batches per step is 4, but",
         ),
         (("moe-fb-overlap",), "MS304 moe-fb-overlap: moe-fb-overlap pairs passes in Megatron's interleaved schedule"),
         (("zero-bubble", "--vpp", 2, "--limit", 1), "fix: --set zero-bubble.limit=5, or --set zero-bubble.recompute=least"),
