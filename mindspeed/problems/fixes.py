@@ -160,8 +160,10 @@ def advice(text: str) -> Fixes:
 
 
 def near_names(name: object, known: Iterable[str], cutoff: float = 0.5, number: int = 3) -> list[str]:
-    """Return the known names most like ``name``, best first."""
-    return get_close_matches(str(name), list(known), n=number, cutoff=cutoff)
+    """Return the known names most like ``name``, best first: one in other letters of upper and lower case is equal."""
+    names, text = list(known), str(name)
+    equal = [one for one in names if one.casefold() == text.casefold()]
+    return equal or get_close_matches(text, names, n=number, cutoff=cutoff)
 
 
 def suggestion(near: Sequence[str], otherwise: str = "") -> str:

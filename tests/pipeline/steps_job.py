@@ -245,7 +245,7 @@ def swapped(feature: str) -> list[dict[str, Any]]:
         run(engine, chunks, 1)
         most, unit, moved = 0, 0, 0
 
-        def counted(schedule: Schedule, rank: int, step: Any, *others: Any) -> None:
+        def counted(schedule: Schedule, rank: int, step: Any, channels: Any, **more: Any) -> None:
             """Count after each operation what is left of the storages of each unit that waits."""
 
             def count(*times: Any) -> None:
@@ -254,7 +254,7 @@ def swapped(feature: str) -> list[dict[str, Any]]:
                 most, unit = max(most, sum(size > 0 for size in sizes)), max(unit, *sizes, 0)
 
             nonlocal moved
-            execute(schedule, rank, step, *others, count)
+            execute(schedule, rank, step, channels, count, **more)
             moved = step.queue.host.bytes if step.queue.host is not None else 0
 
         with mock.patch.object(megatron, "execute", counted), Meter() as meter:

@@ -81,7 +81,9 @@ class Arguments:
         whole = key.partition(".")[0]
         if own_fix or whole not in fields:
             return Problem("MS301", text, (name,), (), where, own_fix, facts)
-        value = Fix.give_setting(f"{name}.{whole}", accepted_value(fields[whole]), fields[whole].description or "")
+        value = Fix.give_setting(
+            f"{name}.{whole}", accepted_value(fields[whole], detail["input"]), fields[whole].description or ""
+        )
         return Problem("MS301", text, (name,), (), where, value, facts)
 
     def _contradiction(self, name: str, error: str, own_fix: Fixes) -> Problem:
@@ -119,17 +121,19 @@ def _in_sentence(text: str) -> str:
     return f"{text[0].lower()}{text[1:]}"
 
 
-def accepted_value(field: FieldInfo) -> Any:
-    """Return a value that a field accepts: its default, an example, its lowest number, its first word or a list of it.
+def accepted_value(field: FieldInfo, given: object = None) -> Any:
+    """Return a value that a field accepts.
 
-    None where it accepts none of them.
+    It is the word most like the given one, the default, an example, the lowest number, the first word or a list of it; None
+    where the field accepts none of them.
     """
     annotated: Any = Annotated  # type checkers know no annotation that is built from parts
     parts = (field.annotation, *field.metadata, None)
     adapter: TypeAdapter[Any] = TypeAdapter(annotated[parts])
     bounds = [bound.ge for bound in field.metadata if hasattr(bound, "ge")]
     words = _words(field.annotation)
-    for value in (field.default, *(field.examples or ()), *bounds, *words, *((word,) for word in words), 1):
+    near = near_names(given, map(str, words)) if isinstance(given, str) else ()
+    for value in (*near, field.default, *(field.examples or ()), *bounds, *words, *((word,) for word in words), 1):
         with suppress(ValidationError):
             if value is not None and adapter.validate_python(value, strict=True) is not None:
                 return value

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from mindspeed import plugins as ms
 
+_ONE_BLOCK = "{} gives each rank all keys of its queries, so attention has only one block and there is nothing to merge"
 
-@ms.condition(
-    "ulysses-attention gives each rank all keys of its heads, so attention has only one block and there is nothing to merge",
-    fix=(ms.Fix.remove_feature(),),
-    of="ulysses-attention",
-    otherwise="idle",
-)
-def keys_are_split(args: ms.FeatureArgs, world: ms.World, other: ms.FeatureArgs) -> bool:
-    """Fail wherever Ulysses attention is active."""
+
+@ms.condition(_ONE_BLOCK.format("kv-allgather-cp"), fix=(ms.Fix.remove_feature(),), of="kv-allgather-cp", otherwise="idle")
+def keys_are_not_gathered(args: ms.FeatureArgs, world: ms.World, other: ms.FeatureArgs) -> bool:
+    """Fail wherever kv-allgather-cp is active."""
+    return False
+
+
+@ms.condition(_ONE_BLOCK.format("ulysses-attention"), fix=(ms.Fix.remove_feature(),), of="ulysses-attention", otherwise="idle")
+def heads_are_not_exchanged(args: ms.FeatureArgs, world: ms.World, other: ms.FeatureArgs) -> bool:
+    """Fail wherever ulysses-attention is active."""
     return False
 
 
@@ -38,7 +41,8 @@ class RingAttentionUpdate(ms.Feature[ms.FeatureArgs]):
                     ms.Fix.remove_feature(),
                 ),
             ),
-            keys_are_split,
+            keys_are_not_gathered,
+            heads_are_not_exchanged,
         ),
         numerics=ms.Numerics.reordered(
             reason="the operator and the default merge compute the weights of two merged blocks by different formulas, so "

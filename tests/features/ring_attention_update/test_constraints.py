@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 import mindspeed
@@ -55,10 +56,11 @@ def test_beside_an_algorithm_it_puts_the_operator_into_the_merge_and_takes_it_ou
     assert len(calls) == 2  # the first block is written, not merged
 
 
-def test_level_1_leaves_it_out_where_no_blocks_are_merged():
-    world = {"world_size": 2, "cp": 2, "seq_length": 64, "num_attention_heads": 4}
-    plans = {name: mindspeed.plan([name], world=world, platform="cpu") for name in ("ring-attention", "ulysses-attention")}
-    assert {name: "ring-attention-update" in plan.names for name, plan in plans.items()} == {
-        "ring-attention": True,
-        "ulysses-attention": False,
-    }
+@pytest.mark.parametrize(
+    ("algorithm", "merges"),
+    [("ring-attention", True), ("ulysses-attention", False), ("kv-allgather-cp", False)],
+)
+def test_level_1_leaves_it_out_where_no_blocks_are_merged(algorithm, merges):
+    world = {"world_size": 4, "cp": 4, "seq_length": 64, "num_attention_heads": 4}
+    plan = mindspeed.plan([algorithm], world=world, platform="cpu")
+    assert ("ring-attention-update" in plan.names) is merges
