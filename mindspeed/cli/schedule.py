@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
 
@@ -187,7 +186,7 @@ def _planned(
 
     pp, vpp, micro_batches, group = sizes
     kind: Any = "none" if recompute == "backward" else recompute  # which is of the costs
-    options = {"limit": limit, "recompute": None if kind == "none" else kind}
+    options = _Options(limit, None if kind == "none" else kind)
     try:
         if name.endswith(".json"):
             planned = Schedule.from_json(json.loads(Path(name).read_text("utf-8")))
@@ -240,11 +239,15 @@ def _require_sizes(feature: Any, shape: PipelineShape) -> None:
         raise MindSpeedError(found)
 
 
-def _feature(name: str, assignments: tuple[str, ...], options: Mapping[str, Any]) -> Any:
-    """Return an instance of a feature that plans schedules. Raises MS201 with those that do for another name.
+class _Options(NamedTuple):
+    """Options of the command line that are settings of a feature where they are given."""
 
-    ``options`` of the command line that are not None are settings of the feature.
-    """
+    limit: int | None
+    recompute: str | None
+
+
+def _feature(name: str, assignments: tuple[str, ...], options: _Options) -> Any:
+    """Return an instance of a feature that plans schedules. Raises MS201 with those that do for another name."""
     from mindspeed.engine.resolution.planned_feature import Value
     from mindspeed.engine.resolution.request import parse_assignments
     from mindspeed.engine.resolution.setting_validation import Arguments
@@ -263,7 +266,7 @@ def _feature(name: str, assignments: tuple[str, ...], options: Mapping[str, Any]
         fix = Fix.advise(f"--schedule {foreign[0]}, or remove the setting")
         raise MindSpeedError([Problem("MS301", text, (name,), where="--set", fix=fix)])
     feature = known.feature(name)
-    for option, value in options.items():
+    for option, value in options._asdict().items():
         if value is None:
             continue
         if option not in feature.Args.model_fields:

@@ -9,6 +9,7 @@ from mindspeed.workbench.lint.judgement import CheckedJob, check_jobs
 from mindspeed.workbench.lint.launched_command import training_commands
 from mindspeed.workbench.lint.traps import CONSEQUENCES, known_traps, traps_of
 
+EXPERTS = "--num-experts 8"
 PER_TOKEN = "--calculate-per-token-loss --num-experts 8 --moe-aux-loss-coeff 1e-2 --context-parallel-size 2"
 Z_LOSS = "--calculate-per-token-loss --num-experts 8 --moe-z-loss-coeff 1e-3 --tensor-model-parallel-size 2"
 BIAS = "--num-experts 8 --moe-router-enable-expert-bias --moe-aux-loss-coeff 1e-2"
@@ -37,6 +38,8 @@ CASES = [
     ("auxiliary-loss-of-other-experts-by-groups", "0.16.1", "--moe-router-num-groups 4", {}, False),
     ("auxiliary-loss-below-the-epsilon", "0.16.1", "--moe-router-score-function sigmoid --moe-aux-loss-coeff 1", {}, True),
     ("auxiliary-loss-below-the-epsilon", "0.16.1", "--moe-router-score-function sigmoid", {}, False),
+    ("experts-with-a-fused-gelu-since-0.17", "0.19.0", EXPERTS, {}, True),
+    ("experts-with-a-fused-gelu-since-0.17", "0.19.0", f"{EXPERTS} --hybrid-layer-pattern *E", {}, False),
     ("masks-that-flash-attention-does-not-take", "0.16.1", "--reset-attention-mask --attention-backend flash", {}, True),
     ("masks-that-flash-attention-does-not-take", "0.16.1", "--reset-attention-mask --attention-backend fused", {}, False),
 ]
@@ -48,7 +51,17 @@ WIDE = "--num-experts 8 --tensor-model-parallel-size 2 --expert-model-parallel-s
 GRAPHS = "--cuda-graph-impl local"
 WORKER = "--async-save --ckpt-format torch_dist"
 
+SPARSE = "--experimental-attention-variant dsa"
+INDEXER = {
+    "indexer-without-heads": "--dsa-indexer-n-heads 8",
+    "indexer-without-a-width": "--dsa-indexer-head-dim 64",
+    "indexer-without-a-number-of-keys": "--dsa-indexer-topk 64",
+}
+
 PAIRS = [
+    *((name, SPARSE, f"{SPARSE} {option}") for name, option in INDEXER.items()),
+    ("experts-with-a-fused-gelu", "--num-experts 8", "--num-experts 8 --no-bias-gelu-fusion"),
+    ("experts-with-a-fused-gelu", "--num-experts 8", "--num-experts 8 --swiglu"),
     ("query-groups-without-the-switch", "--num-query-groups 2", "--num-query-groups 2 --group-query-attention"),
     ("heads-that-do-not-divide-the-hidden-size", f"{HEADS} 5", f"{HEADS} 5 --kv-channels 12"),
     ("heads-that-do-not-divide-the-hidden-size", f"{HEADS} 5", f"{HEADS} 4"),

@@ -132,7 +132,7 @@ def accepted_value(field: FieldInfo, given: object = None) -> Any:
     adapter: TypeAdapter[Any] = TypeAdapter(annotated[parts])
     bounds = [bound.ge for bound in field.metadata if hasattr(bound, "ge")]
     words = _words(field.annotation)
-    near = near_names(given, map(str, words)) if isinstance(given, str) else ()
+    near = near_names(given, map(str, words), 0.7) if isinstance(given, str) else ()
     for value in (*near, field.default, *(field.examples or ()), *bounds, *words, *((word,) for word in words), 1):
         with suppress(ValidationError):
             if value is not None and adapter.validate_python(value, strict=True) is not None:

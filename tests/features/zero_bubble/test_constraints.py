@@ -64,6 +64,9 @@ def test_a_v_takes_a_feature_that_deals_out_layers() -> None:
     assert not ask("zero-bubble", "noop-layers", settings=settings, model=MODEL | V | {"num_layers": 6}).problems
 
 
+EVEN = ("--first-stage-layers", "--last-stage-layers", "--embedding-is-layer", "--loss-is-layer")
+
+
 @pytest.mark.parametrize(
     ("job", "text"),
     [
@@ -78,7 +81,7 @@ def test_a_v_takes_a_feature_that_deals_out_layers() -> None:
 def test_a_v_refuses_uneven_stages_of_megatron(job: dict[str, Any], text: str) -> None:
     assert refusals("zero-bubble", settings=of(placement="v"), **V | job) == [
         "MS304 zero-bubble: placement=v needs the same number of layers in every stage or a layout of the stages, but the job "
-        f"{text} | --set zero-bubble.placement=loop"
+        f"{text} | --set zero-bubble.placement=loop{''.join(f', or remove {field}' for field in EVEN)}"
     ]
     assert refusals("zero-bubble", **V | job) == []
 
