@@ -88,7 +88,7 @@ def test_check_warns_of_a_bug_that_is_left_unmended():
     sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 8 --max-position-embeddings 8"
     experts = "--num-experts 4 --moe-z-loss-coeff 0.1 --calculate-per-token-loss --tensor-model-parallel-size 2"
     training = "--micro-batch-size 1 --train-iters 2 --eval-interval 2 --lr 1e-4 --tokenizer-type NullTokenizer"
-    words = f"{training} --sequence-parallel {sizes} {experts}".split()
+    words = f"{training} --swiglu --sequence-parallel {sizes} {experts}".split()
     command = ["--", "torchrun", "--nproc-per-node", "2", "pretrain_gpt.py", *words]
 
     def warned(*options: str) -> bool:
