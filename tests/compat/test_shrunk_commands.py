@@ -66,7 +66,8 @@ COMMANDS = {
         "--kv-lora-rank 12 --qk-head-dim 8 --qk-pos-emb-head-dim 4 --v-head-dim 10 --rope-scaling-type yarn "
         "--rope-scaling-factor 40 --beta-fast 2 --beta-slow 1 --rope-scaling-mscale 1.0 --rope-scaling-mscale-all-dim 1.0 "
         f"--rope-scaling-original-max-position-embeddings 64 --mla-fa-without-pad --mla-mm-split {EXPERTS} --moe-fb-overlap "
-        "--first-k-dense-replace 1 --moe-layer-freq 1 --moe-router-score-function sigmoid --seq-aux --norm-topk-prob "
+        "--moe-token-dispatcher-type alltoall --first-k-dense-replace 1 --moe-layer-freq 1 "
+        "--moe-router-score-function sigmoid --seq-aux --norm-topk-prob "
         "--spec mindspeed_llm.tasks.models.spec.deepseek_spec layer_spec --transformer-impl local",
         {"expert-parallel"},
     ),

@@ -69,6 +69,13 @@ def test_the_plans_values_go_where_megatron_lm_takes_them_under_its_own_names():
     assert session.proof.taken["sequence_parallel"] == {"Megatron-LM": False}
 
 
+def test_an_argument_that_the_plan_sets_contradicts_no_field_of_it():
+    args = parsed(moe_token_dispatcher_type="alltoall")
+    (problem,) = differences(active({"dispatcher": "allgather"}), args)
+    assert "the plan was made for dispatcher=allgather" in problem.message
+    assert differences(active({"dispatcher": "allgather"}, moe_token_dispatcher_type="alltoall"), args) == []
+
+
 @pytest.mark.parametrize(
     ("platform", "fsdp", "environment", "expected"),
     [
