@@ -38,14 +38,16 @@ def problems_of_job(
     """MS306 and MS304 for what a plan was not made for, and its features cannot run with, in the job of validated arguments.
 
     ``made`` are fields of the job with the arguments that decide them. What features make of the arguments counts: some set a
-    size in the configuration alone. An argument that the plan itself sets contradicts no field.
+    size in the configuration alone. A value that the plan itself sets contradicts no field.
     """
-    planned, put = plan.world.known(), {row.override.argument for row in plan.overrides}
+    planned, put = plan.world.known(), {row.override.argument: row.override.value for row in plan.overrides}
     job = {field: value for field, (value, _) in made.items()}
     world = completed(World(job), ((type(feature), feature.args) for feature in features)).known()
     problems = []
     for field, (_, names) in made.items():
-        if field in planned and put.isdisjoint(names) and planned[field] != (value := world[field]):
+        if field not in planned or planned[field] == (value := world[field]):
+            continue
+        if value not in (put.get(name) for name in names):
             text = f"the plan was made for {field}={planned[field]}, but Megatron's argument {names[0]} gives {value}"
             option = f"--{names[0].replace('_', '-')}"
             fix = (
