@@ -75,7 +75,15 @@ def at_checkout(checkout):
 
 COMMANDS = {
     "stages": (4, ["--pipeline-model-parallel-size", "2", "--bf16", "--features", "zero-bubble"]),
-    "experts": (4, [*MOE, "--expert-model-parallel-size", "2", "--features", "moe-alltoall-overlap"]),
+    "experts": (
+        4,
+        [
+            *MOE,
+            *["--expert-model-parallel-size", "2", "--moe-token-dispatcher-type", "alltoall", "--disable-bias-linear"],
+            "--features",
+            "moe-alltoall-overlap",
+        ],
+    ),
     "long sequences": (2, ["--context-parallel-size", "2", "--features", "ring-attention"]),
 }
 
