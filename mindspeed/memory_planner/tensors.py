@@ -178,7 +178,6 @@ def _sparse_attention(
         "indexer: norm": tokens * (world.indexer_head_dim * size + 2 * (size if options.on_cpu else 4)),
         "indexer: queries and keys": 4 * tokens * (indexer + world.indexer_head_dim),
         "indexer: scores": tokens * world.indexer_heads * (4 * keys + size),
-        "indexer: selected keys": 8 * tokens * min(world.indexer_topk, keys),
         "indexer: loss": 12 * tokens * keys,
     }
 

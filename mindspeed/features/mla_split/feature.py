@@ -87,13 +87,18 @@ def attention_is_latent(args: Any, world: ms.World) -> bool:
 
 
 def absorbed_tensors(tensors: SavedTensors, world: ms.World) -> Iterator[SavedTensor]:
-    """Yield the tensors that sparse attention to latent vectors keeps: its inputs, of which keys are shared by all heads."""
+    """Yield the tensors that sparse attention to latent vectors keeps: its inputs, of which keys are shared by all heads.
+
+    Megatron drops the indices of selected keys once it has made a mask of them. The operator keeps them instead of scores.
+    """
     size, tokens = 4 if world.dtype == "fp32" else 2, world.seq_length * world.micro_batch_size
     heads, latent = world.num_attention_heads // world.tp, world.kv_lora_rank + world.qk_pos_emb_head_dim
     for tensor in tensors:
         if tensor.name == "sparse attention: queries, keys, values":
             width = heads * (world.qk_head_dim + world.qk_pos_emb_head_dim) + latent
             yield replace(tensor, name="attention: queries, keys, values", bytes=tokens * width * size)
+            indices = tokens * min(world.indexer_topk, world.seq_length)
+            yield replace(tensor, name="indexer: selected keys", bytes=8 * indices)
         elif tensor.name == "attention: latent vectors":
             queries = world.q_lora_rank if world.knows("q_lora_rank") else 0
             yield replace(tensor, bytes=tensor.bytes * queries // (queries + latent))
