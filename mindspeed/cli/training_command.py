@@ -119,4 +119,7 @@ def _job(request: Request, command: LaunchedCommand, found: Checkout | None, rul
             versions = f"the plan is for Megatron {request.megatron}, but {found.source} has {found.version}"
             text = f"Megatron-LM's rules are not run: {versions}"
             return CheckedJob(command, environment, None, text)
-    return CheckedJob(command, environment, found, "" if found or rules.static else _NO_RULES)
+    if found is not None or rules.static:
+        return CheckedJob(command, environment, found, "")
+    missing = f"{command.program} does not exist here. " if command.starts_a_missing_file() else ""
+    return CheckedJob(command, environment, None, missing + _NO_RULES)

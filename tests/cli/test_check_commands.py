@@ -200,6 +200,12 @@ def test_missing_rules_are_told(mindspeed, folder):
     assert "own rules" not in mindspeed("check", *CUDA, "jobs/good.sh").stdout
 
 
+def test_a_missing_program_is_told(mindspeed, folder):
+    result = mindspeed("check", "--platform", "cuda", "--megatron", "0.16.1", "--", "torchrun", "absent.py", *GOOD.split()[2:])
+    assert result.exit_code == 0
+    assert "not checked: megatron-lm: absent.py does not exist here. Megatron-LM's rules are not run" in result.stdout
+
+
 def test_a_command_that_needs_more_memory_than_a_device_has_has_a_problem(mindspeed, folder):
     command = ("--", *GOOD.split(), "--padded-vocab-size", "64")
     missing = mindspeed("check", *CUDA, "--device-memory", "1MiB", *command)

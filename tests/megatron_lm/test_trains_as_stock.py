@@ -8,6 +8,7 @@ from shlex import split
 import pytest
 
 from tests.megatron_lm.checkout import SHARED, Checkout, Run
+from tests.megatron_lm.conftest import MODELS
 
 pytestmark = pytest.mark.long
 
@@ -179,6 +180,17 @@ def test_level_0_prints_the_digits_of_the_platform_alone(warm, initial, layout):
     assert len(level.steps) == 3
     if expected := {*row.reached.split()} - {"rms-norm", "swiglu"}:  # a plan without features writes no report in a step
         assert {one["name"] for one in level.report["features"]} >= expected
+
+
+@pytest.mark.cover
+@pytest.mark.parametrize("layout", ["", TP_SP, f"{PP} --bf16"], ids=["one", "tp2-sp", "pp2, bf16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_feature_of_level_1_acts_beside_default_layers(warm, model, layout):
+    flags = [*MODELS[model], *split(layout), "--train-iters", "2"]
+    run = warm.adapted(2 if layout else 1, *flags).ended_well()
+    assert "transformer-engine-layers" in {one["name"] for one in run.report["features"]}
+    assert run.report["problems"] == []
+    assert run.losses[0] == pytest.approx(warm.stock(2 if layout else 1, *flags).ended_well().losses[0], rel=1e-2)
 
 
 def test_bf16_and_evaluation_go_as_in_a_stock_process(warm, initial):

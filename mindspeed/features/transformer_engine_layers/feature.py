@@ -88,7 +88,7 @@ def role_patches() -> list[ms.Patch]:
         )
     )
     sharded = "shards linear layers with their transformer layer, as Megatron does with local ones"
-    patches.append(ms.Wrap(_FSDP2, f"{_HERE}.functions:shard_linear_layers_with_theirs", sharded, phase="build"))
+    patches.append(ms.Wrap(_FSDP2, f"{_HERE}.functions:shard_linear_layers_with_theirs", sharded, phase="build", optional=True))
     return patches
 
 

@@ -47,6 +47,10 @@ class LaunchedCommand:
         lines = [word.line for word in self.arguments if word.text.partition("=")[0] == flag and word.line]
         return lines[-1] if lines else None
 
+    def starts_a_missing_file(self) -> bool:
+        """Return whether these are words whose program is a path of a Python file that does not exist."""
+        return self.source == COMMAND_LINE and self.program.endswith(".py") and not Path(self.program).is_file()
+
 
 def command_of_words(words: Sequence[str]) -> LaunchedCommand:
     """The training command among words, with or without its launcher."""
