@@ -310,7 +310,7 @@ def _request(options: Mapping[str, Any]) -> Request:
     environment = problems.collect(lambda: layer_from_environment(os.environ))
     command_line = problems.collect(lambda: _command_line(options))
     if problems or environment is None or command_line is None:
-        raise ResolutionError(problems)
+        raise ResolutionError([*(job.layer.problems if job else ()), *problems])
     lowest = (job.layer,) if job else ()
     return Request((*lowest, environment, command_line), job.train if job else {}, options["megatron"])
 

@@ -113,7 +113,7 @@ def read_command_line(
     theirs, notes = list(read.given.values()), read.notes
     problems += [*read.problems, *disagreements(theirs, ours, catalog)]
     if problems:
-        raise ResolutionError(problems)
+        raise ResolutionError([*(problem for layer in job_layers for problem in layer.problems), *problems])
     if job is not None and job.train:
         section = "the section train applies only to mindspeed pretrain; Megatron-LM has flags for these values"
         notes.append(PlanNote("note", "job file", section))

@@ -210,6 +210,13 @@ def test_a_job_file_and_a_setting_that_cannot_be_read_are_reported_together(chec
     )
 
 
+def test_an_unknown_key_of_a_job_file_hides_no_problem_of_the_rest(check, tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text("modle: {}\nworld: {hidden_sise: 8}\nfeatures: [swigl]\n")
+    text = check("-f", job)
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("MS")] == ["MS305", "MS301", "MS201"]
+
+
 @pytest.mark.guards(23)
 def test_json_holds_the_problems_and_nothing_else(mindspeed):
     done = mindspeed("features", "check", *LAPTOP, "swigl", "--json")

@@ -190,6 +190,13 @@ def test_the_first_line_says_by_which_megatron_a_command_is_checked(mindspeed, f
     assert [f"checked by {one['judge']}" for one in data["commands"]] == [arguments] * 2
 
 
+def test_a_job_file_that_is_given_as_a_script_is_a_problem(mindspeed, folder):
+    (folder / "job.yaml").write_text("features: [swiglu]\n")
+    result = mindspeed("check", "job.yaml")
+    assert result.exit_code == 1
+    assert "fix: check a job file by: mindspeed check -f job.yaml\n" in result.stdout
+
+
 def test_missing_rules_are_told(mindspeed, folder):
     result = mindspeed("check", "--platform", "cuda", "--megatron", "0.16.1", "jobs/good.sh")
     assert result.exit_code == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from mindspeed.engine.resolution.planned_feature import PlanNote
@@ -21,7 +21,7 @@ class Layer:
 
     With ``only`` optimization level 1 adds nothing. ``without`` contradicts a feature that is requested; ``disabled`` removes
     it from a request that is kept otherwise. ``notes`` become rows of the plan. ``option`` is the argument of Megatron-LM that
-    the layer was read from.
+    the layer was read from. ``problems`` are those of the source that leave the rest readable; they end the resolution.
     """
 
     source: str
@@ -36,6 +36,7 @@ class Layer:
     disabled: tuple[str, ...] = ()
     notes: tuple[PlanNote, ...] = ()
     option: str = ""
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +52,18 @@ def job_from_data(data: Any, where: str) -> JobFile:
     if not isinstance(data, dict):
         text, fix = "a job file must be a mapping with keys such as features and settings", Fix.advise("features: [NAME, ...]")
         raise ResolutionError([Problem("MS305", text, where=where, fix=fix)])
-    problems = []
+    unknown = []
     for key in data:
         if key not in JOB_KEYS:
             fix = Fix.advise(suggestion(near_names(key, JOB_KEYS), f"use one of the keys {', '.join(JOB_KEYS)}"))
-            problems.append(Problem("MS305", f"unknown key {key!r} in the job file", where=where, fix=fix))
-    problems += _shape_problems(data, "MS305", where)
+            unknown.append(Problem("MS305", f"unknown key {key!r} in the job file", where=where, fix=fix))
+    data = {key: value for key, value in data.items() if key in JOB_KEYS}
+    problems = _shape_problems(data, "MS305", where)
     if not problems:
         data, problems = _with_spelled_names(data, where)
     if problems:
-        raise ResolutionError(problems)
-    return JobFile(_layer(data, marked("job file")), data.get("train") or {})
+        raise ResolutionError([*unknown, *problems])
+    return JobFile(replace(_layer(data, marked("job file")), problems=tuple(unknown)), data.get("train") or {})
 
 
 def spelled(name: str) -> str:

@@ -67,6 +67,7 @@ def merge(layers: Sequence[Layer], catalog: Catalog, environment: Environment) -
             merged.problems += _outside(sizes, environment.world_size, layer.source)
             layer = replace(layer, world={name: value for name, value in layer.world.items() if name != "world_size"})
         merged.notes += [note for note in layer.notes if note not in merged.notes]
+        merged.problems += layer.problems
         for name in layer.without:
             if name in merged.requested and not merged.requested[name].option:
                 merged.withdrawn[name] = merged.requested.pop(name)

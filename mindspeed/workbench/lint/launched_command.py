@@ -69,6 +69,8 @@ def commands_of_file(path: str | Path, environ: Mapping[str, str]) -> list[Launc
             raise ResolutionError([_unreadable(str(path), "it is not a file")])
         if str(path).endswith(".py"):
             raise ResolutionError([_program(str(path))])
+        if str(path).endswith((".yaml", ".yml")):
+            raise ResolutionError([_job_file(str(path))])
         with Path(path).open(encoding="utf-8", errors="replace") as file:
             text = file.read(MAX_CHARACTERS + 1)
         commands = _commands_of_json(text, str(path)) if str(path).endswith(".json") else shell_commands(text, (), environ)
@@ -96,6 +98,11 @@ def _program(path: str) -> Problem:
         text = "only the command that starts this program contains its arguments"
         fix = f"mindspeed check -- torchrun {path} ..., or check the shell script with that command"
     return Problem("MS305", f"{path} is not checked: {text}", where=path, fix=Fix.advise(fix))
+
+
+def _job_file(path: str) -> Problem:
+    text, fix = f"{path} is no script with a training command", Fix.advise(f"check a job file by: mindspeed check -f {path}")
+    return Problem("MS305", text, where=path, fix=fix)
 
 
 def training_commands(text: str, source: str) -> list[LaunchedCommand]:
