@@ -191,6 +191,13 @@ def _given(name: str, value: Any, layer: Layer) -> GivenValue:
     return GivenValue(name, value, layer.source, layer.option)
 
 
+def _near_fields(name: str) -> list[str]:
+    """Return the fields whose names, or those of Megatron-LM's arguments, are most like a name."""
+    spellings = {argument: field.name for field in FIELDS.values() for argument in field.arguments}
+    spellings |= {field: field for field in FIELDS}
+    return list(dict.fromkeys(spellings[near] for near in near_names(name, spellings)))
+
+
 def _typed_world(layer: Layer, overridden: Collection[str], problems: list[Problem]) -> dict[str, Any]:
     """Return the fields of one layer; a wrong value is a problem unless a higher layer gives the field, too."""
     world = {}
@@ -198,7 +205,7 @@ def _typed_world(layer: Layer, overridden: Collection[str], problems: list[Probl
         if value is None:
             continue
         if name not in FIELDS:
-            fix = renames(name, near_names(name, FIELDS)) or (Fix.drop_field(name, layer.source),)
+            fix = renames(name, _near_fields(name)) or (Fix.drop_field(name, layer.source),)
             problems.append(
                 Problem(
                     "MS301", Text.of("{name!r} is not a size or model option of a job", name=name), where=layer.source, fix=fix

@@ -248,6 +248,12 @@ def test_values_of_the_world_are_typed():
     ]
 
 
+@pytest.mark.parametrize(("name", "field"), [("tensor_model_parallel_size", "tp"), ("moe_router_topk", "router_topk")])
+def test_an_argument_of_megatron_among_sizes_suggests_the_field_that_is_read_from_it(name, field):
+    (problem,) = ask(catalog(make("a")), "a", world={name: 2}).problems
+    assert problem.fix_text == f"did you mean {field}?"
+
+
 def test_a_number_of_the_world_may_be_whole_and_is_not_negative():
     resolution = ask(catalog(make("a")), "a", world={"expert_capacity_factor": 2})
     assert (messages(resolution), resolution.world.expert_capacity_factor) == ([], 2.0)
