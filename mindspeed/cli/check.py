@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from gettext import gettext
@@ -173,6 +174,8 @@ def _started(checked: list[CheckedCommand], request: Request, rules: RuleOptions
         for one in checked:
             try:
                 if one.plan is not None:
+                    if sys.stderr.isatty():
+                        click.echo(f"starting {one.place}", err=True)
                     program = one.command.program if one.command is not None else ""
                     checkout = find_checkout(program, os.environ, rules.checkout)
                     one = replace(one, plan=starts.of(one.plan, one.command, checkout))
