@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,12 @@ def make_private(folder: Path) -> None:
     """Make a folder, and those above it that are missing, such that only this user can enter it."""
     for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
+
+
+def remove_oldest(files: Iterable[Path], kept: int) -> None:
+    """Remove the least recently written of some files, so that ``kept`` stay. Raises OSError where one cannot be removed."""
+    for old in sorted(files, key=lambda file: file.stat().st_mtime)[:-kept]:
+        old.unlink(missing_ok=True)
 
 
 def distrust(path: Path, cache: Path) -> Problem | None:

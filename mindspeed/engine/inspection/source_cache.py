@@ -17,12 +17,14 @@ from typing import Any, Final
 
 from mindspeed._version import __version__
 from mindspeed.engine.inspection.source import files_consulted, state_of
-from mindspeed.files.cache_folder import cache_folder, distrust, make_private
+from mindspeed.files.cache_folder import cache_folder, distrust, make_private, remove_oldest
 from mindspeed.files.text_files import write_files
 from mindspeed.problems import PlatformError
 
 _FORMAT: Final = 4
 """Part of the file's name; goes up when sites, contracts or arguments are read in another way."""
+_KEPT: Final = 20
+"""Files that stay, each of one Megatron read by one version of mindspeed."""
 
 
 class SourceCache:
@@ -74,6 +76,7 @@ class SourceCache:
                     raise PermissionError
                 write_files({self._file: json.dumps({"files": self._states, "rows": self._rows})})
                 self._file.chmod(0o600)
+                remove_oldest(self._file.parent.glob("megatron-*.json"), _KEPT)
 
 
 @lru_cache(maxsize=8)

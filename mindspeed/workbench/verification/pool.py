@@ -23,7 +23,7 @@ from typing import Any, Final
 import mindspeed
 from mindspeed.engine.inspection.megatron_copies import megatron_version
 from mindspeed.engine.planning.plan import ActivationPlan
-from mindspeed.files.cache_folder import cache_folder, distrust, make_private
+from mindspeed.files.cache_folder import cache_folder, distrust, make_private, remove_oldest
 from mindspeed.problems import Fix, Problem, RunError
 from mindspeed.workbench.verification.job import Answer, WorkerCall
 from mindspeed.workbench.verification.record import RankResult
@@ -69,8 +69,7 @@ def store(plan: ActivationPlan, recipe: Recipe, world_size: int, results: list[R
         with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
             new.write(pickle.dumps(results))
         os.replace(new.name, file)
-        for old in sorted(file.parent.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
-            old.unlink(missing_ok=True)
+        remove_oldest(file.parent.iterdir(), KEPT)
 
 
 class _Reader(pickle.Unpickler):
