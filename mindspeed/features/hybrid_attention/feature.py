@@ -60,11 +60,26 @@ class HybridAttentionArgs(KeepArgs):
 
 @ms.condition(
     "ulysses_degree, the number of ranks that exchange tokens for heads, is not set",
-    fix=(ms.Fix.give_setting("ulysses_degree", 2, "or more, ideally the number of ranks of a node"),),
+    fix=(ms.Fix.give_setting("ulysses_degree", note="ideally the number of ranks of a node"),),
 )
 def degree_is_given(args: HybridAttentionArgs, world: ms.World) -> bool:
     """Check that the number of neighbours is given."""
     return args.ulysses_degree is not None
+
+
+def _has_no_degree(args: HybridAttentionArgs, world: ms.World) -> bool:
+    """Return whether the number of neighbours is not given."""
+    return args.ulysses_degree is None
+
+
+@ms.condition(
+    "no ulysses_degree splits cp={world.cp} into two or more groups of two or more ranks",
+    fix=(ms.Fix.give_field("cp", 4, "or a larger product of two numbers"),),
+    when=_has_no_degree,
+)
+def some_degree_splits_ranks(args: HybridAttentionArgs, world: ms.World) -> bool:
+    """Check that there is a number of neighbours that could be given."""
+    return any(world.cp % degree == 0 for degree in range(2, world.cp))
 
 
 def _has_window(args: HybridAttentionArgs, world: ms.World) -> bool:
@@ -105,6 +120,7 @@ class HybridAttention(TwoLevelFeature[HybridAttentionArgs]):
             *ALGORITHM,
             predicts_one_token,
             degree_is_given,
+            some_degree_splits_ranks,
             degree_splits_ranks,
             degree_splits_heads,
             two_chunks_for_each_rank,

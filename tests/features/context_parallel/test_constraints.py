@@ -106,7 +106,7 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"cp": 4},
         (
             "MS304 hybrid-attention: ulysses_degree, the number of ranks that exchange tokens for heads, is not set | --set "
-            "hybrid-attention.ulysses_degree=2 (or more, ideally the number of ranks of a node)"
+            "hybrid-attention.ulysses_degree=2 (ideally the number of ranks of a node)"
         ),
     ),
     (
@@ -191,6 +191,15 @@ RULES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 @pytest.mark.parametrize(("name", "settings", "world", "expected"), RULES)
 def test_a_broken_rule_is_a_problem_with_its_fix(name, settings, world, expected):
     assert refusals(name, settings=settings, model=MODEL | world) == [expected]
+
+
+def test_ranks_that_no_degree_splits_are_told_beside_the_missing_degree():
+    missing, ranks = refusals(HYBRID, settings={}, model=MODEL | {"cp": 2})
+    assert missing.startswith("MS304 hybrid-attention: ulysses_degree, the number of ranks")
+    assert ranks == (
+        "MS304 hybrid-attention: no ulysses_degree splits cp=2 into two or more groups of two or more ranks | --cp 4 (or a "
+        "larger product of two numbers)"
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
