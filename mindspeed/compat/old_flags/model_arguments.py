@@ -124,6 +124,10 @@ def _sparse_attention(made: ArgumentWords) -> None:
 
 _LOSS: Final = "--moe-router-load-balancing-type"
 _BALANCING: Final = {"group_limited_greedy": "aux_loss", "noaux_tc": "none", "softmax_topk": "none"}
+_ALL_EXPERTS: Final = ("group_limited_greedy", "softmax_topk")
+"""Routers of one softmax of all experts, whose top k weights add up to 1 only with ``--norm-topk-prob``."""
+_WITH_SEQUENCES: Final = ("none", "noaux_tc", "group_limited_greedy")
+"""Routers that read ``--seq-aux``."""
 
 
 def _router(made: ArgumentWords) -> None:
@@ -136,15 +140,19 @@ def _router(made: ArgumentWords) -> None:
         _problem(made, _LOSS, text, Fix.advise(f"use {_LOSS} aux_loss"))
     elif kind in _BALANCING:
         made.replace(_LOSS, 1, [_LOSS, _BALANCING[kind]])
-        made.notes.append(f"{_LOSS} {kind} is translated automatically to Megatron's {_BALANCING[kind]}")
+        text = f"{_LOSS} {kind} is translated automatically to Megatron's {_BALANCING[kind]}"
+        if kind in _ALL_EXPERTS and not made.has("--norm-topk-prob") and not made.has("--moe-router-pre-softmax"):
+            made.put("--moe-router-pre-softmax")
+            text += " with --moe-router-pre-softmax"
+        made.notes.append(text)
+        if kind == "group_limited_greedy":
+            _limited_groups(made)
     if made.take("--seq-aux", 0) is not None:
-        kind = made.value(_LOSS) or "aux_loss"
-        if kind == "aux_loss":
-            made.take(_LOSS, 1)
-            made.put(_LOSS, "seq_aux_loss")
+        if kind in _WITH_SEQUENCES:
+            made.replace(_LOSS, 1, [_LOSS, "seq_aux_loss"])
             made.notes.append(f"--seq-aux maps to Megatron's {_LOSS} seq_aux_loss")
         else:
-            made.notes.append(f"--seq-aux has no effect with {kind}")
+            made.notes.append(f"--seq-aux has no effect with {kind or 'aux_loss'}, as in MindSpeed-LLM")
     if made.take("--norm-topk-prob", 0) is not None:
         if made.value("--moe-router-score-function") != "sigmoid" and made.take("--moe-router-pre-softmax", 0) is not None:
             made.notes.append("--norm-topk-prob maps to Megatron's router without --moe-router-pre-softmax, which is removed")
@@ -154,6 +162,16 @@ def _router(made: ArgumentWords) -> None:
 
 _LIMITS: Final = ("--moe-router-num-groups", "--n-group", "--moe-router-group-topk", "--topk-group")
 _SCALES: Final = ("--moe-router-topk-scaling-factor", "--routed-scaling-factor")
+
+
+def _limited_groups(made: ArgumentWords) -> None:
+    made.notes.append(
+        f"{_LOSS} group_limited_greedy selects groups by their highest score, Megatron by the sum of the highest ones of the "
+        "experts that a token selects in a group"
+    )
+    if made.has("--norm-topk-prob"):
+        idle = [flag for flag in _SCALES if made.take(flag, 1) is not None]
+        made.notes += [f"{flag} has no effect with --norm-topk-prob, as in MindSpeed-LLM" for flag in idle]
 
 
 def _one_softmax(made: ArgumentWords) -> None:

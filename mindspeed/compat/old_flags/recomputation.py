@@ -14,18 +14,26 @@ _FULL: Final[dict[str, Count]] = {_GRANULARITY: 1, _METHOD: 1, _LAYERS: 1}
 _ALL: Final[dict[str, Count]] = {**_FULL, "--recompute-modules": "+", "--recompute-activations": 0}
 _AHEAD, _BUBBLE = "--recompute-in-advance", "--recompute-in-bubble"
 _COUNTS: Final = ("recompute_norm_num_layers", "recompute_activation_function_num_layers")
+_ATTENTION, _PARTS, _NORMS = (
+    "self_attention",
+    ("linear_qkv", "core_attention", "linear_proj"),
+    ("input_norm", "post_attention_norm"),
+)
+"""Names of modules in ``--swap-modules``: all of attention, its parts, and what is not offloaded."""
 Settings = dict[str, dict[str, Any]]
 
 
 def translate_recomputation(made: ArgumentWords, values: Mapping[str, Any]) -> tuple[dict[str, Any], Settings]:
     """Return the values of flags that are left, and settings of features that replace arguments of recomputation."""
-    left = _within_a_chunk(made, values)
     per_rank = made.take(PER_RANK, 0) is not None
+    left = _within_a_chunk(made, values, per_rank)
+    modules = _offloaded_modules(made, left)
     swaps = bool(left.get("swap_attention")) and made.value(_GRANULARITY) != "selective"
     if swaps and (settings := _instead_of_layers(made, left, per_rank)):
-        return left, settings
+        return left, {"swap-attention": settings | modules}
     _ahead_of_backward(made, left, per_rank)
-    return left, _of_rank(made) if per_rank else {}
+    of_rank = _of_rank(made, any(dest in left for dest in _COUNTS)) if per_rank else {}
+    return left, of_rank | ({"swap-attention": modules} if modules else {})
 
 
 def _model_chunks(made: ArgumentWords) -> tuple[int | None, int]:
@@ -38,16 +46,52 @@ def _model_chunks(made: ArgumentWords) -> tuple[int | None, int]:
     return layers // stages // chunks if layers is not None else None, chunks
 
 
-def _within_a_chunk(made: ArgumentWords, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values without a number of layers above that of a model chunk: MindSpeed recomputes all of them then."""
+def _within_a_chunk(made: ArgumentWords, values: Mapping[str, Any], per_rank: bool) -> dict[str, Any]:
+    """Return values with the numbers of layers of a model chunk: those of a rank are dealt out to its chunks.
+
+    A number above that of the chunk is left out, as MindSpeed then recomputes all layers, and so is the whole feature for 0.
+    """
     left = dict(values)
-    chunk, _ = _model_chunks(made)
+    chunk, chunks = _model_chunks(made)
     for dest in _COUNTS:
-        count = values.get(dest)
-        if chunk is not None and isinstance(count, int) and count > chunk:
-            left.pop(dest)
-            made.notes.append(f"--{dest.replace('_', '-')} {count} covers all {chunk} layers of a model chunk")
+        flag, count = f"--{dest.replace('_', '-')}", values.get(dest)
+        if not isinstance(count, int):
+            continue
+        if count == 0:
+            del left[dest]
+            left.pop(dest.removesuffix("_num_layers"), None)
+            made.notes.append(f"{flag} 0 recomputes nothing, so that {flag.removesuffix('-num-layers')} has no effect")
+            continue
+        if per_rank and chunks > 1:
+            count = left[dest] = -(-count // chunks)
+            text = f"{PER_RANK}: {flag} {values[dest]} of each pipeline rank is {count} of each of its {chunks} model chunks"
+            if values[dest] % chunks:
+                made.left_out.append(problem_of_flags("MS113", text, [flag], Fix.give_option(flag, str(count * chunks))))
+            else:
+                made.notes.append(text)
+        if chunk is not None and count > chunk:
+            del left[dest]
+            made.notes.append(f"{flag} {values[dest]} covers all {chunk} layers of a model chunk")
     return left
+
+
+def _offloaded_modules(made: ArgumentWords, left: dict[str, Any]) -> dict[str, Any]:
+    """Take the names of ``--swap-modules``, and return the setting of those that offload less than all of attention."""
+    if not isinstance(text := left.get("swap_modules"), str) or not left.get("swap_attention"):
+        return {}
+    del left["swap_modules"]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    norms = [name for name in names if name in _NORMS]
+    if norms:
+        made.notes.append(f"--swap-modules {','.join(norms)} has no effect: only what attention keeps is offloaded")
+    names = [name for name in names if name not in norms]
+    if unknown := [name for name in names if name not in (_ATTENTION, *_PARTS)]:
+        parts = ",".join(_PARTS)
+        text = f"--swap-modules names {', '.join(unknown)}, but mindspeed offloads only parts of attention"
+        made.problems.append(problem_of_flags("MS113", text, ["--swap-modules"], Fix.give_option("--swap-modules", parts)))
+    elif names and _ATTENTION not in names:
+        return {"modules": tuple(dict.fromkeys(names))}
+    return {}
 
 
 def _taken(made: ArgumentWords, flags: Mapping[str, Count]) -> str:
@@ -55,7 +99,7 @@ def _taken(made: ArgumentWords, flags: Mapping[str, Count]) -> str:
     return ", ".join(flag for flag, count in flags.items() if made.take(flag, count) is not None)
 
 
-def _instead_of_layers(made: ArgumentWords, left: dict[str, Any], per_rank: bool) -> Settings:
+def _instead_of_layers(made: ArgumentWords, left: dict[str, Any], per_rank: bool) -> dict[str, Any]:
     """Let swap-attention take the place of full recomputation: MindSpeed recomputes the MLPs of as many layers, and no more.
 
     Empty where the command recomputes nothing.
@@ -80,7 +124,7 @@ def _instead_of_layers(made: ArgumentWords, left: dict[str, Any], per_rank: bool
     where = "pipeline rank" if "per_rank" in settings else "model chunk"
     does = f"the MLPs of {count} layers of each {where} are recomputed" if count else "no MLP is recomputed"
     made.notes.append(f"--swap-attention replaces {flags}: attention is offloaded, and {does} instead of whole layers")
-    return {"swap-attention": settings} if settings else {}
+    return settings
 
 
 def _ahead_of_backward(made: ArgumentWords, left: dict[str, Any], per_rank: bool) -> None:
@@ -107,12 +151,16 @@ def _ahead_of_backward(made: ArgumentWords, left: dict[str, Any], per_rank: bool
         made.notes.append(f"{flag} replaces {flags}: it recomputes every layer")
 
 
-def _of_rank(made: ArgumentWords) -> Settings:
-    """Return the setting with which block recomputation counts the layers of a rank, unless that changes nothing."""
+def _of_rank(made: ArgumentWords, counts: bool) -> Settings:
+    """Return the setting with which block recomputation counts the layers of a rank, unless that changes nothing.
+
+    With ``counts``, numbers of layers of other flags are those of a rank too.
+    """
     count, (chunk, chunks) = made.number(_LAYERS), _model_chunks(made)
     is_block = made.value(_GRANULARITY) == "full" and made.value(_METHOD) == "block"
     if chunks == 1 or not is_block or not count:
-        made.notes.append(f"{PER_RANK} is not needed: a rank has one chunk, or no number of layers in block recomputation")
+        if chunks == 1 or not counts:
+            made.notes.append(f"{PER_RANK} is not needed: a rank has one chunk, or no number of layers in block recomputation")
         return {}
     if chunk is not None and count >= chunk * chunks:
         made.change(_LAYERS, str(chunk))

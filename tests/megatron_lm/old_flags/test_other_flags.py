@@ -102,9 +102,26 @@ def test_every_group_says_why_and_what_megatron_calls_it_exists():
         ),
         (
             "--moe-router-load-balancing-type group_limited_greedy --seq-aux",
-            "--moe-router-load-balancing-type seq_aux_loss",
+            "--moe-router-load-balancing-type seq_aux_loss --moe-router-pre-softmax",
         ),
-        ("--moe-router-load-balancing-type none --seq-aux", "--moe-router-load-balancing-type none"),
+        (
+            "--moe-router-load-balancing-type group_limited_greedy --norm-topk-prob --moe-router-topk-scaling-factor 16",
+            "--moe-router-load-balancing-type aux_loss",
+        ),
+        (
+            "--moe-router-load-balancing-type softmax_topk --moe-router-topk-scaling-factor 2",
+            "--moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2 --moe-router-pre-softmax",
+        ),
+        (
+            "--moe-router-load-balancing-type softmax_topk --moe-router-pre-softmax --lr 1",
+            "--moe-router-load-balancing-type none --moe-router-pre-softmax --lr 1",
+        ),
+        ("--moe-router-load-balancing-type softmax_topk --norm-topk-prob", "--moe-router-load-balancing-type none"),
+        ("--moe-router-load-balancing-type softmax_topk --seq-aux --norm-topk-prob", "--moe-router-load-balancing-type none"),
+        ("--moe-router-load-balancing-type none --seq-aux", "--moe-router-load-balancing-type seq_aux_loss"),
+        ("--moe-router-load-balancing-type noaux_tc --seq-aux", "--moe-router-load-balancing-type seq_aux_loss"),
+        ("--moe-router-load-balancing-type aux_loss --seq-aux", "--moe-router-load-balancing-type aux_loss"),
+        ("--num-experts 8 --seq-aux", "--num-experts 8"),
         ("--norm-topk-prob --moe-router-pre-softmax", ""),
         (
             "--norm-topk-prob --moe-router-pre-softmax --moe-router-score-function sigmoid",

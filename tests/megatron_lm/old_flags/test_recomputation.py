@@ -164,3 +164,53 @@ def test_projections_of_other_attention_are_not_absorbed() -> None:
     assert [str(problem.message) for problem in made.left_out] == [
         "--enable-mla-absorb is skipped: MindSpeed-LLM absorbs up-projections only in sparse attention"
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "modules", "note"),
+    [
+        ("input_norm,self_attention,post_attention_norm", None, "input_norm,post_attention_norm has no effect"),
+        ("self_attention", None, ""),
+        ("core_attention, linear_proj", ("core_attention", "linear_proj"), ""),
+        ("input_norm", None, "input_norm has no effect"),
+    ],
+)
+def test_offloaded_modules_are_parts_of_attention(given: str, modules: tuple[str, ...] | None, note: str) -> None:
+    translation = read_old_flags(["--swap-attention", "--swap-modules", given], KNOWN, catalog())
+    assert translation.problems == ()
+    assert translation.layer.settings.get(SWAP, {}) == ({} if modules is None else {"modules": modules})
+    assert any(note in text for text in translation.notes)
+
+
+def test_modules_outside_of_attention_are_refused() -> None:
+    (problem,) = read_old_flags(["--swap-attention", "--swap-modules", "mlp,self_attention"], KNOWN, catalog()).problems
+    assert problem.message == "--swap-modules names mlp, but mindspeed offloads only parts of attention"
+
+
+def test_offloaded_modules_stay_beside_recomputed_mlps() -> None:
+    settings = read(f"{CHUNKS} --swap-attention --swap-modules linear_proj --recompute-num-layers 1").layer.settings
+    assert settings == {SWAP: {"mlp_layers": 1, "modules": ("linear_proj",)}}
+
+
+@pytest.mark.parametrize(
+    ("flag", "feature"),
+    [("--recompute-norm", "norm-recompute"), ("--recompute-activation-function", "activation-recompute")],
+)
+def test_layers_of_a_rank_are_dealt_out_to_its_chunks(flag: str, feature: str) -> None:
+    four = read(f"{CHUNKS} {flag} {flag}-num-layers 4 {PER_RANK}")
+    assert four.layer.settings == {feature: {"num_layers": 1}}
+    assert f"{PER_RANK}: {flag}-num-layers 4 of each pipeline rank is 1 of each of its 4 model chunks" in four.notes
+    assert not any("is not needed" in note for note in four.notes)
+    five = read(f"{CHUNKS} {flag} {flag}-num-layers 5 {PER_RANK}")
+    assert five.layer.settings == {feature: {"num_layers": 2}}
+    assert [problem.fix_text for problem in five.left_out] == [f"{flag}-num-layers 8"]
+    every = read(f"{CHUNKS} {flag} {flag}-num-layers 12 {PER_RANK}")
+    assert (every.layer.settings, every.layer.features) == ({}, (feature,))
+    assert read(f"{CHUNKS} {flag} {flag}-num-layers 2").layer.settings == {feature: {"num_layers": 2}}
+
+
+@pytest.mark.parametrize("flag", ["--recompute-norm", "--recompute-activation-function"])
+def test_no_layers_switch_the_feature_off(flag: str) -> None:
+    none = read(f"{CHUNKS} {flag} {flag}-num-layers 0")
+    assert (none.layer.features, none.layer.settings) == ((), {})
+    assert none.notes == (f"{flag}-num-layers 0 recomputes nothing, so that {flag} has no effect",)
