@@ -223,6 +223,14 @@ def layers_with_experts(values: Values, names: Names) -> int | None:
     return sum(map(bool, frequency)) if isinstance(frequency, list | tuple) else -(-layers // int(frequency))
 
 
+def expert_layers(frequency: str, layers: int) -> list[bool] | None:
+    """Return for each layer whether it has experts, from the text of ``--moe-layer-freq``; None for another expression."""
+    every = _listed(frequency)
+    if isinstance(every, int):
+        return [layer % every == 0 for layer in range(layers)] if every else None
+    return None if every is None else [*map(bool, every)]
+
+
 def _listed(text: str) -> list[int] | int | None:
     """Compute a whole number, or a sum of lists of numbers times a count; None for another expression."""
     if text.strip().isdigit():

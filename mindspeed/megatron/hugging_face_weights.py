@@ -19,6 +19,7 @@ _ENGINE_NAMES: Final = {
 """Names of Transformer Engine's layers for the norms of local ones, where a model has no such module of its own."""
 _EMBEDDING: Final = "embedding.word_embeddings.weight"
 _LOCAL_EXPERTS: Final = ".experts.local_experts."
+_OTHER_MODEL: Final = Fix.advise("give the arguments of this model, or load a Megatron checkpoint")
 
 
 class _Chunk:
@@ -39,11 +40,32 @@ class _Chunk:
 def load_weights(chunks: Sequence[Any], folder: str) -> None:
     """Copy the weights of a Hugging Face model into the chunks of this rank; every rank calls it.
 
-    Raises RunError with MS602 for a model that has other layers than the chunks.
+    Raises RunError with MS602 for a model that has other layers than the chunks or a larger vocabulary, on all ranks that
+    would exchange the weights and before they do.
     """
     bridge = bridge_of(chunks, folder)
+    named = named_chunks(chunks, bridge)
+    _check_vocabulary(bridge, folder)
+    _check_stored(named, bridge, folder)
     with torch.no_grad():
-        bridge.load_weights(named_chunks(chunks, bridge), folder)
+        bridge.load_weights(named, folder)
+
+
+def _check_vocabulary(bridge: Any, folder: str) -> None:
+    size, padded, ranks = bridge.vocab_size, bridge.padded_vocab_size, bridge.config.tensor_model_parallel_size
+    if padded < size:
+        text = f"the padded vocabulary has {padded} rows, but the model in {folder} has vocab_size {size}"
+        fix = Fix.give_option("--padded-vocab-size", -(-size // ranks) * ranks)
+        raise RunError([Problem("MS602", text, where="--load", fix=fix)])
+
+
+def _check_stored(chunks: Sequence[_Chunk], bridge: Any, folder: str) -> None:
+    stored = {*bridge._get_safetensor_io(folder).load_hf_weight_names()}
+    for chunk in chunks:
+        for name in bridge._weight_name_mapping_mcore_local_to_global(chunk).values():
+            if missing := [key for key in bridge._weight_name_mapping_mcore_to_hf(name) if key not in stored]:
+                text = f"the weights in {folder} have no {missing[0]}, which {name} of this run's model is loaded from"
+                raise RunError([Problem("MS602", text, where="--load", fix=_OTHER_MODEL)])
 
 
 def named_chunks(chunks: Sequence[Any], bridge: Any) -> list[_Chunk]:
@@ -59,13 +81,13 @@ def _name(name: str, bridge: Any) -> str:
         before, _, after = name.partition(_LOCAL_EXPERTS)
         expert, _, inside = after.partition(".")
         return f"{before}.experts.{inside}{expert}"
+    name = name.replace(".mtp_model_layer.", ".transformer_layer.")  # the name since Megatron 0.17
     if "_extra_state" in name or _is_known(name, bridge):
         return name
     renamed = next((name.replace(part, new) for part, new in _ENGINE_NAMES.items() if part in name), name)
     if not _is_known(renamed, bridge):
         text = f"{name} has no counterpart in the Hugging Face model of type {bridge.hf_config.model_type}"
-        fix = Fix.advise("give the arguments of this model, or load a Megatron checkpoint")
-        raise RunError([Problem("MS602", text, where="--load", fix=fix)])
+        raise RunError([Problem("MS602", text, where="--load", fix=_OTHER_MODEL)])
     return renamed
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import mindspeed
+from mindspeed.problems import RunError
 from tests.features.transformer_engine_layers.client import made
 from tests.forked_ranks import run_ranks
 
@@ -25,6 +26,10 @@ LAYOUTS: Final = {
 }
 _ROWS: Final = 96
 """Rows of the embedding, more than the vocabulary has."""
+_LESS: Final = 62
+"""Rows of an embedding that the vocabulary does not fit into."""
+MISSING: Final = "model.norm.weight"
+"""A weight of the last stage, which a second folder lacks."""
 
 
 def main(folder: str, layers: str, *cases: str) -> None:
@@ -35,10 +40,22 @@ def main(folder: str, layers: str, *cases: str) -> None:
         name, _, layout = case.partition(":")
         path = Path(folder) / case.replace(":", "-")
         _, tokens, logits = made(name, path)
+        _copy_without(MISSING, path)
         find = partial(_found, path, layers == "engine", LAYOUTS[layout], tokens, logits)
         statuses = [*run_ranks(2, partial(_write, find, path), LIMIT).values()]
         text = (path / "rank1.json").read_text() if not any(statuses) else json.dumps({"error": f"exit status {statuses}"})
         print(json.dumps({"case": case} | json.loads(text)), flush=True)
+
+
+def _copy_without(name: str, path: Path) -> None:
+    """Save the model of a folder once more below it, without one weight."""
+    from safetensors.torch import load_file, save_file
+
+    (path / "less").mkdir()
+    (path / "less" / "config.json").write_text((path / "config.json").read_text())
+    weights = load_file(path / "model.safetensors")
+    del weights[name]
+    save_file(weights, path / "less" / "model.safetensors")
 
 
 def _write(find: Any, path: Path, rank: int) -> int:
@@ -65,9 +82,9 @@ def _found(path: Path, engine: bool, sizes: dict[str, int], tokens: Any, logits:
     config = _config(json.loads((path / "config.json").read_text()), sizes)
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=engine, normalization="RMSNorm")
     first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
-    model = GPTModel(
-        config, spec, _ROWS, 64, first, last, position_embedding_type="rope", share_embeddings_and_output_weights=False
-    )
+    build = partial(GPTModel, config, spec, max_sequence_length=64, pre_process=first, post_process=last)
+    build = partial(build, position_embedding_type="rope", share_embeddings_and_output_weights=False)
+    model = build(_ROWS)
     load_weights([model], str(path))
     model.eval()
     positions = torch.arange(tokens.shape[1])[None].expand(2, -1)
@@ -87,7 +104,19 @@ def _found(path: Path, engine: bool, sizes: dict[str, int], tokens: Any, logits:
     exported = dict(bridge.export_weights(named_chunks([model], bridge)))
     expected = load_file(path / "model.safetensors")
     unequal = [key for key, value in expected.items() if key not in exported or not torch.equal(exported[key], value)]
-    return {"difference": difference, "largest": logits.abs().max().item(), "unequal": unequal, "weights": len(expected)}
+    refused = [_refused(build(_LESS), path), _refused(build(_ROWS), path / "less")]
+    return {"difference": difference, "unequal": unequal, "weights": len(expected), "refused": refused}
+
+
+def _refused(model: Any, path: Path) -> list[str]:
+    """Return the message and the fix of the error with which a model is not loaded."""
+    from mindspeed.megatron.hugging_face_weights import load_weights
+
+    try:
+        load_weights([model], str(path))
+    except RunError as error:
+        return [f"{problem.code} {problem.message} | {problem.fix_text}" for problem in error.problems]
+    return []
 
 
 def _config(given: dict[str, Any], sizes: dict[str, int]) -> Any:

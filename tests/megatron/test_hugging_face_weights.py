@@ -8,9 +8,11 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
+from mindspeed.megatron.hugging_face_weights import _name
 from tests.megatron_lm.checkout import ROOT
 
 FOLDER = os.environ.get("MINDSPEED_CLIENTS", "")
@@ -38,3 +40,20 @@ def test_logits_are_those_of_hugging_face_and_weights_return_unchanged(layers, t
         assert "error" not in row, done.stderr[-3000:]
         assert row["difference"] <= 2e-7
         assert (row["weights"] > 0, row["unequal"]) == (True, [])
+        folder = tmp_path / row["case"].replace(":", "-")
+        (vocabulary,), (weight,) = row["refused"]
+        assert vocabulary == (
+            f"MS602 the padded vocabulary has 62 rows, but the model in {folder} has vocab_size 64 | --padded-vocab-size 64"
+        )
+        missing = f"MS602 the weights in {folder / 'less'} have no model.norm.weight, which decoder.final_layernorm.weight of "
+        assert weight.startswith(missing)
+
+
+def test_the_layer_of_a_prediction_has_the_name_that_mbridge_knows():
+    def weights_of(name):
+        assert name.startswith("mtp.layers.0.transformer_layer.")
+
+    bridge = SimpleNamespace(_weight_name_mapping_mcore_to_hf=weights_of)
+    for layer in ("transformer_layer", "mtp_model_layer"):
+        name = _name(f"mtp.layers.0.{layer}.mlp.linear_fc2.weight", bridge)
+        assert name == "mtp.layers.0.transformer_layer.mlp.linear_fc2.weight"

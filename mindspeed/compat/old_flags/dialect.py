@@ -9,7 +9,7 @@ from typing import Any, Final
 from mindspeed.compat.old_flags.flags import flags_of, read_old_flags, takes_text
 from mindspeed.compat.old_flags.other_flags import refused_program
 from mindspeed.engine.resolution.environment import version_in
-from mindspeed.job.derivations import _listed
+from mindspeed.job.derivations import expert_layers
 from mindspeed.job.hybrid_pattern import EXPERTS, MLP, segmented
 from mindspeed.megatron_lm.dialects import Dialect
 
@@ -56,10 +56,8 @@ def _mlp_of_layers(given: Mapping[str, Any], layers: int) -> Sequence[str] | Non
     """Return what follows the attention of each layer, experts or an MLP; None for a frequency of other layers."""
     if not given.get("num_experts"):
         return MLP * layers
-    every = _listed(str(given.get("moe_layer_freq", 1)))
-    if isinstance(every, int) and every > 0:
-        every = [int(layer % every == 0) for layer in range(layers)]
-    if not isinstance(every, list) or len(every) != layers:
+    every = expert_layers(str(given.get("moe_layer_freq", 1)), layers)
+    if every is None or len(every) != layers:
         return None
     return [EXPERTS if has_experts else MLP for has_experts in every]
 

@@ -156,29 +156,47 @@ class ChunkedLoss(ms.Feature[ChunkedLossArgs]):
     def saved_tensors(self, tensors: SavedTensors) -> SavedTensors:
         if not any(tensor.name == _LOGITS for tensor in tensors):
             return tensors
-        size, tokens, chunks = BYTES[self.world.dtype], self._tokens(), self._chunks()
-        rows = self.world.vocab_size // self.world.tp
-        changed = [self._with_targets(t, tokens) if t.name == _TARGETS else t for t in tensors]
+        hidden = sum(t.bytes for t in tensors if t.name == _HIDDEN and not t.prediction)
+        changed = [self._with_targets(t) if t.name == _TARGETS else t for t in tensors]
         if self.args.mode == "recompute":
             changed = [*leave(changed, {_LOGITS}, "recomputed", self.spec.name, prediction=True)]
+            passing = self._passing(hidden)
         else:
+            weight, _ = self._summed_and_converted(BYTES[self.world.dtype])
             changed = [t for t in changed if t.name != _LOGITS]
-            hidden = sum(t.bytes for t in tensors if t.name == _HIDDEN and not t.prediction)
-            gradients = hidden + rows * self.world.hidden_size * size
-            changed.append(SavedTensor("loss: gradients", gradients, 1, by=self.spec.name))
-        chunk = -(-tokens // chunks) * rows * size
-        if size != 4 and chunks > 1:
-            chunk += rows * self.world.hidden_size * 4  # sum of the chunks' weight gradients
-        if chunk > sum(t.bytes for t in tensors if t.name == _GRADIENTS):  # the larger of both exists at the peak
+            changed.append(SavedTensor("loss: gradients", hidden + weight, 1, by=self.spec.name))
+            passing = max(self._passing(hidden) - hidden - weight, hidden + sum(self._summed_and_converted(4)))
+        if passing > sum(t.bytes for t in tensors if t.name == _GRADIENTS):  # the larger of both exists at the peak
             changed = [t for t in changed if t.name != _GRADIENTS]
-            changed.append(SavedTensor("loss: chunk", chunk, 1, "in backward", self.spec.name, once=True))
+            changed.append(SavedTensor("loss: chunk", passing, 1, "in backward", self.spec.name, once=True))
         return tuple(changed)
 
-    def _with_targets(self, tensor: SavedTensor, tokens: int) -> SavedTensor:
+    def _passing(self, hidden: int) -> int:
+        """Return the most bytes that exist while gradients are computed, with this rank's hidden states of so many bytes.
+
+        These are the gradients of all hidden states and of the weight, with the logits of a chunk or, behind the last chunk,
+        with the weight's gradient in its own type. Under sequence parallelism the hidden states of all ranks exist too.
+        """
+        size, tokens, chunks = BYTES[self.world.dtype], self._tokens(), self._chunks()
+        gathered = tokens * self.world.hidden_size * size
+        logits = -(-tokens // chunks) * (self.world.vocab_size // self.world.tp) * size
+        summed, converted = self._summed_and_converted(4 if chunks > 1 else size)
+        if hidden == gathered:
+            return gathered + summed + max(logits, converted)
+        return 2 * gathered + summed + max(logits, converted + hidden)
+
+    def _summed_and_converted(self, size_of_sum: int) -> tuple[int, int]:
+        """Return the bytes of the weight's gradient, and of its copy in the type of the weight, 0 if it has that already."""
+        size = BYTES[self.world.dtype]
+        weight = self.world.vocab_size // self.world.tp * self.world.hidden_size
+        return weight * size_of_sum, weight * size * (size != size_of_sum)
+
+    def _with_targets(self, tensor: SavedTensor) -> SavedTensor:
         """Return what is kept of each token: its loss, and for recomputation its largest logit and log-sum.
 
         Megatron keeps 13 bytes. The label is a copy if micro-batches have several rows, and at each depth of prediction.
         """
+        tokens = self._tokens()
         label = 8 * (tensor.prediction or self.world.micro_batch_size > 1)
         return replace(tensor, bytes=tensor.bytes + tokens * (4 + label + 8 * (self.args.mode == "recompute") - 13))
 

@@ -1,16 +1,23 @@
 """What a rank of the tests computes: the chunked loss beside Megatron's, and beside all logits."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
 from torch import Tensor
 
 from mindspeed.features.chunked_loss.linear_cross_entropy import Mode, linear_cross_entropy, token_log_probabilities
+from mindspeed.memory.meter import Meter
 from tests.features.chunked_loss.reference import cross_entropy, log_probabilities
 
 MODES: tuple[Mode, ...] = ("recompute", "accumulate")
 SEQUENCE, BATCH, HIDDEN, VOCABULARY = 12, 3, 16, 40
+TOKENS, WIDTH, ROWS = 512, 64, 4096
+"""Sizes of the measured loss, with which vectors are small."""
 
 
 def largest_differences(found: list[Tensor], expected: list[Tensor]) -> list[float]:
@@ -94,3 +101,36 @@ def _from_all_logits(ranks: int, sequence_parallel: bool, mode: Mode) -> list[fl
         part = all_hidden.chunk(ranks)[group.rank()] if sequence_parallel else all_hidden
         expected += [reference.detach(), part, all_weight.chunk(ranks)[group.rank()]]
     return largest_differences(found, expected)
+
+
+class PromptMeter(Meter):
+    """A meter that counts a tensor at once, also one that is freed before the next operator."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.lap()
+        return result
+
+
+def measured_bytes(ranks: int, sequence_parallel: bool) -> dict[tuple[str, str, int], int]:
+    """Return the most bytes that the loss and its backward pass have at a time, for modes, types and numbers of chunks.
+
+    With more chunks, in fp32, a copy would be the most that gloo's reduce-scatter makes.
+    """
+    group = parallel_state.get_tensor_model_parallel_group()
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    cases = [(mode, dtype, chunks) for mode in MODES for dtype in types for chunks in (1, 16)]
+    return {case: peak_of_loss(case[0], types[case[1]], case[2], ranks, group) for case in cases}
+
+
+def peak_of_loss(mode: Mode, dtype: torch.dtype, chunks: int, ranks: int = 1, group: dist.ProcessGroup | None = None) -> int:
+    """Return the most bytes that the loss and its backward pass have at a time, under sequence parallelism with ranks."""
+    hidden = torch.randn(TOKENS // ranks, 1, WIDTH).to(dtype).requires_grad_()
+    weight = torch.randn(ROWS // ranks, WIDTH).to(dtype).requires_grad_()
+    labels = torch.randint(ROWS, (TOKENS, 1), generator=torch.Generator().manual_seed(7))
+    with PromptMeter() as meter:
+        loss = linear_cross_entropy(
+            hidden, weight, labels, group=group, sequence_parallel=ranks > 1, chunks=chunks, mode=mode, ignore_index=None
+        )
+        loss.sum().backward()
+    return meter.peak.device + meter.peak.host

@@ -3,13 +3,20 @@
 from typing import Any
 
 import pytest
+import torch
 
+import mindspeed
 from mindspeed.features.chunked_loss.chunks import default_chunks
+from mindspeed.features.chunked_loss.linear_cross_entropy import Mode
 from mindspeed.job.world import World
 from mindspeed.memory_planner.stages import Stage, stages
 from mindspeed.memory_planner.tensors import JobOptions
+from mindspeed.ops import native_library
 from mindspeed.plugins.answers import changed_tensors
+from mindspeed.workbench.verification.pool import WorkerPool
 from mindspeed.workbench.verification.shape import GPT
+from tests.features.chunked_loss import ranks
+from tests.features.chunked_loss.ranks import MODES, ROWS, WIDTH, measured_bytes, peak_of_loss
 from tests.features.resolving import CATALOG, ask, refusals
 
 NAME = "chunked-loss"
@@ -21,7 +28,7 @@ def stage_of(settings: dict[str, Any] | None, **values: Any) -> Stage:
     batch = {"micro_batch_size": 1, "global_batch_size": 8, "world_size": 1, "dtype": "fp32"}
     job, feature = World({**GPT.world(), **batch, **values}), CATALOG.feature(NAME)
     changes = [] if settings is None else [changed_tensors(feature, "saved_tensors", feature.Args(**settings), job)]
-    (stage,) = stages(job, JobOptions(on_cpu=True), changes)
+    (stage,) = stages(job, JobOptions(on_cpu=True, sequence_parallel=values.get("tp", 1) > 1), changes)
     return stage
 
 
@@ -77,17 +84,46 @@ def test_the_logits_of_a_default_chunk_are_not_larger_than_the_hidden_states() -
         assert chunks == 1 or vocabulary > (chunks - 1) * width
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("chunks", [1, 2, 4, 24])
-def test_planned_bytes_of_logits_are_those_of_one_chunk(chunks: int, dtype: str) -> None:
-    plain, chunked = stage_of(None, dtype=dtype), stage_of({"chunks": chunks}, dtype=dtype)
+def test_planned_logits_are_not_kept(chunks: int) -> None:
+    plain, chunked = stage_of(None), stage_of({"chunks": chunks})
     assert plain.activations - chunked.activations == TOKENS * (4 * VOCABULARY + 1)
     assert [row.by for row in chunked.rows if row.name == "loss: logits" and row.held == "recomputed"] == [NAME]
-    sums = HIDDEN * VOCABULARY * 4 if dtype == "bf16" and chunks > 1 else 0
-    chunk = TOKENS // chunks * VOCABULARY * (4 if dtype == "fp32" else 2) + sums
-    gradients = TOKENS * (HIDDEN + 2 * HIDDEN) * (4 if dtype == "fp32" else 2)
-    expected = ("loss: chunk", chunk) if chunk > gradients else ("gradients of a layer", gradients)
-    assert [(row.name, row.bytes) for row in chunked.rows if row.held == "in backward"] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings", "name"), [("fp32", {"chunks": 4}, "loss: chunk"), ("bf16", {"chunks": 1}, "gradients of a layer")]
+)
+def test_the_larger_of_loss_and_layers_is_planned(dtype: str, settings: dict[str, Any], name: str) -> None:
+    stage = stage_of(settings, dtype=dtype, ffn_hidden_size=64 if name == "loss: chunk" else 512)
+    assert [row.name for row in stage.rows if row.held == "in backward"] == [name]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("chunks", [1, 4, 64])
+def test_planned_bytes_of_the_loss_are_those_that_are_measured(mode: Mode, chunks: int, dtype: str) -> None:
+    measured = peak_of_loss(mode, getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[dtype]), chunks)
+    assert 0 <= measured - planned_bytes(mode, chunks, dtype) <= not_planned(chunks)
+
+
+def test_planned_bytes_of_ranks_are_those_that_are_measured(pool: WorkerPool) -> None:
+    plan = mindspeed.plan(platform="cpu", world={"world_size": 2, "tp": 2})
+    for found in pool.call(measured_bytes, 2, 2, True, plan=plan):
+        for (mode, dtype, chunks), measured in found.items():
+            assert 0 <= measured - planned_bytes(mode, chunks, dtype, tp=2) <= not_planned(chunks), (mode, dtype, chunks)
+
+
+def not_planned(chunks: int) -> int:
+    """Return the most bytes that are not planned: some numbers for each token, and copies of logits without a kernel."""
+    return ranks.TOKENS * (128 + (0 if native_library.loaded() else 3 * 4 * ROWS // chunks // 8))
+
+
+def planned_bytes(mode: Mode, chunks: int, dtype: str, tp: int = 1) -> int:
+    """Return what a stage with the measured loss has of it at the peak, but for targets."""
+    sizes = {"seq_length": ranks.TOKENS, "hidden_size": WIDTH, "vocab_size": ROWS, "tp": tp, "world_size": tp}
+    stage = stage_of({"chunks": chunks, "mode": mode}, dtype=dtype, **sizes)
+    return sum(row.bytes for row in stage.rows if row.name in ("loss: chunk", "loss: gradients"))
 
 
 def test_planned_gradients_of_forward_are_kept() -> None:
