@@ -12,6 +12,7 @@ from mindspeed.pipeline.megatron import Engine
 from mindspeed.pipeline.synthesis import megatron
 from mindspeed.plugins.conditions import ModelCondition
 from mindspeed.problems import RunError
+from tests.engine.test_one_answer import by_plan, surroundings
 from tests.features.resolving import CATALOG, active, refusals
 
 LISTS, AHEAD = ("nano-pipe", "zero-bubble"), ("recompute-in-advance", "recompute-in-bubble")
@@ -119,6 +120,28 @@ def test_a_list_that_recomputes_itself_and_another_policy_are_refused_in_both_or
 )
 def test_a_configuration_tells_these_fields(config: dict[str, Any], fields: set[str]) -> None:
     assert {name for name, value in world_of_config(SimpleNamespace(**config)).items() if value is True} == fields
+
+
+ONLY_OWN_SCHEDULES = (
+    "partial_checkpoints",
+    "ring_exchange",
+    "delayed_weight_gradients",
+    "deferred_embedding_gradients",
+    "hybrid_context_parallel",
+    "overlapped_micro_batches",
+    "fine_grained_offloading",
+)
+"""Fields of Megatron's arguments that only its own schedules follow."""
+SCHEDULES = sorted(name for name, spec in CATALOG.specs.items() if "pipeline-schedule" in spec.slots)
+
+
+@pytest.mark.parametrize("field", ONLY_OWN_SCHEDULES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_refuses_arguments_that_only_megatrons_schedules_follow(name: str, field: str) -> None:
+    layer = surroundings(CATALOG.feature(name))
+    assert by_plan(layer, {}, name) == set()
+    (refusal,) = by_plan(layer, {field: True}, name)
+    assert name in refusal
 
 
 @pytest.mark.parametrize(("iterators", "count"), [(iter([]), 1), ([iter([])], 1), ([None, None, None], 3)])
