@@ -10,8 +10,9 @@ from mindspeed.job.world import FIELDS, UnknownValue, World
 from mindspeed.memory.byte_count import MIB
 from mindspeed.memory_planner.stages import NEEDED, Passes, Stage, stages
 from mindspeed.memory_planner.tensors import JobOptions
+from mindspeed.pipeline.conditions import planned_shape
 from mindspeed.pipeline.feature import ScheduleFeature
-from mindspeed.pipeline.operations import Op, PipelineShape, Schedule
+from mindspeed.pipeline.operations import Op, Schedule
 from mindspeed.pipeline.recompute_feature import RecomputeFeature
 from mindspeed.pipeline.synthesis import megatron
 from mindspeed.plugins.answers import changed_tensors, implements
@@ -130,7 +131,7 @@ def schedule_of(made: ActivationPlan, known: Catalog) -> Schedule:
 def _schedule_with(world: World, active: Active) -> Schedule:
     features = [feature(args, world) for feature, args in active.values() if has_schedule(feature)]
     lists = [feature for feature in features if isinstance(feature, ScheduleFeature)]
-    shape = PipelineShape(world.pp, world.vpp, world.num_micro_batches, lists[0].placement() if lists else "loop")
+    shape = planned_shape(world, lists[0].placement() if lists else "loop")
     schedule = lists[0].planned_schedule(shape, lists[0].costs()) if lists else megatron(shape)
     for feature in features:
         if isinstance(feature, RecomputeFeature):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from mindspeed import plugins as ms
+from mindspeed.pipeline.operations import PipelineShape, Placement
 from mindspeed.plugins.shared_conditions import NO_OTHER_PASSES, NO_TRANSFORMER_ENGINE_LAYERS
 
 WAITING_WEIGHTS: Final = ms.Wrap(
@@ -79,38 +80,53 @@ _REMOVE: Final = ms.Fix.remove_feature()
 has_stages = ms.Condition.at_least("pp", 2, "at least two pipeline stages are needed, but pp is {world.pp}")
 
 
+def planned_shape(world: ms.World, placement: Placement = "loop") -> PipelineShape:
+    """Return the sizes of a job's pipeline, as Megatron's configuration gives them to the schedule of a step."""
+    return PipelineShape(world.pp, world.vpp, max(1, world.num_micro_batches), placement, world.micro_batch_group or None)
+
+
 def shares(args: Any, world: ms.World) -> Mapping[str, int]:
     """Return the layers that stages share equally, and the number of these stages."""
     layers, stages = world.equal_share
     return {"layers": layers, "stages": stages}
 
 
-KEEPS_FORWARDS: Final = (
-    has_stages,
-    *NO_OTHER_PASSES,
-    ms.Condition.unset(
-        "partial_checkpoints",
-        "Megatron recomputes only some micro-batches (num_microbatches_with_partial_activation_checkpoints), which "
-        "{feature} does not support",
-    ),
+NO_PARTIAL_CHECKPOINTS: Final = ms.Condition.unset(
+    "partial_checkpoints",
+    "Megatron recomputes only some micro-batches (num_microbatches_with_partial_activation_checkpoints), which "
+    "{feature} does not support",
 )
-"""Conditions of every feature that decides the order of forward passes or of recomputation."""
 
-KEEPS_PASSES: Final = (
-    *KEEPS_FORWARDS,
-    NO_TRANSFORMER_ENGINE_LAYERS,
+KEEPS_FORWARDS: Final = (has_stages, *NO_OTHER_PASSES, NO_PARTIAL_CHECKPOINTS)
+"""Conditions of every feature that recomputes forward passes in a pipeline schedule, be it Megatron's own."""
+
+REPLACES_SCHEDULE: Final = (
+    *NO_OTHER_PASSES,
+    NO_PARTIAL_CHECKPOINTS,
     ms.Condition.unset(
         "ring_exchange", "stages send and receive at the same time (ring exchange), but {feature} orders messages one by one"
     ),
     ms.Condition.unset(
         "delayed_weight_gradients",
-        "Megatron already delays weight gradients (delay_wgrad_compute), which {feature} does itself",
+        "Megatron's schedule delays weight gradients (delay_wgrad_compute), but {feature} replaces this schedule",
     ),
     ms.Condition.unset(
         "deferred_embedding_gradients",
-        "Megatron already defers the weight gradient of the output layer (defer_embedding_wgrad_compute), which {feature} "
-        "does itself",
+        "Megatron's schedule defers the weight gradient of the output layer (defer_embedding_wgrad_compute), but {feature} "
+        "replaces this schedule",
     ),
+    ms.Condition.unset(
+        "hybrid_context_parallel",
+        "Megatron's schedule balances packed samples over context-parallel ranks (hybrid_context_parallel), but {feature} "
+        "replaces this schedule",
+    ),
+)
+"""Conditions of every feature that replaces Megatron's schedule: no argument that only Megatron's schedule follows."""
+
+KEEPS_PASSES: Final = (
+    has_stages,
+    *REPLACES_SCHEDULE,
+    NO_TRANSFORMER_ENGINE_LAYERS,
     ms.ModelCondition(
         "mindspeed.pipeline.conditions:foreign_modules",
         "the model has no Transformer Engine linear layers and no fully sharded parameters",

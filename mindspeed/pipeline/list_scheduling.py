@@ -57,7 +57,8 @@ class ListScheduler:
 
         An operation with a greater key is not begun if one with a smaller key is known to come before the share ``patience`` of
         its duration is over. With the patience `NEVER` a key is also the earliest begin of its operation. Without ``forwards``,
-        a rank keeps room for the later chunks of its micro-batches, so that it never stops for ever.
+        a rank keeps room for the later chunks of its micro-batches, so that it never stops for ever. Raises ValueError for
+        limits with which the ranks stop before all operations have run.
         """
         shape = self.shape
         self._keys, self._limits, self._patience = keys, limits, patience
@@ -87,6 +88,8 @@ class ListScheduler:
             peak = max(peak, self._kept[rank])
             if target != rank and self._free[target] <= now:
                 heapq.heappush(events, (arrival, target))
+        if (done := sum(map(len, order))) < (total := len(PASSES) * shape.stages * shape.micro_batches):
+            raise ValueError(f"ranks stop after {done} of {total} operations, because none is within {limits}")
         first = [min(self._begin[F][stage][0] for stage in stages) for stages in self._stages]
         span = max(end - begin for begin, end in zip(first, self._free, strict=True))
         return Timetable(max(self._free), span, self._begin, order, peak)

@@ -114,7 +114,7 @@ class Engine:
             if others.get(name) is not None:
                 refuse(self.owner, f"the caller passes {name}, but the schedule replaces the communication")
         chunks = list(model) if isinstance(model, list) else [model]
-        iterators = data_iterator if isinstance(data_iterator, list) else [data_iterator] * len(chunks)
+        iterators = self._iterators(data_iterator, len(chunks))
         config = get_model_config(chunks[0])
         group = getattr(config, "microbatch_group_size_per_vp_stage", None) if len(chunks) > 1 else None
         shape = PipelineShape(len(self.links.ranks), len(chunks), num_microbatches, self.placement, group)
@@ -147,6 +147,15 @@ class Engine:
         if config.timers is not None:
             config.timers("forward-backward").stop()
         return step.losses
+
+    def _iterators(self, given: Any, chunks: int) -> list[Any]:
+        """Return the data iterator of each chunk, which is None on a rank without data. Raises RunError with MS651."""
+        iterators = [None] * chunks if given is None else given if isinstance(given, list) else [given]
+        if len(iterators) != chunks:
+            text = f"each model chunk needs a data iterator, but the rank has {len(iterators)} for {chunks} chunks"
+            fix = Fix.advise("pass data_iterator as a list with one iterator for each model chunk")
+            raise RunError([Problem("MS651", f"{self.owner}: {text}", (self.owner,), fix=fix)])
+        return iterators
 
     def _review(
         self, schedule: Schedule, step: MegatronStages, channels: Channels, repeated: RepeatedForwards | None

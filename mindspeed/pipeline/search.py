@@ -179,7 +179,10 @@ class _Search:
             yield keys, RankLimits(draw.choice((self.best.peak, waiting)), waiting, ahead), patience
 
     def _rules(self, waiting: int, by_tail: Times) -> Iterator[tuple[Times, RankLimits, float]]:
-        """Yield two rules within several limits: B before F before W, and the operation first that most must follow."""
+        """Yield two rules within several limits: B before F before W, and the operation first that most must follow.
+
+        In a loop, a group of forwards on each chunk but the last precedes its first backward, whatever the limit.
+        """
         shape = self.shape
         own = max(map(peak_sets, self.closed[0].ops))
         most = waiting if self.recompute == "none" else self.all_sets
@@ -189,5 +192,7 @@ class _Search:
             for kind, sign in ((1, -1), (0, -1), (2, 1))
         ]
         for patience, kept, factor, keys in itertools.product((0.0, 0.5), memory, AHEAD, (by_kind, by_tail)):
-            ahead = [math.ceil(min(shape.micro_batches, factor * (shape.stages - stage))) for stage in range(shape.stages)]
-            yield keys, RankLimits(kept, waiting, tuple(ahead)), patience
+            ahead = [factor * (shape.stages - stage) for stage in range(shape.stages)]
+            if shape.placement == "loop":
+                ahead[: -shape.pp] = [max(count, shape.group or shape.pp) for count in ahead[: -shape.pp]]
+            yield keys, RankLimits(kept, waiting, tuple(math.ceil(min(shape.micro_batches, each)) for each in ahead)), patience

@@ -4,6 +4,7 @@ import pytest
 
 from mindspeed.job.arithmetic import LayerCounts
 from mindspeed.job.world import UnknownValue, World
+from mindspeed.memory_planner.plans import passes_with
 from mindspeed.memory_planner.stages import Passes, live_passes, parameters, stages
 from mindspeed.memory_planner.tensors import JobOptions, chunk_tensors
 from mindspeed.plugins.answers import changed_tensors
@@ -201,6 +202,13 @@ def test_earlier_stages_have_more_micro_batches_in_flight():
     assert [live_passes(four, stage) for stage in range(4)] == [[4], [3], [2], [1]]
     two = world(world_size=2, pp=2, vpp=2)
     assert [live_passes(two, stage) for stage in range(2)] == [[3, 2], [2, 1]]
+
+
+@pytest.mark.parametrize(("group", "passes"), [(0, 5), (8, 11)])
+def test_passes_of_a_schedule_feature_count_the_micro_batches_of_a_group(group, passes):
+    feature = discover(only=()).feature("nano-pipe")
+    job = world(world_size=2, pp=2, vpp=2, micro_batch_group=group, global_batch_size=16)
+    assert sum(passes_with(job, {"nano-pipe": (feature, feature.Args())}).full[0]) == passes
 
 
 def test_main_weights_and_states_are_shared_by_the_distributed_optimizer():

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from mindspeed.pipeline.bounds import lower_bound
+from mindspeed.pipeline.list_scheduling import ListScheduler, RankLimits
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.recomputation import LimitTooSmallError
 from mindspeed.pipeline.search import NAMES, fastest, least_kept, named
 from mindspeed.pipeline.simulator import SimulationResult, judge, out_of_order
+from mindspeed.pipeline.synthesis import megatron
 from tests.pipeline.oracle import Oracle
 
 UNEQUAL = Costs(1.0, 1.3, 0.8)
@@ -105,6 +107,26 @@ def test_the_least_limit_is_kept_and_a_smaller_one_refused(shape: PipelineShape)
             LimitTooSmallError, match=f"at least {least} activation sets exist at the same time, but the limit is"
         ):
             fastest(shape, UNEQUAL, "none", least - 1)
+
+
+@pytest.mark.parametrize("recompute", ["none", "all", "least"])
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 3), (4, 2)])
+def test_a_group_of_any_size_has_a_complete_schedule_near_the_bound(pp: int, vpp: int, recompute: Any) -> None:
+    for group in (pp, pp + 1, pp + 2, 2 * pp, 3 * pp):
+        for micro_batches in (group - 1, group, group + 1, 2 * group):
+            for costs in (Costs(), Costs(1, 2, 0.7)):
+                shape = PipelineShape(pp, vpp, micro_batches, group=group)
+                schedule, verdict = fastest(shape, costs, recompute)
+                assert_runs(schedule, verdict, shape.stages if recompute == "least" else None)
+                assert recompute != "none" or verdict.makespan <= 1.1 * verdict.floor, shape
+
+
+def test_a_timetable_that_stops_half_way_is_an_error() -> None:
+    shape = PipelineShape(2, 2, 4, group=4)
+    keys = [[[float(micro_batch) for micro_batch in range(4)] for _ in range(shape.stages)] for _ in range(3)]
+    forwards = tuple(op.chunk for op in megatron(shape).ops[0] if op.kind == "F")
+    with pytest.raises(ValueError, match="ranks stop after 6 of 48 operations, because none is within RankLimits"):
+        ListScheduler(shape, Costs(), forwards).run(keys, RankLimits(16, 16, (3, 3, 2, 1)))
 
 
 @pytest.mark.parametrize("recompute", ["all", "least"])

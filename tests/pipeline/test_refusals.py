@@ -8,7 +8,11 @@ from torch import nn
 
 from mindspeed.job.config import world_of_config
 from mindspeed.pipeline.conditions import foreign_modules, sharded_modules
+from mindspeed.pipeline.megatron import Engine
+from mindspeed.pipeline.synthesis import megatron
 from mindspeed.plugins.conditions import ModelCondition
+from mindspeed.problems import RunError
+from tests.engine.test_one_answer import by_plan, surroundings
 from tests.features.resolving import CATALOG, active, refusals
 
 LISTS, AHEAD = ("nano-pipe", "zero-bubble"), ("recompute-in-advance", "recompute-in-bubble")
@@ -116,6 +120,47 @@ def test_a_list_that_recomputes_itself_and_another_policy_are_refused_in_both_or
 )
 def test_a_configuration_tells_these_fields(config: dict[str, Any], fields: set[str]) -> None:
     assert {name for name, value in world_of_config(SimpleNamespace(**config)).items() if value is True} == fields
+
+
+ONLY_OWN_SCHEDULES = (
+    "partial_checkpoints",
+    "ring_exchange",
+    "delayed_weight_gradients",
+    "deferred_embedding_gradients",
+    "hybrid_context_parallel",
+    "overlapped_micro_batches",
+    "fine_grained_offloading",
+)
+"""Fields of Megatron's arguments that only its own schedules follow."""
+SCHEDULES = sorted(name for name, spec in CATALOG.specs.items() if "pipeline-schedule" in spec.slots)
+
+
+@pytest.mark.parametrize("field", ONLY_OWN_SCHEDULES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_refuses_arguments_that_only_megatrons_schedules_follow(name: str, field: str) -> None:
+    layer = surroundings(CATALOG.feature(name))
+    assert by_plan(layer, {}, name) == set()
+    (refusal,) = by_plan(layer, {field: True}, name)
+    assert name in refusal
+
+
+@pytest.mark.parametrize(("iterators", "count"), [(iter([]), 1), ([iter([])], 1), ([None, None, None], 3)])
+def test_a_number_of_data_iterators_other_than_that_of_chunks_is_refused(iterators: Any, count: int) -> None:
+    links: Any = None
+    engine = Engine("zero-bubble", lambda shape, costs: megatron(shape), links)
+    with pytest.raises(RunError) as refusal:
+        engine(
+            forward_step_func=None,
+            data_iterator=iterators,
+            model=[nn.Linear(2, 2), nn.Linear(2, 2)],
+            num_microbatches=4,
+            seq_length=8,
+            micro_batch_size=1,
+        )
+    assert str(refusal.value.problems[0]).splitlines() == [
+        f"MS651 zero-bubble: each model chunk needs a data iterator, but the rank has {count} for 2 chunks",
+        "  fix: pass data_iterator as a list with one iterator for each model chunk",
+    ]
 
 
 def test_features_that_take_layers_apart_are_those_that_are_tried() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mindspeed import plugins as ms
-from mindspeed.pipeline.conditions import KEEPS_FORWARDS, NO_SHARDED_MODEL, WAITING_WEIGHTS, ScheduleArgs
+from mindspeed.pipeline.conditions import NO_SHARDED_MODEL, REPLACES_SCHEDULE, WAITING_WEIGHTS, ScheduleArgs, has_stages
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Placement, Schedule
 from mindspeed.pipeline.paired_conditions import PAIRED_TRANSFERS, know_one_pass
@@ -68,7 +68,8 @@ class DualPipeV(ScheduleFeature[DualPipeVArgs]):
             ms.Requires(
                 "virtual-pipeline", reason="dualpipev has two model chunks on each pipeline rank", settings={"size": 2}
             ),
-            *KEEPS_FORWARDS,
+            has_stages,
+            *REPLACES_SCHEDULE,
             NO_SHARDED_MODEL,
             linear_layers_are_split,
             ms.Conflicts(

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from mindspeed import plugins as ms
 from mindspeed.moe.conditions import experts_are_spread, needs_dispatcher
-from mindspeed.pipeline.conditions import NO_SHARDED_MODEL, ScheduleArgs
+from mindspeed.pipeline.conditions import NO_SHARDED_MODEL, REPLACES_SCHEDULE, ScheduleArgs
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.paired_conditions import PAIRED_TRANSFERS, know_one_pass
-from mindspeed.plugins.shared_conditions import NO_OTHER_PASSES, has_experts
+from mindspeed.plugins.shared_conditions import has_experts
 
 _REMOVE = ms.Fix.remove_feature()
 
@@ -96,7 +96,7 @@ class MoeFbOverlap(ScheduleFeature[MoeFbOverlapArgs]):
             stages_have_chunks,
             micro_batches_make_pairs,
             there_is_another_micro_batch,
-            *NO_OTHER_PASSES,
+            *REPLACES_SCHEDULE,
             NO_SHARDED_MODEL,
             *know_one_pass("swap-attention", "adaptive-recompute", "recompute-in-advance", "recompute-in-bubble"),
         ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindspeed import plugins as ms
-from mindspeed.pipeline.conditions import KEEPS_PASSES, WAITING_WEIGHTS, ScheduleArgs
+from mindspeed.pipeline.conditions import KEEPS_PASSES, WAITING_WEIGHTS, ScheduleArgs, planned_shape
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.operations import Costs, PipelineShape, Schedule
 from mindspeed.pipeline.recomputation import least_limit
@@ -40,7 +40,7 @@ def _planned(args: NanoPipeArgs, shape: PipelineShape) -> Schedule:
 
 def _least_listed(args: NanoPipeArgs, world: ms.World) -> int:
     """Return the least limit of a feature that recomputes a part of the sets of this list."""
-    return least_limit(_planned(args, PipelineShape(world.pp, world.vpp, max(1, world.num_micro_batches))))
+    return least_limit(_planned(args, planned_shape(world)))
 
 
 def _least(args: NanoPipeArgs, world: ms.World) -> Mapping[str, int]:

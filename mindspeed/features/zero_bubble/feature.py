@@ -17,6 +17,7 @@ from mindspeed.pipeline.conditions import (
     WAITING_WEIGHTS,
     ScheduleArgs,
     full_recompute,
+    planned_shape,
 )
 from mindspeed.pipeline.feature import ScheduleFeature
 from mindspeed.pipeline.messages import VALIDATION
@@ -84,24 +85,20 @@ def planned(args: ZeroBubbleArgs, shape: PipelineShape, costs: Costs) -> Schedul
     return fastest(shape, costs, args.recompute, args.limit, args.post_validation)[0]
 
 
-def _shape(args: ZeroBubbleArgs, world: ms.World) -> PipelineShape:
-    return PipelineShape(world.pp, world.vpp, max(1, world.num_micro_batches), args.placement)
-
-
 def _least(args: ZeroBubbleArgs, world: ms.World) -> int:
     """Return the least limit that a schedule keeps: the limit itself where the placement is refused for vpp."""
     from mindspeed.pipeline.search import least_kept
 
     if args.placement == "v" and world.vpp != 2:
         return args.limit or 0
-    return least_kept(_shape(args, world)) if args.recompute == "none" else 1
+    return least_kept(planned_shape(world, args.placement)) if args.recompute == "none" else 1
 
 
 def _least_listed(args: ZeroBubbleArgs, world: ms.World) -> int:
     """Return the least limit of a feature that recomputes a part of the sets of this list."""
     if args.placement == "v" and world.vpp != 2:
         return 0
-    return least_limit(planned(args, _shape(args, world), given_costs(args)))
+    return least_limit(planned(args, planned_shape(world, args.placement), given_costs(args)))
 
 
 def _is_v(args: ZeroBubbleArgs, world: ms.World) -> bool:

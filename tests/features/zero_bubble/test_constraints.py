@@ -6,6 +6,8 @@ import pytest
 
 from mindspeed.features.zero_bubble.feature import CONSTRAINTS, ZeroBubbleArgs
 from mindspeed.job.world import World
+from mindspeed.pipeline.operations import Costs, PipelineShape
+from mindspeed.pipeline.search import fastest
 from mindspeed.plugins.conditions import Condition, failure
 from tests.features.resolving import MODEL, active, ask, refusals
 
@@ -27,6 +29,13 @@ def test_a_limit_that_no_list_keeps_is_refused_with_the_least_and_the_least_is_n
     assert active("zero-bubble", pp=4, vpp=2, settings=of(limit=5))[-1] == "zero-bubble"
     assert active("zero-bubble", pp=4, vpp=2, settings=of(limit=4, recompute="least"))[-1] == "zero-bubble"
     assert active("zero-bubble", pp=4, settings=of(limit=1))[-1] == "zero-bubble"
+
+
+def test_the_least_limit_counts_the_micro_batches_of_a_group() -> None:
+    (text,) = refusals("zero-bubble", pp=4, vpp=2, micro_batch_group=8, settings=of(limit=8))
+    assert "keeps the activations of at least 9 forward passes, but zero-bubble.limit is 8" in text
+    assert active("zero-bubble", pp=4, vpp=2, micro_batch_group=8, settings=of(limit=9))[-1] == "zero-bubble"
+    assert fastest(PipelineShape(4, 2, 16, group=8), Costs(), limit=9)[1].problems == ()
 
 
 def test_a_cost_of_zero_is_refused_and_measured_costs_are_not() -> None:
