@@ -175,19 +175,27 @@ def peak_bytes(resting: Any, passes: Any, behind: Any) -> Any:
     return resting + passes + (behind - passes) * (behind > passes)
 
 
-def passes_in_flight(pp: Any, vpp: Any, micro_batches: Any, stage: Any) -> Any:
-    """Count the passes through chunks that a stage has in flight at its peak, under 1F1B, of numbers or of arrays."""
+def passes_in_flight(pp: Any, vpp: Any, micro_batches: Any, stage: Any, group: Any = None) -> Any:
+    """Count the passes through chunks that a stage has in flight at its peak, under 1F1B, of numbers or of arrays.
+
+    ``group`` is the number of micro-batches after which a rank goes on with its next chunk, by default pp.
+    """
     after, most = pp - stage - 1, micro_batches * vpp
-    units = (vpp - 1) * pp + after * (1 + (vpp > 1)) + 1
+    units = (vpp - 1) * (pp if group is None else group) + after * (1 + (vpp > 1)) + 1
     return units + (most - units) * (most < units)
 
 
 def live_passes(world: World, stage: int) -> list[int]:
     """Return how many micro-batches of each model chunk of a stage are in flight at its peak, under 1F1B."""
-    live = [0] * world.vpp
-    for unit in range(passes_in_flight(world.pp, world.vpp, world.num_micro_batches, stage)):
-        live[unit // world.pp % world.vpp] += 1
-    return live
+    group, micro_batches = world.micro_batch_group or world.pp, world.num_micro_batches
+    chunks = [
+        chunk
+        for begin in range(0, micro_batches, group)
+        for chunk in range(world.vpp)
+        for _ in range(begin, min(begin + group, micro_batches))
+    ]
+    begun = chunks[: passes_in_flight(world.pp, world.vpp, micro_batches, stage, group)]
+    return [begun.count(chunk) for chunk in range(world.vpp)]
 
 
 def parameters(world: World, chunks: Sequence[int]) -> tuple[int, int]:

@@ -113,12 +113,14 @@ class Schedule:
     def to_json(self) -> dict[str, Any]:
         shape = self.shape
         pairs = {"pairs": [sorted(places) for places in self.pairs]} if self.pairs else {}
+        group = {"group": shape.group} if shape.group else {}
         return pairs | {
             "schedule": self.name,
             "pp": shape.pp,
             "vpp": shape.vpp,
             "micro_batches": shape.micro_batches,
             "placement": shape.placement,
+            **group,
             "ops": [[list(op) for op in rank] for rank in self.ops],
         }
 
@@ -126,7 +128,8 @@ class Schedule:
     def from_json(cls, data: Mapping[str, Any]) -> Schedule:
         """Read what `to_json` wrote. Raises ValueError for a list that is malformed."""
         try:
-            shape = PipelineShape(int(data["pp"]), int(data["vpp"]), int(data["micro_batches"]), data.get("placement", "loop"))
+            pp, vpp, micro_batches = (int(data[name]) for name in ("pp", "vpp", "micro_batches"))
+            shape = PipelineShape(pp, vpp, micro_batches, data.get("placement", "loop"), data.get("group"))
             ops = tuple(tuple(_op(words) for words in rank) for rank in data["ops"])
             pairs = tuple(frozenset(map(int, places)) for places in data.get("pairs", ()))
         except (KeyError, TypeError) as error:

@@ -7,6 +7,9 @@ from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory_planner.plans import passes_with
 from mindspeed.memory_planner.stages import Passes, live_passes, parameters, stages
 from mindspeed.memory_planner.tensors import JobOptions, chunk_tensors
+from mindspeed.pipeline.operations import PipelineShape
+from mindspeed.pipeline.simulator import peak_sets
+from mindspeed.pipeline.synthesis import megatron
 from mindspeed.plugins.answers import changed_tensors
 from mindspeed.plugins.discovery import discover
 from mindspeed.plugins.saved_tensors import SavedTensor, in_backward, leave, resized
@@ -202,6 +205,16 @@ def test_earlier_stages_have_more_micro_batches_in_flight():
     assert [live_passes(four, stage) for stage in range(4)] == [[4], [3], [2], [1]]
     two = world(world_size=2, pp=2, vpp=2)
     assert [live_passes(two, stage) for stage in range(2)] == [[3, 2], [2, 1]]
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 2), (4, 3)])
+@pytest.mark.parametrize("more", [0, 1, 4])
+@pytest.mark.parametrize("micro_batches", [8, 9, 24])
+def test_passes_in_flight_are_those_of_the_schedule_with_its_group(pp, vpp, more, micro_batches):
+    job = world(world_size=pp, pp=pp, vpp=vpp, micro_batch_group=pp + more, global_batch_size=micro_batches)
+    assert job.num_micro_batches == micro_batches
+    schedule = megatron(PipelineShape(pp, vpp, micro_batches, group=pp + more))
+    assert [sum(live_passes(job, rank)) for rank in range(pp)] == [peak_sets(ops) for ops in schedule.ops]
 
 
 @pytest.mark.parametrize(("group", "passes"), [(0, 5), (8, 11)])
