@@ -114,15 +114,18 @@ class Schedule:
         shape = self.shape
         pairs = {"pairs": [sorted(places) for places in self.pairs]} if self.pairs else {}
         group = {"group": shape.group} if shape.group else {}
-        return pairs | {
-            "schedule": self.name,
-            "pp": shape.pp,
-            "vpp": shape.vpp,
-            "micro_batches": shape.micro_batches,
-            "placement": shape.placement,
-            **group,
-            "ops": [[list(op) for op in rank] for rank in self.ops],
-        }
+        return (
+            pairs
+            | group
+            | {
+                "schedule": self.name,
+                "pp": shape.pp,
+                "vpp": shape.vpp,
+                "micro_batches": shape.micro_batches,
+                "placement": shape.placement,
+                "ops": [[list(op) for op in rank] for rank in self.ops],
+            }
+        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Schedule:

@@ -46,6 +46,10 @@ def test_pairs_cost_no_time_and_one_more_pass(pp: int, vpp: int) -> None:
     assert max(pairs.peak) == max(plain.peak) + 1
 
 
-def test_a_schedule_with_pairs_is_read_as_it_was_written() -> None:
-    schedule = dual_pipe_v(PipelineShape(2, 2, 4, "v"), True)
+@pytest.mark.parametrize(
+    "schedule",
+    [dual_pipe_v(PipelineShape(2, 2, 4, "v"), True), megatron(PipelineShape(2, 2, 8, group=4))],
+    ids=["pairs", "group"],
+)
+def test_a_schedule_is_read_as_it_was_written(schedule: Schedule) -> None:
     assert Schedule.from_json(schedule.to_json()) == schedule
