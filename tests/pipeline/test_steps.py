@@ -71,6 +71,30 @@ def test_losses_and_gradients_around_an_evaluation_are_megatrons(
     assert sum(rank["bytes"] for rank in ranks) == 2 * MICRO_BATCHES * hops * MESSAGE
 
 
+@pytest.mark.cover
+@pytest.mark.parametrize(
+    ("feature", "vpp", "behind"),
+    [("zero-bubble", 1, [False, True]), ("nano-pipe", 1, [False, True]), ("zero-bubble", 2, [True, True])],
+)
+def test_reductions_overlap_gradients_on_the_first_rank_with_one_chunk(
+    pool: WorkerPool, feature: str, vpp: int, behind: list[bool]
+) -> None:
+    """Other ranks start them behind their last operation, as Megatron does for a function that starts all of a chunk."""
+    ranks = pool.call(on_rank, STAGES, "reductions", feature, {}, plan=plan(feature, vpp, {}))
+    assert [rank["outside"] > 0 for rank in ranks] == behind
+    assert [rank["inside"] > 0 for rank in ranks] == [not late for late in behind]
+
+
+def test_reductions_overlap_the_last_backward_pass_without_a_pipeline(pool: WorkerPool) -> None:
+    world = {"world_size": 2, "ep": 2, "num_layers": 8, "micro_batch_size": 2, "global_batch_size": 4 * MICRO_BATCHES}
+    shape = {"num_experts": 4, "tied_embeddings": False, "mtp_num_layers": 0}
+    layer = Layer("test", features=("moe-fb-overlap",), world=world | shape, platform="cpu")
+    experts = {"num_moe_experts": 4, "expert_model_parallel_size": 2, "moe_token_dispatcher_type": "alltoall"}
+    more = {"add_bias_linear": False, "moe_router_load_balancing_type": "none"}
+    for rank in pool.call(on_rank, 2, "reductions", "moe-fb-overlap", experts | more, plan=registry.resolve([layer])):
+        assert rank["inside"] > 0 == rank["outside"]
+
+
 WAITS: dict[str, dict[str, Any]] = {
     "batched": {},
     "one-by-one": {"batch_p2p_comm": False},
