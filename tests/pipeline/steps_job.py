@@ -17,6 +17,7 @@ from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketG
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.pipeline_parallel import schedules
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
@@ -273,6 +274,26 @@ def reductions(feature: str, arguments: dict[str, Any]) -> dict[str, int]:
         ):
             run(engine, chunks, seed)
     return {place: counts[place] for place in ("inside", "outside")}
+
+
+def predicted(feature: str) -> dict[str, Any]:
+    """The losses of multi-token prediction of a step, summed where they are computed, and Megatron's log of them."""
+    chunks = build(False, mtp_num_layers=1)
+    saved: list[float] = []
+    logged: dict[str, Tensor] = {}
+    save = MTPLossLoggingHelper.save_loss_to_tracker
+
+    def counted(loss: Tensor, *given: Any, **named: Any) -> None:
+        saved.append(loss.item())
+        save(loss, *given, **named)
+
+    with mock.patch.object(MTPLossLoggingHelper, "save_loss_to_tracker", counted):
+        for seed in (1, 2 + parallel_state.get_data_parallel_rank()):
+            saved.clear()
+            run(active_feature(feature).engine, chunks, seed)
+            logged.clear()
+            MTPLossLoggingHelper.track_mtp_metrics(1.0, seed, None, None, logged)
+    return {"saved": sum(saved), "logged": {name: loss.item() for name, loss in logged.items()}}
 
 
 def swapped(feature: str) -> list[dict[str, Any]]:

@@ -25,9 +25,11 @@ def on_rank(name: str, *arguments: Any) -> Any:
     return getattr(steps_job, name)(*arguments)
 
 
-def plan(feature: str, vpp: int, settings: dict[str, Any], *also: str, cpu: dict[str, Any] | None = None) -> Any:
-    world = {"world_size": STAGES, "pp": STAGES, "vpp": vpp, "num_layers": 8, "micro_batch_size": 2}
-    batch = {"global_batch_size": 2 * MICRO_BATCHES, "tied_embeddings": False, "mtp_num_layers": 0}
+def plan(
+    feature: str, vpp: int, settings: dict[str, Any], *also: str, cpu: dict[str, Any] | None = None, world_size: int = STAGES
+) -> Any:
+    world = {"world_size": world_size, "pp": STAGES, "vpp": vpp, "num_layers": 8, "micro_batch_size": 2}
+    batch = {"global_batch_size": world_size * MICRO_BATCHES, "tied_embeddings": False, "mtp_num_layers": 0}
     names = (feature, *also, *(["virtual-pipeline"] if vpp > 1 else []))
     values = {feature: settings, "device-emulation": cpu or {}}
     layer = Layer("test", features=names, settings=values, world=world | batch, platform="cpu")
@@ -93,6 +95,19 @@ def test_reductions_overlap_the_last_backward_pass_without_a_pipeline(pool: Work
     more = {"add_bias_linear": False, "moe_router_load_balancing_type": "none"}
     for rank in pool.call(on_rank, 2, "reductions", "moe-fb-overlap", experts | more, plan=registry.resolve([layer])):
         assert rank["inside"] > 0 == rank["outside"]
+
+
+@pytest.mark.cover
+@pytest.mark.parametrize(("feature", "settings"), [("dualpipev", {}), ("zero-bubble", {"placement": "v"})])
+def test_the_last_rank_of_a_v_logs_the_losses_of_multi_token_prediction(
+    pool: WorkerPool, feature: str, settings: dict[str, Any]
+) -> None:
+    """Each group of data-parallel ranks averages them on the same ranks."""
+    ranks = pool.call(on_rank, 4, "predicted", feature, plan=plan(feature, 2, settings, world_size=4))
+    saved = [rank["saved"] for rank in ranks]
+    assert min(saved[:2]) > 0 == max(saved[2:])
+    mean = pytest.approx(sum(saved[:2]) / 2)
+    assert [rank["logged"] for rank in ranks] == [{}, {}, {"mtp_1 loss": mean}, {"mtp_1 loss": mean}]
 
 
 WAITS: dict[str, dict[str, Any]] = {
