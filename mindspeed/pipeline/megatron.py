@@ -123,7 +123,8 @@ class Engine:
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
         empty = partial(_empty, config.pipeline_dtype)
-        expected = None if config.variable_seq_lengths else _tensor_shape(config, seq_length, micro_batch_size)
+        shapes_vary = config.variable_seq_lengths or getattr(config, "mtp_standalone", False)
+        expected = None if shapes_vary else _tensor_shape(config, seq_length, micro_batch_size)
         repeated = None
         if self.validation is not None and self.validation.is_pending:
             if forward_only:

@@ -296,6 +296,17 @@ def predicted(feature: str) -> dict[str, Any]:
     return {"saved": sum(saved), "logged": {name: loss.item() for name, loss in logged.items()}}
 
 
+def predicted_apart(layout: str) -> bool | str:
+    """Whether Megatron exchanges shapes because of a stage for multi-token prediction, or the message that refuses it."""
+    sizes = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2, "pipeline_dtype": torch.float32}
+    shape = {"num_layers": 8, "hidden_size": HIDDEN, "num_attention_heads": 4, "mtp_num_layers": 1}
+    try:
+        return TransformerConfig(**shape, **sizes, pipeline_model_parallel_layout=layout).mtp_standalone
+    except MindSpeedError as error:
+        (problem,) = error.problems
+        return f"{problem.message} | {problem.fix_text}"
+
+
 def swapped(feature: str) -> list[dict[str, Any]]:
     """The most units of the queue that are on the device, the bytes there and those that left it.
 

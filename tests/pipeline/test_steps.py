@@ -110,6 +110,30 @@ def test_the_last_rank_of_a_v_logs_the_losses_of_multi_token_prediction(
     assert [rank["logged"] for rank in ranks] == [{}, {}, {"mtp_1 loss": mean}, {"mtp_1 loss": mean}]
 
 
+@pytest.mark.parametrize("feature", ["nano-pipe", "zero-bubble"])
+def test_a_stage_before_the_last_one_predicts_several_tokens(pool: WorkerPool, feature: str) -> None:
+    """It sends the hidden states of all depths, so the tensors of stages differ in shape."""
+    layout = {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Ettttttttm|L"}
+    for rank in compared(pool, feature, 1, {}, False, {"mtp_num_layers": 1, **layout}):
+        assert rank["different"] == []
+        assert rank["losses"][0] == rank["losses"][1]
+
+
+def test_a_v_predicts_several_tokens_in_the_last_stage_alone(pool: WorkerPool) -> None:
+    def apart(layout: str) -> list[Any]:
+        return pool.call(on_rank, STAGES, "predicted_apart", layout, plan=plan("dualpipev", 2, {}))
+
+    assert apart("Ettt|ttt|tt|mL") == [False, False]
+    assert (
+        apart("Ettt|ttt|ttm|L")
+        == [
+            "dualpipev: dualpipev needs multi-token prediction in the stage of the output layer, but the layout has it in an "
+            "earlier one | let pipeline_model_parallel_layout end with mL, such as Et|tt|tt|mL, or remove dualpipev"
+        ]
+        * STAGES
+    )
+
+
 WAITS: dict[str, dict[str, Any]] = {
     "batched": {},
     "one-by-one": {"batch_p2p_comm": False},
