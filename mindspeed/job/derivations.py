@@ -60,10 +60,24 @@ def chunks(values: Values, names: Names) -> int | None:
 
 
 def chunks_of_layout(layout: str, stages: int) -> int:
-    """Count the model chunks of a stage in a layout such as ``Et|(tt|)*6L``, whose chunks end with ``|``."""
+    """Count the model chunks of a stage in a layout."""
+    return max(1, len(_chunks_of_text(layout)) // stages)
+
+
+def _chunks_of_text(layout: str) -> list[str]:
+    """Return the letters of each model chunk in a layout such as ``Et|(tt|)*6L``, whose chunks end with ``|``."""
     for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
         layout = re.sub(pattern, lambda found: found[1] * int(found[2]), layout.replace(",", ""))
-    return max(1, (layout.count("|") + 1) // stages)
+    return layout.split("|")
+
+
+def mtp_standalone(values: Values, names: Names) -> bool:
+    """Return whether a layout, a text or Megatron's object, has predictions of further tokens outside of the last stage."""
+    layout = values.get(names[0]) or ""
+    if isinstance(layout, str):
+        return any("m" in chunk and "L" not in chunk for chunk in _chunks_of_text(layout))
+    stages = [{kind.name for kind in stage} for rank in layout.layout for stage in rank]
+    return any("mtp" in stage and "loss" not in stage for stage in stages)
 
 
 def built_chunks(values: Values, names: Names) -> int | None:

@@ -65,6 +65,11 @@ class Fields(ShapeFields):
         "pipeline_model_parallel_layout",
         derive=derive.any_set,
     )
+    mtp_standalone: bool = flag(
+        "the layout has multi-token prediction in an earlier pipeline stage than the output layer",
+        "pipeline_model_parallel_layout",
+        derive=derive.mtp_standalone,
+    )
     first_stage_layers: int = fact(
         "number of layers in the first pipeline stage; 0 = an equal share",
         "decoder_first_pipeline_num_layers",

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from megatron.core.utils import get_model_config
 from torch import Tensor
 
@@ -122,7 +123,8 @@ class Engine:
         if config.timers is not None:
             config.timers("forward-backward", log_level=1).start(barrier=config.barrier_with_L1_time)
         empty = partial(_empty, config.pipeline_dtype)
-        expected = None if config.variable_seq_lengths else _tensor_shape(config, seq_length, micro_batch_size)
+        shapes_vary = config.variable_seq_lengths or getattr(config, "mtp_standalone", False)
+        expected = None if shapes_vary else _tensor_shape(config, seq_length, micro_batch_size)
         repeated = None
         if self.validation is not None and self.validation.is_pending:
             if forward_only:
@@ -139,8 +141,7 @@ class Engine:
         self.bytes_sent = channels.bytes_sent
         self.recomputed = step.checkpoints.recomputed
         if (last := shape.rank_of(shape.stages - 1)) != shape.pp - 1:
-            reported = moved((step.losses, step.tokens), self.links, step.rank, last, shape.pp - 1, step.tokens.device)
-            step.losses, step.tokens = reported or ([], step.tokens)
+            self._report(step, last, shape.pp - 1)
         if not forward_only:
             step.finish(force_all_reduce)
             self._learn(shape, step.rank)
@@ -156,6 +157,19 @@ class Engine:
             fix = Fix.advise("pass data_iterator as a list with one iterator for each model chunk")
             raise RunError([Problem("MS651", f"{self.owner}: {text}", (self.owner,), fix=fix)])
         return iterators
+
+    def _report(self, step: MegatronStages, last: int, reporting: int) -> None:
+        """Move what the last stage computed for the log, from its rank to the one where Megatron's trainer logs.
+
+        Losses of multi-token prediction leave no entry behind, so that the data-parallel ranks of one rank alone average them.
+        """
+        tracker = MTPLossLoggingHelper.tracker
+        made = (step.losses, step.tokens, tracker.pop("values", None)) if step.rank == last else None
+        reported = moved(made, self.links, step.rank, last, reporting, step.tokens.device)
+        step.losses, step.tokens, predicted = reported or ([], step.tokens, None)
+        if predicted is not None:
+            tracker["values"] = tracker.get("values", 0.0) + predicted
+            tracker["avg_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
 
     def _review(
         self, schedule: Schedule, step: MegatronStages, channels: Channels, repeated: RepeatedForwards | None

@@ -91,6 +91,7 @@ class MegatronStages:
         self.options, self.schedule, self.chunks, self.iterators = options, schedule, chunks, iterators
         self.config, self.function, self.forward_only = config, function, forward_only
         self.rank = dist.get_rank(parallel_state.get_pipeline_model_parallel_group())
+        self._starts_all_reductions = config.grad_sync_func is not None and (schedule.shape.vpp > 1 or self.rank > 0)
         self.losses: list[Any] = []
         self.tokens = torch.zeros([], dtype=torch.int, device=torch.cuda.current_device())
         self.keywords: dict[str, Any] = {}
@@ -213,8 +214,8 @@ class MegatronStages:
 
     @contextlib.contextmanager
     def _synchronised(self, op: Op) -> Iterator[None]:
-        """Let the gradients of a chunk's last micro-batch start their reduction, unless Megatron has a function for it."""
-        if op.micro_batch != self.schedule.shape.micro_batches - 1 or self.config.grad_sync_func is not None:
+        """Let the gradients of a chunk's last micro-batch start their reduction, unless `_end_of_chunk` starts all of them."""
+        if op.micro_batch != self.schedule.shape.micro_batches - 1 or self._starts_all_reductions:
             yield
             return
         self._no_sync.close()
@@ -222,8 +223,12 @@ class MegatronStages:
         self._keep_local()
 
     def _end_of_chunk(self, op: Op) -> None:
-        """Start the reduction of a chunk behind its last weight gradient, where Megatron is given a function for it."""
-        if self.config.grad_sync_func is not None and self._last.get(op.chunk) == op:
+        """Start the reduction of a chunk behind its last weight gradient, where Megatron is given a function for it.
+
+        As in Megatron, the first rank does without that function if it has one chunk: it has no bubble behind its last
+        backward pass, which alone can overlap the reduction.
+        """
+        if self._starts_all_reductions and self._last.get(op.chunk) == op:
             self._no_sync.close()
             functions = self.config.grad_sync_func
             (functions[op.chunk] if isinstance(functions, list) else functions)(self.chunks[op.chunk].parameters())

@@ -62,6 +62,12 @@ def v_conditions(who: str, without: ms.Fix, when: Callable[[Any, ms.World], bool
             when=when,
         ),
         stages_are_equal,
+        ms.Condition.unset(
+            "mtp_standalone",
+            f"{who} needs multi-token prediction in the stage of the output layer, but the layout has it in an earlier one",
+            fix=(ms.Fix.advise("let pipeline_model_parallel_layout end with mL, such as Et|tt|tt|mL"), without),
+            when=when,
+        ),
         model_is_no_hybrid,
         megatron_asks_by_chunk,
     )

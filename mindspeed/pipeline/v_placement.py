@@ -159,6 +159,14 @@ class LayoutOfV:
             second = [rank[1] for rank in self.layout]
             self.layout = [[rank[0], stage] for rank, stage in zip(self.layout, reversed(second), strict=True)]
 
+    def validate_layer_layout(self, *given: Any, **named: Any) -> bool:
+        """Check the layout, and return that the last stage has multi-token prediction if any, for other layouts are refused.
+
+        Megatron looks for it on the last rank, and exchanges shapes of tensors if it is on another one.
+        """
+        super().validate_layer_layout(*given, **named)  # type: ignore[misc]
+        return False
+
     @classmethod
     def from_str(cls, layout: str, pipeline_model_parallel_size: int) -> LayoutOfV:
         """Read a layout, which Megatron keeps for other plans in this process."""

@@ -184,6 +184,8 @@ def test_sizes_that_follow_from_others_follow_as_in_megatron():
     assert world_of({"pipeline_model_parallel_layout": "Et|L"})["vpp"][0] == 2
     layout = {"pipeline_model_parallel_layout": "Ettt|(tt|)*2,tL", "pipeline_model_parallel_size": 2}
     assert world_of(layout)["vpp"][0] == 2
+    apart = [world_of({"pipeline_model_parallel_layout": text})["mtp_standalone"][0] for text in ("Et|(t|)*2m|L", "Et|mL")]
+    assert apart == [True, False]
     assert (
         world_of({"num_layers": 8, "pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 2})["vpp"][0]
         == 2

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 from unittest import mock
 
@@ -13,12 +13,15 @@ import pytest
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.pipeline_parallel import schedules
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from mindspeed.megatron.gpt import connect
 from mindspeed.memory.meter import Meter
 from mindspeed.pipeline import megatron
 from mindspeed.pipeline.executor import execute
@@ -28,6 +31,7 @@ from mindspeed.pipeline.running_step import running_step
 from mindspeed.pipeline.simulator import judge
 from mindspeed.pipeline.synthesis import delayed
 from mindspeed.pipeline.synthesis import megatron as megatron_order
+from mindspeed.pipeline.weight_gradients import WeightGradients
 from mindspeed.plugins import active_feature
 from mindspeed.problems import MindSpeedError, RunError
 
@@ -35,7 +39,7 @@ MICRO_BATCHES, LENGTH, HIDDEN, VOCABULARY = 4, 12, 16, 32
 Unit = tuple[int, int]
 
 
-def build(tied: bool, **arguments: Any) -> list[Any]:
+def build(tied: bool, ddp: DistributedDataParallelConfig | None = None, **arguments: Any) -> list[Any]:
     """This rank's chunks of a GPT model with dropout."""
     config = TransformerConfig(
         num_layers=8,
@@ -72,7 +76,7 @@ def build(tied: bool, **arguments: Any) -> list[Any]:
             vp_stage=place["vp_stage"],
         ).cuda()
         chunk.vp_stage = place["vp_stage"]
-        chunks.append(DistributedDataParallel(config, DistributedDataParallelConfig(), chunk))
+        chunks.append(DistributedDataParallel(config, ddp or DistributedDataParallelConfig(), chunk))
     return chunks
 
 
@@ -229,6 +233,78 @@ def compared(feature: str, tied: bool, arguments: dict[str, Any]) -> dict[str, A
         "peak": alive.peak,
         "planned": judge(schedule).peak[rank],
     }
+
+
+def reductions(feature: str, arguments: dict[str, Any]) -> dict[str, int]:
+    """How many buckets of a step start their reduction inside and outside of the computation of gradients.
+
+    Megatron counts the gradients of a bucket in a first step. Its trainer gives a function that starts all reductions of a
+    chunk, and so does ours.
+    """
+    ddp = DistributedDataParallelConfig(overlap_grad_reduce=True, align_param_gather=True, bucket_size=4000)
+    chunks = build(False, ddp, **arguments)
+    connect(chunks)
+    engine, depth, counts = active_feature(feature).engine, 0, Counter[str]()
+
+    def computing(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def called(*given: Any, **named: Any) -> Any:
+            nonlocal depth
+            depth += 1
+            made = function(*given, **named)
+            depth -= 1
+            return made
+
+        return called
+
+    start = _ParamAndGradBucketGroup.start_grad_sync
+
+    def counted(group: Any, *given: Any, **named: Any) -> Any:
+        counts["inside" if depth else "outside"] += 1
+        return start(group, *given, **named)
+
+    for seed in (1, 2):
+        for chunk in chunks:
+            chunk.zero_grad_buffer()
+        counts.clear()
+        with (
+            mock.patch.object(schedules, "backward_step", computing(schedules.backward_step)),
+            mock.patch.object(WeightGradients, "run", computing(WeightGradients.run)),
+            mock.patch.object(_ParamAndGradBucketGroup, "start_grad_sync", counted),
+        ):
+            run(engine, chunks, seed)
+    return {place: counts[place] for place in ("inside", "outside")}
+
+
+def predicted(feature: str) -> dict[str, Any]:
+    """The losses of multi-token prediction of a step, summed where they are computed, and Megatron's log of them."""
+    chunks = build(False, mtp_num_layers=1)
+    saved: list[float] = []
+    logged: dict[str, Tensor] = {}
+    save = MTPLossLoggingHelper.save_loss_to_tracker
+
+    def counted(loss: Tensor, *given: Any, **named: Any) -> None:
+        saved.append(loss.item())
+        save(loss, *given, **named)
+
+    with mock.patch.object(MTPLossLoggingHelper, "save_loss_to_tracker", counted):
+        for seed in (1, 2 + parallel_state.get_data_parallel_rank()):
+            saved.clear()
+            run(active_feature(feature).engine, chunks, seed)
+            logged.clear()
+            MTPLossLoggingHelper.track_mtp_metrics(1.0, seed, None, None, logged)
+    return {"saved": sum(saved), "logged": {name: loss.item() for name, loss in logged.items()}}
+
+
+def predicted_apart(layout: str) -> bool | str:
+    """Whether Megatron exchanges shapes because of a stage for multi-token prediction, or the message that refuses it."""
+    sizes = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2, "pipeline_dtype": torch.float32}
+    shape = {"num_layers": 8, "hidden_size": HIDDEN, "num_attention_heads": 4, "mtp_num_layers": 1}
+    try:
+        return TransformerConfig(**shape, **sizes, pipeline_model_parallel_layout=layout).mtp_standalone
+    except MindSpeedError as error:
+        (problem,) = error.problems
+        return f"{problem.message} | {problem.fix_text}"
 
 
 def swapped(feature: str) -> list[dict[str, Any]]:

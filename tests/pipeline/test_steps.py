@@ -25,9 +25,11 @@ def on_rank(name: str, *arguments: Any) -> Any:
     return getattr(steps_job, name)(*arguments)
 
 
-def plan(feature: str, vpp: int, settings: dict[str, Any], *also: str, cpu: dict[str, Any] | None = None) -> Any:
-    world = {"world_size": STAGES, "pp": STAGES, "vpp": vpp, "num_layers": 8, "micro_batch_size": 2}
-    batch = {"global_batch_size": 2 * MICRO_BATCHES, "tied_embeddings": False, "mtp_num_layers": 0}
+def plan(
+    feature: str, vpp: int, settings: dict[str, Any], *also: str, cpu: dict[str, Any] | None = None, world_size: int = STAGES
+) -> Any:
+    world = {"world_size": world_size, "pp": STAGES, "vpp": vpp, "num_layers": 8, "micro_batch_size": 2}
+    batch = {"global_batch_size": world_size * MICRO_BATCHES, "tied_embeddings": False, "mtp_num_layers": 0}
     names = (feature, *also, *(["virtual-pipeline"] if vpp > 1 else []))
     values = {feature: settings, "device-emulation": cpu or {}}
     layer = Layer("test", features=names, settings=values, world=world | batch, platform="cpu")
@@ -69,6 +71,67 @@ def test_losses_and_gradients_around_an_evaluation_are_megatrons(
     assert [len(rank["losses"][1]) for rank in ranks] == [0, 3 * MICRO_BATCHES]
     assert all(rank["recomputed"] == rank["listed"] for rank in ranks)
     assert sum(rank["bytes"] for rank in ranks) == 2 * MICRO_BATCHES * hops * MESSAGE
+
+
+@pytest.mark.cover
+@pytest.mark.parametrize(
+    ("feature", "vpp", "behind"),
+    [("zero-bubble", 1, [False, True]), ("nano-pipe", 1, [False, True]), ("zero-bubble", 2, [True, True])],
+)
+def test_reductions_overlap_gradients_on_the_first_rank_with_one_chunk(
+    pool: WorkerPool, feature: str, vpp: int, behind: list[bool]
+) -> None:
+    """Other ranks start them behind their last operation, as Megatron does for a function that starts all of a chunk."""
+    ranks = pool.call(on_rank, STAGES, "reductions", feature, {}, plan=plan(feature, vpp, {}))
+    assert [rank["outside"] > 0 for rank in ranks] == behind
+    assert [rank["inside"] > 0 for rank in ranks] == [not late for late in behind]
+
+
+def test_reductions_overlap_the_last_backward_pass_without_a_pipeline(pool: WorkerPool) -> None:
+    world = {"world_size": 2, "ep": 2, "num_layers": 8, "micro_batch_size": 2, "global_batch_size": 4 * MICRO_BATCHES}
+    shape = {"num_experts": 4, "tied_embeddings": False, "mtp_num_layers": 0}
+    layer = Layer("test", features=("moe-fb-overlap",), world=world | shape, platform="cpu")
+    experts = {"num_moe_experts": 4, "expert_model_parallel_size": 2, "moe_token_dispatcher_type": "alltoall"}
+    more = {"add_bias_linear": False, "moe_router_load_balancing_type": "none"}
+    for rank in pool.call(on_rank, 2, "reductions", "moe-fb-overlap", experts | more, plan=registry.resolve([layer])):
+        assert rank["inside"] > 0 == rank["outside"]
+
+
+@pytest.mark.cover
+@pytest.mark.parametrize(("feature", "settings"), [("dualpipev", {}), ("zero-bubble", {"placement": "v"})])
+def test_the_last_rank_of_a_v_logs_the_losses_of_multi_token_prediction(
+    pool: WorkerPool, feature: str, settings: dict[str, Any]
+) -> None:
+    """Each group of data-parallel ranks averages them on the same ranks."""
+    ranks = pool.call(on_rank, 4, "predicted", feature, plan=plan(feature, 2, settings, world_size=4))
+    saved = [rank["saved"] for rank in ranks]
+    assert min(saved[:2]) > 0 == max(saved[2:])
+    mean = pytest.approx(sum(saved[:2]) / 2)
+    assert [rank["logged"] for rank in ranks] == [{}, {}, {"mtp_1 loss": mean}, {"mtp_1 loss": mean}]
+
+
+@pytest.mark.parametrize("feature", ["nano-pipe", "zero-bubble"])
+def test_a_stage_before_the_last_one_predicts_several_tokens(pool: WorkerPool, feature: str) -> None:
+    """It sends the hidden states of all depths, so the tensors of stages differ in shape."""
+    layout = {"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": "Ettttttttm|L"}
+    for rank in compared(pool, feature, 1, {}, False, {"mtp_num_layers": 1, **layout}):
+        assert rank["different"] == []
+        assert rank["losses"][0] == rank["losses"][1]
+
+
+def test_a_v_predicts_several_tokens_in_the_last_stage_alone(pool: WorkerPool) -> None:
+    def apart(layout: str) -> list[Any]:
+        return pool.call(on_rank, STAGES, "predicted_apart", layout, plan=plan("dualpipev", 2, {}))
+
+    assert apart("Ettt|ttt|tt|mL") == [False, False]
+    assert (
+        apart("Ettt|ttt|ttm|L")
+        == [
+            "dualpipev: dualpipev needs multi-token prediction in the stage of the output layer, but the layout has it in an "
+            "earlier one | let pipeline_model_parallel_layout end with mL, such as Et|tt|tt|mL, or remove dualpipev"
+        ]
+        * STAGES
+    )
 
 
 WAITS: dict[str, dict[str, Any]] = {

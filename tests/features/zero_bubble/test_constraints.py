@@ -95,6 +95,16 @@ def test_a_v_refuses_uneven_stages_of_megatron(job: dict[str, Any], text: str) -
     assert refusals("zero-bubble", **V | job) == []
 
 
+def test_a_v_refuses_a_layout_with_predictions_before_the_last_stage() -> None:
+    layout = V | {"pipeline_layout": True, "mtp_num_layers": 1, "mtp_standalone": True}
+    assert refusals("zero-bubble", settings=of(placement="v"), **layout) == [
+        "MS304 zero-bubble: placement=v needs multi-token prediction in the stage of the output layer, but the layout has it "
+        "in an earlier one | let pipeline_model_parallel_layout end with mL, such as Et|tt|tt|mL, or "
+        "--set zero-bubble.placement=loop"
+    ]
+    assert refusals("zero-bubble", **layout) == []
+
+
 def test_a_v_refuses_a_hybrid_model() -> None:
     assert refusals("zero-bubble", settings=of(placement="v"), **V | HYBRID) == [
         "MS304 zero-bubble: placement=v does not support a HybridModel, whose layers Megatron assigns to ranks by the "
