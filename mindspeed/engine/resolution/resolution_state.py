@@ -271,7 +271,7 @@ class ResolutionState:
         self.world = self._given = World(self._given.known() | changed)
 
     def complete_world(self) -> None:
-        """Add what active features give to the job: values that are not set and arguments that they set, then layers of chunks."""
+        """Add what active features give to the job: values that are not set, arguments that they set, then layers per chunk."""
         self.world, self._contributions = self._given, [((), self.scope)]
         describing = sorted(self.catalog.describing.intersection(self.active))
         self._add_answers(describing, "contribution", partial(contribution, given=self._fixed))
