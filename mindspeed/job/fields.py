@@ -65,6 +65,9 @@ class Fields(ShapeFields):
         "pipeline_model_parallel_layout",
         derive=derive.any_set,
     )
+    v_placement: bool = flag(
+        "stages are placed as a V: each pipeline rank has two model chunks, the second in reverse order of ranks"
+    )
     mtp_standalone: bool = flag(
         "the layout has multi-token prediction in an earlier pipeline stage than the output layer",
         "pipeline_model_parallel_layout",

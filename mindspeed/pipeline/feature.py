@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -42,6 +42,10 @@ class ScheduleFeature(Feature[ArgsT], ABC):
     def costs(self) -> Costs:
         """Return the costs that a schedule is made for."""
         return Costs()
+
+    @hookimpl
+    def job_values(self) -> Mapping[str, Any]:
+        return {"v_placement": True} if self.placement() == "v" else {}
 
     @hookimpl
     def communicators(self) -> Sequence[str]:

@@ -117,7 +117,7 @@ def changed_tensors(feature: type[Feature[Any]], hook: str, args: Any, world: An
 
 
 def contribution(world: World, feature: type[Feature[Any]], args: Any, given: Collection[str] = ()) -> Contribution:
-    """Return what one active feature gives to a job: values that are not set, arguments that it sets, layers of each chunk.
+    """Return what one active feature gives to a job: values that are not set, and arguments that it sets.
 
     The fields ``given`` are the user's and stay as they are. Arguments count where Megatron has a default for every job. What
     a feature says that reads a value nobody gave stays out.
@@ -132,10 +132,15 @@ def contribution(world: World, feature: type[Feature[Any]], args: Any, given: Co
             raise MindSpeedError([wrong_answer("job_values", feature, text)])
         made |= {name: value for name, value in values.items() if not world.is_set(name)}
     changed = {name: value for name, value in made.items() if not (world.knows(name) and getattr(world, name) == value)}
-    with suppress(UnknownValue):
-        if split := answer(feature, "layer_split", args, world):
-            changed[LAYER_SPLIT] = tuple(split)
     return tuple(changed.items())
+
+
+def split_layers(world: World, feature: type[Feature[Any]], args: Any) -> Contribution:
+    """Return the layers of each chunk that an active feature gives to a job, which has the contributions of all features."""
+    with suppress(UnknownValue):
+        if not feature.spec.is_idle(world) and (split := answer(feature, "layer_split", args, world)):
+            return ((LAYER_SPLIT, tuple(split)),)
+    return ()
 
 
 def contradictions(world: World, feature: type[Feature[Any]], args: Any, given: Collection[str]) -> Contribution:
@@ -167,5 +172,7 @@ def with_contribution(world: World, contribution: Contribution) -> World:
 
 def completed(world: World, features: Iterable[tuple[type[Feature[Any]], Any]]) -> World:
     """Return the job with what these active features, each with its arguments, make of it."""
-    added = (pair for feature, args in features for pair in contribution(world, feature, args))
-    return with_contribution(world, tuple(added))
+    active = tuple(features)
+    for question in (contribution, split_layers):
+        world = with_contribution(world, tuple(pair for feature, args in active for pair in question(world, feature, args)))
+    return world

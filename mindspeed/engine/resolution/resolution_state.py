@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal
 
 from mindspeed._version import __version__
@@ -15,7 +16,16 @@ from mindspeed.engine.resolution.request_merge import MergedRequest
 from mindspeed.engine.resolution.setting_validation import Arguments
 from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, UnknownValue, World
-from mindspeed.plugins.answers import Contribution, answer, contradictions, contribution, implements, with_contribution
+from mindspeed.plugins.answers import (
+    LAYER_SPLIT,
+    Contribution,
+    answer,
+    contradictions,
+    contribution,
+    implements,
+    split_layers,
+    with_contribution,
+)
 from mindspeed.plugins.conditions import Condition, ConditionError, Predicate, is_met
 from mindspeed.plugins.constraints import Relation, Requires
 from mindspeed.plugins.discovery import BUILT_IN, Catalog
@@ -261,19 +271,26 @@ class ResolutionState:
         self.world = self._given = World(self._given.known() | changed)
 
     def complete_world(self) -> None:
-        """Add what active features give to the job: values that are not set, arguments that they set, layers of each chunk."""
+        """Add what active features give to the job: values that are not set, arguments that they set, then layers per chunk."""
         self.world, self._contributions = self._given, [((), self.scope)]
+        describing = sorted(self.catalog.describing.intersection(self.active))
+        self._add_answers(describing, "contribution", partial(contribution, given=self._fixed))
+        splitting = [name for name in describing if implements(self.catalog.feature(name), LAYER_SPLIT)]
+        self._add_answers(splitting, LAYER_SPLIT, split_layers)
+
+    def _add_answers(self, names: Iterable[str], what: str, question: Callable[..., Contribution]) -> None:
+        """Add what features answer about the job as it is so far; none of them sees the answer of another."""
         parts = self._contributions
-        for name in sorted(self.catalog.describing.intersection(self.active)):
+        for name in names:
             if (args := self.args_of(name)) is None:
                 continue
             feature = self.catalog.feature(name)
 
-            def contributed(world: World, name: str = name, args: Any = args, feature: Any = feature) -> Contribution:
-                return contribution(world, feature, self.args_in(name, args, world), self._fixed)
+            def answered(world: World, name: str = name, args: Any = args, feature: Any = feature) -> Contribution:
+                return question(world, feature, self.args_in(name, args, world))
 
-            key = None if self.is_single else self.key_of(name, "contribution")
-            given = tuple(self.values(key, contributed))
+            key = None if self.is_single else self.key_of(name, what)
+            given = tuple(self.values(key, answered))
             parts = [
                 ((*before, *more), here)
                 for before, part in parts

@@ -10,6 +10,7 @@ from pydantic import field_validator
 
 from mindspeed import plugins as ms
 from mindspeed.pipeline.conditions import has_stages, layers_have_no_pattern
+from mindspeed.pipeline.operations import PipelineShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +47,33 @@ def split_by_places(layers: int, empty: Collection[int], chunks: int) -> tuple[i
     return tuple(counts)
 
 
-def split_by_weight(layers: int, weights: Weights, stages: int, chunks_per_stage: int) -> tuple[int, ...]:
-    """Return the layers of each chunk for which the heaviest stage is lightest, then the heaviest chunk.
+def pipeline_of(world: ms.World) -> PipelineShape:
+    """Return the pipeline of a job, whose chunks in the order of the model are its stages."""
+    return PipelineShape(world.pp, world.vpp, 1, "v" if world.v_placement and world.vpp == 2 else "loop")
 
-    Chunk c is on stage c mod ``stages``. A layer goes where the load is least, which is the optimum for layers of one weight;
-    of equal stages it goes to the latest, which keeps activations of the fewest micro-batches.
+
+def split_by_weight(layers: int, weights: Weights, shape: PipelineShape) -> tuple[int, ...]:
+    """Return the layers of each chunk for which the heaviest rank is lightest, then the heaviest chunk.
+
+    A layer goes where the load is least, which is the optimum for layers of one weight; of equal ranks it goes to the latest,
+    which keeps activations of the fewest micro-batches in a loop.
     """
-    counts = [0] * (stages * chunks_per_stage)
+    counts = [0] * shape.stages
     for _ in range(layers):
-        stage = min(range(stages), key=lambda stage: (stage_load(counts, weights, stages, stage), -stage))
-        chunk = min(range(stage, len(counts), stages), key=lambda chunk: (chunk_load(counts, weights, chunk), -chunk))
+        rank = min(range(shape.pp), key=lambda rank: (rank_load(counts, weights, shape, rank), -rank))
+        chunk = min(chunks_of(shape, rank), key=lambda chunk: (chunk_load(counts, weights, chunk), -chunk))
         counts[chunk] += 1
     return tuple(counts)
 
 
-def stage_load(counts: Sequence[int], weights: Weights, stages: int, stage: int) -> float:
-    """Return the FLOPs of a stage."""
-    return sum(chunk_load(counts, weights, chunk) for chunk in range(stage, len(counts), stages))
+def chunks_of(shape: PipelineShape, rank: int) -> list[int]:
+    """Return the chunks of a rank, counted over the whole model."""
+    return [shape.stage_of(rank, chunk) for chunk in range(shape.vpp)]
+
+
+def rank_load(counts: Sequence[int], weights: Weights, shape: PipelineShape, rank: int) -> float:
+    """Return the FLOPs of a rank."""
+    return sum(chunk_load(counts, weights, chunk) for chunk in chunks_of(shape, rank))
 
 
 def chunk_load(counts: Sequence[int], weights: Weights, chunk: int) -> float:
@@ -76,10 +87,10 @@ def chunk_shares(counts: Sequence[int], weights: Weights) -> tuple[float, ...]:
     return tuple(load * len(loads) / sum(loads) for load in loads)
 
 
-def imbalance(counts: Sequence[int], weights: Weights, stages: int) -> float:
-    """Return the load of the heaviest stage divided by the mean of all stages."""
-    loads = [stage_load(counts, weights, stages, stage) for stage in range(stages)]
-    return max(loads) / (sum(loads) / stages)
+def imbalance(counts: Sequence[int], weights: Weights, shape: PipelineShape) -> float:
+    """Return the load of the heaviest rank divided by the mean of all ranks."""
+    loads = [rank_load(counts, weights, shape, rank) for rank in range(shape.pp)]
+    return max(loads) / (sum(loads) / shape.pp)
 
 
 def layout_text(counts: Sequence[int], mtp: int) -> str:
@@ -133,7 +144,7 @@ def split_of(args: NoopLayersArgs, world: ms.World) -> tuple[int, ...]:
     places = places_of(args.layers)
     if places is None:
         weights = weights_of(world, args.experts_per_token)
-        return split_by_weight(world.num_layers, weights, world.pp, world.vpp)
+        return split_by_weight(world.num_layers, weights, pipeline_of(world))
     return split_by_places(world.num_layers, places, world.pp * world.vpp)
 
 
@@ -207,7 +218,8 @@ class NoopLayers(ms.Feature[NoopLayersArgs]):
             weights = weights_of(self.world, self.args.experts_per_token)
             shares = ", ".join(f"{share:.3f}" for share in chunk_shares(counts, weights))
             text += f". Relative FLOPs of each chunk (1.000 = mean of all chunks): {shares}"
-            text += f". Relative FLOPs of the largest stage (1.000 = balanced): {imbalance(counts, weights, self.world.pp):.3f}"
+            largest = imbalance(counts, weights, pipeline_of(self.world))
+            text += f". Relative FLOPs of the largest stage (1.000 = balanced): {largest:.3f}"
         except ms.UnknownValue as unknown:
             text += f". FLOPs of the stages are unknown because {unknown.field} is not set"
         return [ms.ArgOverride("pipeline_model_parallel_layout", layout_text(counts, mtp_layers(self.world)), text)]

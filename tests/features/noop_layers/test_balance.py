@@ -6,11 +6,12 @@ from mindspeed.features.noop_layers.feature import (
     Weights,
     imbalance,
     layout_text,
+    rank_load,
     split_by_places,
     split_by_weight,
-    stage_load,
     weights_of,
 )
+from mindspeed.pipeline.operations import PipelineShape
 from mindspeed.plugins import World
 
 MODEL = {
@@ -30,23 +31,34 @@ def test_empty_places_are_taken_from_the_chunks_that_they_are_in():
     assert split_by_places(3, (1,), 4) == (1, 0, 1, 1)
 
 
-@pytest.mark.parametrize(("layers", "stages", "chunks"), [(5, 2, 1), (7, 2, 2), (6, 3, 1), (4, 3, 2)])
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        (5, PipelineShape(2, 1, 1)),
+        (7, PipelineShape(2, 2, 1)),
+        (6, PipelineShape(3, 1, 1)),
+        (4, PipelineShape(3, 2, 1)),
+        (7, PipelineShape(2, 2, 1, "v")),
+        (4, PipelineShape(3, 2, 1, "v")),
+    ],
+)
 @pytest.mark.parametrize("tail", [0.0, 0.7, 2.5])
-def test_no_other_split_has_a_lighter_heaviest_stage(layers, stages, chunks, tail):
+def test_no_other_split_has_a_lighter_heaviest_rank(layers, shape, tail):
     weights = Weights(1.0, tail)
 
     def heaviest(counts):
-        return max(stage_load(counts, weights, stages, stage) for stage in range(stages))
+        return max(rank_load(counts, weights, shape, rank) for rank in range(shape.pp))
 
-    best = min(heaviest(counts) for counts in product(range(layers + 1), repeat=stages * chunks) if sum(counts) == layers)
-    counts = split_by_weight(layers, weights, stages, chunks)
+    best = min(heaviest(counts) for counts in product(range(layers + 1), repeat=shape.stages) if sum(counts) == layers)
+    counts = split_by_weight(layers, weights, shape)
     assert sum(counts) == layers
     assert heaviest(counts) == pytest.approx(best)
 
 
 def test_without_a_tail_equal_shares_remain():
-    assert split_by_weight(8, Weights(1.0, 0.0), 2, 2) == (2, 2, 2, 2)
-    assert imbalance((2, 2, 2, 2), Weights(1.0, 0.0), 2) == 1.0
+    shape = PipelineShape(2, 2, 1)
+    assert split_by_weight(8, Weights(1.0, 0.0), shape) == (2, 2, 2, 2)
+    assert imbalance((2, 2, 2, 2), Weights(1.0, 0.0), shape) == 1.0
 
 
 def test_a_layer_is_weighed_by_its_products():

@@ -95,6 +95,24 @@ def test_a_large_output_layer_takes_layers_off_the_last_stage():
     )
 
 
+@pytest.mark.parametrize(
+    ("feature", "settings", "counts"),
+    [
+        ("nano-pipe", {}, (5, 5, 5, 0, 5, 5, 5, 0)),
+        ("dualpipev", {}, (0, 5, 5, 5, 5, 5, 5, 0)),
+        ("zero-bubble", {"placement": "v"}, (0, 5, 5, 5, 5, 5, 5, 0)),
+    ],
+)
+def test_the_rank_that_has_the_output_layer_in_a_schedule_gets_fewer_layers(
+    feature: str, settings: dict[str, Any], counts: tuple[int, ...]
+) -> None:
+    sizes = {"hidden_size": 1024, "ffn_hidden_size": 4096, "vocab_size": 128000, "num_layers": 30, "mtp_num_layers": 1}
+    made = ask(NAME, feature, settings={feature: settings}, pp=4, vpp=2, **sizes)
+    assert not made.problems
+    assert made.world.layers_per_chunk == counts
+    assert layout(made.world.known()).reason.endswith("Relative FLOPs of the largest stage (1.000 = balanced): 1.486")
+
+
 def test_a_model_that_the_plan_does_not_know_is_refused_when_it_is_built():
     feature = CATALOG.feature(NAME)
     made: Any = feature(feature.Args(), World({"pp": 2}))
