@@ -152,11 +152,11 @@ def _copied_contents(copy: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _own_data(received: Sequence[Any]) -> Callable[..., Any]:
-    """``moved``: the losses of the last stage are those that this rank has, or these."""
+    """``moved``: what the last stage computed is what this rank has, with these losses where it has none."""
 
     def moved(data: Any, *_: Any) -> Any:
-        losses, tokens = data
-        return losses or list(received), tokens
+        losses, tokens, predicted = data or ((), torch.zeros([], dtype=torch.int, device=torch.cuda.current_device()), None)
+        return losses or list(received), tokens, predicted
 
     return moved
 

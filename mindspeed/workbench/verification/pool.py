@@ -136,6 +136,7 @@ class SharedBroker:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_INHERITED)}
         path = os.pathsep.join((*search_path, *sys.path))
         fixed = {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": path}
+        fixed["PYTHONSAFEPATH"] = "1"  # the current folder may be a checkout of MindSpeed, whose package has this name too
         with socket.socket(socket.AF_UNIX) as listener, (Path(self._folder.name) / "broker.log").open("wb") as log:
             listener.bind(self.address)
             listener.listen()
