@@ -58,28 +58,28 @@ class HybridAttentionArgs(KeepArgs):
     )
 
 
+def _some_degree_splits(args: HybridAttentionArgs, world: ms.World) -> bool:
+    """Return whether there is a number of neighbours that could be given."""
+    return any(world.cp % degree == 0 for degree in range(2, world.cp))
+
+
 @ms.condition(
     "ulysses_degree, the number of ranks that exchange tokens for heads, is not set",
     fix=(ms.Fix.give_setting("ulysses_degree", note="ideally the number of ranks of a node"),),
+    when=_some_degree_splits,
 )
 def degree_is_given(args: HybridAttentionArgs, world: ms.World) -> bool:
     """Check that the number of neighbours is given."""
     return args.ulysses_degree is not None
 
 
-def _has_no_degree(args: HybridAttentionArgs, world: ms.World) -> bool:
-    """Return whether the number of neighbours is not given."""
-    return args.ulysses_degree is None
-
-
 @ms.condition(
     "no ulysses_degree splits cp={world.cp} into two or more groups of two or more ranks",
     fix=(ms.Fix.give_field("cp", 4, "or a larger product of two numbers"),),
-    when=_has_no_degree,
 )
 def some_degree_splits_ranks(args: HybridAttentionArgs, world: ms.World) -> bool:
-    """Check that there is a number of neighbours that could be given."""
-    return any(world.cp % degree == 0 for degree in range(2, world.cp))
+    """Check that ranks can be split, where the number of neighbours is not given."""
+    return args.ulysses_degree is not None or _some_degree_splits(args, world)
 
 
 def _has_window(args: HybridAttentionArgs, world: ms.World) -> bool:
