@@ -52,6 +52,9 @@ class Starts:
         from mindspeed.workbench.training.config import JOB_FILE
         from mindspeed.workbench.training.job import make_job
 
+        if not plan.world.knows("world_size"):
+            fix = Fix.give_field("world_size")
+            raise RunError([Problem("MS307", "ranks cannot be started without world_size", fix=fix)])
         environment = self._request.environment(int(plan.world.world_size))
         job = make_job(self._request.layers, {JOB_FILE: self._request.train}, environment)
         trainer_start.start(self._pool(""), job)

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from mindspeed import registry
 from mindspeed.engine.planning.plan import plan_from_json
 from mindspeed.engine.runtime import session
+from mindspeed.workbench.start.working_folder import inside
 from mindspeed.workbench.verification.dry_run import fake_tensors
 
 _QUEUES: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -46,13 +47,8 @@ def start(script: str, words: Sequence[str], plan: Mapping[str, Any], environ: M
     try:
         if (active := session.current()) is not None:
             active.proof.say = None  # what other ranks reach cannot be asked
-        with tempfile.TemporaryDirectory(prefix="mindspeed-start-") as folder:
-            before = os.getcwd()
-            os.chdir(folder)
-            try:
-                _run(script, words)
-            finally:
-                os.chdir(before)
+        with tempfile.TemporaryDirectory(prefix="mindspeed-start-") as folder, inside(folder):
+            _run(script, words)
     finally:
         registry.deactivate()
 

@@ -102,11 +102,22 @@ def test_a_command_with_arguments_in_a_file_is_not_started(tmp_path):
         script_start.start(None, command, tmp_path, probe("cpu"))
 
 
-def test_check_starts_a_job_file(tmp_path):
-    file = tmp_path / "job.yaml"
-    file.write_text("features: [recompute]\nworld: {world_size: 2, num_layers: 2}\ntrain: {style: gpt2}\n")
+def test_check_starts_a_job_file_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file, window = tmp_path / "job.yaml", "settings: {profiler: {start: 0, end: 1}}"
+    file.write_text(
+        f"features: [recompute, profiler]\n{window}\nworld: {{world_size: 2, num_layers: 2}}\ntrain: {{style: gpt2}}\n"
+    )
     done = CliRunner().invoke(main, ["check", "--start", "-f", str(file), "--json"])
     assert (done.exit_code, json.loads(done.stdout)["problems"]) == (0, [])
+    assert [*tmp_path.iterdir()] == [file]
+
+
+def test_a_job_without_a_number_of_processes_cannot_be_started(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("world: {num_layers: 2}\n")
+    done = CliRunner().invoke(main, ["check", "--start", "--platform", "cpu", "-f", str(file)])
+    assert "MS307 ranks cannot be started without world_size\n  fix: --world-size N\n" in done.stdout
 
 
 def test_a_command_without_its_megatron_cannot_be_started(tmp_path, monkeypatch):
