@@ -48,8 +48,8 @@ REFUSED = [
     (
         LISTS,
         "--defer-embedding-wgrad-compute",
-        "Megatron already defers the weight gradient of the output layer (defer_embedding_wgrad_compute), "
-        "which {name} does itself",
+        "Megatron's schedule defers the weight gradient of the output layer (defer_embedding_wgrad_compute), but {name} "
+        "replaces this schedule",
     ),
 ]
 
