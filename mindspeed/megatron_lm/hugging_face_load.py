@@ -57,7 +57,7 @@ _DEFAULTS: Final[Mapping[str, tuple[str, Any]]] = {
     "moe_router_group_topk": ("--moe-router-group-topk", 1),
     "moe_shared_expert_intermediate_size": ("--moe-shared-expert-intermediate-size", 0),
 }
-"""What Megatron computes without an argument, for those that no shape of a loaded weight tells."""
+"""Values of arguments that are not given, for those that no shape of a loaded weight tells."""
 _NORMS_OF_QUERIES: Final = ("deepseek_v3", "qwen3", "qwen3_moe")
 """Models with norms of queries and keys."""
 _TRACKER: Final = "latest_checkpointed_iteration.txt"
