@@ -10,11 +10,9 @@ from mindspeed.engine.resolution.environment import version_in
 
 def _builds_local_groups(args: Any, world: ms.World) -> bool:
     """Return whether Megatron builds its own grouped experts, which it does from 0.17 on only with Transformer Engine."""
-    is_local = world.knows("transformer_engine_layers") and not (
-        world.transformer_engine_layers or world.is_set("engine_over_local")
-    )
     is_grouped = world.is_set("num_experts") and world.is_set("grouped_experts")
-    return is_local and is_grouped and world.knows("megatron") and version_in(world.megatron, "<0.17")
+    is_local = world.knows("transformer_engine_experts") and not world.transformer_engine_experts
+    return is_grouped and is_local and world.knows("megatron") and version_in(world.megatron, "<0.17")
 
 
 GROUPED_EXPERTS: Final = ms.RequiresSlot(

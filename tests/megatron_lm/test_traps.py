@@ -44,6 +44,7 @@ CASES = [
     ("masks-that-flash-attention-does-not-take", "0.16.1", "--reset-attention-mask --attention-backend fused", {}, False),
 ]
 
+GEMM = "--num-experts 8 --moe-grouped-gemm"
 HEADS = "--hidden-size 64 --num-attention-heads"
 GROUPS = "--num-attention-heads 4 --group-query-attention --num-query-groups"
 MASKS = "--reset-attention-mask --no-create-attention-mask-in-dataloader"
@@ -62,6 +63,10 @@ PAIRS = [
     *((name, SPARSE, f"{SPARSE} {option}") for name, option in INDEXER.items()),
     ("experts-with-a-fused-gelu", "--num-experts 8", "--num-experts 8 --no-bias-gelu-fusion"),
     ("experts-with-a-fused-gelu", "--num-experts 8", "--num-experts 8 --swiglu"),
+    ("experts-with-a-fused-gelu", GEMM, f"{GEMM} --no-bias-gelu-fusion"),
+    ("grouped-experts-with-fused-dropout", GEMM, f"{GEMM} --disable-bias-linear"),
+    ("grouped-experts-with-fused-dropout", GEMM, f"{GEMM} --no-bias-dropout-fusion"),
+    ("grouped-experts-with-fused-dropout", GEMM, f"{GEMM} --transformer-impl local"),
     ("query-groups-without-the-switch", "--num-query-groups 2", "--num-query-groups 2 --group-query-attention"),
     ("heads-that-do-not-divide-the-hidden-size", f"{HEADS} 5", f"{HEADS} 5 --kv-channels 12"),
     ("heads-that-do-not-divide-the-hidden-size", f"{HEADS} 5", f"{HEADS} 4"),
@@ -188,6 +193,9 @@ CONTEXT = "--num-experts 8 --moe-aux-loss-coeff 1e-2 --context-parallel-size 2"
 CASES += [
     ("auxiliary-losses-under-context-parallelism", "0.15.3", CONTEXT, {}, True),
     ("auxiliary-losses-under-context-parallelism", "0.16.1", CONTEXT, {}, False),
+    ("grouped-experts-with-biases", "0.14.0", GEMM, {}, True),
+    ("grouped-experts-with-biases", "0.14.0", f"{GEMM} --disable-bias-linear", {}, False),
+    ("grouped-experts-with-fused-dropout", "0.19.0", GEMM, {}, True),
     ("prediction-loss-by-replica", "0.19.0", "--mtp-num-layers 1 --calculate-per-token-loss", {}, True),
     ("prediction-loss-by-replica", "0.16.1", "--mtp-num-layers 1 --calculate-per-token-loss", {}, False),
     *((name, "0.16.1", words, {}, caught) for name, wrong, right in PAIRS for words, caught in ((wrong, True), (right, False))),
