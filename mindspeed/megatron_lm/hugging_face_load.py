@@ -86,7 +86,7 @@ def read_hugging_face_load(given: Mapping[str, Given], problems: list[Problem]) 
         text = f"{save} has a checkpoint of a run, but {what} would begin again with the weights of the Hugging Face model"
         fix = Fix.advise(f"{load.option} {save} to go on with the run, or another folder for --save")
         problems.append(problem_of_flags("MS602", text, [load.option], fix))
-    compared = (_differences, _tied_embeddings, _vocabulary, _expert_layers, _prediction, _missing_parts)
+    compared = (_differences, _tied_embeddings, _vocabulary, _expert_layers, _prediction, _routing_weights, _missing_parts)
     problems += [problem for compare in compared for problem in compare(config, given)]
     text = f"{what} is a Hugging Face model of type {kind}: mbridge loads its weights into the model when training starts"
     return [PlanNote("prepared-first", "weights", text)]
@@ -185,10 +185,28 @@ def _prediction(config: Mapping[str, Any], given: Mapping[str, Given]) -> Iterat
         yield problem_of_flags("MS602", text, [depths.option], Fix.drop_option(depths.option))
 
 
+def _routing_weights(config: Mapping[str, Any], given: Mapping[str, Given]) -> Iterator[Problem]:
+    """Yield MS602 where the router's weights of a token are divided by their sum in only one of both models."""
+    if not _experts(config):
+        return
+    has_sigmoid = config["model_type"] == "deepseek_v3"
+    normalizes = config.get("norm_topk_prob", has_sigmoid)
+    model, is_given = f"the model in {given['load'].value}", "moe_router_pre_softmax" in given
+    if has_sigmoid:
+        if not normalizes and config.get("num_experts_per_tok", 1) > 1:
+            text = f"{model} has norm_topk_prob false, but Megatron's sigmoid router divides its weights by their sum"
+            yield problem_of_flags("MS602", text, [given["load"].option], Fix.advise("load a model with norm_topk_prob true"))
+    elif normalizes and is_given:
+        text = f"{_PRE_SOFTMAX} is given, but {model} has norm_topk_prob true"
+        yield problem_of_flags("MS602", text, [_PRE_SOFTMAX], Fix.drop_option(_PRE_SOFTMAX))
+    elif not normalizes and not is_given:
+        text = f"{_PRE_SOFTMAX} is missing, but {model} has norm_topk_prob false"
+        yield problem_of_flags("MS602", text, [], Fix.advise(f"add {_PRE_SOFTMAX}"))
+
+
 def _missing_parts(config: Mapping[str, Any], given: Mapping[str, Given]) -> Iterator[Problem]:
     """Yield MS602 for each part of the model that the command line does not ask for, and whose weights would not be read."""
     kind, experts = config["model_type"], _experts(config)
-    normalizes = config.get("norm_topk_prob") if kind == "qwen3_moe" else None
     parts = {
         "add_qkv_bias": (
             "--add-qkv-bias",
@@ -202,15 +220,11 @@ def _missing_parts(config: Mapping[str, Any], given: Mapping[str, Given]) -> Ite
             "a bias per expert in its routers",
             experts and kind == "deepseek_v3",
         ),
-        "moe_router_pre_softmax": (_PRE_SOFTMAX, "norm_topk_prob false", normalizes is False),
     }
     for dest, (option, part, has) in parts.items():
         if has and dest not in given:
             text = f"{option} is missing, but the model in {given['load'].value} has {part}"
             yield problem_of_flags("MS602", text, [], Fix.advise(f"add {option}"))
-    if normalizes and "moe_router_pre_softmax" in given:
-        text = f"{_PRE_SOFTMAX} is given, but the model in {given['load'].value} has norm_topk_prob true"
-        yield problem_of_flags("MS602", text, [_PRE_SOFTMAX], Fix.drop_option(_PRE_SOFTMAX))
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     scaled = scaling.get("rope_type") or scaling.get("type") or "default"
     if scaled != "default" and not {"use_rope_scaling", "rope_type", "yarn_rotary_scaling_factor"} & given.keys():

@@ -182,6 +182,12 @@ def test_each_part_of_experts_is_compared(tmp_path, without, text, fix):
     assert problems_of(f"{line} --load {model(tmp_path, **LATENT)}") == [("MS602", text.format(tmp_path), fix or without)]
 
 
+def test_a_sigmoid_router_that_does_not_divide_by_the_sum_is_refused(tmp_path):
+    line = f"{SAME_LATENT} --load {model(tmp_path, **LATENT, norm_topk_prob=False)}"
+    text = f"the model in {tmp_path} has norm_topk_prob false, but Megatron's sigmoid router divides its weights by their sum"
+    assert problems_of(line) == [("MS602", text, "load a model with norm_topk_prob true")]
+
+
 def test_groups_of_one_are_no_groups(tmp_path):
     line = SAME_LATENT.replace(" --moe-router-num-groups 4 --moe-router-group-topk 2", "")
     assert read(f"{line} --load {model(tmp_path, **LATENT | {'n_group': 1, 'topk_group': 1})}").loads_hugging_face
