@@ -55,7 +55,12 @@ class MegatronCommandLine(CommandLine):
         specs, texts = catalog_for(()).specs, list[str]()
         for name in names:
             flags = specs[name].megatron_flags if name in specs else ()
-            options = (argument.options[0] for flag in flags if flag.switch == "on" for argument in self._known(flag.dest))
+            options = (
+                " ".join((argument.options[0], *flag.values[:1]))
+                for flag in flags
+                if flag.switch == "on"
+                for argument in self._known(flag.dest)
+            )
             texts.append(next(options, super().add_features([name])))
         return self.translate(", or ").join(texts)
 

@@ -260,7 +260,8 @@ class CommandLine:
         match fix.verb:
             case "give-field":
                 text = self.give_field(fix.name, fix.value)
-                return self._with_note(self.say("{value} or more", value=text) if fix.or_more else text, fix.note)
+                may_be_more = fix.or_more and text != self.drop_field(fix.name)
+                return self._with_note(self.say("{value} or more", value=text) if may_be_more else text, fix.note)
             case "drop-field" if fix.source == "job file":
                 return self.say("remove {name} from the job file", name=fix.name)
             case "drop-field":

@@ -5,6 +5,7 @@ import pytest
 from mindspeed.megatron_lm.command_line_fixes import MegatronCommandLine
 from mindspeed.problems import Fix
 
+VIRTUAL = "remove --num-virtual-stages-per-pipeline-rank and --num-layers-per-virtual-pipeline-stage"
 WORDS = MegatronCommandLine("0.16.1")
 
 
@@ -14,6 +15,8 @@ WORDS = MegatronCommandLine("0.16.1")
         (Fix.give_field("tp", 2), "--tensor-model-parallel-size 2"),
         (Fix.give_field("tp"), "--tensor-model-parallel-size N"),
         (Fix.give_field("vpp", 2), "--num-virtual-stages-per-pipeline-rank 2"),
+        (Fix.give_field("vpp", 2, or_more=True), "--num-virtual-stages-per-pipeline-rank 2 or more"),
+        (Fix.give_field("vpp", 1, or_more=True), VIRTUAL),
         (Fix.give_field("dtype", "bf16"), "--bf16"),
         (Fix.give_field("dtype", "fp32"), "remove --bf16 and --fp16"),
         (Fix.give_field("rotary", True), "--position-embedding-type rope"),
@@ -36,6 +39,13 @@ WORDS = MegatronCommandLine("0.16.1")
 )
 def test_a_field_is_the_argument_that_gives_it(fix, text):
     assert WORDS((fix,)) == text
+
+
+def test_a_feature_is_the_option_with_the_value_that_switches_it_on():
+    names = ("ring-attention", "adaptive-cp", "ulysses-attention", "async-ddp")
+    assert WORDS(tuple(map(Fix.add_feature, names))) == (
+        "--cp-comm-type p2p, or add adaptive-cp to the features, or --cp-comm-type a2a, or --overlap-grad-reduce"
+    )
 
 
 def test_of_several_arguments_those_on_the_command_line_are_removed():
