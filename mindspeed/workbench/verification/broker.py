@@ -172,7 +172,7 @@ class Broker:
             message = f"ranks {ranks} of the verification run did not respond for {self._time_limit:g} s"
             fix = Fix.advise(
                 "find in the output above the call in which these ranks wait, and remove the feature that makes the call. If "
-                "the ranks are only slow, raise --timeout of mindspeed features bisect"
+                "the ranks are only slow, run the command again when nothing else runs on this machine"
             )
             stuck = Problem("MS604", message, chain=_tail(run.workers[run.waiting()[0]]), fix=fix)
             self._end(run, run.failure or stuck)
