@@ -32,7 +32,8 @@ def in_one_kernel(
     The choice is made at each call and not in the groups of an optimizer, so its ``state_dict`` is that of stock torch.
     """
     tensors = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
-    if fused is None and foreach is None and not differentiable and all(map(_fits, chain(*tensors))):
+    is_free = fused is None and foreach is None and not (capturable or differentiable)
+    if is_free and all(map(_fits, chain(*tensors, state_steps))):
         fused = True
     update(*tensors, state_steps, foreach, capturable, differentiable, fused, *args, **kwargs)
 

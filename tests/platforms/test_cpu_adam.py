@@ -50,6 +50,18 @@ def test_a_step_is_one_kernel_unless_another_implementation_is_named(on_cpu):
         assert kernels_of(lambda named=named: trained(torch.optim.AdamW, 1, **named)) == set()
 
 
+def test_whole_numbers_of_steps_are_left_to_stock_torch(on_cpu):
+    optimizer = trained(torch.optim.AdamW, 1)
+    for state in optimizer.state.values():
+        state["step"] = state["step"].long()
+    assert kernels_of(optimizer.step) == set()
+
+
+def test_what_stock_torch_refuses_on_a_processor_is_refused(on_cpu):
+    with pytest.raises(AssertionError, match="capturable"):
+        trained(torch.optim.AdamW, 1, capturable=True)
+
+
 def test_the_choice_ends_with_the_plan(on_cpu):
     mindspeed.deactivate()
     try:
