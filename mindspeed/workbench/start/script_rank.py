@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Final
@@ -22,8 +21,8 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from mindspeed import registry
 from mindspeed.engine.planning.plan import plan_from_json
 from mindspeed.engine.runtime import session
-from mindspeed.workbench.start.working_folder import inside
 from mindspeed.workbench.verification.dry_run import fake_tensors
+from mindspeed.workbench.verification.scratch_folder import scratch_folder
 
 _QUEUES: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
 _BLACKWELL: Final = 10
@@ -43,14 +42,14 @@ def start(script: str, words: Sequence[str], plan: Mapping[str, Any], environ: M
     os.environ.pop(_QUEUES, None)  # which workers have for features of ours
     os.environ.update({**environ, **registry.process_variables(decoded)})
     os.environ.update({"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size()), "LOCAL_RANK": "0"})
-    registry.activate(decoded)
-    try:
-        if (active := session.current()) is not None:
-            active.proof.say = None  # what other ranks reach cannot be asked
-        with tempfile.TemporaryDirectory(prefix="mindspeed-start-") as folder, inside(folder):
+    with scratch_folder():
+        registry.activate(decoded)
+        try:
+            if (active := session.current()) is not None:
+                active.proof.say = None  # what other ranks reach cannot be asked
             _run(script, words)
-    finally:
-        registry.deactivate()
+        finally:
+            registry.deactivate()
 
 
 def _run(script: str, words: Sequence[str]) -> None:

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from mindspeed.engine.runtime import session
 from mindspeed.megatron.training_hook_wrappers import step_metrics
-from mindspeed.workbench.start.working_folder import inside
 from mindspeed.workbench.training import saving, trainer
 from mindspeed.workbench.training.batches import Batches, build_datasets
 from mindspeed.workbench.training.job import read_job
 from mindspeed.workbench.verification.dry_run import fake_tensors
+from mindspeed.workbench.verification.scratch_folder import scratch_folder
 
 
 def start(variables: Mapping[str, str], folder: str) -> None:
     """Build what this rank has of the job that `write_job` has written, and train one step. The plan of the job is active.
 
-    The first rank writes the index of the data to ``folder``, as features do that write to the current one.
+    The first rank writes the index of the data to ``folder``.
     """
     job = read_job(variables)
     if (active := session.current()) is not None:
@@ -28,7 +28,7 @@ def start(variables: Mapping[str, str], folder: str) -> None:
     config, world = job.config, job.plan.world
     trainer.seed_generators(config.seed)
     data, _ = build_datasets(job.source(), world.seq_length, config.held_out, config.seed, Path(folder) / "index")
-    with inside(folder), fake_tensors():
+    with scratch_folder(), fake_tensors():
         chunks = trainer.build_model(world, config)
         optimizer = trainer.build_optimizer(chunks, world, config)
         state = saving.TrainerState(chunks, optimizer, trainer.build_scheduler(optimizer, config))

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from importlib.util import module_from_spec, spec_from_file_location
@@ -21,6 +21,7 @@ from unittest.mock import patch
 from mindspeed.engine.runtime import parent_process
 from mindspeed.problems import Fix, MindSpeedError, Problem
 from mindspeed.workbench.verification.job import Answer, WorkerCall
+from mindspeed.workbench.verification.scratch_folder import scratch_folder
 
 PATIENCE: Final = timedelta(seconds=60)
 """Seconds that a collective waits for a rank that does not come."""
@@ -117,7 +118,8 @@ def _call(job: WorkerCall) -> bytes:
         with _megatron_groups(job):
             return _pickled_result(job)
     finally:
-        registry.deactivate()
+        with scratch_folder() if job.alone else nullcontext():  # where a profiler writes what it has
+            registry.deactivate()
 
 
 def _pickled_result(job: WorkerCall) -> bytes:

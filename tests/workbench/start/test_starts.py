@@ -105,7 +105,7 @@ def test_a_command_with_arguments_in_a_file_is_not_started(tmp_path):
 def test_check_starts_a_job_file_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "job.yaml"
-    job = "settings: {profiler: {start: 0, end: 1}}\nworld: {world_size: 2, num_layers: 2}\ntrain: {style: gpt2}\n"
+    job = "settings: {profiler: {start: 0, end: 9}}\nworld: {world_size: 2, num_layers: 2}\ntrain: {style: gpt2}\n"
     file.write_text(f"features: [recompute, profiler]\n{job}")
     done = CliRunner().invoke(main, ["check", "--start", "-f", str(file), "--json"])
     assert (done.exit_code, json.loads(done.stdout)["problems"]) == (0, [])
