@@ -12,6 +12,8 @@ from difflib import get_close_matches
 from itertools import groupby
 from typing import Any, Final, Literal
 
+from mindspeed.job.fields import FIELDS
+
 Verb = Literal[
     "give-field",
     "drop-field",
@@ -301,7 +303,13 @@ class CommandLine:
         option = self.option(name)
         if isinstance(value, bool):
             return option if value else f"--no-{option[2:]}"
-        return f"{option} {'N' if value is None else value}"
+        if value is None:
+            value = FIELDS[name].metavar
+        return f"{option} {value}" if value else self.either(option)
+
+    def either(self, option: str) -> str:
+        """Return a switch of which the reader knows whether it is on or off."""
+        return f"--[no-]{option[2:]}"
 
     def drop_field(self, name: str) -> str:
         return self.say("remove {names}", self.option(name))

@@ -80,7 +80,7 @@ def test_sizes_that_are_not_known_are_one_problem(mindspeed):
     message, fix = done.stderr.splitlines()
     assert message.startswith("MS307 memory cannot be estimated without num_layers, hidden_size, ffn_hidden_size, ")
     assert fix.startswith("  fix: --num-layers N --hidden-size N --ffn-hidden-size N ")
-    assert "--gated-linear-unit --rotary --dtype N" in fix
+    assert "--normalization WORD --[no-]gated-linear-unit --[no-]rotary --dtype WORD" in fix
     assert sum(-(-len(line) // 80) for line in (message, fix)) <= 8
 
 
