@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mindspeed.plugins.discovery import Catalog
 
 EXCLUSIVE: Final = {"MS202", "MS203"}
+from mindspeed.job.arithmetic import shape_of_world
 """Problems of features that conflict, or that hold one slot."""
 _OF_THE_JOB: Final = {"MS304"}
 """Problem of a feature's own condition, which reads its settings and the job: it remains whatever other features are added."""
@@ -47,8 +48,9 @@ def plan(
     """Estimate the peak memory of each pipeline stage.
 
     The estimate covers weights, gradients, optimizer states and every tensor that layers keep for backward. Layers of
-    Transformer Engine are counted as Megatron's local ones. Without --num-experts the model is dense. With --budget-mib the
-    exit status is 1 when a stage does not fit. The features that make it fit at the lowest cost are printed.
+    Transformer Engine are counted as Megatron's local ones. Without --num-experts the model is dense. With --moe-layers the
+    other layers are dense, and they come first. With --budget-mib the exit status is 1 when a stage does not fit. The features
+    that make it fit at the lowest cost are printed.
     """
     from mindspeed.registry import catalog
 
@@ -66,7 +68,7 @@ def plan(
         ]
         print_json({"stages": rows, "fits": fits, "cheapest": cheapest})
     else:
-        click.echo("\n".join(brief_lines(foretold)))
+        click.echo("\n".join([*brief_lines(foretold), *_mixed_layers(made)]))
         for line in communicator_lines(made, known):
             click.echo("\n".join(wrapped(gettext("communicators of a rank: {line}").format(line=line))))
         for stage in foretold if whole else ():
@@ -109,6 +111,14 @@ def memory_page(stages: Sequence[Stage]) -> str:
 
 
 def _described(row: Row) -> str:
+def _mixed_layers(made: ActivationPlan) -> Iterator[str]:
+    """Yield the order that the estimate assumes of dense and MoE layers, where a transformer has both."""
+    counts = shape_of_world(made.world).counts
+    if counts.mlp and counts.experts and not made.world.is_hybrid:
+        template = gettext("of {layers} layers the first {dense} are counted as dense, the others as MoE layers")
+        yield from wrapped(template.format(layers=counts.attention, dense=counts.mlp))
+
+
     return f"{row.name}{f', of {row.live} passes' if row.live > 1 else ''}{f' ({row.by})' if row.by else ''}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import click
 from mindspeed.cli.memory import MemorySize
 from mindspeed.cli.output import FOLDER, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import (
+    COMMAND_LINE,
     FullJobCommand,
     Request,
     names_argument,
@@ -119,8 +120,9 @@ def tune(
     from mindspeed.workbench.tuning.output import HEADERS, as_json, table, write
 
     request = request.naming(names).of_dense()
-    _require_known(request)
-    job = make_search(request.layers, request.train, request.environment(), _ranks(request), tried)
+    _require_known(request, tried)
+    is_built = mode != "white" or bool(calibrate) or dry or output is not None
+    job = make_search(request.layers, request.train, request.environment(), _ranks(request), tried, is_built)
     where = Store(store or cache_folder() / "tuning", machine_facts(job.environment.platform), job.model)
     limit = float("inf") if device_memory is None else float(device_memory)
     if measure_products:
@@ -146,14 +148,16 @@ def tune(
         click.echo(part)
 
 
-def _require_known(request: Request) -> None:
-    """Raise ResolutionError with each requested name that no feature has; a search would only find no layout."""
+def _require_known(request: Request, tried: Sequence[str]) -> None:
+    """Raise ResolutionError with each requested or tried name that no feature has; a search would only find no layout."""
     from mindspeed.problems import ResolutionError
     from mindspeed.registry import catalog_for
 
-    asked = {name: layer.source for layer in request.layers for name in layer.features}
+    asked = dict.fromkeys(tried, COMMAND_LINE) | {name: layer.source for layer in request.layers for name in layer.features}
     known = catalog_for(list(asked))
-    if problems := [unknown_feature(known, name, source) for name, source in asked.items() if name not in known.names]:
+    problems = [unknown_feature(known, name, source) for name, source in asked.items() if name not in known.names]
+    problems += [row.problem for name, row in known.broken.items() if name in asked and row.problem is not None]
+    if problems:
         raise ResolutionError(problems)
 
 

@@ -141,11 +141,8 @@ def test_json_has_rows_with_job_files(tmp_path: Path) -> None:
         ),
         (
             ("--world-size", "7"),
-            (
-                "no layout of 7 ranks divides the 4 layers, the heads and the batch of this model, fix: use another "
-                "--world-size or --global-batch-size; mindspeed features check --tp N --pp N shows why a layout "
-                "of your choice does not work"
-            ),
+            r"data-parallel: global batch size 8 is not divisible by micro batch size x dp = 1 x 7, fix: "
+            r"--global-batch-size 14 \(a multiple of 1 x 7\)",
         ),
         (
             ("--calibrate", "90", "--tp", "2", "--micro-batch-size", "1"),
@@ -247,3 +244,28 @@ def test_bytes_of_a_row_are_those_of_a_dry_run_if_asked_for(tmp_path: Path) -> N
     assert row["job"] == foretold["job"]
     assert row["predicted_bytes"] != foretold["predicted_bytes"]
     assert row["predicted_bytes"] == pytest.approx(foretold["predicted_bytes"], rel=0.1)
+MIXED = ("--num-experts", "4", "--moe-layers", "2", *SMALL, "--top", "1")
+
+
+def test_a_model_of_dense_and_moe_layers_is_searched_but_not_built(tmp_path: Path) -> None:
+    store = ("--store", str(tmp_path / "store"))
+    seconds = {}
+    for layers in ("0", "2", "4"):
+        status, data = run(*MIXED, *store, "--moe-layers", layers)
+        assert status == 0
+        seconds[layers] = data["rows"][0]["predicted_seconds"], data["rows"][0]["predicted_bytes"]
+    assert seconds["0"] < seconds["2"] < seconds["4"]
+    for words in (("--output", str(tmp_path / "out")), ("--calibrate", "1"), ("--mode", "mixed"), ("--dry-run",)):
+        status, data = run(*MIXED, *store, *words)
+        assert status == 1
+        assert data["problems"][0]["message"] == "moe_layers is 2, but mindspeed pretrain does not build such a model"
+    status, data = run(*MIXED, *store, "--moe-layers", "0", "--dry-run")
+    assert (status, data["problems"][0]["message"][:15]) == (1, "moe_layers is 0")
+
+
+def test_what_every_layout_has_wrong_is_reported(tmp_path: Path) -> None:
+    status, data = run(*MIXED, "--moe-layers", "9", "--store", str(tmp_path))
+    (problem,) = data["problems"]
+    assert (status, problem["code"], problem["message"]) == (1, "MS302", "moe_layers is 9, but the model has 4 layers")
+
+
