@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mindspeed.cli.output import PROBLEMS, end, html_option, json_option, print_json, print_table, wants_json, write_page
+from mindspeed.cli.output import (
+    PROBLEMS,
+    Amount,
+    end,
+    html_option,
+    json_option,
+    print_json,
+    print_table,
+    wants_json,
+    write_page,
+)
 from mindspeed.cli.request_options import FullJobCommand, Request, names_argument, request_options
 from mindspeed.cli.terminal import columns, rows_of_cells, wrapped
+from mindspeed.job.arithmetic import shape_of_world
 from mindspeed.memory.byte_count import MIB
 from mindspeed.memory_planner.communicators import communicator_lines
 from mindspeed.memory_planner.plans import shares, stages_of
@@ -23,7 +34,6 @@ if TYPE_CHECKING:
     from mindspeed.plugins.discovery import Catalog
 
 EXCLUSIVE: Final = {"MS202", "MS203"}
-from mindspeed.job.arithmetic import shape_of_world
 """Problems of features that conflict, or that hold one slot."""
 _OF_THE_JOB: Final = {"MS304"}
 """Problem of a feature's own condition, which reads its settings and the job: it remains whatever other features are added."""
@@ -36,7 +46,7 @@ _KEYS: Final = ("name", "bytes", "live", "held", "by")
 
 @click.command(cls=FullJobCommand)
 @names_argument("[NAME]...")
-@click.option("--budget-mib", type=click.FloatRange(0, min_open=True), metavar="MIB", help="Device memory of a rank in MiB")
+@click.option("--budget-mib", type=Amount(0, min_open=True), metavar="MIB", help="Device memory of a rank in MiB")
 @click.option("--dropout/--no-dropout", help="Assume that the model uses dropout  [default: no]")
 @click.option("--all", "whole", is_flag=True, help="Show every tensor of every stage")
 @html_option("a memory bar for each stage, and a table of its tensors,")
@@ -101,6 +111,14 @@ def brief_lines(stages: Sequence[Stage]) -> Iterator[str]:
     yield from wrapped(gettext("--all shows every tensor of every stage"))
 
 
+def _mixed_layers(made: ActivationPlan) -> Iterator[str]:
+    """Yield the order that the estimate assumes of dense and MoE layers, where a transformer has both."""
+    counts = shape_of_world(made.world).counts
+    if counts.mlp and counts.experts and not made.world.is_hybrid:
+        template = gettext("of {layers} layers the first {dense} are counted as dense, the others as MoE layers")
+        yield from wrapped(template.format(layers=counts.attention, dense=counts.mlp))
+
+
 def memory_page(stages: Sequence[Stage]) -> str:
     """Return a page with a bar for each stage, and a table of its tensors."""
     from mindspeed.workbench.html_page import page, section, table
@@ -111,14 +129,6 @@ def memory_page(stages: Sequence[Stage]) -> str:
 
 
 def _described(row: Row) -> str:
-def _mixed_layers(made: ActivationPlan) -> Iterator[str]:
-    """Yield the order that the estimate assumes of dense and MoE layers, where a transformer has both."""
-    counts = shape_of_world(made.world).counts
-    if counts.mlp and counts.experts and not made.world.is_hybrid:
-        template = gettext("of {layers} layers the first {dense} are counted as dense, the others as MoE layers")
-        yield from wrapped(template.format(layers=counts.attention, dense=counts.mlp))
-
-
     return f"{row.name}{f', of {row.live} passes' if row.live > 1 else ''}{f' ({row.by})' if row.by else ''}"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindspeed.cli.memory import MemorySize
-from mindspeed.cli.output import FOLDER, json_option, print_json, print_table, wants_json
+from mindspeed.cli.output import FOLDER, Amount, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import (
     COMMAND_LINE,
     FullJobCommand,
@@ -54,7 +54,11 @@ if TYPE_CHECKING:
     help="How to search. white = predict step times, mixed = also measure the best configurations, black = measure all",
 )
 @click.option(
-    "--calibrate", default=0, metavar="N", help="First measure up to N configurations on this machine to fit the cost model"
+    "--calibrate",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="First measure up to N configurations on this machine to fit the cost model",
 )
 @click.option(
     "--measure-products",
@@ -63,6 +67,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--steps",
+    type=click.IntRange(1),
     default=10,
     show_default=True,
     metavar="N",
@@ -71,6 +76,7 @@ if TYPE_CHECKING:
 @click.option(
     "--budget-seconds",
     "budget",
+    type=Amount(0),
     default=float("inf"),
     metavar="SECONDS",
     help="Time in seconds for all measurements; finished ones are kept",
@@ -85,6 +91,7 @@ if TYPE_CHECKING:
 @click.option("--dry-run", "dry", is_flag=True, help="Use dry runs (fake tensors) to decide which layouts fit in memory")
 @click.option(
     "--top",
+    type=click.IntRange(0),
     default=20,
     show_default=True,
     metavar="N",
@@ -132,6 +139,7 @@ def tune(
         found = job.search(machine, limit, 0 if mode == "black" else top, count)
     if mode != "white":
         found = _measured(job, found, where, steps, budget)
+    found = replace(found, rows=found.rows[: top or None])
     if output is not None:
         for path in write(found, job.job_of, output, where):
             click.echo(str(path), err=True)

@@ -94,6 +94,12 @@ def test_a_budget_that_fits_is_accepted_and_another_names_what_makes_it_fit(plan
     assert (code, found["cheapest"]) == (1, [])
 
 
+def test_a_budget_is_a_number(mindspeed):
+    done = mindspeed("memory", "plan", *LAPTOP, "--budget-mib", "nan")
+    assert done.exit_code == 2
+    assert "nan is not in the range x>0" in done.stderr
+
+
 def test_sizes_that_are_not_known_are_one_problem(mindspeed):
     done = mindspeed("memory", "plan", *LAPTOP, "--world-size", 1)
     assert done.exit_code == 1

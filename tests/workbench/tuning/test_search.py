@@ -35,12 +35,17 @@ def found(layouts: Layouts, tried: list[Choice], top: int = 5, **question: Any) 
     return search(asked, CATALOG, everywhere, lambda choice, world: Resolved(), top)
 
 
-def test_rows_come_by_predicted_time_and_those_that_fit_first() -> None:
+def test_rows_come_by_predicted_time_and_those_that_do_not_fit_are_dropped() -> None:
     layouts, tried = space()
-    rows = found(layouts, tried[:20], 50, device_bytes=3e6).rows
-    keys = [(not row.fits, row.predicted_seconds) for row in rows]
-    assert keys == sorted(keys)
-    assert len({row.key for row in rows}) == len(rows)
+    every, some, none = (found(layouts, tried[:20], 50, device_bytes=limit).rows for limit in (np.inf, 1.6e6, 1.0))
+    for rows in (every, some, none):
+        seconds = [row.predicted_seconds for row in rows]
+        assert seconds == sorted(seconds)
+        assert len({row.key for row in rows}) == len(rows)
+    assert all(row.fits for row in some)
+    assert any(row.predicted_bytes > 1.6e6 for row in every)
+    assert none
+    assert not any(row.fits for row in none)
 
 
 def test_the_ranking_does_not_change_with_the_speed_of_the_machine() -> None:
@@ -149,7 +154,14 @@ def test_json_has_rows_with_job_files(tmp_path: Path) -> None:
             r"--calibrate 90 needs 90 different configurations \(layout and features\) of 2 ranks, but only (\d+) are valid "
             r"and fit in device memory, fix: --calibrate \d+, or a larger --world-size",
         ),
-        (("--try", "ring-atention"), "the feature 'ring-atention' does not exist, fix: --try ring-attention"),
+        (("--try", "ring-atention"), r"the feature 'ring-atention' does not exist, fix: did you mean ring-attention\?"),
+        (("ring-atention",), r"the feature 'ring-atention' does not exist, fix: did you mean ring-attention\?"),
+        (("--dtype", "fp8"), "dtype is 'fp8', which is not one of fp32, bf16, fp16, fix: --dtype fp32"),
+        (("--dtype", "fp8", "--measure-products"), "dtype is 'fp8', which is not one of fp32, bf16, fp16, fix: --dtype fp32"),
+        (
+            ("--world-size", "-4"),
+            r"world_size is -4, which is less than 1 \(number of processes\), fix: --world-size 1 or more",
+        ),
     ],
 )
 def test_what_cannot_be_is_a_problem_with_a_fix(words: tuple[str, ...], text: str, tmp_path: Path) -> None:
@@ -194,6 +206,42 @@ def test_bytes_of_a_row_are_those_of_the_memory_planner(tmp_path: Path) -> None:
 
 def test_a_stale_store_is_refused_until_it_is_measured_again(tmp_path: Path) -> None:
     Store(tmp_path, {"torch": "1"}, {}).put(Measurement("a", 1.5, {"step": 1.0}, 3))
+def test_unknown_names_have_their_source_and_a_fix_wherever_they_are_given(tmp_path: Path) -> None:
+    _, requested = run("nosuch", "--store", str(tmp_path))
+    _, tried = run("--try", "nosuch", "--store", str(tmp_path))
+    assert requested == tried
+    assert requested["problems"][0]["where"] == "command line"
+    assert requested["problems"][0]["fix"] == "mindspeed features list shows every name"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--steps", "0"),
+        ("--calibrate", "-1"),
+        ("--top", "-1"),
+        ("--budget-seconds", "-5"),
+        ("--budget-seconds", "nan"),
+    ],
+)
+def test_a_number_outside_of_its_range_is_refused(words: tuple[str, str]) -> None:
+    result = CliRunner().invoke(main, ["tune", "--world-size", "2", *words])
+    assert result.exit_code == 2
+    assert f"{words[1]} is not in the range x>=" in result.output.replace("-5.0", "-5")
+
+
+def test_only_so_many_measured_rows_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(rows: Any, *_: Any) -> dict[str, Measurement]:
+        return {row.key: Measurement(row.key, 1.0 + row.predicted_bytes, row.work, 1) for row in rows}
+
+    monkeypatch.setattr("mindspeed.workbench.tuning.measure.measure", measured)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    status, data = run(*SMALL, "--mode", "black", "--top", "2", "--store", str(tmp_path))
+    assert status == 0
+    one, two = data["rows"]
+    assert one["measured_seconds"] <= two["measured_seconds"]
+
+
     status, data = run("--store", str(tmp_path))
     (problem,) = data["problems"]
     now = machine_facts("cpu")
