@@ -186,7 +186,7 @@ def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: flo
     from mindspeed.workbench.tuning.time import DEFAULTS, Machine, fit
 
     cores = (os.cpu_count() or 1) if job.environment.platform == "cpu" else 0
-    machine = with_products(Machine(DEFAULTS[job.environment.platform], cores), store.root, store.facts, job.model["dtype"])
+    machine = with_products(Machine(DEFAULTS[job.environment.platform], cores), store, job.model["dtype"])
     if calibrate:
         ranks = _local_ranks(job)
         rows = job.telling(machine, limit, calibrate)
@@ -217,7 +217,8 @@ def _measure_products(job: SearchJob, store: Any) -> None:
     if platform != (here := probe().platform):
         text = f"products of platform {platform} cannot be measured on this machine, whose platform is {here}"
         raise ResolutionError([Problem("MS345", text, fix=Fix.advise(f"measure on a machine with platform {platform}"))])
-    keep(store.root, store.facts, job.model["dtype"], measured_products(job.model["dtype"], platform, _say))
+    store.write({})
+    keep(store, job.model["dtype"], measured_products(job.model["dtype"], platform, _say))
 
 
 def _local_ranks(job: SearchJob) -> int:

@@ -21,6 +21,7 @@ from mindspeed.workbench.tuning import time as timing
 from mindspeed.workbench.tuning.job import make_search
 from mindspeed.workbench.tuning.layout_jobs import FixedRequest
 from mindspeed.workbench.tuning.measure import Measurement, Store, machine_facts, telling
+from mindspeed.workbench.tuning.products import keep
 from mindspeed.workbench.tuning.search import Found, Question, Resolved, key_of, search
 from mindspeed.workbench.tuning.space import SIZES, Choice, Layouts
 from tests.features.resolving import CATALOG
@@ -115,6 +116,40 @@ def test_a_store_keeps_what_was_measured_and_knows_another_machine(tmp_path: Pat
     assert "torch is 2, was 1" in problem.message
 
 
+def test_a_store_that_cannot_be_written_is_reported_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    for name in ("tuning.products.measured_products", "tuning.measure.run_job"):
+        monkeypatch.setattr(f"mindspeed.workbench.{name}", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    for words in (("--measure-products",), ("--calibrate", "1")):
+        result = CliRunner().invoke(
+            main, ["tune", "--world-size", "2", "--platform", "cpu", *SMALL, *words, "--store", str(tmp_path / "file" / "x")]
+        )
+        assert result.exit_code == 1
+        assert "cannot be written: a part of its path is a file\n  fix: --store FOLDER with a writable folder" in result.output
+
+
+def test_folders_without_measurements_and_damaged_files_are_not_those_of_another_machine(tmp_path: Path) -> None:
+    one, two, empty = (Store(tmp_path, {"torch": version}, {}) for version in "123")
+    one.put(Measurement("a", 1.5, {"step": 1.0}, 3))
+    keep(two, "bf16", {"flops": 1e-12, "moved": 1e-12})
+    assert two.staleness() is not None  # its products are no measured steps
+    assert one.staleness() is None
+    two.put(Measurement("a", 1.5, {"step": 1.0}, 3))
+    for file in (one.machine / "machine", two.file_of("a")):
+        file.write_text(file.read_text()[:9])
+    assert empty.staleness() is None
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0, -1, "1", None])
+def test_a_measurement_without_seconds_is_damaged(seconds: Any, tmp_path: Path) -> None:
+    store = Store(tmp_path, {}, {})
+    store.put(Measurement("a", seconds, {"step": 1.0}, 3))
+    assert store.measurements() == {}
+
+
 def run(*words: str) -> tuple[int, dict[str, Any]]:
     result = CliRunner().invoke(main, ["tune", "--world-size", "2", "--json", *words])
     return result.exit_code, json.loads(result.stdout)
@@ -171,41 +206,6 @@ def test_what_cannot_be_is_a_problem_with_a_fix(words: tuple[str, ...], text: st
     assert re.fullmatch(text, f"{problem['message']}, fix: {problem['fix']}")
 
 
-@pytest.mark.parametrize("words", [("--tp", "2"), ("--world-size", "4", "--num-layers", "8"), ("--try", "ring-attention")])
-def test_what_can_be_has_rows(words: tuple[str, ...], tmp_path: Path) -> None:
-    status, data = run(*words, "--top", "1", "--store", str(tmp_path))
-    assert status == 0
-    assert len(data["rows"]) == 1
-
-
-def test_nothing_fits_says_what_is_missing_and_what_saves_most(tmp_path: Path) -> None:
-    status, data = run("--device-memory", "1MiB", *SMALL, "--store", str(tmp_path))
-    (problem,) = data["problems"]
-    found = re.fullmatch(
-        r"none of (\d+) configurations fits: the smallest needs ([\d,]+) bytes, ([\d,]+) too many \((.*)\)",
-        problem["message"],
-    )
-    assert status == 1
-    assert found is not None
-    needed, excess = (int(found[number].replace(",", "")) for number in (2, 3))
-    assert needed - excess == 2**20
-    assert re.match(r"--try [a-z0-9-]+, which saves [\d,]+ bytes of it, ", problem["fix"])
-    _, data = run("--device-memory", f"{needed}B", *SMALL, "--store", str(tmp_path), "--top", "1")
-    assert data["rows"][0]["fits"]
-    assert data["rows"][0]["predicted_bytes"] <= needed
-
-
-def test_bytes_of_a_row_are_those_of_the_memory_planner(tmp_path: Path) -> None:
-    _, data = run("--top", "1", "--store", str(tmp_path))
-    (row,) = data["rows"]
-    model = make_search([Layer("test")], {}, made_up("cpu", "0.16.1"), 2).model
-    world = {name: value for name, value in model.items() if name in FIELDS and name not in OF_PLATFORM} | row["job"]["world"]
-    plan = registry.plan(row["job"]["features"], world=world, platform="cpu")
-    assert row["predicted_bytes"] == peak_of(plan, registry.catalog())
-
-
-def test_a_stale_store_is_refused_until_it_is_measured_again(tmp_path: Path) -> None:
-    Store(tmp_path, {"torch": "1"}, {}).put(Measurement("a", 1.5, {"step": 1.0}, 3))
 def test_unknown_names_have_their_source_and_a_fix_wherever_they_are_given(tmp_path: Path) -> None:
     _, requested = run("nosuch", "--store", str(tmp_path))
     _, tried = run("--try", "nosuch", "--store", str(tmp_path))
@@ -242,6 +242,66 @@ def test_only_so_many_measured_rows_are_shown(tmp_path: Path, monkeypatch: pytes
     assert one["measured_seconds"] <= two["measured_seconds"]
 
 
+@pytest.mark.parametrize("words", [("--tp", "2"), ("--world-size", "4", "--num-layers", "8"), ("--try", "ring-attention")])
+def test_what_can_be_has_rows(words: tuple[str, ...], tmp_path: Path) -> None:
+    status, data = run(*words, "--top", "1", "--store", str(tmp_path))
+    assert status == 0
+    assert len(data["rows"]) == 1
+
+
+MIXED = ("--num-experts", "4", "--moe-layers", "2", *SMALL, "--top", "1")
+
+
+def test_a_model_of_dense_and_moe_layers_is_searched_but_not_built(tmp_path: Path) -> None:
+    store = ("--store", str(tmp_path / "store"))
+    seconds = {}
+    for layers in ("0", "2", "4"):
+        status, data = run(*MIXED, *store, "--moe-layers", layers)
+        assert status == 0
+        seconds[layers] = data["rows"][0]["predicted_seconds"], data["rows"][0]["predicted_bytes"]
+    assert seconds["0"] < seconds["2"] < seconds["4"]
+    for words in (("--output", str(tmp_path / "out")), ("--calibrate", "1"), ("--mode", "mixed"), ("--dry-run",)):
+        status, data = run(*MIXED, *store, *words)
+        assert status == 1
+        assert data["problems"][0]["message"] == "moe_layers is 2, but mindspeed pretrain does not build such a model"
+    status, data = run(*MIXED, *store, "--moe-layers", "0", "--dry-run")
+    assert (status, data["problems"][0]["message"][:15]) == (1, "moe_layers is 0")
+
+
+def test_what_every_layout_has_wrong_is_reported(tmp_path: Path) -> None:
+    status, data = run(*MIXED, "--moe-layers", "9", "--store", str(tmp_path))
+    (problem,) = data["problems"]
+    assert (status, problem["code"], problem["message"]) == (1, "MS302", "moe_layers is 9, but the model has 4 layers")
+
+
+def test_nothing_fits_says_what_is_missing_and_what_saves_most(tmp_path: Path) -> None:
+    status, data = run("--device-memory", "1MiB", *SMALL, "--store", str(tmp_path))
+    (problem,) = data["problems"]
+    found = re.fullmatch(
+        r"none of (\d+) configurations fits: the smallest needs ([\d,]+) bytes, ([\d,]+) too many \((.*)\)",
+        problem["message"],
+    )
+    assert status == 1
+    assert found is not None
+    needed, excess = (int(found[number].replace(",", "")) for number in (2, 3))
+    assert needed - excess == 2**20
+    assert re.match(r"--try [a-z0-9-]+, which saves [\d,]+ bytes of it, ", problem["fix"])
+    _, data = run("--device-memory", f"{needed}B", *SMALL, "--store", str(tmp_path), "--top", "1")
+    assert data["rows"][0]["fits"]
+    assert data["rows"][0]["predicted_bytes"] <= needed
+
+
+def test_bytes_of_a_row_are_those_of_the_memory_planner(tmp_path: Path) -> None:
+    _, data = run("--top", "1", "--store", str(tmp_path))
+    (row,) = data["rows"]
+    model = make_search([Layer("test")], {}, made_up("cpu", "0.16.1"), 2).model
+    world = {name: value for name, value in model.items() if name in FIELDS and name not in OF_PLATFORM} | row["job"]["world"]
+    plan = registry.plan(row["job"]["features"], world=world, platform="cpu")
+    assert row["predicted_bytes"] == peak_of(plan, registry.catalog())
+
+
+def test_a_stale_store_is_refused_until_it_is_measured_again(tmp_path: Path) -> None:
+    Store(tmp_path, {"torch": "1"}, {}).put(Measurement("a", 1.5, {"step": 1.0}, 3))
     status, data = run("--store", str(tmp_path))
     (problem,) = data["problems"]
     now = machine_facts("cpu")
@@ -292,28 +352,3 @@ def test_bytes_of_a_row_are_those_of_a_dry_run_if_asked_for(tmp_path: Path) -> N
     assert row["job"] == foretold["job"]
     assert row["predicted_bytes"] != foretold["predicted_bytes"]
     assert row["predicted_bytes"] == pytest.approx(foretold["predicted_bytes"], rel=0.1)
-MIXED = ("--num-experts", "4", "--moe-layers", "2", *SMALL, "--top", "1")
-
-
-def test_a_model_of_dense_and_moe_layers_is_searched_but_not_built(tmp_path: Path) -> None:
-    store = ("--store", str(tmp_path / "store"))
-    seconds = {}
-    for layers in ("0", "2", "4"):
-        status, data = run(*MIXED, *store, "--moe-layers", layers)
-        assert status == 0
-        seconds[layers] = data["rows"][0]["predicted_seconds"], data["rows"][0]["predicted_bytes"]
-    assert seconds["0"] < seconds["2"] < seconds["4"]
-    for words in (("--output", str(tmp_path / "out")), ("--calibrate", "1"), ("--mode", "mixed"), ("--dry-run",)):
-        status, data = run(*MIXED, *store, *words)
-        assert status == 1
-        assert data["problems"][0]["message"] == "moe_layers is 2, but mindspeed pretrain does not build such a model"
-    status, data = run(*MIXED, *store, "--moe-layers", "0", "--dry-run")
-    assert (status, data["problems"][0]["message"][:15]) == (1, "moe_layers is 0")
-
-
-def test_what_every_layout_has_wrong_is_reported(tmp_path: Path) -> None:
-    status, data = run(*MIXED, "--moe-layers", "9", "--store", str(tmp_path))
-    (problem,) = data["problems"]
-    assert (status, problem["code"], problem["message"]) == (1, "MS302", "moe_layers is 9, but the model has 4 layers")
-
-
