@@ -52,7 +52,7 @@ class Field:
 
     @property
     def metavar(self) -> str:
-        """Return what stands for a value in the help of the field's option; a switch has none."""
+        """Return the placeholder of a value in the help of the field's option; a switch has none."""
         return _METAVARS[self.kind]
 
     @property

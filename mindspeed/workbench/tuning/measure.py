@@ -107,7 +107,7 @@ class Store:
     def write(self, contents: Mapping[Path, Mapping[str, Any]]) -> None:
         """Write files of this machine and its facts. Raises PlatformError with MS516 where one cannot be written.
 
-        Without files it tells before a measurement whether its result can be kept.
+        Without files it reports, before anything is measured, whether results can be kept.
         """
         texts = {path: json.dumps(content) + "\n" for path, content in contents.items()}
         facts = {self.machine / MACHINE: json.dumps(self.facts, indent=2) + "\n"}
@@ -143,9 +143,9 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def is_speed(value: object) -> bool:
-    """Return whether a value can be the seconds of something that was measured."""
-    return isinstance(value, int | float) and 0 < value < math.inf
+def is_amount(value: object) -> bool:
+    """Return whether a value is a finite number that is not less than 0, as the seconds of anything are."""
+    return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 def _are_measured(machine: Path) -> bool:
@@ -157,7 +157,7 @@ def _measurements(folder: Path) -> Iterator[Measurement]:
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         with suppress(TypeError):
             found = Measurement(**read_mapping(path))
-            if is_speed(found.seconds):
+            if is_amount(found.seconds) and found.seconds:
                 yield found
 
 

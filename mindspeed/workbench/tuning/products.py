@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from mindspeed.job.arithmetic import BYTES
-from mindspeed.workbench.tuning.measure import Store, is_speed, read_mapping
+from mindspeed.workbench.tuning.measure import Store, is_amount, read_mapping
 from mindspeed.workbench.tuning.time import Machine, nonnegative
 
 UNITS: Final = ("flops", "moved")
@@ -66,5 +66,6 @@ def with_products(machine: Machine, store: Store, dtype: str) -> Machine:
     Raises MindSpeedError with MS518 for a file that other users could have written.
     """
     known = read_mapping(store.file_of_products(dtype))
-    measured = {unit: known[unit] for unit in UNITS if is_speed(known.get(unit))}
-    return replace(machine, seconds={**machine.seconds, **measured}) if len(measured) == len(UNITS) else machine
+    measured = {unit: known[unit] for unit in UNITS if is_amount(known.get(unit))}
+    is_whole = len(measured) == len(UNITS) and any(measured.values())  # a fit may leave one of them 0
+    return replace(machine, seconds={**machine.seconds, **measured}) if is_whole else machine

@@ -51,7 +51,7 @@ def test_measured_speeds_are_kept_for_later_searches(tmp_path: Path, monkeypatch
     (file,) = tmp_path.glob("*/products-bf16.json")
     file.write_text(json.dumps({"flops": 1.0, "moved": 1.0}))
     assert seconds(tmp_path) > 1e6 * assumed
-    for text in ('{"flops": NaN, "moved": -1}', '{"flops": 0.0, "moved": 1.0}', '{"flops": 1.0}', "[1]", '{"flops": 1.'):
+    for text in ('{"flops": NaN, "moved": -1}', '{"flops": 0.0, "moved": 0.0}', '{"flops": 1.0}', "[1]", '{"flops": 1.'):
         file.write_text(text)
         assert with_products(PLAIN, Store(file.parent.parent, machine_facts("cpu"), {}), "bf16") == PLAIN
 
