@@ -303,9 +303,8 @@ class CommandLine:
         option = self.option(name)
         if isinstance(value, bool):
             return option if value else f"--no-{option[2:]}"
-        if value is None:
-            value = FIELDS[name].metavar
-        return f"{option} {value}" if value else self.either(option)
+        text = FIELDS[name].metavar if value is None else str(value)
+        return f"{option} {text}" if text else self.either(option)
 
     def either(self, option: str) -> str:
         """Return a switch of which the reader knows whether it is on or off."""
